@@ -1,1 +1,9 @@
-//! x
+//! A conditional controller manager for Kubernetes: a controller of controllers.
+
+pub mod controller;
+pub mod discovery;
+pub mod informer;
+pub mod kind;
+pub mod manager;
+#[cfg(feature = "meta")]
+pub mod meta;

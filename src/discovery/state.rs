@@ -1,0 +1,84 @@
+//! The states of a type.
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::jiff::Timestamp;
+
+use crate::kind::ServedType;
+
+/// Where a type is in its life, seen from somebody who asks for it at one version (or any).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TypeState {
+    /// Proven not to exist.
+    Absent,
+    /// Its CRD exists but cannot be used yet, or not at the version asked for.
+    Installing(InstallingReason),
+    /// Can be listed and watched.
+    Served,
+    /// Served still; its CRD has a deletion timestamp. Not gone: finalizers must finish.
+    Terminating,
+    /// Nothing is proven: discovery failed, is stale, or has not answered yet.
+    /// Holds the last state that was proven.
+    Unknown(Option<Box<TypeState>>),
+}
+
+/// Why a CRD that exists cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum InstallingReason {
+    /// Its names are not accepted; the server's message.
+    NamesNotAccepted(String),
+    /// It is not established; the server's message.
+    NotEstablished(String),
+    /// The version asked for is not among the served ones.
+    VersionNotServed {
+        /// Versions that are served.
+        served: Vec<String>,
+    },
+}
+
+impl TypeState {
+    /// One word for tables, metrics and condition reasons.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Absent => "Absent",
+            Self::Installing(_) => "Installing",
+            Self::Served => "Served",
+            Self::Terminating => "Terminating",
+            Self::Unknown(_) => "Unknown",
+        }
+    }
+}
+
+impl InstallingReason {
+    /// CamelCase, for condition reasons.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::NamesNotAccepted(_) => "NamesNotAccepted",
+            Self::NotEstablished(_) => "NotEstablished",
+            Self::VersionNotServed { .. } => "VersionNotServed",
+        }
+    }
+}
+
+impl fmt::Display for InstallingReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NamesNotAccepted(message) => write!(f, "its names are not accepted: {message}"),
+            Self::NotEstablished(message) => write!(f, "it is not established: {message}"),
+            Self::VersionNotServed { served } => {
+                write!(f, "this version is not served; served are {}", served.join(", "))
+            }
+        }
+    }
+}
+
+/// What the registry says of one [`TypeRef`](crate::kind::TypeRef).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeStatus {
+    /// Where it is in its life.
+    pub state: TypeState,
+    /// How to talk to it, while it is served or terminating, and while that is merely unknown.
+    pub served: Option<Arc<ServedType>>,
+    /// Since when the state holds.
+    pub since: Timestamp,
+}

@@ -1,0 +1,233 @@
+//! What a kind is: names for API types, and the identity of a served one.
+//!
+//! Every room speaks these. They hold no state and do no I/O.
+
+use std::{fmt, sync::Arc};
+
+use kube::core::{ApiResource, GroupVersionKind};
+
+/// A kind without its version, as owner references are matched.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupKind {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Kind, such as `Widget`.
+    pub kind: String,
+}
+
+/// A plural resource name without its version: what a CRD is named after.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GroupResource {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// Plural name, such as `widgets`.
+    pub resource: String,
+}
+
+impl fmt::Display for GroupResource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.group.is_empty() {
+            f.write_str(&self.resource)
+        } else {
+            write!(f, "{}.{}", self.resource, self.group)
+        }
+    }
+}
+
+impl fmt::Display for GroupKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.group.is_empty() {
+            f.write_str(&self.kind)
+        } else {
+            write!(f, "{}.{}", self.kind, self.group)
+        }
+    }
+}
+
+/// Whether objects of a type live in namespaces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Scope {
+    /// Objects have no namespace.
+    Cluster,
+    /// Objects live in a namespace.
+    Namespaced,
+}
+
+/// How a type is named by whoever asks for it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TypeName {
+    /// By plural resource name, as in a URL.
+    Resource(String),
+    /// By kind, as in a manifest.
+    Kind(String),
+}
+
+/// A type as somebody asks for it: it may or may not exist.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TypeRef {
+    /// API group; empty for the core group.
+    pub group: String,
+    /// The version asked for; `None` is any, the server's best one first.
+    pub version: Option<String>,
+    /// Resource or kind.
+    pub name: TypeName,
+}
+
+impl TypeRef {
+    /// A type by plural name: `TypeRef::resource("apps", "v1", "deployments")`.
+    pub fn resource(
+        group: impl Into<String>,
+        version: impl Into<String>,
+        plural: impl Into<String>,
+    ) -> Self {
+        Self {
+            group: group.into(),
+            version: Some(version.into()),
+            name: TypeName::Resource(plural.into()),
+        }
+    }
+
+    /// A type by kind: `TypeRef::kind("apps", "v1", "Deployment")`.
+    pub fn kind(
+        group: impl Into<String>,
+        version: impl Into<String>,
+        kind: impl Into<String>,
+    ) -> Self {
+        Self {
+            group: group.into(),
+            version: Some(version.into()),
+            name: TypeName::Kind(kind.into()),
+        }
+    }
+
+    /// The type of a Rust struct, by its plural name.
+    pub fn of<K: kube::Resource<DynamicType = ()>>() -> Self {
+        Self::resource(K::group(&()), K::version(&()), K::plural(&()))
+    }
+
+    /// The same type at whichever version the server serves.
+    #[must_use]
+    pub fn any_version(mut self) -> Self {
+        self.version = None;
+        self
+    }
+}
+
+impl From<&GroupVersionKind> for TypeRef {
+    fn from(gvk: &GroupVersionKind) -> Self {
+        Self::kind(&gvk.group, &gvk.version, &gvk.kind)
+    }
+}
+
+/// `widgets.example.com/v1`, `Pod/v1`, `widgets.example.com` for any version.
+impl fmt::Display for TypeRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (TypeName::Resource(name) | TypeName::Kind(name)) = &self.name;
+        f.write_str(name)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        if let Some(version) = &self.version {
+            write!(f, "/{version}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What makes two served types the same one.
+///
+/// A CRD that was deleted and created again has another `uid`, so nothing cached under the old
+/// identity is ever seen under the new one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TypeIdentity {
+    /// API group; empty for the core group.
+    pub group: Arc<str>,
+    /// Served version.
+    pub version: Arc<str>,
+    /// Plural name, as in the URL.
+    pub plural: Arc<str>,
+    /// Whether objects have a namespace.
+    pub scope: Scope,
+    /// uid of the CRD, or of the APIService that names a service; none for built-in types.
+    pub uid: Option<Arc<str>>,
+}
+
+impl TypeIdentity {
+    /// The URL path of the collection: of one namespace, or of all.
+    pub fn path(&self, namespace: Option<&str>) -> String {
+        let prefix = if self.group.is_empty() {
+            format!("/api/{}", self.version)
+        } else {
+            format!("/apis/{}/{}", self.group, self.version)
+        };
+        match namespace {
+            Some(namespace) => format!("{prefix}/namespaces/{namespace}/{}", self.plural),
+            None => format!("{prefix}/{}", self.plural),
+        }
+    }
+
+    /// `group/version`, or the version alone for the core group.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.to_string()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// The resource without its version.
+    pub fn group_resource(&self) -> GroupResource {
+        GroupResource { group: self.group.to_string(), resource: self.plural.to_string() }
+    }
+}
+
+/// `widgets.example.com/v1`.
+impl fmt::Display for TypeIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.plural)?;
+        if !self.group.is_empty() {
+            write!(f, ".{}", self.group)?;
+        }
+        write!(f, "/{}", self.version)
+    }
+}
+
+/// Subresources that change how a type is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Subresources {
+    /// `/status` exists, so a status written with the object is ignored.
+    pub status: bool,
+    /// `/scale` exists.
+    pub scale: bool,
+}
+
+/// A type that the server serves now, at one version: its identity and how to talk to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServedType {
+    /// What makes it this type and no other.
+    pub identity: TypeIdentity,
+    /// Kind, such as `Widget`.
+    pub kind: Arc<str>,
+    /// Kind of lists, such as `WidgetList`.
+    pub list_kind: Arc<str>,
+    /// Subresources of this version.
+    pub subresources: Subresources,
+}
+
+impl ServedType {
+    /// The same type in kube's words, for `Api::dynamic` and `DynamicObject`.
+    pub fn api_resource(&self) -> ApiResource {
+        ApiResource {
+            group: self.identity.group.to_string(),
+            version: self.identity.version.to_string(),
+            api_version: self.identity.api_version(),
+            kind: self.kind.to_string(),
+            plural: self.identity.plural.to_string(),
+        }
+    }
+
+    /// The kind without its version.
+    pub fn group_kind(&self) -> GroupKind {
+        GroupKind { group: self.identity.group.to_string(), kind: self.kind.to_string() }
+    }
+}

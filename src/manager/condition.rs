@@ -1,0 +1,267 @@
+//! Conditions: what must hold for a runnable to run.
+//!
+//! A condition is a published verdict rather than a one-shot future, so that a loss during the
+//! start of a run is seen. Watching one costs no task and no request.
+
+use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::sync::watch;
+
+use crate::{
+    discovery::{TypeRegistry, TypeState, TypeStatus},
+    kind::{TypeIdentity, TypeRef},
+};
+
+/// One thing that a condition waits for, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    /// CamelCase, for a condition's reason: `TypeAbsent`, `VersionNotServed`.
+    pub reason: String,
+    /// One sentence for people.
+    pub message: String,
+    /// The type that is waited for, if it is one.
+    pub type_ref: Option<TypeRef>,
+}
+
+/// What a condition says now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It holds. What it rests on: a run that began on another basis is over.
+    Met(Vec<TypeIdentity>),
+    /// It is proven not to hold, for these reasons.
+    Unmet(Vec<Unmet>),
+    /// Nothing is proven, for these reasons: what runs goes on, what does not stays off.
+    Unknown(Vec<Unmet>),
+}
+
+/// A source of verdicts: what users implement for conditions of their own.
+pub trait Condition: Send + Sync + 'static {
+    /// The current verdict and every later one.
+    fn watch(&self) -> Readiness;
+}
+
+/// The condition that always holds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Always;
+
+impl Condition for Always {
+    fn watch(&self) -> Readiness {
+        always()
+    }
+}
+
+/// A subscription to a verdict.
+pub struct Readiness(Node);
+
+enum Node {
+    Always,
+    Published(watch::Receiver<Verdict>),
+    Type {
+        type_ref: TypeRef,
+        subresource: Option<Subresource>,
+        status: watch::Receiver<TypeStatus>,
+    },
+    AllOf(Vec<Readiness>),
+    AnyOf(Vec<Readiness>),
+    Optional(Box<Readiness>),
+}
+
+/// A subresource that a condition may require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subresource {
+    /// `/status`
+    Status,
+    /// `/scale`
+    Scale,
+}
+
+/// Always met.
+pub fn always() -> Readiness {
+    Readiness(Node::Always)
+}
+
+/// Met while `type_ref` is served, or terminating: its finalizers must finish.
+pub fn type_served(registry: &TypeRegistry, type_ref: &TypeRef) -> Readiness {
+    Readiness(Node::Type {
+        status: registry.subscribe(type_ref),
+        type_ref: type_ref.clone(),
+        subresource: None,
+    })
+}
+
+/// Met while all are; the first that is proven unmet decides.
+pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
+    Readiness(Node::AllOf(parts.into_iter().collect()))
+}
+
+/// Met while any is.
+pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
+    Readiness(Node::AnyOf(parts.into_iter().collect()))
+}
+
+/// Always met; watched all the same, so that its changes are seen.
+pub fn optional(part: Readiness) -> Readiness {
+    Readiness(Node::Optional(Box::new(part)))
+}
+
+impl Readiness {
+    /// A verdict that somebody publishes. When the sender is dropped the last verdict stands.
+    pub fn published(verdicts: watch::Receiver<Verdict>) -> Self {
+        Self(Node::Published(verdicts))
+    }
+
+    /// Requires a subresource of the type too; changes nothing of other conditions.
+    #[must_use]
+    pub fn with_subresource(mut self, wanted: Subresource) -> Self {
+        if let Node::Type { subresource, .. } = &mut self.0 {
+            *subresource = Some(wanted);
+        }
+        self
+    }
+
+    /// The verdict now; marks it as seen.
+    pub fn verdict(&mut self) -> Verdict {
+        match &mut self.0 {
+            Node::Always => Verdict::Met(Vec::new()),
+            Node::Published(verdicts) => verdicts.borrow_and_update().clone(),
+            Node::Type { type_ref, subresource, status } => {
+                judge(type_ref, *subresource, &status.borrow_and_update())
+            }
+            Node::AllOf(parts) => all(parts.iter_mut().map(Self::verdict)),
+            Node::AnyOf(parts) => any(parts.iter_mut().map(Self::verdict)),
+            Node::Optional(part) => {
+                part.verdict();
+                Verdict::Met(Vec::new())
+            }
+        }
+    }
+
+    /// Resolves when the verdict may have changed since it was last asked for. Cancel safe.
+    pub fn changed(&mut self) -> BoxFuture<'_, ()> {
+        match &mut self.0 {
+            Node::Always => std::future::pending().boxed(),
+            Node::Published(verdicts) => changed(verdicts).boxed(),
+            Node::Type { status, .. } => changed(status).boxed(),
+            Node::AllOf(parts) | Node::AnyOf(parts) => {
+                let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
+                poll_fn(move |context| {
+                    for future in &mut futures {
+                        if future.poll_unpin(context).is_ready() {
+                            return Poll::Ready(());
+                        }
+                    }
+                    Poll::Pending
+                })
+                .boxed()
+            }
+            Node::Optional(part) => part.changed(),
+        }
+    }
+
+    /// Resolves when the condition is met, with what it rests on. Cancel safe.
+    pub async fn met(&mut self) -> Vec<TypeIdentity> {
+        loop {
+            if let Verdict::Met(basis) = self.verdict() {
+                return basis;
+            }
+            self.changed().await;
+        }
+    }
+}
+
+impl fmt::Debug for Readiness {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Node::Always => f.write_str("Always"),
+            Node::Published(verdicts) => verdicts.borrow().fmt(f),
+            Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
+            Node::AllOf(parts) => f.debug_tuple("AllOf").field(parts).finish(),
+            Node::AnyOf(parts) => f.debug_tuple("AnyOf").field(parts).finish(),
+            Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
+        }
+    }
+}
+
+/// A dropped sender says nothing more: the last verdict stands.
+async fn changed<T>(receiver: &mut watch::Receiver<T>) {
+    if receiver.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+fn judge(type_ref: &TypeRef, subresource: Option<Subresource>, status: &TypeStatus) -> Verdict {
+    let unmet = |reason: &str, message: String| {
+        vec![Unmet { reason: reason.into(), message, type_ref: Some(type_ref.clone()) }]
+    };
+    match &status.state {
+        TypeState::Served | TypeState::Terminating => match &status.served {
+            Some(served) => {
+                let present = match subresource {
+                    None => true,
+                    Some(Subresource::Status) => served.subresources.status,
+                    Some(Subresource::Scale) => served.subresources.scale,
+                };
+                if present {
+                    Verdict::Met(vec![served.identity.clone()])
+                } else {
+                    let name = match subresource {
+                        Some(Subresource::Scale) => "scale",
+                        Some(Subresource::Status) | None => "status",
+                    };
+                    Verdict::Unmet(unmet(
+                        "SubresourceMissing",
+                        format!("{type_ref} has no {name} subresource; add it to the CRD"),
+                    ))
+                }
+            }
+            None => Verdict::Unknown(unmet("TypeUnknown", format!("{type_ref} is being read"))),
+        },
+        TypeState::Absent => {
+            Verdict::Unmet(unmet("TypeAbsent", format!("{type_ref} is not installed")))
+        }
+        TypeState::Installing(reason) => {
+            Verdict::Unmet(unmet(reason.word(), format!("{type_ref} cannot be used yet: {reason}")))
+        }
+        TypeState::Unknown(_) => Verdict::Unknown(unmet(
+            "TypeUnknown",
+            format!("nothing is proven about {type_ref}: discovery has no current answer"),
+        )),
+    }
+}
+
+fn all(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+    let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Met(mut part) => basis.append(&mut part),
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if !unmet.is_empty() {
+        Verdict::Unmet(unmet)
+    } else if !unknown.is_empty() {
+        Verdict::Unknown(unknown)
+    } else {
+        Verdict::Met(basis)
+    }
+}
+
+fn any(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Met(basis) => return Verdict::Met(basis),
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if unknown.is_empty() { Verdict::Unmet(unmet) } else { Verdict::Unknown(unknown) }
+}
+
+impl<T: Condition + ?Sized> Condition for Arc<T> {
+    fn watch(&self) -> Readiness {
+        (**self).watch()
+    }
+}

@@ -1,0 +1,107 @@
+//! The last check before the wire.
+//!
+//! Once a fence is closed nothing passes it again, and what passed before is counted until it
+//! is answered or dropped. It never looks at what it lets through.
+
+use std::{fmt, sync::Arc};
+
+use kube::{Client, client::Body};
+use tokio::sync::watch;
+use tower::service_fn;
+
+use super::BoxError;
+
+/// Lets requests pass until it is closed, and counts those under way.
+#[derive(Clone)]
+pub struct Fence {
+    // The writer of both: whether it is closed, and how many passed and are not yet answered.
+    state: Arc<watch::Sender<State>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    closed: bool,
+    under_way: usize,
+}
+
+/// The epoch is over: the request was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the epoch is over, the request was not sent")]
+pub struct FenceClosed;
+
+/// A request that has passed; under way until dropped.
+#[derive(Debug)]
+#[must_use = "the request counts as answered when this is dropped"]
+pub struct Passage {
+    fence: Fence,
+}
+
+impl Fence {
+    /// An open fence.
+    pub fn new() -> Self {
+        Self { state: Arc::default() }
+    }
+
+    /// Passes, unless the fence is closed.
+    ///
+    /// # Errors
+    ///
+    /// [`FenceClosed`] for ever after [`Fence::close`].
+    pub fn pass(&self) -> Result<Passage, FenceClosed> {
+        let open = self.state.send_if_modified(|state| {
+            state.under_way += usize::from(!state.closed);
+            !state.closed
+        });
+        if open { Ok(Passage { fence: self.clone() }) } else { Err(FenceClosed) }
+    }
+
+    /// Lets nothing pass from now on.
+    pub fn close(&self) {
+        self.state.send_modify(|state| state.closed = true);
+    }
+
+    /// How many requests have passed and are neither answered nor dropped.
+    pub fn under_way(&self) -> usize {
+        self.state.borrow().under_way
+    }
+
+    /// Resolves when nothing is under way. Cancel safe.
+    pub async fn quiet(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives in `self`, so this cannot fail.
+        drop(state.wait_for(|state| state.under_way == 0).await);
+    }
+
+    /// `client` behind this fence. A response counts as answered when its head has arrived.
+    pub fn client(&self, client: &Client) -> Client {
+        let (fence, inner) = (self.clone(), client.clone());
+        let service = service_fn(move |request: http::Request<Body>| {
+            let (fence, inner) = (fence.clone(), inner.clone());
+            async move {
+                let passage = fence.pass()?;
+                let response = inner.send(request).await?;
+                drop(passage);
+                Ok::<_, BoxError>(response)
+            }
+        });
+        Client::new(service, client.default_namespace())
+    }
+}
+
+impl Default for Fence {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        self.fence.state.send_modify(|state| state.under_way -= 1);
+    }
+}
+
+impl fmt::Debug for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fence").field("state", &*self.state.borrow()).finish()
+    }
+}
