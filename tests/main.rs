@@ -1,0 +1,3 @@
+//! Behaviour seen from outside, on a real control plane: one module per promise.
+
+mod control_plane;
