@@ -34,6 +34,7 @@ mod binaries;
 mod certificates;
 mod control_plane;
 mod crd;
+mod faults;
 mod flags;
 mod kubeconfig;
 mod own_thread;
@@ -50,6 +51,10 @@ pub use self::{
     binaries::{Binary, BinarySources, ETCD_VERSION, KUBERNETES_VERSION},
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
+    faults::{
+        Action, FaultBody, FaultLayer, FaultService, Faults, OpenRequest, Reply, RequestInfo, Rule,
+        RuleId, Verb,
+    },
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
 };

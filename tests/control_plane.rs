@@ -2,13 +2,14 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader},
+    io::{self, BufRead, BufReader, Write},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
 use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams},
@@ -18,8 +19,6 @@ use pilotlight::testing::{
 };
 use serde_json::json;
 use tokio::time;
-
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 
 /// Only bounds tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -39,10 +38,9 @@ async fn readyz(client: &Client) -> String {
 }
 
 fn code<T: std::fmt::Debug>(result: Result<T, kube::Error>) -> u16 {
-    match result.unwrap_err() {
-        kube::Error::Api(status) => status.code,
-        error => panic!("no answer of the server: {error}"),
-    }
+    let error = result.unwrap_err();
+    let kube::Error::Api(status) = error else { panic!("no answer of the server: {error}") };
+    status.code
 }
 
 #[tokio::test]
@@ -187,7 +185,13 @@ async fn an_api_server_that_returns_has_the_same_address_and_data() {
     let created = maps.create(&PostParams::default(), &map).await.unwrap();
     let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
     let mut watch = watch.boxed();
-    assert!(matches!(watch.next().await, Some(Ok(WatchEvent::Added(_)))));
+    loop {
+        match watch.next().await {
+            Some(Ok(WatchEvent::Added(_))) => break,
+            Some(Ok(WatchEvent::Bookmark(_))) => {}
+            other => panic!("no object: {other:?}"),
+        }
+    }
 
     plane.stop_api_server().await;
     while let Some(Ok(_)) = watch.next().await {}
@@ -252,7 +256,7 @@ async fn victim() {
     }
     let plane = ControlPlane::shared();
     let processes: Vec<_> = plane.processes().into_iter().map(|(_, id)| id.to_string()).collect();
-    println!("victim: {}|{}", plane.data().display(), processes.join(","));
+    writeln!(io::stdout(), "victim: {}|{}", plane.data().display(), processes.join(",")).unwrap();
     std::future::pending::<()>().await;
 }
 

@@ -2,8 +2,6 @@
 
 use std::{
     env,
-    future::Future,
-    net::Ipv4Addr,
     path::{Path, PathBuf},
     process,
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -13,10 +11,7 @@ use std::{
 use http::Request;
 use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
 use kube::{Api, Client, Config, api::PostParams};
-use tokio::{
-    net::TcpStream,
-    time::{self, Instant},
-};
+use tokio::time;
 
 use super::{
     AuditLog, Binary, BinarySources, Error, PrintProgress, Progress, ProgressEvent, Silent,
@@ -35,6 +30,8 @@ const PORT_RACES: usize = 5;
 const RESTART_RACES: usize = 50;
 /// An event is in the log some milliseconds after its answer.
 const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
+/// What etcd logs when it serves.
+const ETCD_READY: &str = "ready to serve client requests";
 /// Those who may do everything.
 const MASTERS: &[&str] = &["system:masters"];
 
@@ -339,7 +336,7 @@ async fn start(options: ControlPlaneOptions) -> Result<ControlPlane, Error> {
     let (etcd, api_server) = (next(), next());
     let paths = Paths { etcd, api_server, controller_manager: found.next() };
 
-    let start = || async {
+    let start = async || {
         let inner = Arc::new(Inner::prepare(options.clone(), paths.clone())?);
         inner.start().await?;
         Ok(ControlPlane { inner })
@@ -381,7 +378,9 @@ impl Inner {
 
     async fn start(&self) -> Result<(), Error> {
         let etcd = flags::etcd(&self.paths.etcd, &self.files, self.ports);
-        self.run(Binary::Etcd, etcd, || listens(self.ports.etcd)).await?;
+        // A connection would be no proof: somebody else may have taken the port.
+        let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
+        self.run(Binary::Etcd, etcd, ready).await?;
         self.start_api_server().await?;
         let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
         let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
@@ -391,7 +390,10 @@ impl Inner {
         let command = flags::controller_manager(binary, &self.files, self.ports, &kubeconfig);
         let endpoint = Endpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
         let client = client(endpoint.config(&self.admin))?;
-        self.run(Binary::KubeControllerManager, command, || healthy(&client, "/healthz")).await
+        self.run(Binary::KubeControllerManager, command, async |process: &mut Process| {
+            process.ready(async || healthy(&client, "/healthz").await).await
+        })
+        .await
     }
 
     async fn start_api_server(&self) -> Result<(), Error> {
@@ -403,33 +405,32 @@ impl Inner {
             &self.options.api_server_flags,
         );
         let client = client(self.endpoint.config(&self.admin))?;
-        self.run(Binary::KubeApiserver, command, || healthy(&client, "/readyz")).await
+        self.run(Binary::KubeApiserver, command, async |process: &mut Process| {
+            process.ready(async || healthy(&client, "/readyz").await).await
+        })
+        .await
     }
 
     async fn restart_api_server(&self) -> Result<(), Error> {
         if self.processes().iter().any(|process| process.part() == Binary::KubeApiserver) {
             return Ok(());
         }
-        retry_port_races(RESTART_RACES, || self.start_api_server()).await
+        retry_port_races(RESTART_RACES, async || self.start_api_server().await).await
     }
 
     /// Starts a process and waits until it is ready.
-    async fn run<F>(
+    async fn run(
         &self,
         part: Binary,
         command: process::Command,
-        probe: impl Fn() -> F,
-    ) -> Result<(), Error>
-    where
-        F: Future<Output = Result<(), String>>,
-    {
-        let start = Instant::now();
+        ready: impl AsyncFnOnce(&mut Process) -> Result<Duration, Error>,
+    ) -> Result<(), Error> {
         let log = self.files.path(&format!("{}.log", part.file_name()));
         let group = self.supervisor().group();
         let mut process = Process::start(part, command, group, &log)?;
-        process.ready(probe).await?;
+        let took = ready(&mut process).await?;
         self.processes().push(process);
-        self.options.progress.report(&ProgressEvent::Ready { part, took: start.elapsed() });
+        self.options.progress.report(&ProgressEvent::Ready { part, took });
         Ok(())
     }
 
@@ -458,10 +459,10 @@ impl Inner {
     }
 }
 
-async fn retry_port_races<T, F>(limit: usize, attempt: impl Fn() -> F) -> Result<T, Error>
-where
-    F: Future<Output = Result<T, Error>>,
-{
+async fn retry_port_races<T>(
+    limit: usize,
+    attempt: impl AsyncFn() -> Result<T, Error>,
+) -> Result<T, Error> {
     for _ in 1..limit {
         match attempt().await {
             Err(Error::Exited { log, .. }) if log.contains("address already in use") => {}
@@ -473,11 +474,6 @@ where
 
 fn client(config: Config) -> Result<Client, Error> {
     Client::try_from(config).map_err(Error::api("making a client"))
-}
-
-async fn listens(port: u16) -> Result<(), String> {
-    let connection = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await;
-    connection.map(drop).map_err(|error| error.to_string())
 }
 
 async fn healthy(client: &Client, path: &str) -> Result<(), String> {

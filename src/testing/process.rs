@@ -2,8 +2,7 @@
 
 use std::{
     fs::File,
-    future::Future,
-    io::{Read, Seek, SeekFrom},
+    io::{self, Read, Seek, SeekFrom},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -62,10 +61,10 @@ impl Process {
     }
 
     /// Asks `probe` until it agrees, the process ends or the deadline passes.
-    pub(super) async fn ready<F>(&mut self, probe: impl Fn() -> F) -> Result<Duration, Error>
-    where
-        F: Future<Output = Result<(), String>>,
-    {
+    pub(super) async fn ready(
+        &mut self,
+        probe: impl AsyncFn() -> Result<(), String>,
+    ) -> Result<Duration, Error> {
         let name = self.part.file_name();
         let start = Instant::now();
         loop {
@@ -87,6 +86,16 @@ impl Process {
         }
     }
 
+    /// Waits until the process writes `text` into its log.
+    pub(super) async fn logged(&mut self, text: &str) -> Result<Duration, Error> {
+        let (log, start) = (self.log.clone(), self.log_start);
+        let probe = async || {
+            let log = read_from(&log, start).map_err(|error| error.to_string())?;
+            if log.contains(text) { Ok(()) } else { Err(format!("it has not logged {text:?}")) }
+        };
+        self.ready(probe).await
+    }
+
     /// Kills the process and waits for its end; at once when it has ended already.
     pub(super) fn kill(&mut self) {
         // Fails only for a process that has ended and been waited for.
@@ -95,7 +104,9 @@ impl Process {
     }
 
     fn log_tail(&self) -> String {
-        log_tail(&self.log, self.log_start)
+        let length = std::fs::metadata(&self.log).map_or(0, |metadata| metadata.len());
+        let start = self.log_start.max(length.saturating_sub(LOG_TAIL_BYTES));
+        read_from(&self.log, start)
             .unwrap_or_else(|error| format!("(reading {} failed: {error})", self.log.display()))
     }
 }
@@ -106,13 +117,12 @@ impl Drop for Process {
     }
 }
 
-fn log_tail(log: &Path, log_start: u64) -> std::io::Result<String> {
+fn read_from(log: &Path, start: u64) -> io::Result<String> {
     let mut file = File::open(log)?;
-    let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(log_start.max(length.saturating_sub(LOG_TAIL_BYTES))))?;
-    let mut tail = Vec::new();
-    file.read_to_end(&mut tail)?;
-    Ok(String::from_utf8_lossy(&tail).into_owned())
+    file.seek(SeekFrom::Start(start))?;
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 #[cfg(test)]
@@ -133,7 +143,7 @@ mod tests {
         let command = shell("echo address already in use; exit 3");
         let mut process = Process::start(Binary::Etcd, command, 0, &log).unwrap();
 
-        let error = process.ready(|| async { Err("refused".to_owned()) }).await.unwrap_err();
+        let error = process.ready(async || Err("refused".to_owned())).await.unwrap_err();
 
         let Error::Exited { name: "etcd", status, log } = error else { panic!("{error}") };
         assert_eq!(status, "exit status: 3");
@@ -148,10 +158,9 @@ mod tests {
         let asked = std::cell::Cell::new(0);
 
         let ready = process
-            .ready(|| {
+            .ready(async || {
                 asked.set(asked.get() + 1);
-                let answer = if asked.get() < 3 { Err("not yet".to_owned()) } else { Ok(()) };
-                async { answer }
+                if asked.get() < 3 { Err("not yet".to_owned()) } else { Ok(()) }
             })
             .await;
 
