@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{Error, Progress, toolchain};
+use super::{Error, Progress, toolchain::Toolchain};
 
 /// The Kubernetes version that is built when no binary is found.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
@@ -104,7 +104,7 @@ impl BinarySources {
         let missing: Vec<_> =
             binaries.iter().copied().filter(|binary| self.find(*binary).is_none()).collect();
         if !missing.is_empty() {
-            toolchain::build(&self.built(), &missing, progress).await?;
+            Toolchain::default().build(&self.built(), &missing, progress).await?;
         }
         let built = self.built();
         Ok(binaries

@@ -6,7 +6,7 @@ use std::{
     fs::{self, File, TryLockError},
     io::{self, BufRead, BufReader},
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, Stdio},
     sync::{
         Arc,
@@ -36,47 +36,63 @@ const OUTPUT_TAIL_LINES: usize = 30;
 /// Build directories are removed at the end of their build; a lost machine leaves them.
 const BUILD_DIRECTORY_PREFIX: &str = "build-";
 
-/// Builds `parts` into the directory `target`, each of them aside first and then renamed.
-///
-/// A file lock keeps two processes from building the same: the later one waits, then takes what the
-/// earlier one built. The system drops the lock with its process, however that ends.
-pub(super) async fn build(
-    target: &Path,
-    parts: &[Binary],
-    progress: &dyn Progress,
-) -> Result<(), Error> {
-    let start = Instant::now();
-    fs::create_dir_all(target).map_err(Error::io(format!("creating {}", target.display())))?;
-    let lock = lock(&target.join(".lock"), progress).await?;
-    let missing: Vec<_> = parts
-        .iter()
-        .copied()
-        .filter(|part| !is_executable(&target.join(part.file_name())))
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    progress.report(&ProgressEvent::BuildPlanned { parts: missing.clone() });
-    remove_stale_builds(target);
+/// The `go` command.
+#[derive(Clone, Debug)]
+pub(super) struct Toolchain {
+    go: PathBuf,
+}
 
-    let aside = target.join(format!("{BUILD_DIRECTORY_PREFIX}{}", std::process::id()));
-    let supervisor = Supervisor::start(aside)?;
-    for (name, content) in [("go.mod", GO_MOD), ("go.sum", GO_SUM)] {
-        let path = supervisor.data().join(name);
-        fs::write(&path, content).map_err(Error::io(format!("writing {}", path.display())))?;
+impl Default for Toolchain {
+    /// The one on the PATH.
+    fn default() -> Self {
+        Self { go: PathBuf::from("go") }
     }
-    for (index, part) in missing.iter().copied().enumerate() {
-        let step = Step { part, step: index + 1, of: missing.len() };
-        let took = step.run(&supervisor, &missing, progress).await?;
-        let name = part.file_name();
-        fs::rename(supervisor.data().join(name), target.join(name))
-            .map_err(Error::io(format!("moving {name} into {}", target.display())))?;
-        progress.report(&ProgressEvent::Built { part, step: step.step, of: step.of, took });
+}
+
+impl Toolchain {
+    /// Builds `parts` into the directory `target`, each of them aside first and then renamed.
+    ///
+    /// A file lock keeps two processes from building the same: the later one waits, then takes what the
+    /// earlier one built. The system drops the lock with its process, however that ends.
+    pub(super) async fn build(
+        &self,
+        target: &Path,
+        parts: &[Binary],
+        progress: &dyn Progress,
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        fs::create_dir_all(target).map_err(Error::io(format!("creating {}", target.display())))?;
+        let lock = lock(&target.join(".lock"), progress).await?;
+        let missing: Vec<_> = parts
+            .iter()
+            .copied()
+            .filter(|part| !is_executable(&target.join(part.file_name())))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        progress.report(&ProgressEvent::BuildPlanned { parts: missing.clone() });
+        remove_stale_builds(target);
+
+        let aside = target.join(format!("{BUILD_DIRECTORY_PREFIX}{}", std::process::id()));
+        let supervisor = Supervisor::start(aside)?;
+        for (name, content) in [("go.mod", GO_MOD), ("go.sum", GO_SUM)] {
+            let path = supervisor.data().join(name);
+            fs::write(&path, content).map_err(Error::io(format!("writing {}", path.display())))?;
+        }
+        for (index, part) in missing.iter().copied().enumerate() {
+            let step = Step { go: &self.go, part, step: index + 1, of: missing.len() };
+            let took = step.run(&supervisor, &missing, progress).await?;
+            let name = part.file_name();
+            fs::rename(supervisor.data().join(name), target.join(name))
+                .map_err(Error::io(format!("moving {name} into {}", target.display())))?;
+            progress.report(&ProgressEvent::Built { part, step: step.step, of: step.of, took });
+        }
+        progress.report(&ProgressEvent::BuildFinished { took: start.elapsed() });
+        drop(supervisor);
+        drop(lock);
+        Ok(())
     }
-    progress.report(&ProgressEvent::BuildFinished { took: start.elapsed() });
-    drop(supervisor);
-    drop(lock);
-    Ok(())
 }
 
 async fn lock(path: &Path, progress: &dyn Progress) -> Result<File, Error> {
@@ -113,13 +129,14 @@ fn remove_stale_builds(target: &Path) {
 
 /// The build of one binary.
 #[derive(Clone, Copy)]
-struct Step {
+struct Step<'a> {
+    go: &'a Path,
     part: Binary,
     step: usize,
     of: usize,
 }
 
-impl Step {
+impl Step<'_> {
     async fn run(
         self,
         supervisor: &Supervisor,
@@ -128,7 +145,7 @@ impl Step {
     ) -> Result<Duration, Error> {
         let part = self.part.file_name();
         let start = Instant::now();
-        let child = go_build(self.part, supervisor.data())
+        let child = go_build(self.go, self.part, supervisor.data())
             .process_group(supervisor.group())
             .spawn()
             .map_err(|source| no_go(source, missing))?;
@@ -172,8 +189,8 @@ impl Drop for Go {
 }
 
 /// `-v` prints each package as it is compiled, which is the progress.
-fn go_build(part: Binary, directory: &Path) -> Command {
-    let mut command = Command::new("go");
+fn go_build(go: &Path, part: Binary, directory: &Path) -> Command {
+    let mut command = Command::new(go);
     command
         .current_dir(directory)
         .envs([("CGO_ENABLED", "0"), ("GOWORK", "off")])
@@ -269,8 +286,99 @@ fn is_package(line: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures::poll;
+
     use super::*;
-    use crate::testing::ETCD_VERSION;
+    use crate::testing::{ETCD_VERSION, Silent};
+
+    const BOTH: &[Binary] = &[Binary::Etcd, Binary::KubeApiserver];
+
+    /// A toolchain that notes each call in the file `calls`; `$out` is where its binary belongs.
+    fn toolchain(directory: &Path, script: &str) -> Toolchain {
+        let go = directory.join("go");
+        let calls = directory.join("calls");
+        let find_out = r#"while [ "$1" != -o ]; do shift; done; out=$2"#;
+        let script = format!("#!/bin/sh\n{find_out}\necho $out >> {}\n{script}", calls.display());
+        // By a shell: a file that this process writes may be "busy" for a child forked meanwhile.
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", r#"printf '%s' "$1" > "$2" && chmod 755 "$2""#, "sh", &script]).arg(&go);
+        assert!(shell.status().unwrap().success());
+        Toolchain { go }
+    }
+
+    const GOOD: &str = "echo binary > $out; chmod 755 $out";
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[tokio::test]
+    async fn two_builds_at_once_build_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let go = toolchain(directory.path(), &format!("sleep 0.2; {GOOD}"));
+        let target = directory.path().join("target");
+
+        let (one, two) =
+            tokio::join!(go.build(&target, BOTH, &Silent), go.build(&target, BOTH, &Silent));
+
+        one.unwrap();
+        two.unwrap();
+        let calls = fs::read_to_string(directory.path().join("calls")).unwrap();
+        assert_eq!(calls, "etcd\nkube-apiserver\n");
+        assert_eq!(names(&target), [".lock", "etcd", "kube-apiserver"]);
+    }
+
+    #[tokio::test]
+    async fn a_failed_build_tells_what_go_said_and_keeps_what_was_finished() {
+        let directory = tempfile::tempdir().unwrap();
+        let fails = format!(
+            "[ $out = etcd ] || {{ echo half > $out; echo no: disk >&2; exit 1; }}; {GOOD}"
+        );
+        let go = toolchain(directory.path(), &fails);
+        let target = directory.path().join("target");
+
+        let error = go.build(&target, BOTH, &Silent).await.unwrap_err();
+
+        let Error::Build { part: "kube-apiserver", output, .. } = error else { panic!("{error}") };
+        assert_eq!(output, "no: disk");
+        assert_eq!(names(&target), [".lock", "etcd"]);
+    }
+
+    #[tokio::test]
+    async fn a_dropped_build_is_killed_and_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let go = toolchain(directory.path(), "echo half > $out; exec sleep 600");
+        let target = directory.path().join("target");
+        fs::create_dir_all(target.join("build-of-a-lost-machine")).unwrap();
+
+        {
+            let mut build = pin!(go.build(&target, BOTH, &Silent));
+            while !directory.path().join("calls").exists() {
+                assert!(poll!(&mut build).is_pending());
+                time::sleep(Duration::from_millis(5)).await;
+            }
+        }
+
+        assert_eq!(names(&target), [".lock"]);
+    }
+
+    #[tokio::test]
+    async fn a_missing_toolchain_says_what_to_install_or_set() {
+        let directory = tempfile::tempdir().unwrap();
+        let go = Toolchain { go: directory.path().join("go") };
+
+        let error = go.build(directory.path(), &[Binary::Etcd], &Silent).await.unwrap_err();
+
+        let text = error.to_string();
+        assert!(text.starts_with("etcd is missing and cannot be built"), "{text}");
+        assert!(text.contains("install Go 1.26 or newer, or set KUBEBUILDER_ASSETS"), "{text}");
+    }
 
     #[test]
     fn the_pinned_module_holds_the_versions_that_are_documented() {
@@ -296,15 +404,6 @@ mod tests {
     #[test]
     fn the_version_is_stamped() {
         assert!(link_flags(Binary::KubeApiserver).contains("gitMinor=36 "));
-    }
-
-    #[test]
-    fn a_missing_toolchain_says_what_to_install_or_set() {
-        let error = no_go(io::ErrorKind::NotFound.into(), &[Binary::KubeControllerManager]);
-
-        let text = error.to_string();
-        assert!(text.contains("kube-controller-manager is missing"), "{text}");
-        assert!(text.contains("install Go 1.26 or newer, or set KUBEBUILDER_ASSETS"), "{text}");
     }
 
     #[test]
