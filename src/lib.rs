@@ -9,3 +9,6 @@ pub mod manager;
 pub mod meta;
 #[cfg(feature = "tls")]
 pub mod transport;
+//! x
+#[cfg(feature = "testing")]
+pub mod testing;
