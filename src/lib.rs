@@ -7,8 +7,7 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
-#[cfg(feature = "tls")]
-pub mod transport;
-//! x
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "tls")]
+pub mod transport;
