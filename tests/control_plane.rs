@@ -176,6 +176,23 @@ async fn a_deleted_namespace_goes_away_with_what_it_holds() {
 }
 
 #[tokio::test]
+async fn a_child_goes_with_its_owner() {
+    let scope = ControlPlane::shared().scope("garbage").await.unwrap();
+    let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
+    let owner = serde_json::from_value(json!({ "metadata": { "name": "owner" } })).unwrap();
+    let owner = maps.create(&PostParams::default(), &owner).await.unwrap();
+    let child = json!({ "metadata": { "name": "child", "ownerReferences": [{
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.metadata.uid,
+    }] } });
+    let child = serde_json::from_value(child).unwrap();
+    maps.create(&PostParams::default(), &child).await.unwrap();
+
+    maps.delete("owner", &DeleteParams::background()).await.unwrap();
+
+    eventually("the child goes", async || maps.get_opt("child").await.unwrap().is_none()).await;
+}
+
+#[tokio::test]
 async fn an_api_server_that_returns_has_the_same_address_and_data() {
     let options = ControlPlaneOptions { controller_manager: false, ..Default::default() };
     let plane = ControlPlane::start(options).await.unwrap();
