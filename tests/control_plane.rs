@@ -12,7 +12,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams, PostParams, WatchParams},
 };
 use pilotlight::testing::{
     AuditStage, ControlPlane, ControlPlaneOptions, CrdBuilder, open_watches,
@@ -200,15 +200,8 @@ async fn an_api_server_that_returns_has_the_same_address_and_data() {
     let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
     let map = serde_json::from_value(json!({ "metadata": { "name": "kept" } })).unwrap();
     let created = maps.create(&PostParams::default(), &map).await.unwrap();
-    let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
-    let mut watch = watch.boxed();
-    loop {
-        match watch.next().await {
-            Some(Ok(WatchEvent::Added(_))) => break,
-            Some(Ok(WatchEvent::Bookmark(_))) => {}
-            other => panic!("no object: {other:?}"),
-        }
-    }
+    let mut watch = maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    crate::added(&mut watch).await;
 
     plane.stop_api_server().await;
     while let Some(Ok(_)) = watch.next().await {}
