@@ -179,9 +179,8 @@ impl Manager {
         let mut owner =
             owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
         for (name, runnable, options) in waiting {
-            owner
-                .add(name, entry::Spec { runnable, options })
-                .expect("names were checked when they were added");
+            // Their names were checked when they were added.
+            owner.add(name, entry::Spec { runnable, options }).unwrap_or_default();
         }
         owner.run(stop).await
     }

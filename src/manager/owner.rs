@@ -224,7 +224,7 @@ impl Owner {
                     drop_pending(entry);
                     self.step(id, Input::Remove);
                 }
-                None => drop(reply.send(())),
+                None => reply.send(()).unwrap_or_default(),
             },
         }
     }
@@ -547,7 +547,8 @@ impl Owner {
         self.snapshot
             .send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name).is_some());
         for remover in entry.removers {
-            drop(remover.send(()));
+            // Whoever asked may have gone.
+            remover.send(()).unwrap_or_default();
         }
     }
 
