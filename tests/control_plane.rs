@@ -12,7 +12,7 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, ServiceAccount};
 use kube::{
     Api, Client,
-    api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams},
+    api::{DeleteParams, ListParams, PostParams, WatchParams},
 };
 use pilotlight::testing::{
     AuditStage, ControlPlane, ControlPlaneOptions, CrdBuilder, open_watches,
@@ -176,6 +176,23 @@ async fn a_deleted_namespace_goes_away_with_what_it_holds() {
 }
 
 #[tokio::test]
+async fn a_child_goes_with_its_owner() {
+    let scope = ControlPlane::shared().scope("garbage").await.unwrap();
+    let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
+    let owner = serde_json::from_value(json!({ "metadata": { "name": "owner" } })).unwrap();
+    let owner = maps.create(&PostParams::default(), &owner).await.unwrap();
+    let child = json!({ "metadata": { "name": "child", "ownerReferences": [{
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.metadata.uid,
+    }] } });
+    let child = serde_json::from_value(child).unwrap();
+    maps.create(&PostParams::default(), &child).await.unwrap();
+
+    maps.delete("owner", &DeleteParams::background()).await.unwrap();
+
+    eventually("the child goes", async || maps.get_opt("child").await.unwrap().is_none()).await;
+}
+
+#[tokio::test]
 async fn an_api_server_that_returns_has_the_same_address_and_data() {
     let options = ControlPlaneOptions { controller_manager: false, ..Default::default() };
     let plane = ControlPlane::start(options).await.unwrap();
@@ -183,15 +200,8 @@ async fn an_api_server_that_returns_has_the_same_address_and_data() {
     let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
     let map = serde_json::from_value(json!({ "metadata": { "name": "kept" } })).unwrap();
     let created = maps.create(&PostParams::default(), &map).await.unwrap();
-    let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
-    let mut watch = watch.boxed();
-    loop {
-        match watch.next().await {
-            Some(Ok(WatchEvent::Added(_))) => break,
-            Some(Ok(WatchEvent::Bookmark(_))) => {}
-            other => panic!("no object: {other:?}"),
-        }
-    }
+    let mut watch = maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
+    crate::added(&mut watch).await;
 
     plane.stop_api_server().await;
     while let Some(Ok(_)) = watch.next().await {}

@@ -54,7 +54,7 @@ async fn an_open_watch_shows_and_can_be_cut() {
     let map = serde_json::from_value(json!({ "metadata": { "name": "a" } })).unwrap();
     maps.create(&PostParams::default(), &map).await.unwrap();
     let mut watch = maps.watch(&WatchParams::default(), "0").await.unwrap().boxed();
-    while !matches!(watch.next().await, Some(Ok(WatchEvent::Added(_)))) {}
+    crate::added(&mut watch).await;
     let open = faults.open();
     assert_eq!((open.len(), open[0].info.verb, open[0].answered), (1, Verb::Watch, true));
 

@@ -4,3 +4,19 @@
 
 mod control_plane;
 mod faults;
+
+use futures::{Stream, StreamExt};
+use kube::api::WatchEvent;
+
+/// Reads a watch until an object appears.
+async fn added<K: std::fmt::Debug>(
+    watch: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
+) -> K {
+    loop {
+        match watch.next().await {
+            Some(Ok(WatchEvent::Added(object))) => return object,
+            Some(Ok(WatchEvent::Bookmark(_))) => {}
+            other => panic!("no object: {other:?}"),
+        }
+    }
+}

@@ -1,39 +1,25 @@
 //! etcd, kube-apiserver and kube-controller-manager as one value.
 
+mod cluster;
+
 use std::{
-    env,
     path::{Path, PathBuf},
-    process,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use http::Request;
 use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
 use kube::{Api, Client, Config, api::PostParams};
 use tokio::time;
 
+use self::cluster::{Cluster, client, get};
 use super::{
-    AuditLog, Binary, BinarySources, Error, PrintProgress, Progress, ProgressEvent, Silent,
-    TestScope,
-    certificates::Authority,
-    flags::{self, Files, Ports},
-    kubeconfig::{Credentials, Endpoint},
-    own_thread,
-    process::Process,
-    supervisor::Supervisor,
+    AuditLog, Binary, BinarySources, Error, PrintProgress, Progress, Silent, TestScope,
+    kubeconfig::Credentials, own_thread,
 };
 
-/// A port found free was taken by somebody else so many times.
-const PORT_RACES: usize = 5;
-/// Until the port of a killed API server is free again.
-const RESTART_RACES: usize = 50;
 /// An event is in the log some milliseconds after its answer.
 const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
-/// What etcd logs when it serves.
-const ETCD_READY: &str = "ready to serve client requests";
-/// Those who may do everything.
-const MASTERS: &[&str] = &["system:masters"];
 
 /// What a control plane consists of.
 #[derive(Clone, Debug)]
@@ -70,32 +56,7 @@ impl Default for ControlPlaneOptions {
 /// with this process, however that ends.
 #[derive(Debug)]
 pub struct ControlPlane {
-    inner: Arc<Inner>,
-}
-
-#[derive(Debug)]
-struct Inner {
-    /// Before the supervisor, so that children are killed and awaited before their data goes.
-    processes: Mutex<Vec<Process>>,
-    supervisor: Mutex<Supervisor>,
-    /// One start or stop of the API server at a time.
-    lifecycle: tokio::sync::Mutex<()>,
-    options: ControlPlaneOptions,
-    paths: Paths,
-    ports: Ports,
-    files: Files,
-    authority: Authority,
-    endpoint: Endpoint,
-    admin: Credentials,
-    kubeconfig: PathBuf,
-    audit: Option<AuditLog>,
-}
-
-#[derive(Clone, Debug)]
-struct Paths {
-    etcd: PathBuf,
-    api_server: PathBuf,
-    controller_manager: Option<PathBuf>,
+    cluster: Arc<Cluster>,
 }
 
 impl ControlPlane {
@@ -110,7 +71,7 @@ impl ControlPlane {
     ///
     /// Cancel safe: what was started is ended.
     pub async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
-        own_thread::run(|| start(options)).await
+        own_thread::run(|| Cluster::start(options)).await.map(Self::new)
     }
 
     /// Like [`start`](Self::start), but blocks; inside a runtime too.
@@ -119,7 +80,7 @@ impl ControlPlane {
     ///
     /// As of [`start`](Self::start).
     pub fn start_blocking(options: ControlPlaneOptions) -> Result<Self, Error> {
-        own_thread::block_on(|| start(options))
+        own_thread::block_on(|| Cluster::start(options)).map(Self::new)
     }
 
     /// The control plane that all tests of this process share, started by whoever asks first; the
@@ -140,12 +101,12 @@ impl ControlPlane {
 
     /// The kubeconfig file of a user with every right, in the data directory.
     pub fn kubeconfig(&self) -> &Path {
-        &self.inner.kubeconfig
+        &self.cluster.kubeconfig
     }
 
     /// The configuration of a user with every right; kube's own retries are off.
     pub fn config(&self) -> Config {
-        self.inner.endpoint.config(&self.inner.admin)
+        self.cluster.endpoint.config(&self.cluster.admin)
     }
 
     /// A client with every right. It belongs to the runtime in which it is made.
@@ -164,8 +125,8 @@ impl ControlPlane {
     ///
     /// [`Error::Certificate`] or [`Error::TooManyGroups`].
     pub fn user(&self, name: &str, groups: &[&str]) -> Result<Config, Error> {
-        let identity = self.inner.authority.user(name, groups)?;
-        Ok(self.inner.endpoint.config(&Credentials::Certificate(identity)))
+        let identity = self.cluster.authority.user(name, groups)?;
+        Ok(self.cluster.endpoint.config(&Credentials::Certificate(identity)))
     }
 
     /// A client of [`user`](Self::user).
@@ -183,7 +144,7 @@ impl ControlPlane {
     ///
     /// As of [`user`](Self::user), and [`Error::Io`].
     pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
-        let identity = self.inner.authority.user(name, groups)?;
+        let identity = self.cluster.authority.user(name, groups)?;
         self.write_kubeconfig(&Credentials::Certificate(identity))
     }
 
@@ -208,7 +169,7 @@ impl ControlPlane {
 
     /// The configuration of whoever holds this token.
     pub fn token_config(&self, token: &str) -> Config {
-        self.inner.endpoint.config(&Credentials::Token(token.to_owned()))
+        self.cluster.endpoint.config(&Credentials::Token(token.to_owned()))
     }
 
     /// The kubeconfig file of whoever holds this token, written into the data directory.
@@ -218,6 +179,20 @@ impl ControlPlane {
     /// [`Error::Io`].
     pub fn token_kubeconfig(&self, token: &str) -> Result<PathBuf, Error> {
         self.write_kubeconfig(&Credentials::Token(token.to_owned()))
+    }
+
+    /// A certificate and its key, as PEM, for a test's own TLS server on loopback, signed by the
+    /// authority that clients of this control plane trust.
+    ///
+    /// The backend of an aggregated API, for one: its APIService names a Service of type
+    /// `ExternalName` with `externalName: localhost` and the server's port.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Certificate`].
+    pub fn serving_certificate(&self) -> Result<(String, String), Error> {
+        let identity = self.cluster.authority.server()?;
+        Ok((identity.certificate, identity.key))
     }
 
     /// Creates a namespace for one test, and finds an API group that nobody uses. The name is for
@@ -236,7 +211,7 @@ impl ControlPlane {
     ///
     /// [`Error::NoAudit`] when it was not asked for.
     pub fn audit(&self) -> Result<&AuditLog, Error> {
-        self.inner.audit.as_ref().ok_or(Error::NoAudit)
+        self.cluster.audit.as_ref().ok_or(Error::NoAudit)
     }
 
     /// Waits until all that was answered before this call is in the audit log.
@@ -270,10 +245,10 @@ impl ControlPlane {
     ///
     /// Cancel safe; the kill may then not have happened.
     pub async fn stop_api_server(&self) {
-        let inner = Arc::clone(&self.inner);
+        let cluster = Arc::clone(&self.cluster);
         own_thread::run(|| async move {
-            let _lifecycle = inner.lifecycle.lock().await;
-            inner.kill(Binary::KubeApiserver);
+            let _lifecycle = cluster.lifecycle.lock().await;
+            cluster.kill(Binary::KubeApiserver);
         })
         .await;
     }
@@ -285,10 +260,10 @@ impl ControlPlane {
     ///
     /// [`Error::Exited`] or [`Error::NotReady`] when it does not come back.
     pub async fn start_api_server(&self) -> Result<(), Error> {
-        let inner = Arc::clone(&self.inner);
+        let cluster = Arc::clone(&self.cluster);
         own_thread::run(|| async move {
-            let _lifecycle = inner.lifecycle.lock().await;
-            inner.restart_api_server().await
+            let _lifecycle = cluster.lifecycle.lock().await;
+            cluster.restart_api_server().await
         })
         .await
     }
@@ -305,182 +280,25 @@ impl ControlPlane {
 
     /// The running processes.
     pub fn processes(&self) -> Vec<(Binary, u32)> {
-        self.inner.processes().iter().map(|process| (process.part(), process.id())).collect()
+        self.cluster.processes().iter().map(|process| (process.part(), process.id())).collect()
     }
 
     /// Logs, certificates, kubeconfigs and etcd's data; gone with the control plane.
     pub fn data(&self) -> PathBuf {
-        self.inner.files.path("")
+        self.cluster.files.path("")
     }
 
     /// Ends all processes, waits for their end and removes the data.
     pub async fn stop(self) {
-        own_thread::run(|| async move { self.inner.end() }).await;
+        own_thread::run(|| async move { self.cluster.end() }).await;
+    }
+
+    fn new(cluster: Cluster) -> Self {
+        Self { cluster: Arc::new(cluster) }
     }
 
     fn write_kubeconfig(&self, credentials: &Credentials) -> Result<PathBuf, Error> {
         let name = format!("user-{:08x}", fastrand::u32(..));
-        self.inner.files.kubeconfig(&name, &self.inner.endpoint, credentials)
+        self.cluster.files.kubeconfig(&name, &self.cluster.endpoint, credentials)
     }
-}
-
-async fn start(options: ControlPlaneOptions) -> Result<ControlPlane, Error> {
-    let sources = match &options.binaries {
-        Some(sources) => sources.clone(),
-        None => BinarySources::from_env()?,
-    };
-    let mut parts = vec![Binary::Etcd, Binary::KubeApiserver];
-    parts.extend(options.controller_manager.then_some(Binary::KubeControllerManager));
-    let mut found = sources.find_or_build(&parts, &*options.progress).await?.into_iter();
-    let mut next = || found.next().expect("a path for each part");
-    let (etcd, api_server) = (next(), next());
-    let paths = Paths { etcd, api_server, controller_manager: found.next() };
-
-    let start = async || {
-        let inner = Arc::new(Inner::prepare(options.clone(), paths.clone())?);
-        inner.start().await?;
-        Ok(ControlPlane { inner })
-    };
-    retry_port_races(PORT_RACES, start).await
-}
-
-impl Inner {
-    /// Everything but the processes.
-    fn prepare(options: ControlPlaneOptions, paths: Paths) -> Result<Self, Error> {
-        let name = format!("pilotlight-{}-{:08x}", process::id(), fastrand::u32(..));
-        let supervisor = Supervisor::start(env::temp_dir().join(name))?;
-        let ports = Ports::free()?;
-        let authority = Authority::new()?;
-        let files = Files::write(supervisor.data(), &authority)?;
-        let endpoint = Endpoint {
-            port: ports.api_server,
-            authority_pem: authority.pem(),
-            authority_der: authority.der(),
-        };
-        let admin = Credentials::Certificate(authority.user("pilotlight-admin", MASTERS)?);
-        let kubeconfig = files.kubeconfig("admin", &endpoint, &admin)?;
-        let audit = options.audit.then(|| AuditLog::new(files.path("audit.log")));
-        Ok(Self {
-            processes: Mutex::default(),
-            supervisor: Mutex::new(supervisor),
-            lifecycle: tokio::sync::Mutex::default(),
-            options,
-            paths,
-            ports,
-            files,
-            authority,
-            endpoint,
-            admin,
-            kubeconfig,
-            audit,
-        })
-    }
-
-    async fn start(&self) -> Result<(), Error> {
-        let etcd = flags::etcd(&self.paths.etcd, &self.files, self.ports);
-        // A connection would be no proof: somebody else may have taken the port.
-        let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
-        self.run(Binary::Etcd, etcd, ready).await?;
-        self.start_api_server().await?;
-        let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
-        let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
-        let credentials = Credentials::Certificate(identity);
-        let kubeconfig =
-            self.files.kubeconfig("controller-manager", &self.endpoint, &credentials)?;
-        let command = flags::controller_manager(binary, &self.files, self.ports, &kubeconfig);
-        let endpoint = Endpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
-        let client = client(endpoint.config(&self.admin))?;
-        self.run(Binary::KubeControllerManager, command, async |process: &mut Process| {
-            process.ready(async || healthy(&client, "/healthz").await).await
-        })
-        .await
-    }
-
-    async fn start_api_server(&self) -> Result<(), Error> {
-        let command = flags::api_server(
-            &self.paths.api_server,
-            &self.files,
-            self.ports,
-            self.options.audit,
-            &self.options.api_server_flags,
-        );
-        let client = client(self.endpoint.config(&self.admin))?;
-        self.run(Binary::KubeApiserver, command, async |process: &mut Process| {
-            process.ready(async || healthy(&client, "/readyz").await).await
-        })
-        .await
-    }
-
-    async fn restart_api_server(&self) -> Result<(), Error> {
-        if self.processes().iter().any(|process| process.part() == Binary::KubeApiserver) {
-            return Ok(());
-        }
-        retry_port_races(RESTART_RACES, async || self.start_api_server().await).await
-    }
-
-    /// Starts a process and waits until it is ready.
-    async fn run(
-        &self,
-        part: Binary,
-        command: process::Command,
-        ready: impl AsyncFnOnce(&mut Process) -> Result<Duration, Error>,
-    ) -> Result<(), Error> {
-        let log = self.files.path(&format!("{}.log", part.file_name()));
-        let group = self.supervisor().group();
-        let mut process = Process::start(part, command, group, &log)?;
-        let took = ready(&mut process).await?;
-        self.processes().push(process);
-        self.options.progress.report(&ProgressEvent::Ready { part, took });
-        Ok(())
-    }
-
-    /// Kills that process, if it runs, and waits for its end.
-    fn kill(&self, part: Binary) {
-        self.processes().retain_mut(|process| {
-            let keep = process.part() != part;
-            if !keep {
-                process.kill();
-            }
-            keep
-        });
-    }
-
-    fn end(&self) {
-        self.processes().clear();
-        self.supervisor().end();
-    }
-
-    fn processes(&self) -> MutexGuard<'_, Vec<Process>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn supervisor(&self) -> MutexGuard<'_, Supervisor> {
-        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn retry_port_races<T>(
-    limit: usize,
-    attempt: impl AsyncFn() -> Result<T, Error>,
-) -> Result<T, Error> {
-    for _ in 1..limit {
-        match attempt().await {
-            Err(Error::Exited { log, .. }) if log.contains("address already in use") => {}
-            result => return result,
-        }
-    }
-    attempt().await
-}
-
-fn client(config: Config) -> Result<Client, Error> {
-    Client::try_from(config).map_err(Error::api("making a client"))
-}
-
-async fn healthy(client: &Client, path: &str) -> Result<(), String> {
-    get(client, path).await.map_err(|error| error.to_string())
-}
-
-async fn get(client: &Client, path: &str) -> Result<(), Error> {
-    let request = Request::get(path).body(Vec::new()).expect("the path is a path");
-    client.request_text(request).await.map(drop).map_err(Error::api(format!("getting {path}")))
 }

@@ -75,7 +75,7 @@ impl Display for ProgressEvent {
                 let names: Vec<_> = parts.iter().map(|part| part.file_name()).collect();
                 write!(
                     f,
-                    "building {} with the Go toolchain: once, about 6 minutes on 2 cores",
+                    "building {} with the Go toolchain: once, up to 6 minutes on 2 cores",
                     names.join(", ")
                 )
             }

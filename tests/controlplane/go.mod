@@ -1,3 +1,6 @@
+// The control plane that `pilotlight dev` and the tests run on; src/testing/toolchain.rs builds it.
+// Another version: change the two versions below and each replace (v1.N.P goes with v0.N.P), run
+// `go mod tidy` here, then change the constants in src/testing/binaries.rs.
 module pilotlight.dev/controlplane
 
 go 1.26.0
