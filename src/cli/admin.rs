@@ -3,7 +3,7 @@
 use std::{
     net::{SocketAddr, TcpListener},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -59,17 +59,22 @@ impl Shown {
     }
 }
 
-/// The servers, listening already; answering once the manager starts them.
+/// Where the servers listen already.
 #[derive(Debug)]
-pub(super) struct Admin {
+pub(super) struct Listeners {
     probes: Option<TcpListener>,
     metrics: Option<TcpListener>,
-    // Set before the manager runs, which needs this to exist first.
-    shown: Mutex<Option<Arc<Shown>>>,
 }
 
-impl Admin {
-    /// Listens on both addresses.
+/// The servers; they answer while the manager runs them.
+#[derive(Debug)]
+pub(super) struct Admin {
+    listeners: Listeners,
+    shown: Arc<Shown>,
+}
+
+impl Listeners {
+    /// Listens on both addresses, so that one which is taken is known before anything starts.
     pub(super) fn bind(probes: &BindAddress, metrics: &BindAddress) -> anyhow::Result<Self> {
         let listen = |address: &BindAddress, flag: &str| {
             address.listen().with_context(|| {
@@ -79,7 +84,6 @@ impl Admin {
         Ok(Self {
             probes: listen(probes, "--health-probe-bind-address")?,
             metrics: listen(metrics, "--metrics-address")?,
-            shown: Mutex::default(),
         })
     }
 
@@ -93,24 +97,27 @@ impl Admin {
         self.probes.as_ref()?.local_addr().ok()
     }
 
-    pub(super) fn show(&self, shown: Arc<Shown>) {
-        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = Some(shown);
+    fn try_clone(&self) -> std::io::Result<Self> {
+        let clone =
+            |listener: &Option<TcpListener>| listener.as_ref().map(TcpListener::try_clone).transpose();
+        Ok(Self { probes: clone(&self.probes)?, metrics: clone(&self.metrics)? })
+    }
+}
+
+impl Admin {
+    pub(super) fn new(listeners: Listeners, shown: Shown) -> Self {
+        Self { listeners, shown: Arc::new(shown) }
     }
 }
 
 impl Runnable for Admin {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let clone = |listener: &Option<TcpListener>| {
-            listener.as_ref().map(TcpListener::try_clone).transpose()
-        };
-        let listeners = clone(&self.probes).and_then(|probes| Ok((probes, clone(&self.metrics)?)));
+        let (listeners, shown) = (self.listeners.try_clone(), self.shown.clone());
         Box::pin(async move {
-            let shown = shown.ok_or("there is nothing to show")?;
-            let (probe_listener, metrics_listener) = listeners?;
+            let Listeners { probes, metrics } = listeners?;
             tokio::try_join!(
-                serve(probe_listener, probes(shown.clone()), &epoch),
-                serve(metrics_listener, metrics(shown), &epoch),
+                serve(probes, probe_router(shown.clone()), &epoch),
+                serve(metrics, metrics_router(shown), &epoch),
             )?;
             Ok(())
         })
@@ -137,7 +144,7 @@ async fn serve(
     Ok(())
 }
 
-fn probes(shown: Arc<Shown>) -> Router {
+fn probe_router(shown: Arc<Shown>) -> Router {
     Router::new()
         .route("/healthz", get(alive))
         .route("/livez", get(alive))
@@ -145,7 +152,7 @@ fn probes(shown: Arc<Shown>) -> Router {
         .with_state(shown)
 }
 
-fn metrics(shown: Arc<Shown>) -> Router {
+fn metrics_router(shown: Arc<Shown>) -> Router {
     Router::new()
         .route("/metrics", get(scrape))
         .route("/debug/status", get(status))
