@@ -55,7 +55,7 @@ impl Predicate {
             [&delta.old, &delta.new]
                 .into_iter()
                 .flatten()
-                .any(|object| selector.matches(&object.header().labels))
+                .any(|object| selector.matches(&object.header().labels.to_map()))
         })
     }
 
