@@ -205,7 +205,11 @@ impl Known {
                 }
                 (None, TypeName::Kind(_)) => None,
             };
-            match known.filter(|name| self.ledger.get(name).is_some()) {
+            // Somebody who asks for a version may be told something else than what the row says.
+            let told = |name: &GroupResource| {
+                self.ledger.get(name).is_some_and(|row| row.state.word() == status.state.word())
+            };
+            match known.filter(told) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,
                 None => reports.push(TypeReport {
                     name: type_ref.to_string(),
