@@ -141,6 +141,11 @@ impl TypeRegistry {
         known.report()
     }
 
+    #[cfg(test)]
+    pub(super) fn subscriptions(&self) -> usize {
+        self.shared.read().subscriptions.iter().count()
+    }
+
     /// Adds the metrics of discovery.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);

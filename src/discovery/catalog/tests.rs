@@ -36,9 +36,10 @@ impl CrdBuilder {
     fn set(mut self, pointer: &str, value: Value) -> Self {
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         let parent = self.0.pointer_mut(parent).unwrap();
-        match parent {
-            Value::Array(items) => items[key.parse::<usize>().unwrap()] = value,
-            _ => parent[key] = value,
+        if let Value::Array(items) = parent {
+            items[key.parse::<usize>().unwrap()] = value;
+        } else {
+            parent[key] = value;
         }
         self
     }
@@ -172,10 +173,11 @@ impl Catalog {
 
     #[track_caller]
     fn installing(&self, type_ref: &TypeRef) -> InstallingReason {
-        match self.status(type_ref).state {
-            TypeState::Installing(reason) => reason,
-            other => panic!("{type_ref} is {other:?}"),
-        }
+        let state = self.status(type_ref).state;
+        let TypeState::Installing(reason) = state else {
+            panic!("{type_ref} is {state:?}");
+        };
+        reason
     }
 
     #[track_caller]
