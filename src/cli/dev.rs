@@ -77,7 +77,7 @@ impl DevArgs {
             bail!("interrupted while the control plane was starting");
         };
         let plane = plane.context("starting the control plane")?;
-        let ended = self.with(&plane, began, stop).await;
+        let ended = Box::pin(self.with(&plane, began, stop)).await;
         plane.stop().await;
         ended
     }
@@ -102,7 +102,7 @@ impl DevArgs {
             stop.cancelled().await;
             Ok(())
         } else {
-            self.manage(plane, &client, stop).await
+            Box::pin(self.manage(plane, &client, stop)).await
         };
         transport.close().await;
         ended
@@ -130,7 +130,7 @@ impl DevArgs {
         let hooks = if self.demo { Some(HookServer::start().await?) } else { None };
         let beside = async {
             if let Some(hooks) = &hooks {
-                let play = demo::play(hooks, client, &handle, &cluster);
+                let play = Box::pin(demo::play(hooks, client, &handle, &cluster));
                 let played = stop.run_until_cancelled(play).await;
                 played.unwrap_or_else(|| bail!("the demo was interrupted"))?;
             }

@@ -44,7 +44,14 @@ impl LoggingArgs {
 /// A level concerns Pilotlight alone: what the libraries below it say in detail is asked for by
 /// name.
 fn of_level(level: LevelFilter) -> String {
-    if level > LevelFilter::WARN { format!("warn,pilotlight={level}") } else { level.to_string() }
+    // kube reports every answer that is no success as an error, also where that is expected; what
+    // concerns us is in what the callers log.
+    const QUIET: &str = "kube_client::client::builder=off";
+    if level > LevelFilter::WARN {
+        format!("warn,{QUIET},pilotlight={level}")
+    } else {
+        format!("{level},{QUIET}")
+    }
 }
 
 fn filter(text: &str) -> Result<String, String> {
@@ -60,8 +67,9 @@ mod tests {
 
     #[test]
     fn a_level_leaves_other_crates_at_warn() {
-        assert_eq!(filter("debug").unwrap(), "warn,pilotlight=debug");
-        assert_eq!(filter("error").unwrap(), "error");
+        let quiet = "kube_client::client::builder=off";
+        assert_eq!(filter("debug").unwrap(), format!("warn,{quiet},pilotlight=debug"));
+        assert_eq!(filter("error").unwrap(), format!("error,{quiet}"));
         assert_eq!(filter("warn,kube=trace").unwrap(), "warn,kube=trace");
         assert!(filter("a=b=c").is_err());
     }
