@@ -4,6 +4,8 @@
 
 mod architecture;
 mod control_plane;
+#[cfg(feature = "cli")]
+mod examples;
 mod faults;
 
 use futures::{Stream, StreamExt};

@@ -94,6 +94,8 @@ impl Instance {
         requests.register(&mut metrics);
         lifecycle.register(&mut metrics);
         cluster.types.register_metrics(&mut metrics);
+        cluster.informers.metrics().register(&mut metrics);
+        cluster.metrics.register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
@@ -101,8 +103,7 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
-        let shown =
-            Shown::new(handle.clone(), cluster.types.clone(), cluster.informers.clone(), metrics);
+        let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
