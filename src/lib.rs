@@ -7,3 +7,5 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+#[cfg(feature = "testing")]
+pub mod testing;

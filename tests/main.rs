@@ -1,0 +1,23 @@
+//! Behaviour seen from outside, on a real control plane: one module per promise.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod architecture;
+mod control_plane;
+mod faults;
+
+use futures::{Stream, StreamExt};
+use kube::api::WatchEvent;
+
+/// Reads a watch until an object appears.
+async fn added<K: std::fmt::Debug>(
+    watch: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
+) -> K {
+    loop {
+        match watch.next().await {
+            Some(Ok(WatchEvent::Added(object))) => return object,
+            Some(Ok(WatchEvent::Bookmark(_))) => {}
+            other => panic!("no object: {other:?}"),
+        }
+    }
+}
