@@ -3,14 +3,32 @@
 //! An [`InformerSet`] holds at most one watch for each [`InformerKey`]; whoever needs its objects
 //! holds a [`Subscription`]. The last one to leave closes the watch.
 
+mod backoff;
+mod classify;
+mod decode;
+mod hub;
+mod mark;
+mod metrics;
 mod object;
+mod pending;
+mod reader;
+mod reflector;
 mod set;
 mod store;
+mod string_map;
 mod subscription;
+mod wire;
 
-pub use object::{Header, Object, ObjectKey, OwnerReference};
-pub use set::{InformerOptions, InformerSet, InformerStatus};
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod script;
+
+pub use metrics::InformerMetrics;
+pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
+pub use set::{InformerOptions, InformerSet, InformerStatus, OnMissing};
 pub use store::{Index, Store};
+pub use string_map::StringMap;
 pub use subscription::{Delta, Ended, Linger, Progress, Subscription};
 
 use std::sync::Arc;

@@ -9,3 +9,5 @@ pub mod manager;
 pub mod meta;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(feature = "tls")]
+pub mod transport;

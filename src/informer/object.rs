@@ -1,10 +1,13 @@
 //! A cached object: its JSON bytes and a small parsed header.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use bytes::Bytes;
 use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
+
+use super::{Projection, StringMap, decode::Decoder};
+use crate::kind::ServedType;
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -35,18 +38,19 @@ pub struct OwnerReference {
 pub struct Header {
     /// Namespace and name.
     pub key: ObjectKey,
-    /// uid.
+    /// uid; empty where an aggregated API gives none.
     pub uid: Arc<str>,
-    /// resourceVersion, opaque.
+    /// resourceVersion, opaque; empty where an aggregated API gives none.
     pub resource_version: Arc<str>,
     /// metadata.generation; 0 where the type has none.
     pub generation: i64,
     /// Set while it is being deleted.
     pub deletion_timestamp: Option<Timestamp>,
     /// Labels.
-    pub labels: BTreeMap<String, String>,
-    /// Annotations.
-    pub annotations: BTreeMap<String, String>,
+    pub labels: StringMap,
+    /// Annotations. The one in which `kubectl apply` repeats the whole object is left out when it
+    /// is longer than 1 KiB; the JSON still has it.
+    pub annotations: StringMap,
     /// Owners.
     pub owners: Vec<OwnerReference>,
     /// Finalizers.
@@ -65,7 +69,63 @@ struct Inner {
     json: Bytes,
 }
 
+/// Why an object cannot be cached; names the field, and as much of the object as can be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {reason}")]
+pub struct ObjectError {
+    /// Path of the field that is wrong, such as `metadata.labels`.
+    pub field: &'static str,
+    /// What is wrong with it.
+    pub reason: String,
+    /// Which object, if its namespace and name can be read.
+    pub key: Option<ObjectKey>,
+    /// Its uid, if that can be read.
+    pub uid: Option<Arc<str>>,
+    /// Its resourceVersion, if that can be read.
+    pub resource_version: Option<Arc<str>>,
+}
+
+impl ObjectKey {
+    /// A namespaced object's name.
+    pub fn namespaced(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: Some(namespace.into()), name: name.into() }
+    }
+
+    /// A cluster-scoped object's name.
+    pub fn cluster(name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: None, name: name.into() }
+    }
+}
+
 impl Object {
+    /// An object from the JSON of a response, whole but for its `managedFields`.
+    ///
+    /// The bytes are copied; apiVersion and kind are filled in where they are missing.
+    ///
+    /// # Errors
+    ///
+    /// When a part that the header needs is missing or has the wrong type.
+    pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
+        let text = super::decode::text(json.as_ref());
+        Decoder::new(served, Projection::Full, false).decode(&text)
+    }
+
+    pub(super) fn new(header: Header, json: Bytes) -> Self {
+        Self { inner: Arc::new(Inner { header, json }) }
+    }
+
+    /// Whether this is the other one unchanged: same uid, same resourceVersion.
+    pub fn is_same_version(&self, other: &Self) -> bool {
+        if Arc::ptr_eq(&self.inner, &other.inner) {
+            return true;
+        }
+        let (mine, theirs) = (self.header(), other.header());
+        mine.uid == theirs.uid
+            && mine.resource_version == theirs.resource_version
+            // Without a resourceVersion only the content can tell.
+            && (!mine.resource_version.is_empty() || self.json() == other.json())
+    }
+
     /// What is parsed of it.
     pub fn header(&self) -> &Header {
         &self.inner.header
@@ -76,11 +136,8 @@ impl Object {
         &self.inner.header.key
     }
 
-    /// The object as JSON, with apiVersion and kind; for [`Projection::Metadata`] its metadata
-    /// alone, for [`Projection::Keys`] nothing.
-    ///
-    /// [`Projection::Metadata`]: super::Projection::Metadata
-    /// [`Projection::Keys`]: super::Projection::Keys
+    /// The object as JSON, with apiVersion and kind; for [`Projection::Metadata`] these two and
+    /// the metadata, for [`Projection::Keys`] nothing.
     pub fn json(&self) -> &Bytes {
         &self.inner.json
     }

@@ -1,9 +1,21 @@
 //! One subscriber's view of an informer: a guard that keeps it alive and a stream of changes.
 
-use super::{InformerKey, Object, ObjectKey, Store};
+use std::{
+    fmt,
+    future::pending,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::{Notify, watch};
+
+use super::{InformerKey, Object, ObjectKey, Store, hub::Hub, pending::Pending, set::Shared};
 
 /// One change of one object, as seen by one subscriber; changes of the same object between two
 /// looks are merged into one.
+///
+/// An object that was deleted and created again between two looks is one change, whose old and new
+/// object differ in uid.
 #[derive(Clone, Debug)]
 pub struct Delta {
     /// Which object.
@@ -32,15 +44,19 @@ pub enum Progress {
 }
 
 /// Why an informer ended.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {
     /// The last subscriber left.
+    #[error("released by its last subscriber")]
     Released,
     /// Its type is proven gone.
+    #[error("its type is gone")]
     TypeGone,
     /// The set was shut down.
+    #[error("shut down")]
     Shutdown,
     /// A defect of ours; the panic's message.
+    #[error("panicked: {0}")]
     Panicked(String),
 }
 
@@ -56,40 +72,185 @@ pub enum Linger {
 /// Keeps an informer alive, reads its store and receives its changes.
 ///
 /// Dropping it releases with [`Linger::Default`], without waiting.
-#[derive(Debug)]
-pub struct Subscription {}
+pub struct Subscription {
+    hub: Arc<Hub>,
+    set: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+}
 
 impl Subscription {
+    pub(super) fn new(set: Arc<Shared>, hub: Arc<Hub>, mailbox: Arc<Mailbox>) -> Self {
+        Self { hub, set, mailbox }
+    }
+
     /// Which informer.
     pub fn key(&self) -> &InformerKey {
-        todo!()
+        &self.hub.key
     }
 
     /// A reader of its objects.
     pub fn store(&self) -> Store {
-        todo!()
+        self.hub.store.clone()
     }
 
-    /// The next change, the initial ones first; `Err` once the informer has ended and nothing is
-    /// left. Cancel safe: a change is lost only with the subscription.
+    /// The next change, the initial ones first.
+    ///
+    /// # Errors
+    ///
+    /// Once the informer has ended; changes that were not taken by then are gone with its store.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: a change is lost only with the subscription.
     pub async fn next(&mut self) -> Result<Delta, Ended> {
-        todo!()
+        loop {
+            match self.mailbox.take() {
+                Some(result) => return result,
+                // A push between the look and this wait has left its permit.
+                None => self.mailbox.notify.notified().await,
+            }
+        }
     }
 
-    /// Resolves when every initial change has been handed out by [`Subscription::next`].
+    /// Resolves when the informer's first list is complete and every initial change has been
+    /// handed out by [`Subscription::next`]. Never, when the informer ends or the subscription is
+    /// dropped before that.
+    ///
+    /// # Cancel safety
+    ///
     /// Cancel safe.
-    pub fn drained(&self) -> impl Future<Output = ()> + Send + 'static {
-        async { todo!() }
+    pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut drained = self.mailbox.drained.subscribe();
+        async move {
+            if drained.wait_for(|drained| *drained).await.is_err() {
+                pending::<()>().await;
+            }
+        }
     }
 
     /// How the watch is doing, and every later change of that.
-    pub fn progress(&self) -> tokio::sync::watch::Receiver<Progress> {
-        todo!()
+    pub fn progress(&self) -> watch::Receiver<Progress> {
+        self.hub.progress()
     }
 
-    /// Leaves. Resolves when the informer has ended if this was the last subscriber and it does
-    /// not linger, at once otherwise.
-    pub async fn release(self, _linger: Linger) {
-        todo!()
+    /// Resolves when the informer has ended and its task is gone, with the reason.
+    pub fn ended(&self) -> impl Future<Output = Ended> + Send + use<> {
+        self.hub.done()
+    }
+
+    /// Leaves. Resolves when the informer has ended, its request dropped and its memory freed, if
+    /// it is ending already, or if this was the last subscriber and it does not linger; at once
+    /// otherwise.
+    ///
+    /// # Cancel safety
+    ///
+    /// Once polled, the subscription has left, whatever becomes of this future.
+    pub async fn release(self, linger: Linger) {
+        let done = self.hub.done();
+        let ending = self.set.release(&self.hub, &self.mailbox, linger);
+        // Its own reference to the hub and the store goes first.
+        drop(self);
+        if ending {
+            done.await;
+        }
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.hub.leave(&self.mailbox);
+    }
+}
+
+impl fmt::Debug for Subscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").field("key", &self.hub.key).finish_non_exhaustive()
+    }
+}
+
+/// Where the informer leaves changes for one subscriber. Bounded by the number of objects, so that
+/// a slow subscriber holds up nobody.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    state: Mutex<Letters>,
+    // One waiter at most: `next` takes the subscription by `&mut`.
+    notify: Notify,
+    drained: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct Letters {
+    pending: Pending,
+    /// The informer's first list is complete: no more initial changes will come.
+    complete: bool,
+    ended: Option<Ended>,
+}
+
+impl Mailbox {
+    pub(super) fn new(snapshot: Vec<Object>, complete: bool) -> Self {
+        let mut pending = Pending::default();
+        for object in snapshot {
+            let key = object.key().clone();
+            pending.push(&key, None, Some(object), true);
+        }
+        let drained = watch::Sender::new(complete && pending.initial() == 0);
+        let state = Mutex::new(Letters { pending, complete, ended: None });
+        Self { state, notify: Notify::new(), drained }
+    }
+
+    /// The mailbox of a subscriber that came too late.
+    pub(super) fn closed(reason: Ended) -> Self {
+        let mailbox = Self::new(Vec::new(), false);
+        mailbox.end(reason);
+        mailbox
+    }
+
+    pub(super) fn push(
+        &self,
+        key: &ObjectKey,
+        old: Option<Object>,
+        new: Option<Object>,
+        initial: bool,
+    ) {
+        let mut letters = self.lock();
+        letters.pending.push(key, old, new, initial);
+        self.check_drained(&letters);
+        drop(letters);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn complete(&self) {
+        let mut letters = self.lock();
+        letters.complete = true;
+        self.check_drained(&letters);
+    }
+
+    pub(super) fn end(&self, reason: Ended) {
+        let mut letters = self.lock();
+        letters.pending.clear();
+        letters.ended = Some(reason);
+        drop(letters);
+        self.notify.notify_one();
+    }
+
+    fn take(&self) -> Option<Result<Delta, Ended>> {
+        let mut letters = self.lock();
+        if let Some(ended) = &letters.ended {
+            return Some(Err(ended.clone()));
+        }
+        let delta = letters.pending.pop()?;
+        self.check_drained(&letters);
+        Some(Ok(delta))
+    }
+
+    fn check_drained(&self, letters: &Letters) {
+        if letters.complete && letters.pending.initial() == 0 {
+            self.drained.send_if_modified(|drained| !mem::replace(drained, true));
+        }
+    }
+
+    // `Pending` does not panic half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, Letters> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

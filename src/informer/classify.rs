@@ -1,0 +1,317 @@
+//! What a failed request says, and what to do about it.
+//!
+//! Pure. No answer of a server ends an informer or empties its store: absence is proved elsewhere.
+
+use std::time::Duration;
+
+use prometheus_client::encoding::EncodeLabelValue;
+
+/// Which request failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// A list by pages.
+    List {
+        /// A page before this one was answered.
+        continued: bool,
+    },
+    /// A streaming list, before its end.
+    Stream,
+    /// A watch of a complete store.
+    Watch,
+}
+
+/// How a request failed, or ended.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Failure {
+    /// A status of the server: of the response, or in an `ERROR` event of the stream.
+    #[error("{code} {reason}: {message}")]
+    Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
+    #[error("{0}")]
+    Transport(String),
+    #[error("no {what} within {after:?}")]
+    Deadline { what: &'static str, after: Duration },
+    #[error("{what} is longer than {budget} bytes")]
+    TooLong { what: &'static str, budget: usize },
+    #[error("{what} cannot be decoded: {error}")]
+    Undecodable { what: &'static str, error: String },
+    /// The server took a streaming list for a watch.
+    #[error("the streaming list has no end")]
+    Endless,
+    #[error("the server closed the stream")]
+    Closed,
+    /// Something else than this failure asks for a list.
+    #[error("{0}")]
+    Suspect(&'static str),
+}
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// The same again: a list from its first page, a watch from where it was.
+    Again,
+    /// A list in the place of the watch.
+    Relist,
+    /// A list in one piece: it took so long that its `continue` token expired.
+    ListWhole,
+    /// A list by smaller pages.
+    ListSmaller,
+    /// A list by pages, this time.
+    ListPages,
+    /// A list by pages, from now on.
+    NeverStream,
+}
+
+/// How soon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// At once, unless it was at once just before.
+    Prompt,
+    /// From 5 ms, doubling: it passes within milliseconds.
+    Quick,
+    /// From a second, doubling to 30 s.
+    Slow,
+    /// As slow, and not before the server says.
+    After(Duration),
+    /// A few quick tries, then every 30 s: somebody has to grant something.
+    Forbidden,
+}
+
+/// Why a request was repeated, as a metric's label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum Cause {
+    Closed,
+    Expired,
+    NotFound,
+    Forbidden,
+    Unauthorized,
+    Throttled,
+    Initializing,
+    Server,
+    Transport,
+    Deadline,
+    TooLong,
+    Undecodable,
+    Refused,
+    Suspect,
+}
+
+impl Cause {
+    pub(super) const ALL: [Self; 14] = [
+        Self::Closed,
+        Self::Expired,
+        Self::NotFound,
+        Self::Forbidden,
+        Self::Unauthorized,
+        Self::Throttled,
+        Self::Initializing,
+        Self::Server,
+        Self::Transport,
+        Self::Deadline,
+        Self::TooLong,
+        Self::Undecodable,
+        Self::Refused,
+        Self::Suspect,
+    ];
+}
+
+/// What to do about a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Verdict {
+    pub(super) step: Step,
+    pub(super) pace: Pace,
+    pub(super) cause: Cause,
+}
+
+/// The longest that a server may send us away for.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
+
+pub(super) fn classify(phase: Phase, failure: &Failure) -> Verdict {
+    let verdict = |step, pace, cause| Verdict { step, pace, cause };
+    // A streaming list that fails in any way is followed by a list by pages, which is understood
+    // everywhere; whatever is wrong with the type then shows there.
+    let again = match phase {
+        Phase::List { .. } | Phase::Watch => Step::Again,
+        Phase::Stream => Step::ListPages,
+    };
+    match failure {
+        Failure::Status { code, reason, message, retry_after } => {
+            let after =
+                retry_after.map_or(Pace::Slow, |after| Pace::After(after.min(RETRY_AFTER_MAX)));
+            match (code, phase) {
+                (410, Phase::Watch) => verdict(Step::Relist, Pace::Prompt, Cause::Expired),
+                (410, Phase::Stream) => verdict(Step::ListPages, Pace::Prompt, Cause::Expired),
+                (410, Phase::List { continued: true }) => {
+                    verdict(Step::ListWhole, Pace::Prompt, Cause::Expired)
+                }
+                (410, Phase::List { continued: false }) => {
+                    verdict(Step::Again, Pace::Slow, Cause::Expired)
+                }
+                (404, _) => verdict(again, Pace::Quick, Cause::NotFound),
+                (403, _) => verdict(again, Pace::Forbidden, Cause::Forbidden),
+                (401, _) => verdict(again, Pace::Slow, Cause::Unauthorized),
+                // The watch cache of a type just served; the header's second is a hundred times
+                // what it takes.
+                (429, _) if message.contains("(re)initializing") => {
+                    verdict(again, Pace::Quick, Cause::Initializing)
+                }
+                (429, _) => verdict(again, after, Cause::Throttled),
+                // Our position is ahead of the server's: a restored backup, or a lagging replica.
+                // Only a list can tell.
+                (_, Phase::Watch) if message.contains("Too large resource version") => {
+                    verdict(Step::Relist, after, Cause::Expired)
+                }
+                (_, Phase::Watch) if reason == "Expired" || reason == "Gone" => {
+                    verdict(Step::Relist, Pace::Prompt, Cause::Expired)
+                }
+                (400 | 405 | 406 | 415 | 422 | 501, Phase::Stream) => {
+                    verdict(Step::NeverStream, Pace::Prompt, Cause::Refused)
+                }
+                // The only part of a watch request that a list's has not is the position.
+                (400 | 422, Phase::Watch) => verdict(Step::Relist, Pace::Slow, Cause::Refused),
+                (500.., _) => verdict(again, after, Cause::Server),
+                (_, _) => verdict(again, after, Cause::Refused),
+            }
+        }
+        Failure::Transport(_) => verdict(again, Pace::Slow, Cause::Transport),
+        Failure::Deadline { .. } => verdict(again, Pace::Slow, Cause::Deadline),
+        Failure::TooLong { .. } => match phase {
+            Phase::List { .. } => verdict(Step::ListSmaller, Pace::Prompt, Cause::TooLong),
+            Phase::Stream | Phase::Watch => verdict(again, Pace::Slow, Cause::TooLong),
+        },
+        Failure::Undecodable { .. } => verdict(again, Pace::Slow, Cause::Undecodable),
+        Failure::Endless => verdict(Step::NeverStream, Pace::Prompt, Cause::Refused),
+        Failure::Closed => match phase {
+            Phase::Watch => verdict(Step::Again, Pace::Prompt, Cause::Closed),
+            Phase::List { .. } | Phase::Stream => verdict(again, Pace::Slow, Cause::Closed),
+        },
+        Failure::Suspect(_) => verdict(Step::Relist, Pace::Prompt, Cause::Suspect),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIST: Phase = Phase::List { continued: false };
+    const LATER_PAGE: Phase = Phase::List { continued: true };
+
+    fn status(code: u16) -> Failure {
+        Failure::Status {
+            code,
+            reason: String::new(),
+            message: String::new(),
+            retry_after: Some(Duration::from_secs(7)),
+        }
+    }
+
+    fn told(code: u16, message: &str) -> Failure {
+        Failure::Status {
+            code,
+            reason: String::new(),
+            message: message.into(),
+            retry_after: Some(Duration::from_secs(1)),
+        }
+    }
+
+    #[track_caller]
+    fn check(phase: Phase, failure: Failure, step: Step, pace: Pace) {
+        let verdict = classify(phase, &failure);
+
+        assert_eq!((verdict.step, verdict.pace), (step, pace), "{phase:?} {failure}");
+    }
+
+    #[test]
+    fn an_expired_position_asks_for_a_list() {
+        check(Phase::Watch, status(410), Step::Relist, Pace::Prompt);
+        check(LATER_PAGE, status(410), Step::ListWhole, Pace::Prompt);
+        check(LIST, status(410), Step::Again, Pace::Slow);
+        check(Phase::Stream, status(410), Step::ListPages, Pace::Prompt);
+        let in_stream = Failure::Status {
+            code: 500,
+            reason: "Expired".into(),
+            message: String::new(),
+            retry_after: None,
+        };
+        check(Phase::Watch, in_stream, Step::Relist, Pace::Prompt);
+    }
+
+    #[test]
+    fn a_position_ahead_of_the_server_asks_for_a_list() {
+        let failure = told(504, "Too large resource version: 100, current: 50");
+
+        check(Phase::Watch, failure, Step::Relist, Pace::After(Duration::from_secs(1)));
+        check(Phase::Watch, status(400), Step::Relist, Pace::Slow);
+    }
+
+    #[test]
+    fn a_missing_type_is_asked_for_again_and_never_relisted() {
+        check(Phase::Watch, status(404), Step::Again, Pace::Quick);
+        check(LIST, status(404), Step::Again, Pace::Quick);
+        check(LATER_PAGE, status(404), Step::Again, Pace::Quick);
+        check(Phase::Stream, status(404), Step::ListPages, Pace::Quick);
+    }
+
+    #[test]
+    fn a_refusal_waits_for_a_grant() {
+        check(Phase::Watch, status(403), Step::Again, Pace::Forbidden);
+        check(LIST, status(403), Step::Again, Pace::Forbidden);
+        check(LIST, status(401), Step::Again, Pace::Slow);
+    }
+
+    #[test]
+    fn a_throttled_request_waits_unless_the_cache_is_being_filled() {
+        let seven = Pace::After(Duration::from_secs(7));
+        check(LIST, status(429), Step::Again, seven);
+        check(Phase::Watch, status(503), Step::Again, seven);
+        let filled = "storage is (re)initializing";
+        check(LIST, told(429, filled), Step::Again, Pace::Quick);
+        check(Phase::Watch, told(429, filled), Step::Again, Pace::Quick);
+        check(Phase::Stream, told(429, filled), Step::ListPages, Pace::Quick);
+    }
+
+    #[test]
+    fn a_server_cannot_send_us_away_for_ever() {
+        let failure = Failure::Status {
+            code: 429,
+            reason: String::new(),
+            message: String::new(),
+            retry_after: Some(Duration::from_secs(1_000_000_000)),
+        };
+
+        check(LIST, failure, Step::Again, Pace::After(RETRY_AFTER_MAX));
+    }
+
+    #[test]
+    fn a_server_that_knows_no_streaming_list_is_not_asked_again() {
+        for code in [400, 405, 406, 415, 422, 501] {
+            check(Phase::Stream, status(code), Step::NeverStream, Pace::Prompt);
+        }
+        check(Phase::Stream, Failure::Endless, Step::NeverStream, Pace::Prompt);
+        check(Phase::Stream, Failure::Closed, Step::ListPages, Pace::Slow);
+        check(Phase::Stream, status(500), Step::ListPages, Pace::After(Duration::from_secs(7)));
+    }
+
+    #[test]
+    fn a_lost_connection_resumes() {
+        check(Phase::Watch, Failure::Closed, Step::Again, Pace::Prompt);
+        check(Phase::Watch, Failure::Transport("reset".into()), Step::Again, Pace::Slow);
+        let deadline = Failure::Deadline { what: "event", after: Duration::from_secs(1) };
+        check(Phase::Watch, deadline.clone(), Step::Again, Pace::Slow);
+        check(LIST, deadline, Step::Again, Pace::Slow);
+        let long = Failure::TooLong { what: "line", budget: 1 };
+        check(Phase::Watch, long.clone(), Step::Again, Pace::Slow);
+        check(LIST, long, Step::ListSmaller, Pace::Prompt);
+    }
+
+    #[test]
+    fn no_status_is_without_an_answer() {
+        for code in 0..1000 {
+            for phase in [LIST, LATER_PAGE, Phase::Stream, Phase::Watch] {
+                let verdict = classify(phase, &status(code));
+                if phase == Phase::Watch {
+                    assert!(matches!(verdict.step, Step::Again | Step::Relist));
+                }
+            }
+        }
+    }
+}

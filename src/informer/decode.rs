@@ -1,0 +1,676 @@
+//! From the bytes of a response to a cached object, without building a tree.
+//!
+//! Members are found as spans of the text; only what the header needs is read. A wrong member
+//! fails its own object and nothing else, with the field's name and whatever of the object's
+//! identity could be read.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashSet},
+    fmt,
+    ops::Range,
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use k8s_openapi::jiff::Timestamp;
+use serde::{
+    Deserialize, Deserializer,
+    de::{IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::value::RawValue;
+
+use super::{Header, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap};
+use crate::kind::ServedType;
+
+/// `kubectl apply` keeps a copy of the whole object here.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+const LAST_APPLIED_MAX: usize = 1024;
+
+/// JSON is UTF-8; where it is not, the server's own decoder would put U+FFFD, and so do we.
+pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(bytes)
+}
+
+/// Turns the JSON of objects of one type into cached objects of one projection.
+#[derive(Debug)]
+pub(super) struct Decoder {
+    // `"apiVersion":"apps/v1",` and `"kind":"Deployment",`, to be put where they are missing.
+    api_version: String,
+    kind: String,
+    projection: Projection,
+    managed_fields: bool,
+    // Shared by the objects of a namespace; names that no object uses are swept out at `sweep_at`.
+    namespaces: HashSet<Arc<str>>,
+    sweep_at: usize,
+}
+
+const SWEEP_AT_LEAST: usize = 64;
+
+impl Decoder {
+    pub(super) fn new(served: &ServedType, projection: Projection, managed_fields: bool) -> Self {
+        let api_version = serde_json::Value::from(served.identity.api_version());
+        let kind = serde_json::Value::from(served.kind.as_ref());
+        Self {
+            api_version: format!("\"apiVersion\":{api_version},"),
+            kind: format!("\"kind\":{kind},"),
+            projection,
+            managed_fields,
+            namespaces: HashSet::new(),
+            sweep_at: SWEEP_AT_LEAST,
+        }
+    }
+
+    pub(super) fn decode(&mut self, json: &str) -> Result<Object, ObjectError> {
+        let json = json.trim();
+        let members: Members<'_> = serde_json::from_str(json).map_err(|error| syntax(&error))?;
+        let Some(raw) = members.metadata else {
+            return Err(failure("metadata", "is missing"));
+        };
+        let metadata: Metadata<'_> =
+            serde_json::from_str(raw.get()).map_err(|error| failure("metadata", error))?;
+
+        let header = self.header(&metadata)?;
+        let cut = match metadata.managed_fields {
+            Some(value) if !self.managed_fields => member(raw.get(), value.get(), "managedFields"),
+            Some(_) | None => None,
+        };
+        let json = match self.projection {
+            Projection::Full => self.whole(json, &members, raw, cut),
+            Projection::Metadata => self.metadata(raw, cut),
+            Projection::Keys => Bytes::new(),
+        };
+        Ok(Object::new(header, json))
+    }
+
+    fn header(&mut self, metadata: &Metadata<'_>) -> Result<Header, ObjectError> {
+        // Identity first, so that an error anywhere else can say whose it is.
+        let name = read::<Text<'_>>("metadata.name", metadata.name)
+            .and_then(|name| name.filter(|name| !name.0.is_empty()).ok_or_else(missing_name));
+        let namespace = read::<Text<'_>>("metadata.namespace", metadata.namespace);
+        let uid = read::<Text<'_>>("metadata.uid", metadata.uid);
+        let version = read::<Text<'_>>("metadata.resourceVersion", metadata.resource_version);
+
+        let key = match (&name, &namespace) {
+            (Ok(name), Ok(namespace)) => Some(ObjectKey {
+                namespace: namespace
+                    .as_ref()
+                    .filter(|namespace| !namespace.0.is_empty())
+                    .map(|namespace| self.namespace(&namespace.0)),
+                name: name.0.as_ref().into(),
+            }),
+            (Err(_), _) | (_, Err(_)) => None,
+        };
+        let seen_uid = uid.as_ref().ok().map(|uid| text_or_empty(uid.as_ref()));
+        let seen_version = version.as_ref().ok().map(|version| text_or_empty(version.as_ref()));
+        let identified = |mut error: ObjectError| {
+            error.key.clone_from(&key);
+            error.uid.clone_from(&seen_uid);
+            error.resource_version.clone_from(&seen_version);
+            error
+        };
+
+        name.map_err(identified)?;
+        namespace.map_err(identified)?;
+        uid.map_err(identified)?;
+        version.map_err(identified)?;
+        let key = key.clone().ok_or_else(|| identified(missing_name()))?;
+        let uid = seen_uid.clone().unwrap_or_default();
+        let resource_version = seen_version.clone().unwrap_or_default();
+        let mut header = Header {
+            key,
+            uid,
+            resource_version,
+            generation: 0,
+            deletion_timestamp: None,
+            labels: StringMap::default(),
+            annotations: StringMap::default(),
+            owners: Vec::new(),
+            finalizers: Vec::new(),
+        };
+        if self.projection == Projection::Keys {
+            return Ok(header);
+        }
+        details(metadata, &mut header).map_err(identified)?;
+        Ok(header)
+    }
+
+    fn namespace(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.namespaces.get(name) {
+            return known.clone();
+        }
+        if self.namespaces.len() >= self.sweep_at {
+            self.namespaces.retain(|name| Arc::strong_count(name) > 1);
+            self.sweep_at = (self.namespaces.len() * 2).max(SWEEP_AT_LEAST);
+        }
+        let name: Arc<str> = name.into();
+        self.namespaces.insert(name.clone());
+        name
+    }
+
+    /// The object's own text, without the cut span of its metadata, with its type filled in.
+    fn whole(
+        &self,
+        json: &str,
+        members: &Members<'_>,
+        metadata: &RawValue,
+        cut: Option<Range<usize>>,
+    ) -> Bytes {
+        let api_version = if members.has_api_version { "" } else { &self.api_version };
+        let kind = if members.has_kind { "" } else { &self.kind };
+        let start = offset(json, metadata.get());
+        let cut = cut.map_or(0..0, |cut| start + cut.start..start + cut.end);
+        // Members of an object that has metadata: the first byte is its brace.
+        concat(&["{", api_version, kind, &json[1..cut.start.max(1)], &json[cut.end.max(1)..]])
+    }
+
+    fn metadata(&self, metadata: &RawValue, cut: Option<Range<usize>>) -> Bytes {
+        let text = metadata.get();
+        let cut = cut.unwrap_or(0..0);
+        let (head, tail) = (&text[..cut.start], &text[cut.end..]);
+        concat(&["{", &self.api_version, &self.kind, "\"metadata\":", head, tail, "}"])
+    }
+}
+
+fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectError> {
+    header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
+    let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
+    header.deletion_timestamp = deleted
+        .map(|time| time.0.parse::<Timestamp>())
+        .transpose()
+        .map_err(|error| failure("metadata.deletionTimestamp", error))?;
+    header.labels = strings("metadata.labels", metadata.labels)?;
+    header.annotations = strings("metadata.annotations", metadata.annotations)?;
+    let owners: Option<Vec<Owner<'_>>> =
+        read("metadata.ownerReferences", metadata.owner_references)?;
+    header.owners = owners.unwrap_or_default().into_iter().map(OwnerReference::from).collect();
+    header.owners.shrink_to_fit();
+    header.finalizers = read("metadata.finalizers", metadata.finalizers)?.unwrap_or_default();
+    header.finalizers.shrink_to_fit();
+    Ok(())
+}
+
+fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, ObjectError> {
+    // A null value is Go's empty string.
+    let map: Option<BTreeMap<Text<'_>, Option<Text<'_>>>> = read(field, raw)?;
+    Ok(map
+        .unwrap_or_default()
+        .into_iter()
+        .map(|(key, value)| (key, value.unwrap_or_default()))
+        .filter(|(key, value)| key.0 != LAST_APPLIED || value.0.len() <= LAST_APPLIED_MAX)
+        .collect())
+}
+
+/// A field's value; absent and null are the same, as for the server.
+fn read<'a, T: Deserialize<'a>>(
+    field: &'static str,
+    raw: Option<&'a RawValue>,
+) -> Result<Option<T>, ObjectError> {
+    match raw {
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|error| failure(field, error)),
+        None => Ok(None),
+    }
+}
+
+fn text_or_empty(text: Option<&Text<'_>>) -> Arc<str> {
+    text.map(|text| text.0.as_ref()).unwrap_or_default().into()
+}
+
+fn missing_name() -> ObjectError {
+    failure("metadata.name", "is missing")
+}
+
+fn syntax(error: &serde_json::Error) -> ObjectError {
+    failure("object", error)
+}
+
+fn failure(field: &'static str, reason: impl fmt::Display) -> ObjectError {
+    ObjectError { field, reason: reason.to_string(), key: None, uid: None, resource_version: None }
+}
+
+fn concat(parts: &[&str]) -> Bytes {
+    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for part in parts {
+        bytes.extend_from_slice(part.as_bytes());
+    }
+    bytes.into()
+}
+
+/// Where `inner`, a slice of `outer`, begins in it.
+fn offset(outer: &str, inner: &str) -> usize {
+    inner.as_ptr() as usize - outer.as_ptr() as usize
+}
+
+/// The span of a whole member, with its name and one comma, from the span of its value.
+///
+/// `None` when the name is spelt with escapes: the member then stays where it is.
+fn member(outer: &str, value: &str, name: &str) -> Option<Range<usize>> {
+    let value_start = offset(outer, value);
+    let value_end = value_start + value.len();
+    let before = outer[..value_start].trim_end().strip_suffix(':')?.trim_end();
+    let before = before.strip_suffix('"')?.strip_suffix(name)?.strip_suffix('"')?;
+    let start = before.len();
+    let after = outer[value_end..].trim_start();
+    if let Some(rest) = after.strip_prefix(',') {
+        return Some(start..outer.len() - rest.len());
+    }
+    // The last member: the comma before it goes, if there is one.
+    let start = before.trim_end().strip_suffix(',').map_or(start, str::len);
+    Some(start..value_end)
+}
+
+#[derive(Default, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl AsRef<str> for Text<'_> {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Owner<'a> {
+    #[serde(borrow)]
+    api_version: Option<Text<'a>>,
+    #[serde(borrow)]
+    kind: Option<Text<'a>>,
+    #[serde(borrow)]
+    name: Option<Text<'a>>,
+    #[serde(borrow)]
+    uid: Option<Text<'a>>,
+    controller: Option<bool>,
+}
+
+impl From<Owner<'_>> for OwnerReference {
+    fn from(owner: Owner<'_>) -> Self {
+        let api_version = owner.api_version.unwrap_or_default();
+        let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);
+        Self {
+            group: group.to_owned(),
+            kind: owner.kind.unwrap_or_default().0.into_owned(),
+            name: text_or_empty(owner.name.as_ref()),
+            uid: text_or_empty(owner.uid.as_ref()),
+            controller: owner.controller.unwrap_or(false),
+        }
+    }
+}
+
+/// Spans of an object's members. Of a repeated one the last counts, as for the server.
+#[derive(Default)]
+struct Members<'a> {
+    has_api_version: bool,
+    has_kind: bool,
+    metadata: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum Member {
+    ApiVersion,
+    Kind,
+    Metadata,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Members<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut members = Members::default();
+                while let Some(member) = map.next_key()? {
+                    match member {
+                        Member::ApiVersion => {
+                            map.next_value::<IgnoredAny>()?;
+                            members.has_api_version = true;
+                        }
+                        Member::Kind => {
+                            map.next_value::<IgnoredAny>()?;
+                            members.has_kind = true;
+                        }
+                        Member::Metadata => members.metadata = Some(map.next_value()?),
+                        Member::Other => {
+                            map.next_value::<IgnoredAny>()?;
+                        }
+                    }
+                }
+                Ok(members)
+            }
+        }
+
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+/// Spans of the members of an object's metadata.
+#[derive(Default)]
+struct Metadata<'a> {
+    name: Option<&'a RawValue>,
+    namespace: Option<&'a RawValue>,
+    uid: Option<&'a RawValue>,
+    resource_version: Option<&'a RawValue>,
+    generation: Option<&'a RawValue>,
+    deletion_timestamp: Option<&'a RawValue>,
+    labels: Option<&'a RawValue>,
+    annotations: Option<&'a RawValue>,
+    owner_references: Option<&'a RawValue>,
+    finalizers: Option<&'a RawValue>,
+    managed_fields: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "camelCase")]
+enum MetadataMember {
+    Name,
+    Namespace,
+    Uid,
+    ResourceVersion,
+    Generation,
+    DeletionTimestamp,
+    Labels,
+    Annotations,
+    OwnerReferences,
+    Finalizers,
+    ManagedFields,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> Deserialize<'de> for Metadata<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Collect;
+
+        impl<'de> Visitor<'de> for Collect {
+            type Value = Metadata<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut metadata = Metadata::default();
+                while let Some(member) = map.next_key()? {
+                    let slot = match member {
+                        MetadataMember::Name => &mut metadata.name,
+                        MetadataMember::Namespace => &mut metadata.namespace,
+                        MetadataMember::Uid => &mut metadata.uid,
+                        MetadataMember::ResourceVersion => &mut metadata.resource_version,
+                        MetadataMember::Generation => &mut metadata.generation,
+                        MetadataMember::DeletionTimestamp => &mut metadata.deletion_timestamp,
+                        MetadataMember::Labels => &mut metadata.labels,
+                        MetadataMember::Annotations => &mut metadata.annotations,
+                        MetadataMember::OwnerReferences => &mut metadata.owner_references,
+                        MetadataMember::Finalizers => &mut metadata.finalizers,
+                        MetadataMember::ManagedFields => &mut metadata.managed_fields,
+                        MetadataMember::Other => {
+                            map.next_value::<IgnoredAny>()?;
+                            continue;
+                        }
+                    };
+                    *slot = Some(map.next_value()?);
+                }
+                Ok(metadata)
+            }
+        }
+
+        deserializer.deserialize_map(Collect)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::kind::{Scope, Subresources, TypeIdentity};
+
+    fn served() -> ServedType {
+        ServedType {
+            identity: TypeIdentity {
+                group: "example.com".into(),
+                version: "v1".into(),
+                plural: "widgets".into(),
+                scope: Scope::Namespaced,
+                uid: Some("crd".into()),
+            },
+            kind: "Widget".into(),
+            list_kind: "WidgetList".into(),
+            subresources: Subresources::default(),
+        }
+    }
+
+    fn decode(json: &str) -> Result<Object, ObjectError> {
+        Object::from_json(json, &served())
+    }
+
+    fn value(object: &Object) -> Value {
+        serde_json::from_slice(object.json()).unwrap()
+    }
+
+    #[test]
+    fn the_header_is_read_and_the_rest_is_kept_as_it_is() {
+        let json = r#"{"apiVersion":"example.com/v1","kind":"Widget","spec":{ "a" : [1,2] },
+            "metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7",
+            "generation":3,"deletionTimestamp":"2026-01-02T03:04:05Z","labels":{"x":"1"},
+            "annotations":{"y":null},"finalizers":["f"],"ownerReferences":[
+            {"apiVersion":"apps/v1","kind":"ReplicaSet","name":"o","uid":"ou","controller":true},
+            {"apiVersion":"v1","kind":"Pod","name":"p","uid":"pu"}]}}"#;
+
+        let object = decode(json).unwrap();
+
+        let header = object.header();
+        assert_eq!(header.key, ObjectKey::namespaced("ns", "a"));
+        assert_eq!((&*header.uid, &*header.resource_version, header.generation), ("u", "7", 3));
+        assert_eq!(header.deletion_timestamp, Some("2026-01-02T03:04:05Z".parse().unwrap()));
+        assert_eq!(header.labels.get("x"), Some("1"));
+        assert_eq!(header.annotations.get("y"), Some(""));
+        assert_eq!(header.finalizers, ["f"]);
+        assert_eq!(header.owners[0].group, "apps");
+        assert_eq!(header.owners[1].group, "");
+        assert_eq!(object.controller().map(|owner| &*owner.uid), Some("ou"));
+        assert_eq!(object.json(), json);
+    }
+
+    #[track_caller]
+    fn check_cut(metadata: &str, expected: &str) {
+        let whole = format!(r#"{{"apiVersion":"a","kind":"b","metadata":{metadata},"spec":1}}"#);
+
+        let object = decode(&whole).unwrap();
+
+        let expected = format!(r#"{{"apiVersion":"a","kind":"b","metadata":{expected},"spec":1}}"#);
+        assert_eq!(std::str::from_utf8(object.json()).unwrap(), expected);
+        assert!(value(&object).is_object());
+    }
+
+    #[test]
+    fn managed_fields_are_cut_with_one_comma() {
+        check_cut(r#"{"managedFields":[{"f":{}}],"name":"a"}"#, r#"{"name":"a"}"#);
+        check_cut(r#"{"name":"a","managedFields":[]}"#, r#"{"name":"a"}"#);
+        check_cut(r#"{"name":"a" , "managedFields" : [] }"#, r#"{"name":"a"  }"#);
+        check_cut(r#"{"name":"a","managedFields":[],"uid":"u"}"#, r#"{"name":"a","uid":"u"}"#);
+        check_cut(
+            r#"{"name":"a","annotations":{"managedFields":"1"}}"#,
+            r#"{"name":"a","annotations":{"managedFields":"1"}}"#,
+        );
+    }
+
+    #[test]
+    fn managed_fields_with_an_escaped_name_stay() {
+        let spelt = r#"{"name":"a","managed\u0046ields":[]}"#;
+
+        check_cut(spelt, spelt);
+    }
+
+    #[test]
+    fn managed_fields_stay_when_asked_for() {
+        let json = r#"{"apiVersion":"a","kind":"b","metadata":{"name":"a","managedFields":[1]}}"#;
+
+        let object = Decoder::new(&served(), Projection::Full, true).decode(json).unwrap();
+
+        assert_eq!(object.json(), json);
+    }
+
+    #[test]
+    fn a_list_item_gets_the_type_that_the_list_left_out() {
+        let object = decode(r#" {"metadata":{"name":"a"}} "#).unwrap();
+
+        let expected = json!({
+            "apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "a"},
+        });
+        assert_eq!(value(&object), expected);
+    }
+
+    #[test]
+    fn a_projection_keeps_less() {
+        let json = r#"{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","spec":1,
+            "metadata":{"managedFields":[],"name":"a","uid":"u","labels":{"x":"1"}}}"#;
+
+        let metadata = Decoder::new(&served(), Projection::Metadata, false).decode(json).unwrap();
+        let key = Decoder::new(&served(), Projection::Keys, false).decode(json).unwrap();
+
+        let expected = json!({
+            "apiVersion": "example.com/v1", "kind": "Widget",
+            "metadata": {"name": "a", "uid": "u", "labels": {"x": "1"}},
+        });
+        assert_eq!(value(&metadata), expected);
+        assert_eq!(metadata.header().labels.get("x"), Some("1"));
+        assert!(key.json().is_empty());
+        assert!(key.header().labels.is_empty());
+        assert_eq!(&*key.header().uid, "u");
+    }
+
+    #[test]
+    fn only_a_long_copy_of_the_object_is_left_out_of_the_annotations() {
+        let long = "x".repeat(LAST_APPLIED_MAX + 1);
+        let json = json!({"metadata": {
+            "name": "a", "annotations": {LAST_APPLIED: long, "other": long},
+        }});
+
+        let object = decode(&json.to_string()).unwrap();
+
+        assert!(!object.header().annotations.contains_key(LAST_APPLIED));
+        assert!(object.header().annotations.contains_key("other"));
+        assert!(value(&object)["metadata"]["annotations"][LAST_APPLIED].is_string());
+    }
+
+    #[track_caller]
+    fn check_error(json: &str, field: &str, key: Option<&str>) {
+        let error = decode(json).unwrap_err();
+
+        assert_eq!(error.field, field, "{error}");
+        assert_eq!(error.key.map(|key| key.to_string()).as_deref(), key);
+    }
+
+    #[test]
+    fn an_error_names_the_field_and_the_object() {
+        check_error("", "object", None);
+        check_error("null", "object", None);
+        check_error("[]", "object", None);
+        check_error(r#"{"metadata":{"name":"a"}"#, "object", None);
+        check_error("{}", "metadata", None);
+        check_error(r#"{"metadata":null}"#, "metadata", None);
+        check_error(r#"{"metadata":5}"#, "metadata", None);
+        check_error(r#"{"metadata":{}}"#, "metadata.name", None);
+        check_error(r#"{"metadata":{"name":5}}"#, "metadata.name", None);
+        check_error(r#"{"metadata":{"name":""}}"#, "metadata.name", None);
+        check_error(r#"{"metadata":{"name":"\ud800"}}"#, "metadata.name", None);
+        check_error(r#"{"metadata":{"name":"a","namespace":[]}}"#, "metadata.namespace", None);
+        check_error(r#"{"metadata":{"name":"a","uid":{}}}"#, "metadata.uid", Some("a"));
+        for (field, wrong) in [
+            ("resourceVersion", "7"),
+            ("generation", "1e999"),
+            ("generation", "\"1\""),
+            ("deletionTimestamp", "\"yesterday\""),
+            ("deletionTimestamp", "0"),
+            ("labels", "[]"),
+            ("labels", r#"{"a":1}"#),
+            ("labels", r#"{"a":"\ud800"}"#),
+            ("annotations", "true"),
+            ("ownerReferences", "{}"),
+            ("ownerReferences", r#"[{"controller":"yes"}]"#),
+            ("ownerReferences", "[null]"),
+            ("finalizers", "[1]"),
+        ] {
+            let json = format!(
+                r#"{{"metadata":{{"{field}":{wrong},"name":"a","namespace":"ns","uid":"u"}}}}"#
+            );
+            check_error(&json, &format!("metadata.{field}"), Some("ns/a"));
+        }
+    }
+
+    #[test]
+    fn an_error_carries_uid_and_resource_version() {
+        let error =
+            decode(r#"{"metadata":{"name":"a","uid":"u","resourceVersion":"9","labels":["x"]}}"#)
+                .unwrap_err();
+
+        assert_eq!(error.uid.as_deref(), Some("u"));
+        assert_eq!(error.resource_version.as_deref(), Some("9"));
+        assert!(error.to_string().starts_with("metadata.labels: invalid type"), "{error}");
+    }
+
+    #[test]
+    fn what_the_header_does_not_need_may_be_anything() {
+        let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+        for spec in [deep.as_str(), "1e999", r#""\ud800""#, r#"{"a":1,"a":2}"#] {
+            let json = format!(r#"{{"spec":{spec},"metadata":{{"name":"a"}}}}"#);
+
+            assert!(decode(&json).is_ok());
+        }
+    }
+
+    #[test]
+    fn of_a_repeated_member_the_last_counts() {
+        let object = decode(r#"{"metadata":5,"metadata":{"name":"a","name":"b"}}"#).unwrap();
+
+        assert_eq!(&*object.key().name, "b");
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_replaced() {
+        let json = b"{\"metadata\":{\"name\":\"a\",\"labels\":{\"x\":\"\xff\"}}}";
+
+        let object = Object::from_json(json, &served()).unwrap();
+
+        assert_eq!(object.header().labels.get("x"), Some("\u{fffd}"));
+    }
+
+    #[test]
+    fn namespaces_without_objects_are_forgotten() {
+        let mut decoder = Decoder::new(&served(), Projection::Keys, false);
+        let object = |namespace: usize| {
+            format!(r#"{{"metadata":{{"name":"a","namespace":"ns-{namespace}"}}}}"#)
+        };
+        let kept = decoder.decode(&object(0)).unwrap();
+
+        for namespace in 1..10_000 {
+            decoder.decode(&object(namespace)).unwrap();
+        }
+
+        assert!(decoder.namespaces.len() <= SWEEP_AT_LEAST);
+        let again = decoder.decode(&object(0)).unwrap();
+        let namespace = |object: &Object| object.key().namespace.clone().unwrap();
+        assert!(Arc::ptr_eq(&namespace(&kept), &namespace(&again)));
+    }
+
+    #[test]
+    fn a_hundred_thousand_owners_are_only_slow() {
+        let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
+        let owners = vec![owner; 100_000].join(",");
+
+        let object =
+            decode(&format!(r#"{{"metadata":{{"name":"a","ownerReferences":[{owners}]}}}}"#));
+
+        assert_eq!(object.unwrap().header().owners.len(), 100_000);
+    }
+}

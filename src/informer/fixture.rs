@@ -1,0 +1,78 @@
+//! Objects for the tests of this room.
+
+use serde_json::{Value, json};
+
+use super::Object;
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity};
+
+/// A `Widget` in the making.
+pub(super) struct Fixture {
+    metadata: Value,
+}
+
+pub(super) fn widgets() -> ServedType {
+    ServedType {
+        identity: TypeIdentity {
+            group: "example.com".into(),
+            version: "v1".into(),
+            plural: "widgets".into(),
+            scope: Scope::Namespaced,
+            uid: Some("crd".into()),
+        },
+        kind: "Widget".into(),
+        list_kind: "WidgetList".into(),
+        subresources: Subresources::default(),
+    }
+}
+
+impl Fixture {
+    pub(super) fn new(name: &str) -> Self {
+        let uid = format!("uid-{name}");
+        Self { metadata: json!({"name": name, "uid": uid, "resourceVersion": "1"}) }
+    }
+
+    pub(super) fn namespace(self, namespace: &str) -> Self {
+        self.set("namespace", json!(namespace))
+    }
+
+    pub(super) fn uid(self, uid: &str) -> Self {
+        self.set("uid", json!(uid))
+    }
+
+    pub(super) fn version(self, version: u64) -> Self {
+        self.set("resourceVersion", json!(version.to_string()))
+    }
+
+    pub(super) fn label(mut self, key: &str, value: &str) -> Self {
+        self.metadata["labels"][key] = json!(value);
+        self
+    }
+
+    pub(super) fn controller(self, uid: &str) -> Self {
+        self.owned(uid, true)
+    }
+
+    pub(super) fn owner(self, uid: &str) -> Self {
+        self.owned(uid, false)
+    }
+
+    pub(super) fn set(mut self, field: &str, value: Value) -> Self {
+        self.metadata[field] = value;
+        self
+    }
+
+    pub(super) fn json(&self) -> Value {
+        json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": self.metadata})
+    }
+
+    pub(super) fn object(&self) -> Object {
+        Object::from_json(self.json().to_string(), &widgets()).unwrap()
+    }
+
+    fn owned(self, uid: &str, controller: bool) -> Self {
+        let owner = json!({
+            "apiVersion": "v1", "kind": "Owner", "name": uid, "uid": uid, "controller": controller,
+        });
+        self.set("ownerReferences", json!([owner]))
+    }
+}

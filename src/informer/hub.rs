@@ -1,0 +1,247 @@
+//! What an informer's task, its subscribers and its set share.
+//!
+//! The task is the only one that changes the store, and does so under the hub's lock, so that
+//! somebody who joins gets exactly what the store holds and then every change after it.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    Ended, InformerKey, Object, ObjectError, ObjectKey, Progress, Store, subscription::Mailbox,
+};
+
+/// Wrong objects that are remembered for the status; the log has them all.
+const QUARANTINE_MAX: usize = 100;
+
+#[derive(Debug)]
+pub(super) struct Hub {
+    pub(super) key: InformerKey,
+    pub(super) store: Store,
+    state: Mutex<State>,
+    progress: watch::Sender<Progress>,
+    /// Since when nobody subscribes.
+    idle: watch::Sender<Option<Instant>>,
+    /// Cancelled when it closes: the task is to drop its request and end.
+    stop: CancellationToken,
+    /// Set when the task has ended.
+    done: watch::Sender<Option<Ended>>,
+    /// Cuts a back-off short.
+    pub(super) nudge: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    subscribers: Vec<Arc<Mailbox>>,
+    /// The first list is complete.
+    complete: bool,
+    closed: Option<Ended>,
+    quarantine: BTreeMap<ObjectKey, ObjectError>,
+}
+
+/// What an object's arrival changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Applied,
+    /// The store had it already.
+    None,
+}
+
+impl Hub {
+    pub(super) fn new(key: InformerKey) -> Self {
+        Self {
+            key,
+            store: Store::new(),
+            state: Mutex::default(),
+            progress: watch::Sender::new(Progress::Syncing(None)),
+            idle: watch::Sender::new(None),
+            stop: CancellationToken::new(),
+            done: watch::Sender::new(None),
+            nudge: Notify::new(),
+        }
+    }
+
+    /// Adds a subscriber with everything there is; `None` once closed.
+    pub(super) fn join(&self) -> Option<Arc<Mailbox>> {
+        let mut state = self.lock();
+        if state.closed.is_some() {
+            return None;
+        }
+        let mailbox = Arc::new(Mailbox::new(self.store.list(), state.complete));
+        state.subscribers.push(mailbox.clone());
+        self.idle.send_replace(None);
+        Some(mailbox)
+    }
+
+    /// Removes a subscriber; whether it was the last one.
+    pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) -> bool {
+        let mut state = self.lock();
+        let before = state.subscribers.len();
+        state.subscribers.retain(|other| !Arc::ptr_eq(other, mailbox));
+        let last = state.subscribers.is_empty() && before > 0;
+        if last {
+            self.idle.send_replace(Some(Instant::now()));
+        }
+        last
+    }
+
+    pub(super) fn subscribers(&self) -> usize {
+        self.lock().subscribers.len()
+    }
+
+    pub(super) fn idle(&self) -> watch::Receiver<Option<Instant>> {
+        self.idle.subscribe()
+    }
+
+    /// Puts an object in the store and tells the subscribers; nothing once closed.
+    pub(super) fn put(&self, object: &Object) -> Change {
+        let mut state = self.lock();
+        if state.closed.is_some() {
+            return Change::None;
+        }
+        state.quarantine.remove(object.key());
+        if self.store.get(object.key()).is_some_and(|old| old.is_same_version(object)) {
+            return Change::None;
+        }
+        let old = self.store.put(object);
+        state.tell(object.key(), old.as_ref(), Some(object));
+        Change::Applied
+    }
+
+    /// Takes an object out of the store and tells the subscribers.
+    pub(super) fn remove(&self, key: &ObjectKey) -> Change {
+        let mut state = self.lock();
+        state.quarantine.remove(key);
+        let Some(old) = self.store.remove(key) else { return Change::None };
+        state.tell(key, Some(&old), None);
+        Change::Applied
+    }
+
+    /// Remembers an object that cannot be cached; whether it is news.
+    pub(super) fn quarantine(&self, error: &ObjectError) -> bool {
+        let Some(key) = &error.key else { return true };
+        let mut state = self.lock();
+        if state.quarantine.get(key).is_some_and(|known| known == error) {
+            return false;
+        }
+        if state.quarantine.len() < QUARANTINE_MAX || state.quarantine.contains_key(key) {
+            state.quarantine.insert(key.clone(), error.clone());
+        }
+        true
+    }
+
+    /// Forgets wrong objects that are no longer there.
+    pub(super) fn retain_quarantined(&self, keep: impl Fn(&ObjectKey) -> bool) {
+        self.lock().quarantine.retain(|key, _| keep(key));
+    }
+
+    pub(super) fn quarantined(&self) -> Vec<ObjectError> {
+        self.lock().quarantine.values().cloned().collect()
+    }
+
+    /// Says that the store has been complete once: whoever has seen all of it is in sync.
+    pub(super) fn complete(&self) {
+        let mut state = self.lock();
+        if mem::replace(&mut state.complete, true) {
+            return;
+        }
+        for mailbox in &state.subscribers {
+            mailbox.complete();
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        self.lock().complete
+    }
+
+    pub(super) fn publish(&self, progress: Progress) {
+        // Not under the lock: whoever is looking at the old value may call us.
+        self.progress.send_if_modified(|known| {
+            if matches!(known, Progress::Ended(_)) || *known == progress {
+                return false;
+            }
+            *known = progress;
+            true
+        });
+    }
+
+    pub(super) fn progress(&self) -> watch::Receiver<Progress> {
+        self.progress.subscribe()
+    }
+
+    /// Ends it: subscribers are told, the store is emptied, the task is asked to end. The first
+    /// reason stands. Whether this was the first.
+    pub(super) fn close(&self, reason: Ended) -> bool {
+        self.close_if(reason, |_subscribers| true)
+    }
+
+    /// Ends it unless somebody has joined.
+    pub(super) fn close_if_unused(&self, reason: Ended) -> bool {
+        self.close_if(reason, |subscribers| subscribers == 0)
+    }
+
+    fn close_if(&self, reason: Ended, condition: impl FnOnce(usize) -> bool) -> bool {
+        let mut state = self.lock();
+        if state.closed.is_some() || !condition(state.subscribers.len()) {
+            return false;
+        }
+        state.closed = Some(reason.clone());
+        state.quarantine.clear();
+        for mailbox in state.subscribers.drain(..) {
+            mailbox.end(reason.clone());
+        }
+        self.store.clear();
+        drop(state);
+        self.progress.send_replace(Progress::Ended(reason));
+        self.stop.cancel();
+        true
+    }
+
+    pub(super) fn closed(&self) -> Option<Ended> {
+        self.lock().closed.clone()
+    }
+
+    /// Resolves when it is closed.
+    pub(super) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Says that the task has ended and holds nothing any more.
+    pub(super) fn finish(&self, reason: Ended) {
+        self.done.send_replace(Some(reason));
+    }
+
+    /// Resolves when the task has ended.
+    pub(super) fn done(self: &Arc<Self>) -> impl Future<Output = Ended> + Send + use<> {
+        let hub = self.clone();
+        async move {
+            let mut done = hub.done.subscribe();
+            match done.wait_for(Option::is_some).await.as_deref() {
+                Ok(Some(reason)) => reason.clone(),
+                // The sender is in the hub that this future holds.
+                Ok(None) | Err(_) => Ended::Shutdown,
+            }
+        }
+    }
+
+    // The statements under this lock do not panic half-way through a change.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn tell(&self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+        for mailbox in &self.subscribers {
+            mailbox.push(key, old.cloned(), new.cloned(), !self.complete);
+        }
+    }
+}

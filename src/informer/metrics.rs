@@ -1,0 +1,307 @@
+//! What informers count.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeLabelValue},
+    metrics::{counter::Counter, family::Family, gauge::Gauge},
+    registry::Registry,
+};
+
+use super::{Progress, Store, classify::Cause};
+use crate::kind::TypeIdentity;
+
+/// Metrics of the informers of one set. The series of a type go with its last informer.
+#[derive(Clone, Debug, Default)]
+pub struct InformerMetrics {
+    informers: Family<StateLabels, Gauge>,
+    watches: Gauge,
+    restarts: Family<RestartLabels, Counter>,
+    relists: Family<TypeLabels, Counter>,
+    events: Family<EventLabels, Counter>,
+    objects: Family<TypeLabels, Gauge>,
+    bytes: Family<TypeLabels, Gauge>,
+    /// How many informers each type has.
+    live: Arc<Mutex<HashMap<TypeLabels, usize>>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TypeLabels {
+    group: Arc<str>,
+    resource: Arc<str>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RestartLabels {
+    group: Arc<str>,
+    resource: Arc<str>,
+    reason: Cause,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    group: Arc<str>,
+    resource: Arc<str>,
+    event: EventKind,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: StateLabel,
+}
+
+/// What arrived for an informer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+pub(super) enum EventKind {
+    /// An object that was listed.
+    Listed,
+    /// An object that was added or changed.
+    Changed,
+    Deleted,
+    Bookmark,
+    /// An object that cannot be cached.
+    Quarantined,
+    /// Something that is no event, or older than what is known.
+    Ignored,
+}
+
+impl EventKind {
+    const ALL: [Self; 6] = [
+        Self::Listed,
+        Self::Changed,
+        Self::Deleted,
+        Self::Bookmark,
+        Self::Quarantined,
+        Self::Ignored,
+    ];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+enum StateLabel {
+    Syncing,
+    Synced,
+    Stale,
+    Forbidden,
+}
+
+impl InformerMetrics {
+    /// Registers all of them, without a prefix of their own.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register("informers", "Informers, by state", self.informers.clone());
+        registry.register("informer_watches", "Open watches", self.watches.clone());
+        registry.register(
+            "informer_restarts",
+            "Lists and watches that ended or failed, by reason",
+            self.restarts.clone(),
+        );
+        registry.register("informer_lists", "Complete lists", self.relists.clone());
+        registry.register("informer_events", "Events received", self.events.clone());
+        registry.register("informer_objects", "Objects cached", self.objects.clone());
+        registry.register(
+            "informer_cached_bytes",
+            "Bytes of JSON cached, headers not counted",
+            self.bytes.clone(),
+        );
+    }
+
+    /// The metrics of one more informer.
+    pub(super) fn join(&self, identity: &TypeIdentity) -> TypeMetrics {
+        let labels =
+            TypeLabels { group: identity.group.clone(), resource: identity.plural.clone() };
+        // The series are made under the lock under which the last informer removes them.
+        let mut live = self.lock();
+        *live.entry(labels.clone()).or_default() += 1;
+        let events = EventKind::ALL.map(|event| {
+            let (group, resource) = (labels.group.clone(), labels.resource.clone());
+            self.events.get_or_create_owned(&EventLabels { group, resource, event })
+        });
+        let metrics = TypeMetrics {
+            relists: self.relists.get_or_create_owned(&labels),
+            objects: self.objects.get_or_create_owned(&labels),
+            bytes: self.bytes.get_or_create_owned(&labels),
+            events,
+            state: Mutex::new(None),
+            cached: [AtomicU64::new(0), AtomicU64::new(0)],
+            labels,
+            all: self.clone(),
+        };
+        drop(live);
+        metrics.state(&Progress::Syncing(None));
+        metrics
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<TypeLabels, usize>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One informer's share of the metrics; takes it back when dropped.
+#[derive(Debug)]
+pub(super) struct TypeMetrics {
+    all: InformerMetrics,
+    labels: TypeLabels,
+    relists: Counter,
+    objects: Gauge,
+    bytes: Gauge,
+    events: [Counter; EventKind::ALL.len()],
+    state: Mutex<Option<StateLabel>>,
+    /// Objects and bytes that this informer has added to the gauges.
+    cached: [AtomicU64; 2],
+}
+
+impl TypeMetrics {
+    pub(super) fn event(&self, kind: EventKind) {
+        self.events[kind as usize].inc();
+    }
+
+    pub(super) fn listed(&self) {
+        self.relists.inc();
+    }
+
+    pub(super) fn restarted(&self, reason: Cause) {
+        let labels = RestartLabels {
+            group: self.labels.group.clone(),
+            resource: self.labels.resource.clone(),
+            reason,
+        };
+        self.all.restarts.get_or_create(&labels).inc();
+    }
+
+    pub(super) fn cached(&self, store: &Store) {
+        self.set_cached([store.len() as u64, store.bytes() as u64]);
+    }
+
+    pub(super) fn state(&self, progress: &Progress) {
+        let state = match progress {
+            Progress::Syncing(_) => Some(StateLabel::Syncing),
+            Progress::Synced => Some(StateLabel::Synced),
+            Progress::Stale(_) => Some(StateLabel::Stale),
+            Progress::Forbidden(_) => Some(StateLabel::Forbidden),
+            Progress::Ended(_) => None,
+        };
+        self.set_state(state);
+    }
+
+    /// Counts an open watch until the guard is dropped.
+    pub(super) fn watching(&self) -> Watching {
+        self.all.watches.inc();
+        Watching(self.all.watches.clone())
+    }
+
+    fn set_state(&self, state: Option<StateLabel>) {
+        let mut known = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known == state {
+            return;
+        }
+        if let Some(state) = *known {
+            self.all.informers.get_or_create(&StateLabels { state }).dec();
+        }
+        if let Some(state) = state {
+            self.all.informers.get_or_create(&StateLabels { state }).inc();
+        }
+        *known = state;
+    }
+
+    fn set_cached(&self, now: [u64; 2]) {
+        for ((gauge, known), now) in
+            [&self.objects, &self.bytes].into_iter().zip(&self.cached).zip(now)
+        {
+            let before = known.swap(now, Ordering::Relaxed);
+            gauge.inc_by(now.wrapping_sub(before).cast_signed());
+        }
+    }
+}
+
+impl Drop for TypeMetrics {
+    fn drop(&mut self) {
+        self.set_state(None);
+        self.set_cached([0, 0]);
+        let mut live = self.all.lock();
+        let Some(count) = live.get_mut(&self.labels) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        live.remove(&self.labels);
+        let TypeLabels { group, resource } = &self.labels;
+        self.all.relists.remove(&self.labels);
+        self.all.objects.remove(&self.labels);
+        self.all.bytes.remove(&self.labels);
+        for event in EventKind::ALL {
+            let (group, resource) = (group.clone(), resource.clone());
+            self.all.events.remove(&EventLabels { group, resource, event });
+        }
+        for reason in Cause::ALL {
+            let (group, resource) = (group.clone(), resource.clone());
+            self.all.restarts.remove(&RestartLabels { group, resource, reason });
+        }
+    }
+}
+
+/// An open watch.
+#[derive(Debug)]
+pub(super) struct Watching(Gauge);
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::fixture::{Fixture, widgets};
+
+    fn encoded(metrics: &InformerMetrics) -> String {
+        let mut registry = Registry::default();
+        metrics.register(&mut registry);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn the_series_of_a_type_go_with_its_last_informer() {
+        let metrics = InformerMetrics::default();
+        let store = Store::new();
+        store.put(&Fixture::new("a").object());
+        let first = metrics.join(&widgets().identity);
+        let second = metrics.join(&widgets().identity);
+
+        first.cached(&store);
+        second.cached(&store);
+        second.cached(&store);
+        second.restarted(Cause::Expired);
+        second.state(&Progress::Synced);
+        let watching = second.watching();
+        let text = encoded(&metrics);
+        let labels = r#"group="example.com",resource="widgets""#;
+        assert!(text.contains(&format!("informer_objects{{{labels}}} 2")), "{text}");
+        assert!(text.contains(r#"reason="Expired"} 1"#), "{text}");
+        assert!(text.contains(r#"informers{state="Synced"} 1"#), "{text}");
+        assert!(text.contains("informer_watches 1"), "{text}");
+
+        drop((first, watching));
+        assert!(encoded(&metrics).contains(&format!("informer_objects{{{labels}}} 1")));
+
+        drop(second);
+        let text = encoded(&metrics);
+        assert!(!text.contains("widgets"), "{text}");
+        assert!(text.contains(r#"informers{state="Synced"} 0"#), "{text}");
+        assert!(text.contains("informer_watches 0"), "{text}");
+    }
+
+    #[test]
+    fn every_kind_of_event_has_its_counter() {
+        for (index, kind) in EventKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, index);
+        }
+    }
+}

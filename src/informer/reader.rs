@@ -1,0 +1,195 @@
+//! From chunks of a response to lines, or to a whole body, within a budget.
+
+use bytes::{Buf, Bytes, BytesMut};
+use http_body_util::BodyExt;
+use kube::client::Body;
+
+use super::{classify::Failure, wire::chain};
+
+/// Cuts chunks into lines. Pure.
+#[derive(Debug)]
+struct Lines {
+    buffer: BytesMut,
+    /// So much of the buffer has no end of line.
+    scanned: usize,
+    budget: usize,
+}
+
+impl Lines {
+    fn new(budget: usize) -> Self {
+        Self { buffer: BytesMut::new(), scanned: 0, budget }
+    }
+
+    fn push(&mut self, chunk: &[u8]) {
+        self.buffer.extend_from_slice(chunk);
+    }
+
+    /// The next whole line, without its end.
+    fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        let found = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
+        let length = found.map_or(self.buffer.len(), |found| self.scanned + found);
+        if length > self.budget {
+            return Err(Failure::TooLong { what: "a watch event", budget: self.budget });
+        }
+        if found.is_none() {
+            self.scanned = length;
+            return Ok(None);
+        }
+        let line = self.buffer.split_to(length).freeze();
+        self.buffer.advance(1);
+        self.scanned = 0;
+        if self.buffer.is_empty() {
+            // A watch is idle most of its life: it keeps no buffer meanwhile.
+            self.buffer = BytesMut::new();
+        }
+        Ok(Some(line))
+    }
+}
+
+/// The lines of a watch.
+#[derive(Debug)]
+pub(super) struct LineReader {
+    body: Body,
+    lines: Lines,
+}
+
+impl LineReader {
+    pub(super) fn new(body: Body, budget: usize) -> Self {
+        Self { body, lines: Lines::new(budget) }
+    }
+
+    /// The next line that is not blank; `None` at the end, where half a line is left out.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+        loop {
+            while let Some(line) = self.lines.next()? {
+                if !line.iter().all(u8::is_ascii_whitespace) {
+                    return Ok(Some(line));
+                }
+            }
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Some(chunk) = frame.data_ref() {
+                        self.lines.push(chunk);
+                    }
+                }
+                Some(Err(error)) => return Err(Failure::Transport(chain(&error))),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// A body read into one piece.
+#[derive(Debug)]
+pub(super) struct WholeReader {
+    body: Body,
+    bytes: Vec<u8>,
+    budget: usize,
+}
+
+impl WholeReader {
+    pub(super) fn new(body: Body, budget: usize) -> Self {
+        Self { body, bytes: Vec::new(), budget }
+    }
+
+    /// Reads one more chunk; whether there may be another.
+    pub(super) async fn more(&mut self) -> Result<bool, Failure> {
+        match self.body.frame().await {
+            Some(Ok(frame)) => {
+                let chunk = frame.data_ref().map_or(&[][..], |chunk| chunk);
+                if self.bytes.len() + chunk.len() > self.budget {
+                    return Err(Failure::TooLong { what: "the answer", budget: self.budget });
+                }
+                self.bytes.extend_from_slice(chunk);
+                Ok(true)
+            }
+            Some(Err(error)) => Err(Failure::Transport(chain(&error))),
+            None => Ok(false),
+        }
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::script::body;
+
+    const BUDGET: usize = 1024;
+
+    async fn lines(chunks: &[&[u8]], budget: usize) -> (Vec<String>, Option<Failure>) {
+        let mut reader = LineReader::new(body(chunks).await, budget);
+        let mut lines = Vec::new();
+        loop {
+            match reader.next().await {
+                Ok(Some(line)) => lines.push(String::from_utf8(line.to_vec()).unwrap()),
+                Ok(None) => return (lines, None),
+                Err(failure) => return (lines, Some(failure)),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_may_be_cut_anywhere() {
+        let text = "{\"a\":\"é\"}\n\n{\"b\":2}\r\n{\"c\":3}\n".as_bytes();
+
+        for first in 0..=text.len() {
+            for second in first..=text.len() {
+                let chunks = [&text[..first], &text[first..second], &text[second..]];
+                let (lines, failure) = lines(&chunks, BUDGET).await;
+
+                assert_eq!(lines, ["{\"a\":\"é\"}", "{\"b\":2}\r", "{\"c\":3}"]);
+                assert_eq!(failure, None);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn half_a_line_at_the_end_is_left_out() {
+        let text = b"{\"a\":1}\n{\"b\":2}";
+
+        for end in 8..text.len() {
+            let (lines, failure) = lines(&[&text[..end]], BUDGET).await;
+
+            assert_eq!((lines.as_slice(), failure), (&["{\"a\":1}".to_owned()][..], None));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_line_over_budget_fails_before_it_ends() {
+        let (read, failure) = lines(&[b"short\n", b"12345", b"6789", b"0"], 8).await;
+
+        assert_eq!(read, ["short"]);
+        assert_eq!(failure, Some(Failure::TooLong { what: "a watch event", budget: 8 }));
+        assert_eq!(lines(&[b"12345678\n"], 8).await.1, None);
+        assert!(lines(&[b"123456789\n"], 8).await.1.is_some());
+    }
+
+    #[test]
+    fn an_idle_reader_keeps_no_buffer() {
+        let mut lines = Lines::new(1 << 20);
+        lines.push(&[b'x'; 100_000]);
+        lines.push(b"\n");
+
+        assert!(lines.next().unwrap().is_some());
+
+        assert_eq!(lines.buffer.capacity(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_over_budget_fails() {
+        let mut reader = WholeReader::new(body(&[b"1234", b"5678", b"9"]).await, 8);
+
+        assert_eq!(reader.more().await, Ok(true));
+        assert_eq!(reader.more().await, Ok(true));
+        assert_eq!(reader.more().await, Err(Failure::TooLong { what: "the answer", budget: 8 }),);
+        assert_eq!(reader.into_bytes(), b"12345678");
+    }
+}

@@ -1,0 +1,313 @@
+//! A client whose server is the test: every request is handed out, and answered by hand.
+
+use std::{collections::HashMap, convert::Infallible, io, pin::Pin};
+
+use bytes::Bytes;
+use futures::Stream;
+use http::{Request, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::StreamBody;
+use kube::{Client, client::Body};
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, oneshot};
+use tower::service_fn;
+
+use super::{
+    InformerKey, InformerOptions, InformerSet, Object, Subscription,
+    fixture::{Fixture, widgets},
+};
+
+type Chunk = io::Result<Frame<Bytes>>;
+type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
+
+/// The server's end.
+pub(super) struct Script {
+    requests: mpsc::UnboundedReceiver<Asked>,
+}
+
+/// A request that waits for its answer.
+pub(super) struct Asked {
+    pub(super) path: String,
+    pub(super) query: HashMap<String, String>,
+    pub(super) accept: String,
+    answer: oneshot::Sender<Response<Chunks>>,
+}
+
+/// An open body: closed when dropped.
+#[derive(Debug)]
+pub(super) struct Open {
+    chunks: mpsc::UnboundedSender<Chunk>,
+}
+
+/// A client, and the server's end of it.
+pub(super) fn script() -> (Client, Script) {
+    let (sender, requests) = mpsc::unbounded_channel();
+    let service = service_fn(move |request: Request<Body>| {
+        let (answer, answered) = oneshot::channel();
+        let query = request.uri().query().unwrap_or_default();
+        let query = query.split('&').filter_map(|pair| pair.split_once('='));
+        let accept = request.headers().get("accept").map(|value| value.to_str().unwrap());
+        let asked = Asked {
+            path: request.uri().path().to_owned(),
+            query: query.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+            accept: accept.unwrap_or_default().to_owned(),
+            answer,
+        };
+        let sent = sender.send(asked);
+        async move {
+            sent.map_err(|_gone| io::Error::other("the server is gone"))?;
+            answered.await.map_err(|_dropped| io::Error::other("connection reset"))
+        }
+    });
+    (Client::new(service, "default"), Script { requests })
+}
+
+/// A body that arrives in these chunks.
+pub(super) async fn body(chunks: &[&[u8]]) -> Body {
+    let frames: Vec<Chunk> =
+        chunks.iter().map(|chunk| Ok(Frame::data(Bytes::copy_from_slice(chunk)))).collect();
+    let mut frames = Some(frames);
+    let service = service_fn(move |_request: Request<Body>| {
+        let frames = futures::stream::iter(frames.take().unwrap());
+        async move { Ok::<_, Infallible>(Response::new(StreamBody::new(frames))) }
+    });
+    let request = Request::get("/").body(Body::empty()).unwrap();
+    Client::new(service, "default").send(request).await.unwrap().into_body()
+}
+
+impl Script {
+    /// The next request, as soon as there is one.
+    pub(super) async fn next(&mut self) -> Asked {
+        self.requests.recv().await.expect("the client is alive")
+    }
+
+    /// The next request, which is a list.
+    #[track_caller]
+    pub(super) fn list(&mut self) -> impl Future<Output = Asked> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let asked = self.next().await;
+            assert!(!asked.is_watch(), "{caller}: {:?} is no list", asked.query);
+            asked
+        }
+    }
+
+    /// The next request, which is a watch from this position.
+    #[track_caller]
+    pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = Asked> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let asked = self.next().await;
+            assert!(asked.is_watch(), "{caller}: {:?} is no watch", asked.query);
+            let position = asked.query.get("resourceVersion").cloned();
+            assert_eq!(position, Some(version.to_string()), "{caller}");
+            asked
+        }
+    }
+
+    /// The next request, which is a streaming list.
+    #[track_caller]
+    pub(super) fn stream(&mut self) -> impl Future<Output = Asked> + '_ {
+        let caller = std::panic::Location::caller();
+        async move {
+            let asked = self.next().await;
+            assert!(asked.is_stream(), "{caller}: {:?} is no streaming list", asked.query);
+            asked
+        }
+    }
+
+    /// Asserts that nothing has been asked.
+    #[track_caller]
+    pub(super) fn assert_quiet(&mut self) {
+        if let Ok(asked) = self.requests.try_recv() {
+            panic!("unexpected request of {} {:?}", asked.path, asked.query);
+        }
+    }
+}
+
+impl Asked {
+    pub(super) fn is_watch(&self) -> bool {
+        self.query.contains_key("watch")
+    }
+
+    pub(super) fn is_stream(&self) -> bool {
+        self.query.get("sendInitialEvents").is_some_and(|value| value == "true")
+    }
+
+    /// Answers with a whole list.
+    pub(super) fn page(self, version: u64, token: &str, items: &[Value]) {
+        let list = json!({
+            "apiVersion": "example.com/v1",
+            "kind": "WidgetList",
+            "metadata": {"resourceVersion": version.to_string(), "continue": token},
+            "items": items,
+        });
+        self.text(StatusCode::OK, &list.to_string());
+    }
+
+    /// Answers with a status, as the API server words it.
+    pub(super) fn refuse(self, code: u16, reason: &str, message: &str) {
+        let status = status(code, reason, message).to_string();
+        self.text(StatusCode::from_u16(code).unwrap(), &status);
+    }
+
+    pub(super) fn text(self, code: StatusCode, text: &str) {
+        self.head(code, None).text(text);
+    }
+
+    /// Answers with the beginning of a body.
+    pub(super) fn open(self) -> Open {
+        self.head(StatusCode::OK, None)
+    }
+
+    pub(super) fn head(self, code: StatusCode, retry_after: Option<u64>) -> Open {
+        let (chunks, receiver) = mpsc::unbounded_channel();
+        let stream = futures::stream::unfold(receiver, async |mut receiver| {
+            receiver.recv().await.map(|chunk| (chunk, receiver))
+        });
+        let stream: Pin<Box<dyn Stream<Item = Chunk> + Send>> = Box::pin(stream);
+        self.respond(code, retry_after, stream);
+        Open { chunks }
+    }
+
+    /// Answers with a body whose reader panics.
+    pub(super) fn explode(self) {
+        let stream = futures::stream::poll_fn(|_context| -> std::task::Poll<Option<Chunk>> {
+            panic!("a defect of ours")
+        });
+        self.respond(StatusCode::OK, None, Box::pin(stream));
+    }
+
+    fn respond(
+        self,
+        code: StatusCode,
+        retry_after: Option<u64>,
+        stream: Pin<Box<dyn Stream<Item = Chunk> + Send>>,
+    ) {
+        let mut response = Response::builder().status(code);
+        if let Some(seconds) = retry_after {
+            response = response.header("retry-after", seconds);
+        }
+        // An abandoned request has nobody to answer.
+        drop(self.answer.send(response.body(StreamBody::new(stream)).unwrap()));
+    }
+
+    /// Resolves when whoever asked no longer waits.
+    pub(super) async fn abandoned(mut self) {
+        self.answer.closed().await;
+    }
+}
+
+impl Open {
+    pub(super) fn event(&self, kind: &str, object: &Value) {
+        self.text(&format!("{}\n", json!({"type": kind, "object": object})));
+    }
+
+    pub(super) fn bookmark(&self, version: u64) {
+        self.event("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}}));
+    }
+
+    /// The end of a streaming list.
+    pub(super) fn end_of_list(&self, version: u64) {
+        let annotations = json!({"k8s.io/initial-events-end": "true"});
+        let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
+        self.event("BOOKMARK", &json!({"metadata": metadata}));
+    }
+
+    pub(super) fn error(&self, code: u16, reason: &str, message: &str) {
+        self.event("ERROR", &status(code, reason, message));
+    }
+
+    pub(super) fn text(&self, text: &str) {
+        self.chunk(text.as_bytes());
+    }
+
+    pub(super) fn chunk(&self, chunk: &[u8]) {
+        // The reader may have left.
+        drop(self.chunks.send(Ok(Frame::data(Bytes::copy_from_slice(chunk)))));
+    }
+
+    /// Resets the connection.
+    pub(super) fn reset(self) {
+        drop(self.chunks.send(Err(io::Error::from(io::ErrorKind::ConnectionReset))));
+    }
+
+    /// Resolves when whoever read the body has dropped it.
+    pub(super) async fn dropped(&self) {
+        self.chunks.closed().await;
+    }
+}
+
+fn status(code: u16, reason: &str, message: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Status", "status": "Failure",
+        "code": code, "reason": reason, "message": message,
+    })
+}
+
+/// A set of informers whose server is the test, and one key of it.
+pub(super) struct Rig {
+    pub(super) set: InformerSet,
+    pub(super) script: Script,
+    pub(super) key: InformerKey,
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        Self::with(InformerOptions::default())
+    }
+
+    pub(super) fn with(options: InformerOptions) -> Self {
+        let (client, script) = script();
+        let set = InformerSet::new(client, options);
+        Self { set, script, key: InformerKey::new(widgets().identity) }
+    }
+
+    pub(super) fn subscribe(&self) -> Subscription {
+        self.set.subscribe(&widgets(), self.key.clone())
+    }
+
+    /// A subscriber in sync with these objects, and the watch from position 10.
+    pub(super) async fn synced(&mut self, items: &[Value]) -> (Subscription, Open) {
+        let mut subscription = self.subscribe();
+        self.script.list().await.page(10, "", items);
+        let watch = self.script.watch(10).await.open();
+        for _ in items {
+            subscription.next().await.unwrap();
+        }
+        subscription.drained().await;
+        (subscription, watch)
+    }
+}
+
+/// Name, resourceVersion before and resourceVersion after the next change.
+pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64) {
+    let delta = subscription.next().await.unwrap();
+    let version = |object: Option<Object>| {
+        object.map_or(0, |object| object.header().resource_version.parse().unwrap())
+    };
+    (delta.key.to_string(), version(delta.old), version(delta.new))
+}
+
+/// Name and resourceVersion of every object in the store.
+pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
+    let mut stored: Vec<_> = subscription
+        .store()
+        .list()
+        .iter()
+        .map(|object| (object.key().to_string(), object.header().resource_version.parse().unwrap()))
+        .collect();
+    stored.sort();
+    stored
+}
+
+/// Lets every task run until it waits.
+pub(super) async fn settle() {
+    // With paused time, a sleep ends only when nothing else can run.
+    tokio::time::sleep(std::time::Duration::from_micros(1)).await;
+}
+
+/// A widget of this name and resourceVersion.
+pub(super) fn widget(name: &str, version: u64) -> Value {
+    Fixture::new(name).version(version).json()
+}

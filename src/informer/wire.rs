@@ -1,0 +1,297 @@
+//! The requests of an informer, and what of their answers is not an object.
+
+use std::{borrow::Cow, collections::HashMap, error::Error, time::Duration};
+
+use http::{Request, Response, header};
+use kube::{Client, client::Body};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout, timeout_at},
+};
+
+use super::{InformerKey, Projection, classify::Failure, decode, reader::WholeReader};
+
+/// An error's body is a status of a few hundred bytes, or some proxy's page.
+const ERROR_BODY_MAX: usize = 64 * 1024;
+const MESSAGE_MAX: usize = 1024;
+/// A list that has said nothing for this long no longer counts among those under way: a server
+/// that does not answer for one type must not hold up the lists of others.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The longest one page may take, however steadily it trickles.
+const PAGE_MAX: Duration = Duration::from_secs(300);
+
+/// Makes the requests of one informer.
+pub(super) struct Wire {
+    client: Client,
+    path: String,
+    /// `&labelSelector=…&fieldSelector=…`
+    selectors: String,
+    projection: Projection,
+    /// For the head of every answer, and between two chunks of a list.
+    deadline: Duration,
+}
+
+/// A place among the lists under way.
+pub(super) type Slot = Option<OwnedSemaphorePermit>;
+
+impl Wire {
+    pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration) -> Self {
+        let mut selectors = String::new();
+        for (parameter, selector) in
+            [("labelSelector", &key.labels), ("fieldSelector", &key.fields)]
+        {
+            if let Some(selector) = selector {
+                selectors.push('&');
+                push_parameter(&mut selectors, parameter, selector);
+            }
+        }
+        let path = key.identity.path(key.namespace.as_deref());
+        Self { client, path, selectors, projection: key.projection, deadline }
+    }
+
+    /// One page of a list, or all of it without a limit.
+    pub(super) async fn page(
+        &self,
+        limit: Option<u32>,
+        token: &str,
+        budget: usize,
+        slot: &mut Slot,
+    ) -> Result<Vec<u8>, Failure> {
+        let mut query = String::new();
+        if let Some(limit) = limit {
+            push_parameter(&mut query, "limit", &limit.to_string());
+        }
+        if !token.is_empty() {
+            query.push('&');
+            push_parameter(&mut query, "continue", token);
+        }
+        let end = Instant::now() + PAGE_MAX;
+        let response = patient(slot, self.send(&query, "PartialObjectMetadataList")).await?;
+        let mut reader = WholeReader::new(response.into_body(), budget);
+        loop {
+            let chunk = timeout_at(end.min(Instant::now() + self.deadline), reader.more());
+            let after = self.deadline;
+            match patient(slot, chunk).await {
+                Ok(Ok(true)) => {}
+                Ok(Ok(false)) => return Ok(reader.into_bytes()),
+                Ok(Err(failure)) => return Err(failure),
+                Err(_elapsed) => return Err(Failure::Deadline { what: "rest of a list", after }),
+            }
+        }
+    }
+
+    /// A watch from a position.
+    pub(super) async fn watch(&self, position: &str, seconds: u32) -> Result<Body, Failure> {
+        let mut query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&");
+        push_parameter(&mut query, "resourceVersion", position);
+        Ok(self.send(&query, "PartialObjectMetadata").await?.into_body())
+    }
+
+    /// A list that arrives as events, and goes on as a watch.
+    pub(super) async fn stream(&self, seconds: u32, slot: &mut Slot) -> Result<Body, Failure> {
+        let query = format!(
+            "watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
+             &resourceVersionMatch=NotOlderThan&timeoutSeconds={seconds}"
+        );
+        Ok(patient(slot, self.send(&query, "PartialObjectMetadata")).await?.into_body())
+    }
+
+    /// Sends, and turns everything but a success into a failure.
+    async fn send(&self, query: &str, partial: &str) -> Result<Response<Body>, Failure> {
+        let accept = match self.projection {
+            Projection::Full => "application/json".to_owned(),
+            // Servers that know no projection send whole objects, whose metadata we keep.
+            Projection::Metadata | Projection::Keys => {
+                format!("application/json;as={partial};g=meta.k8s.io;v=v1,application/json")
+            }
+        };
+        let query = query.trim_start_matches('&');
+        let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
+            .header(header::ACCEPT, accept)
+            // A compressed watch holds events back until a block is full.
+            .header(header::ACCEPT_ENCODING, "identity")
+            .body(Body::empty())
+            .map_err(|error| Failure::Transport(chain(&error)))?;
+        let late = Failure::Deadline { what: "answer", after: self.deadline };
+        let end = Instant::now() + self.deadline;
+        let response = timeout_at(end, self.client.send(request))
+            .await
+            .map_err(|_elapsed| late.clone())?
+            .map_err(|error| Failure::Transport(chain(&error)))?;
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        Err(timeout_at(end, refusal(response)).await.unwrap_or(late))
+    }
+}
+
+/// What a refusal says.
+async fn refusal(response: Response<Body>) -> Failure {
+    let code = response.status().as_u16();
+    let retry_after = response
+        .headers()
+        .get(header::RETRY_AFTER)
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .map(Duration::from_secs);
+    let mut reader = WholeReader::new(response.into_body(), ERROR_BODY_MAX);
+    // Half a body may still name the reason.
+    while let Ok(true) = reader.more().await {}
+    let bytes = reader.into_bytes();
+    let text = decode::text(&bytes);
+    match serde_json::from_str::<Status>(&text) {
+        Ok(status) => Failure::Status {
+            code,
+            reason: status.reason.unwrap_or_default(),
+            message: shorten(&status.message.unwrap_or_default()),
+            retry_after: retry_after.or(status.details.and_then(Details::retry_after)),
+        },
+        Err(_no_status) => {
+            let message = shorten(text.trim());
+            Failure::Status { code, reason: String::new(), message, retry_after }
+        }
+    }
+}
+
+/// Waits, and gives the place up when that takes long.
+async fn patient<F: Future>(slot: &mut Slot, future: F) -> F::Output {
+    let mut future = std::pin::pin!(future);
+    if slot.is_some() {
+        match timeout(PATIENCE, future.as_mut()).await {
+            Ok(output) => return output,
+            Err(_elapsed) => drop(slot.take()),
+        }
+    }
+    future.await
+}
+
+/// An error with its sources: a status shows nothing but text.
+pub(super) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let reason = error.to_string();
+        if !text.contains(&reason) {
+            text.push_str(": ");
+            text.push_str(&reason);
+        }
+        source = error.source();
+    }
+    shorten(&text)
+}
+
+fn shorten(text: &str) -> String {
+    text.chars().take(MESSAGE_MAX).collect()
+}
+
+fn push_parameter(query: &mut String, name: &str, value: &str) {
+    query.push_str(name);
+    query.push('=');
+    for byte in value.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
+                query.push(char::from(byte));
+            }
+            _ => query.push_str(&format!("%{byte:02X}")),
+        }
+    }
+}
+
+/// One page of a list. Its items are spans of the page.
+#[derive(Deserialize)]
+pub(super) struct Page<'a> {
+    #[serde(default)]
+    pub(super) metadata: Option<ListMetadata>,
+    #[serde(borrow, default)]
+    pub(super) items: Option<Vec<&'a RawValue>>,
+}
+
+/// What a list says of itself.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct ListMetadata {
+    #[serde(default)]
+    pub(super) resource_version: Option<String>,
+    #[serde(default, rename = "continue")]
+    pub(super) token: Option<String>,
+}
+
+/// One line of a watch.
+#[derive(Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(borrow, rename = "type")]
+    pub(super) kind: Cow<'a, str>,
+    #[serde(borrow)]
+    pub(super) object: &'a RawValue,
+}
+
+/// What a bookmark says.
+#[derive(Deserialize)]
+pub(super) struct Bookmark {
+    pub(super) metadata: BookmarkMetadata,
+}
+
+/// The position of a bookmark.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct BookmarkMetadata {
+    #[serde(default)]
+    pub(super) resource_version: Option<String>,
+    #[serde(default)]
+    pub(super) annotations: Option<HashMap<String, String>>,
+}
+
+impl Bookmark {
+    /// Whether everything before it was a list.
+    pub(super) fn ends_list(&self) -> bool {
+        let annotations = self.metadata.annotations.as_ref();
+        annotations
+            .and_then(|annotations| annotations.get("k8s.io/initial-events-end"))
+            .is_some_and(|value| value == "true")
+    }
+}
+
+/// A status, as far as it matters to us.
+#[derive(Deserialize)]
+struct Status {
+    kind: StatusKind,
+    #[serde(default)]
+    code: Option<u16>,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    message: Option<String>,
+    #[serde(default)]
+    details: Option<Details>,
+}
+
+#[derive(Deserialize)]
+enum StatusKind {
+    Status,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Details {
+    #[serde(default)]
+    retry_after_seconds: Option<u64>,
+}
+
+impl Details {
+    fn retry_after(self) -> Option<Duration> {
+        self.retry_after_seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs)
+    }
+}
+
+/// The failure that an `ERROR` event carries, or a bare status in the place of an event.
+pub(super) fn in_stream(json: &str) -> Option<Failure> {
+    let status: Status = serde_json::from_str(json).ok()?;
+    let StatusKind::Status = status.kind;
+    Some(Failure::Status {
+        code: status.code.unwrap_or(500),
+        reason: status.reason.unwrap_or_default(),
+        message: shorten(&status.message.unwrap_or_default()),
+        retry_after: status.details.and_then(Details::retry_after),
+    })
+}
