@@ -26,4 +26,5 @@ pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use last_applied::LAST_APPLIED;
 pub use protocol::MAX_CHILDREN;
+pub use selection::Selector;
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

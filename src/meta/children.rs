@@ -9,17 +9,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use kube::core::{Selector, SelectorExt};
 use serde_json::{Map, Value, json};
 
-use super::{
-    UpdateMethod,
-    claim::UID_LABEL,
-    last_applied::{self, SYSTEM_FIELDS},
-    merge,
-};
+use super::{Selector, UpdateMethod, claim::UID_LABEL, last_applied, merge};
 use crate::{
-    informer::{Object, ObjectKey},
+    informer::{Object, ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
 };
 
@@ -437,14 +431,14 @@ fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&
     }
 }
 
-fn texts(metadata: &Map<String, Value>, field: &str) -> Result<BTreeMap<String, String>, Wrong> {
+fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong> {
     let path = format!(".metadata.{field}");
     match metadata.get(field) {
-        None | Some(Value::Null) => Ok(BTreeMap::new()),
+        None | Some(Value::Null) => Ok(StringMap::default()),
         Some(Value::Object(entries)) => entries
             .iter()
             .map(|(key, value)| match value {
-                Value::String(text) => Ok((key.clone(), text.clone())),
+                Value::String(text) => Ok((key.as_str(), text.as_str())),
                 other => Err(wrong(
                     &format!("{path}[{key:?}]"),
                     format!("is {} and no text", word(other)),
@@ -452,15 +446,6 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<BTreeMap<String, 
             })
             .collect(),
         Some(other) => Err(wrong(&path, format!("is {} and no object", word(other)))),
-    }
-}
-
-/// The metadata that the server owns, for whoever strips it.
-pub(crate) fn strip_system_fields(object: &mut Value) {
-    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        for field in SYSTEM_FIELDS {
-            metadata.remove(field);
-        }
     }
 }
 
@@ -531,7 +516,7 @@ mod tests {
     }
 
     fn selector() -> Selector {
-        [("app", "x")].into_iter().collect()
+        Selector::label("app", "x")
     }
 
     fn checked(
@@ -662,7 +647,7 @@ mod tests {
     #[test]
     fn a_generated_selector_labels_children() {
         let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
-        let selector: Selector = [("controller-uid", "parent-uid")].into_iter().collect();
+        let selector = Selector::label("controller-uid", "parent-uid");
         let rules = Rules {
             parent: &parent,
             groups: &groups,

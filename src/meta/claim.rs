@@ -1,9 +1,8 @@
 //! Which objects are a parent's children: a pure decision, object by object.
 
-use kube::core::{Selector, SelectorExt};
 use serde::Deserialize;
 
-use super::{LabelSelector, selection};
+use super::{LabelSelector, Selector, selection};
 use crate::informer::Header;
 
 /// Label by which generated selectors find children.
@@ -64,7 +63,7 @@ pub(crate) fn selector_of(
         selector: Option<LabelSelector>,
     }
     if generate {
-        return Ok([(UID_LABEL.to_owned(), parent_uid.to_owned())].into_iter().collect());
+        return Ok(Selector::label(UID_LABEL, parent_uid));
     }
     let parent: Parent = serde_json::from_slice(parent_json)
         .map_err(|error| format!("spec.selector: is no label selector: {error}"))?;
@@ -82,7 +81,7 @@ pub(crate) fn selector_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::informer::{ObjectKey, OwnerReference};
+    use crate::informer::{ObjectKey, OwnerReference, StringMap};
 
     fn object(owner: Option<&str>, labelled: bool, terminating: bool) -> Header {
         Header {
@@ -91,8 +90,8 @@ mod tests {
             resource_version: "1".into(),
             generation: 0,
             deletion_timestamp: terminating.then(k8s_openapi::jiff::Timestamp::now),
-            labels: if labelled { [("a".into(), "b".into())].into() } else { [].into() },
-            annotations: [].into(),
+            labels: labelled.then_some(("a", "b")).into_iter().collect(),
+            annotations: StringMap::default(),
             owners: owner
                 .map(|uid| OwnerReference {
                     group: "example.com".into(),
@@ -109,7 +108,7 @@ mod tests {
 
     #[test]
     fn every_case_is_decided() {
-        let selector: Selector = [("a", "b")].into_iter().collect();
+        let selector = Selector::label("a", "b");
         for (owner, labelled, terminating, parent_terminating, expected) in [
             (Some("p"), true, false, false, Claim::Owned),
             (Some("p"), true, true, false, Claim::Owned),
@@ -137,7 +136,7 @@ mod tests {
         let mut object = object(Some("other"), true, false);
         object.owners[0].controller = false;
 
-        let selector: Selector = [("a", "b")].into_iter().collect();
+        let selector = Selector::label("a", "b");
         assert_eq!(claim(&object, "p", false, &selector), Claim::Adopt);
     }
 
