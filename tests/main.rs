@@ -5,6 +5,8 @@
 mod architecture;
 mod control_plane;
 #[cfg(feature = "cli")]
+mod deploy;
+#[cfg(feature = "cli")]
 mod examples;
 mod faults;
 
