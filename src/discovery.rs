@@ -16,6 +16,8 @@ mod registry;
 mod report;
 mod request;
 mod schedule;
+#[cfg(test)]
+mod script;
 mod state;
 mod subscriptions;
 mod task;

@@ -358,3 +358,6 @@ impl<K> fmt::Debug for Queue<K> {
         f.debug_struct("Queue").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

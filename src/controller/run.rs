@@ -408,5 +408,4 @@ fn human(time: Duration) -> String {
 }
 
 #[cfg(test)]
-#[path = "run_tests.rs"]
 mod tests;

@@ -141,6 +141,11 @@ impl TypeRegistry {
         known.report()
     }
 
+    #[cfg(test)]
+    pub(super) fn subscriptions(&self) -> usize {
+        self.shared.read().subscriptions.iter().count()
+    }
+
     /// Adds the metrics of discovery.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
@@ -205,7 +210,11 @@ impl Known {
                 }
                 (None, TypeName::Kind(_)) => None,
             };
-            match known.filter(|name| self.ledger.get(name).is_some()) {
+            // Somebody who asks for a version may be told something else than what the row says.
+            let told = |name: &GroupResource| {
+                self.ledger.get(name).is_some_and(|row| row.state.word() == status.state.word())
+            };
+            match known.filter(told) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,
                 None => reports.push(TypeReport {
                     name: type_ref.to_string(),

@@ -45,10 +45,9 @@ impl Error {
     pub(super) fn code(&self) -> Option<u16> {
         match self {
             Self::Status { code, .. } => Some(*code),
-            Self::Request { source, .. } | Self::Watch { source, .. } => match &**source {
-                kube::Error::Api(status) => Some(status.code),
-                _ => None,
-            },
+            Self::Request { source, .. } | Self::Watch { source, .. } => {
+                if let kube::Error::Api(status) = &**source { Some(status.code) } else { None }
+            }
             Self::Deadline { .. } | Self::Path { .. } | Self::Body { .. } | Self::Decode { .. } => {
                 None
             }
@@ -57,7 +56,7 @@ impl Error {
 
     /// Whether the server says that it will never say: no right, or no such endpoint.
     pub(super) fn is_refusal(&self) -> bool {
-        matches!(self.code(), Some(403 | 404 | 405))
+        matches!(self.code(), Some(403..=405))
     }
 }
 

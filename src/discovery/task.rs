@@ -19,15 +19,15 @@ use super::{
     metrics::{Outcome, Request, Resource},
     registry::Shared,
     request::Error,
-    schedule::Schedule,
+    schedule::{Schedule, Unsettled},
     watch::{Change, Watched, watch},
 };
 
 /// A server that has just started refuses at first: RBAC is read a moment later. Static mode
-/// gives types another identity, so it is not entered lightly.
-const REFUSALS: u32 = 4;
+/// gives new types another identity, so it is not entered lightly: so many take six seconds.
+const REFUSALS: u32 = 7;
 /// Without APIServices discovery alone must do, however they fail.
-const SERVICE_FAILURES: u32 = 8;
+const SERVICE_FAILURES: u32 = 9;
 /// What is ready is taken in before it is published, but no more than this: a burst must not
 /// hold up the first of its changes.
 const BATCH: usize = 64;
@@ -252,9 +252,9 @@ impl Running {
             Outcome::partial => {
                 let error = "only one of /api and /apis answered".to_owned();
                 known.health.discovery.failed(error, Timestamp::now());
-                super::schedule::Unsettled::Silent
+                Unsettled::Silent
             }
-            Outcome::failed => super::schedule::Unsettled::Silent,
+            Outcome::failed => Unsettled::Silent,
         };
         drop(known);
         self.shared.metrics.requests.get_or_create(&Request { outcome }).inc();
@@ -276,3 +276,6 @@ impl Running {
         self.shared.metrics.watch_failures.get_or_create(&Resource { resource }).inc();
     }
 }
+
+#[cfg(test)]
+mod tests;

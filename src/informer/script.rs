@@ -12,6 +12,11 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 use tower::service_fn;
 
+use super::{
+    InformerKey, InformerOptions, InformerSet, Object, Subscription,
+    fixture::{Fixture, widgets},
+};
+
 type Chunk = io::Result<Frame<Bytes>>;
 type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
 
@@ -238,4 +243,71 @@ fn status(code: u16, reason: &str, message: &str) -> Value {
         "apiVersion": "v1", "kind": "Status", "status": "Failure",
         "code": code, "reason": reason, "message": message,
     })
+}
+
+/// A set of informers whose server is the test, and one key of it.
+pub(super) struct Rig {
+    pub(super) set: InformerSet,
+    pub(super) script: Script,
+    pub(super) key: InformerKey,
+}
+
+impl Rig {
+    pub(super) fn new() -> Self {
+        Self::with(InformerOptions::default())
+    }
+
+    pub(super) fn with(options: InformerOptions) -> Self {
+        let (client, script) = script();
+        let set = InformerSet::new(client, options);
+        Self { set, script, key: InformerKey::new(widgets().identity) }
+    }
+
+    pub(super) fn subscribe(&self) -> Subscription {
+        self.set.subscribe(&widgets(), self.key.clone())
+    }
+
+    /// A subscriber in sync with these objects, and the watch from position 10.
+    pub(super) async fn synced(&mut self, items: &[Value]) -> (Subscription, Open) {
+        let mut subscription = self.subscribe();
+        self.script.list().await.page(10, "", items);
+        let watch = self.script.watch(10).await.open();
+        for _ in items {
+            subscription.next().await.unwrap();
+        }
+        subscription.drained().await;
+        (subscription, watch)
+    }
+}
+
+/// Name, resourceVersion before and resourceVersion after the next change.
+pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64) {
+    let delta = subscription.next().await.unwrap();
+    let version = |object: Option<Object>| {
+        object.map_or(0, |object| object.header().resource_version.parse().unwrap())
+    };
+    (delta.key.to_string(), version(delta.old), version(delta.new))
+}
+
+/// Name and resourceVersion of every object in the store.
+pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
+    let mut stored: Vec<_> = subscription
+        .store()
+        .list()
+        .iter()
+        .map(|object| (object.key().to_string(), object.header().resource_version.parse().unwrap()))
+        .collect();
+    stored.sort();
+    stored
+}
+
+/// Lets every task run until it waits.
+pub(super) async fn settle() {
+    // With paused time, a sleep ends only when nothing else can run.
+    tokio::time::sleep(std::time::Duration::from_micros(1)).await;
+}
+
+/// A widget of this name and resourceVersion.
+pub(super) fn widget(name: &str, version: u64) -> Value {
+    Fixture::new(name).version(version).json()
 }

@@ -368,5 +368,4 @@ impl<K> Drop for Core<K> {
 }
 
 #[cfg(test)]
-#[path = "core_tests.rs"]
 mod tests;
