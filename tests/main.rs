@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod architecture;
+#[cfg(feature = "cli")]
+mod cli;
 mod control_plane;
 #[cfg(feature = "cli")]
 mod deploy;
