@@ -102,7 +102,7 @@ impl Pool {
         let dialer = self.dialer.clone();
         let connection = Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed)));
         let slot = connection.slot(self).expect("a new connection has a place");
-        let driver = dialer.drive(connection.clone(), self.tasks.clone());
+        let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
         connections.push(connection);
         drop(connections);
@@ -210,14 +210,14 @@ impl Dialer {
     }
 
     /// Opens a connection and drives it until it is closed.
-    async fn drive(self, connection: Arc<Connection>, tasks: Tasks) {
+    async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: Tasks) {
         // Whoever waits for the connection is told, also when this is dropped.
         let ending = Ending(connection);
         let connection = &ending.0;
         let polled = Arc::new(Notify::new());
         let executor = Watched { tasks, polled: Arc::downgrade(&polled) };
         let within = self.options.connect_timeout;
-        let opened = match timeout(within, self.open(executor, polled)).await {
+        let opened = match timeout(within, self.open(lane, executor, polled)).await {
             Ok(opened) => opened,
             Err(_) => Err(self.error(format!("not open within {within:?}"))),
         };
@@ -265,6 +265,7 @@ impl Dialer {
     /// when it does not speak HTTP/2.
     async fn open(
         &self,
+        lane: Lane,
         executor: Watched,
         polled: Arc<Notify>,
     ) -> Result<Option<(http2::SendRequest<Body>, Driver)>, Error> {
@@ -275,13 +276,21 @@ impl Dialer {
         }
         let streams = u32::try_from(self.options.max_streams).unwrap_or(u32::MAX);
         let window = STREAM_WINDOW_BYTES.saturating_mul(streams.max(1)).min(i32::MAX as u32);
+        let options = &self.options;
+        let (interval, timeout) = match lane {
+            Lane::Requests | Lane::Watches => {
+                (options.keep_alive_interval, options.keep_alive_timeout)
+            }
+            // A dead connection must be found before the lease is lost over it.
+            Lane::Leases => (options.lease_timeout / 2, options.lease_timeout / 2),
+        };
         let (sender, mut driver) = http2::Builder::new(executor)
             .timer(TokioTimer::new())
             .initial_max_send_streams(NOT_SAID)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(window)
-            .keep_alive_interval(self.options.keep_alive_interval)
-            .keep_alive_timeout(self.options.keep_alive_timeout)
+            .keep_alive_interval(interval)
+            .keep_alive_timeout(timeout)
             .keep_alive_while_idle(true)
             .handshake(stream)
             .await
