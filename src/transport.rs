@@ -12,11 +12,13 @@
 mod body;
 mod connection;
 mod deadline;
+mod dialer;
 mod lane;
 mod metrics;
 mod pool;
 #[cfg(test)]
 mod server;
+mod tasks;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
@@ -34,8 +36,9 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
 use body::ResponseBody;
 use deadline::Deadlines;
+use dialer::Dialer;
 use metrics::Metered;
-use pool::{Dialer, Pool, PoolService};
+use pool::{Pool, PoolService};
 
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
