@@ -85,7 +85,8 @@ fn is_conflict(error: &(dyn Error + 'static)) -> bool {
         } else {
             error.downcast_ref::<Status>()
         };
-        if status.is_some_and(Status::is_conflict) {
+        let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
+        if status.is_some_and(|status| status.is_conflict() || no_reason(status)) {
             return true;
         }
         next = error.source();

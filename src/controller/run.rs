@@ -154,7 +154,8 @@ impl Run {
                 epoch = self.epoch.number(),
                 source = %input.source().name(),
             );
-            self.sources.spawn(async move { (number, follower.run().await) }.instrument(span));
+            let followed = async move { (number, follower.run().await) }.instrument(span);
+            self.sources.spawn(self.epoch.tasks().track_future(followed));
         }
     }
 
@@ -238,7 +239,8 @@ impl Run {
                 },
             }
         };
-        let id = self.workers.spawn(reconcile.instrument(span.clone())).id();
+        let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
+        let id = self.workers.spawn(reconcile).id();
         let worker = Worker::new(&self.spec.series);
         self.active.insert(id, Active { item, since: Instant::now(), span, _worker: worker });
     }

@@ -7,10 +7,9 @@ use std::{collections::BTreeMap, fmt, time::Duration};
 
 use bytes::Bytes;
 use http::Uri;
-use kube::core::Selector;
 use serde_json::Value;
 
-use super::{CompositeControllerSpec, HookSpec, WebhookSpec, selection};
+use super::{CompositeControllerSpec, HookSpec, Selector, WebhookSpec, selection};
 use crate::kind::TypeRef;
 
 /// How long a hook may take when nothing valid is said.
