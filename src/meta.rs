@@ -3,6 +3,7 @@
 mod blueprint;
 mod children;
 mod claim;
+mod composite;
 mod composite_controller;
 mod crds;
 mod hook;
@@ -10,6 +11,9 @@ mod hook_metrics;
 mod last_applied;
 mod merge;
 mod protocol;
+mod recorder;
+mod resource;
+mod roster;
 mod selection;
 mod webhook;
 
