@@ -62,8 +62,9 @@ impl CompositeRunnable {
         cluster: &Cluster,
         recorder: Recorder,
         workers: usize,
+        health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let roster = Arc::new(Roster::default());
+        let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
         let mut builder = Controller::builder(name)

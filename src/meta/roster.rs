@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -18,6 +19,22 @@ use crate::informer::{Delta, Object, ObjectKey};
 pub(crate) struct Roster {
     parents: Mutex<Parents>,
     health: watch::Sender<Health>,
+    changed: OnChange,
+}
+
+/// Told of every change of health.
+struct OnChange(Box<dyn Fn() + Send + Sync>);
+
+impl Default for OnChange {
+    fn default() -> Self {
+        Self(Box::new(|| {}))
+    }
+}
+
+impl fmt::Debug for OnChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnChange")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -56,6 +73,11 @@ pub(crate) struct Health {
 }
 
 impl Roster {
+    /// An empty roster that calls `changed` when the health changes; it must not block.
+    pub(crate) fn new(changed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { changed: OnChange(Box::new(changed)), ..Self::default() }
+    }
+
     /// Notes a parent, before its children are read: what changes afterwards finds it.
     pub(crate) fn enrol(&self, key: &ObjectKey, uid: &Arc<str>, selector: &Selector) {
         let mut parents = self.lock();
@@ -89,6 +111,7 @@ impl Roster {
     pub(crate) fn clear(&self) {
         *self.lock() = Parents::default();
         self.health.send_replace(Health::default());
+        (self.changed.0)();
     }
 
     /// The hook's answer was usable.
@@ -140,7 +163,7 @@ impl Roster {
     }
 
     fn publish(&self, parents: &Parents, proven: bool) {
-        self.health.send_if_modified(|health| {
+        let changed = self.health.send_if_modified(|health| {
             let first = parents.failing.first_key_value();
             let now = Health {
                 proven: proven || health.proven,
@@ -151,6 +174,9 @@ impl Roster {
             *health = now;
             changed
         });
+        if changed {
+            (self.changed.0)();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Parents> {
