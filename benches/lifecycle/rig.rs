@@ -21,7 +21,7 @@ use pilotlight::{
     manager::{
         ControllerState, Manager, ManagerOptions, RunnableOptions, Transition, TransitionKind,
     },
-    meta::{self, CompositeController, MetaOptions},
+    meta::{self, CompositeController, MetaOptions, SUPERVISOR, Supervisor},
     testing::{ControlPlane, CrdBuilder, TestScope},
 };
 use serde_json::{Value, json};
@@ -107,10 +107,9 @@ impl Rig {
             Carrier::Composite => {
                 let hook = hook(recorder.clone(), &mut tasks).await;
                 declare(plane.client().unwrap(), &scope, &hook).await;
-                let composites =
-                    meta::composites(&cluster, &manager.handle(), MetaOptions::default()).unwrap();
-                let name = composites.name().clone();
-                manager.add(name, Arc::new(composites), RunnableOptions::default()).unwrap();
+                let options = MetaOptions::default();
+                let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
+                manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
             }
         }
         let stop = CancellationToken::new();
