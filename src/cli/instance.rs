@@ -9,6 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    meta::{self, HookMetrics, MetaOptions},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -90,12 +91,14 @@ impl Instance {
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
 
         let lifecycle = ManagerMetrics::default();
+        let hooks = HookMetrics::default();
         let mut metrics = Registry::default();
         requests.register(&mut metrics);
         lifecycle.register(&mut metrics);
         cluster.types.register_metrics(&mut metrics);
         cluster.informers.metrics().register(&mut metrics);
         cluster.metrics.register(&mut metrics);
+        hooks.register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
@@ -103,6 +106,9 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
+        let options = MetaOptions { workers: manager.workers.get(), hooks };
+        let composites = meta::composites(&cluster, &handle, options)?;
+        owner.add(composites.name().clone(), Arc::new(composites), RunnableOptions::default())?;
         let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;

@@ -86,7 +86,11 @@ impl KindSource {
 
     /// Joins the informer.
     pub(super) fn subscribe(&self, served: &ServedType) -> Subscription {
-        self.informers.subscribe(served, self.key(served))
+        let subscription = self.informers.subscribe(served, self.key(served));
+        for index in &self.indexes {
+            subscription.store().add_index(index.clone());
+        }
+        subscription
     }
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {

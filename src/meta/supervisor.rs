@@ -52,7 +52,6 @@ pub(crate) type Build =
     Arc<dyn Fn(Blueprint) -> Result<Arc<dyn ConditionalRunnable>, BoxError> + Send + Sync>;
 
 struct Supervisor {
-    cluster: Cluster,
     manager: ManagerHandle,
     build: Build,
     declared: Arc<Declared>,
@@ -71,13 +70,8 @@ pub(crate) fn supervisor(
     build: Build,
 ) -> Result<Controller, BuildError> {
     let declared = Arc::<Declared>::default();
-    let supervisor = Supervisor {
-        cluster: cluster.clone(),
-        manager: manager.clone(),
-        build,
-        declared: declared.clone(),
-        events,
-    };
+    let supervisor =
+        Supervisor { manager: manager.clone(), build, declared: declared.clone(), events };
     Controller::builder("compositecontrollers")
         .for_type(own_type())
         .conditional()
@@ -90,7 +84,7 @@ fn own_type() -> TypeRef {
     TypeRef::of::<CompositeController>()
 }
 
-fn controller_name(name: &str) -> ControllerName {
+pub(crate) fn controller_name(name: &str) -> ControllerName {
     format!("{PREFIX}{name}").into()
 }
 
