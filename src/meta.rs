@@ -5,12 +5,18 @@ mod children;
 mod claim;
 mod composite_controller;
 mod crds;
+mod declared;
 mod hook;
 mod hook_metrics;
 mod last_applied;
 mod merge;
+mod news;
 mod protocol;
+mod recorder;
+mod resource;
 mod selection;
+mod status;
+mod supervisor;
 mod webhook;
 
 pub use blueprint::{Blueprint, ChildRule, HookRule, HookVersion, Problem, Rejected, UpdateMethod};
