@@ -127,3 +127,73 @@ async fn they_start_stop_and_start_again_with_their_type() {
     embed.interrupt().await;
     runnable.interrupt().await;
 }
+
+/// Reads one of an example's manifests.
+fn manifest<K: serde::de::DeserializeOwned>(file: &str) -> K {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/noticeboard").join(file);
+    let yaml = std::fs::read_to_string(path).unwrap();
+    serde_saphyr::from_str(&yaml).unwrap()
+}
+
+#[tokio::test]
+#[ignore = "needs python3, which the other tests do not; .ci/run runs it"]
+async fn a_declared_controller_follows_its_hook_in_python() {
+    let plane = ControlPlane::start(pilotlight::testing::ControlPlaneOptions::default());
+    let plane = plane.await.unwrap();
+    let client = plane.client().unwrap();
+    let scope = plane.scope("noticeboard").await.unwrap();
+    let hook = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/noticeboard/hook.py");
+    let mut hook = tokio::process::Command::new(hook)
+        .env("HOOK_PORT", "0")
+        .stdout(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("python3 must be installed");
+    let mut said = BufReader::new(hook.stdout.take().unwrap()).lines();
+    let line = timeout(DEADLINE, said.next_line()).await.unwrap().unwrap().unwrap();
+    let port = line.strip_prefix("listening on port ").unwrap();
+    for crd in pilotlight::meta::crds() {
+        install(&client, &crd).await;
+    }
+    let mut manager = tokio::process::Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+        .args(["run", "--metrics-address=0", "--health-probe-bind-address=0"])
+        .env("KUBECONFIG", plane.kubeconfig())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+
+    let mut controller: pilotlight::meta::CompositeController = manifest("controller.yaml");
+    let webhook = controller.spec.hooks.as_mut().unwrap().sync.as_mut().unwrap();
+    webhook.webhook.as_mut().unwrap().url = Some(format!("http://127.0.0.1:{port}/sync"));
+    let crd: CustomResourceDefinition = manifest("crd.yaml");
+    install(&client, &crd).await;
+    let controllers = Api::<pilotlight::meta::CompositeController>::all(client.clone());
+    let create = async {
+        while controllers.create(&PostParams::default(), &controller).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(DEADLINE, create).await.unwrap();
+    let gvk = GroupVersionKind::gvk("examples.pilotlight.dev", "v1", "Noticeboard");
+    let boards = ApiResource::from_gvk_with_plural(&gvk, "noticeboards");
+    let boards = Api::<DynamicObject>::namespaced_with(client.clone(), &scope.namespace, &boards);
+    let board: DynamicObject = manifest("noticeboard.yaml");
+    boards.create(&PostParams::default(), &board).await.unwrap();
+
+    let config_maps = Api::<ConfigMap>::namespaced(client.clone(), &scope.namespace);
+    let posted = |config_map: Option<&ConfigMap>| {
+        let data = config_map.and_then(|config_map| config_map.data.as_ref());
+        data.is_some_and(|data| data["text"] == "Please do them.")
+    };
+    let waited = await_condition(config_maps, "kitchen-dishes", posted);
+    timeout(DEADLINE, waited).await.unwrap().unwrap();
+    let counted = |board: Option<&DynamicObject>| {
+        board.is_some_and(|board| board.data["status"]["posted"] == 2)
+    };
+    timeout(DEADLINE, await_condition(boards, "kitchen", counted)).await.unwrap().unwrap();
+
+    let id = manager.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    assert!(timeout(DEADLINE, manager.wait()).await.unwrap().unwrap().success());
+    plane.stop().await;
+}
