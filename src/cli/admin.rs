@@ -98,8 +98,9 @@ impl Listeners {
     }
 
     fn try_clone(&self) -> std::io::Result<Self> {
-        let clone =
-            |listener: &Option<TcpListener>| listener.as_ref().map(TcpListener::try_clone).transpose();
+        let clone = |listener: &Option<TcpListener>| {
+            listener.as_ref().map(TcpListener::try_clone).transpose()
+        };
         Ok(Self { probes: clone(&self.probes)?, metrics: clone(&self.metrics)? })
     }
 }
@@ -203,12 +204,10 @@ async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
-    let report = StatusReport::new(
-        &shown.types,
-        &shown.manager.status(),
-        &shown.informers.status(),
-        |_| None,
-    );
+    let report =
+        StatusReport::new(&shown.types, &shown.manager.status(), &shown.informers.status(), |_| {
+            None
+        });
     Json(report)
 }
 

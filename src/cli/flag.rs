@@ -5,8 +5,7 @@ use std::time::Duration;
 /// A duration as Go writes it: `500ms`, `30s`, `1h30m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
     let hint = "give a number and a unit, such as 500ms, 30s or 1h30m";
-    let parsed: kube::core::Duration =
-        text.parse().map_err(|error| format!("{error}; {hint}"))?;
+    let parsed: kube::core::Duration = text.parse().map_err(|error| format!("{error}; {hint}"))?;
     if parsed.is_negative() {
         return Err(format!("a duration cannot be negative; {hint}"));
     }

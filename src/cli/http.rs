@@ -15,7 +15,8 @@ const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
 /// The JSON document at `path` of the metrics server at `address` (`HOST:PORT` or a URL).
 pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyhow::Result<T> {
-    let base = if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
+    let base =
+        if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
     let uri: http::Uri = format!("{}{path}", base.trim_end_matches('/'))
         .parse()
         .with_context(|| format!("--address {address}: give HOST:PORT of the metrics server"))?;
@@ -26,8 +27,10 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         let client: Client<_, Empty<bytes::Bytes>> =
             Client::builder(TokioExecutor::new()).build_http();
         let response = client.get(uri.clone()).await.map_err(|error| {
-            anyhow::Error::from(error).context("is the manager running there? --address is that of \
-                 --metrics-address")
+            anyhow::Error::from(error).context(
+                "is the manager running there? --address is that of \
+                 --metrics-address",
+            )
         })?;
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;

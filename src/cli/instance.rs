@@ -101,12 +101,8 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
-        let shown = Shown::new(
-            handle.clone(),
-            cluster.types.clone(),
-            cluster.informers.clone(),
-            metrics,
-        );
+        let shown =
+            Shown::new(handle.clone(), cluster.types.clone(), cluster.informers.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;

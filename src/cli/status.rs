@@ -107,18 +107,11 @@ fn render_declared(rows: &[DeclaredRow], now: Timestamp) -> String {
     if rows.is_empty() {
         return "No CompositeControllers found.\n".to_owned();
     }
-    let mut table = Table::new([
-        "NAME",
-        "READY",
-        "STATE",
-        "REASON",
-        "SINCE",
-        "EPOCH",
-        "PARENT",
-        "LAST ERROR",
-    ]);
+    let mut table =
+        Table::new(["NAME", "READY", "STATE", "REASON", "SINCE", "EPOCH", "PARENT", "LAST ERROR"]);
     for row in rows {
-        let state = if row.outdated { format!("{} (old spec)", row.state) } else { row.state.clone() };
+        let state =
+            if row.outdated { format!("{} (old spec)", row.state) } else { row.state.clone() };
         table.row([
             row.name.clone(),
             row.ready.clone(),
@@ -142,16 +135,8 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
     for error in &report.discovery.errors {
         text.push_str(&format!("  {error}\n"));
     }
-    let mut controllers = Table::new([
-        "NAME",
-        "STATE",
-        "REASON",
-        "SINCE",
-        "EPOCH",
-        "QUEUE",
-        "WATCHES",
-        "LAST ERROR",
-    ]);
+    let mut controllers =
+        Table::new(["NAME", "STATE", "REASON", "SINCE", "EPOCH", "QUEUE", "WATCHES", "LAST ERROR"]);
     for row in &report.controllers {
         controllers.row([
             row.name.clone(),
@@ -186,9 +171,14 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
 }
 
 fn state(row: &ControllerRow) -> String {
-    let flags = [(row.stuck, "stuck"), (row.stale, "stale"), (!row.forbidden.is_empty(), "forbidden")];
+    let flags =
+        [(row.stuck, "stuck"), (row.stale, "stale"), (!row.forbidden.is_empty(), "forbidden")];
     let flags: Vec<_> = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
-    if flags.is_empty() { row.state.clone() } else { format!("{} ({})", row.state, flags.join(", ")) }
+    if flags.is_empty() {
+        row.state.clone()
+    } else {
+        format!("{} ({})", row.state, flags.join(", "))
+    }
 }
 
 fn watches(row: &ControllerRow) -> String {
@@ -230,7 +220,8 @@ mod tests {
         let text = render_declared(&[DeclaredRow::from(&controller)], now);
 
         let row = text.lines().nth(1).unwrap();
-        let cells: Vec<_> = row.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let cells: Vec<_> =
+            row.split("   ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
         assert_eq!(
             cells,
             [

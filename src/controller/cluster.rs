@@ -58,8 +58,15 @@ struct RunBefore;
 impl Cluster {
     /// A cluster, and what has to run for it to be of use. Spawns nothing.
     pub fn new(client: Client, options: ClusterOptions) -> (Self, ClusterRunnable) {
-        let ClusterOptions { namespace, discovery, informers } = options;
+        let ClusterOptions { namespace, discovery, mut informers } = options;
         let (types, discovery) = TypeRegistry::new(client.clone(), discovery);
+        let (registry, also) = (types.clone(), informers.on_missing.take());
+        informers.on_missing = Some(Arc::new(move |identity| {
+            registry.hint(identity);
+            if let Some(also) = &also {
+                also(identity);
+            }
+        }));
         let informers = InformerSet::new(client.clone(), informers);
         let runnable = ClusterRunnable {
             discovery: Mutex::new(Some(discovery)),

@@ -15,7 +15,7 @@ use tracing::{debug, warn};
 
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd,
-    board::{Board, Mode, State},
+    board::{Board, Mode, Row, State},
     kind_source::KindSource,
     metrics::Series,
     queue::Queue,
@@ -131,6 +131,10 @@ impl Follower {
                     "its type is another one than the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
+                Verdict::Unmet(why) if is_absent(&why) => {
+                    drop(self.board.change(self.number, Row::detach));
+                    messages(&why)
+                }
                 Verdict::Unmet(why) | Verdict::Unknown(why) => messages(&why),
             };
             self.board.change(self.number, |row| row.wait(why));
@@ -138,6 +142,15 @@ impl Follower {
                 biased;
                 () = self.feed.cancelled() => return None,
                 () = readiness.changed() => {}
+            }
+        }
+    }
+
+    /// Informers that wait before they ask again need not.
+    fn nudge(&self, basis: &[TypeIdentity]) {
+        if let InputSource::Kind(kind) = &self.input.source {
+            for identity in basis {
+                kind.informers.type_served(identity);
             }
         }
     }
@@ -192,20 +205,30 @@ impl Follower {
                     // What a source says after it could not sync is no news.
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
                 }
-                () = readiness.changed(), if self.input.mode != Mode::Required => {
-                    match readiness.verdict() {
-                        Verdict::Met(now) if now == basis => {}
-                        // Nothing is proven: what is there stays.
-                        Verdict::Unknown(_) => {}
-                        Verdict::Met(_) | Verdict::Unmet(_) => {
-                            stop.cancel();
-                            release.cancel();
-                        }
+                () = readiness.changed() => match readiness.verdict() {
+                    // It may have been unknown meanwhile, or served off and on again.
+                    Verdict::Met(now) if now == basis => self.nudge(basis),
+                    // Nothing is proven: what is there stays.
+                    Verdict::Unknown(_) => {}
+                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
+                        debug!("condition lost, the epoch is about to stop");
                     }
-                }
+                    Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
+                        debug!(why = messages(&why), "condition lost, retrying");
+                    }
+                    Verdict::Met(_) | Verdict::Unmet(_) => {
+                        stop.cancel();
+                        release.cancel();
+                    }
+                },
             }
         }
     }
+}
+
+/// Whether a type itself is gone, rather than out of reach for now.
+fn is_absent(unmet: &[Unmet]) -> bool {
+    unmet.iter().any(|unmet| unmet.reason == "TypeAbsent")
 }
 
 fn messages(unmet: &[Unmet]) -> String {

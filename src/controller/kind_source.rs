@@ -12,7 +12,7 @@ use tracing::error;
 
 use super::{
     ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Attached, Mode, State},
+    board::{Attached, Mode, Row, State},
     input::panic_message,
     queue::{Add, LOW_PRIORITY},
 };
@@ -100,16 +100,23 @@ impl KindSource {
             .unwrap_or_else(|| self.subscribe(&served));
         let identity = served.identity.clone();
         let attached = Attached { served, store: subscription.store() };
+        for index in &self.indexes {
+            attached.store.add_index(index.clone());
+        }
         let mut pump = Pump { source: self, context, requests: Vec::new() };
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();
-        let lost = context.lost() || (ended.is_some() && !context.stop.is_cancelled());
-        if lost {
+        if context.lost() && self.mode == Mode::Plain && self.has_moved(&identity) {
+            // Reconciles go on over what is known until the other version is synced.
+            context.board.change(context.input, |row| row.held = Some(subscription));
+            return SourceEnd::TypeGone;
+        }
+        if context.lost() || ended.is_some() {
             pump.lose();
         } else {
             // Reconciles that are still running read from the cache.
             context.released().await;
-            drop(context.board.change(context.input, |row| row.detach()));
+            drop(context.board.change(context.input, Row::detach));
         }
         let linger = if self.is_served(&identity) { Linger::Default } else { Linger::None };
         subscription.release(linger).await;
@@ -117,7 +124,7 @@ impl KindSource {
             Some(Ended::Panicked(message)) => {
                 SourceEnd::Failed(format!("its informer panicked: {message}"))
             }
-            Some(Ended::Shutdown) => SourceEnd::Failed("the informers are shut down".to_owned()),
+            Some(Ended::Shutdown) => SourceEnd::Failed("its informer is shut down".to_owned()),
             Some(Ended::TypeGone | Ended::Released) => SourceEnd::TypeGone,
             None if linger == Linger::None => SourceEnd::TypeGone,
             None => SourceEnd::Stopped,
@@ -133,6 +140,14 @@ impl KindSource {
             }
             TypeState::Absent | TypeState::Installing(_) => false,
         }
+    }
+
+    /// Whether the same type is served at another version now.
+    fn has_moved(&self, identity: &TypeIdentity) -> bool {
+        self.types.served(self.type_ref()).is_some_and(|served| {
+            let version = Arc::clone(&served.identity.version);
+            served.identity == TypeIdentity { version, ..identity.clone() }
+        })
     }
 
     fn requests(&self, delta: &Delta, requests: &mut Vec<Request>) {
@@ -198,9 +213,11 @@ impl Pump<'_> {
         let mut progress = subscription.progress();
         let mut drained = pin!(subscription.drained());
         let mut synced = Some(synced);
-        let before = self.context.board.change(self.context.input, |row| {
-            row.attached = Some(attached);
-            std::mem::take(&mut row.lost)
+        let mut attached = Some(attached);
+        self.context.board.change(self.context.input, |row| {
+            if row.held.is_none() {
+                row.attached = attached.take();
+            }
         });
         self.show(&progress.borrow_and_update(), false);
         let stop = self.context.stop.clone();
@@ -209,7 +226,7 @@ impl Pump<'_> {
                 biased;
                 () = stop.cancelled() => return None,
                 () = &mut drained, if synced.is_some() => {
-                    self.catch_up(&before, &store);
+                    self.replace(attached.take(), &store).await;
                     self.show(&progress.borrow_and_update(), true);
                     // Nobody listens any more when the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
@@ -246,29 +263,30 @@ impl Pump<'_> {
         });
     }
 
-    /// Tells of what disappeared while nobody watched.
-    fn catch_up(&mut self, before: &[Object], store: &Store) {
-        for old in before {
-            if store.get(old.key()).is_none() {
-                self.deliver(&gone(old));
+    /// Takes the place of the informer that was read from until now, and tells of what is gone
+    /// with it.
+    async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+        let held = self.context.board.change(self.context.input, |row| {
+            row.attached = attached.or_else(|| row.attached.take());
+            row.held.take()
+        });
+        if let Some(held) = held {
+            for old in held.store().list() {
+                if store.get(old.key()).is_none() {
+                    self.deliver(&gone(&old));
+                }
             }
+            held.release(Linger::None).await;
         }
     }
 
-    /// The type is gone and the epoch goes on.
+    /// The type is gone and the epoch goes on: so are its objects.
     fn lose(&mut self) {
-        let (board, input) = (Arc::clone(&self.context.board), self.context.input);
-        if self.source.mode == Mode::Optional {
-            let attached = board.change(input, |row| row.detach());
-            // Only then: whoever is reconciled for this finds the type missing.
-            for object in attached.into_iter().flat_map(|attached| attached.store.list()) {
-                self.deliver(&gone(&object));
-            }
-        } else {
-            // Its objects may still be there, out of sight: reconciles go on over what is known.
-            board.change(input, |row| {
-                row.lost = row.attached.iter().flat_map(|it| it.store.list()).collect();
-            });
+        let (lost, held) = self.context.board.change(self.context.input, Row::detach);
+        drop(held);
+        // Only then: whoever is reconciled for this finds the type missing.
+        for object in lost.into_iter().flat_map(|attached| attached.store.list()) {
+            self.deliver(&gone(&object));
         }
     }
 

@@ -85,7 +85,8 @@ fn is_conflict(error: &(dyn Error + 'static)) -> bool {
         } else {
             error.downcast_ref::<Status>()
         };
-        if status.is_some_and(Status::is_conflict) {
+        // Proxies and aggregated servers leave the reason out.
+        if status.is_some_and(|it| it.is_conflict() || it.code == 409 && !it.is_already_exists()) {
             return true;
         }
         next = error.source();

@@ -154,7 +154,8 @@ impl Run {
                 epoch = self.epoch.number(),
                 source = %input.source().name(),
             );
-            self.sources.spawn(async move { (number, follower.run().await) }.instrument(span));
+            let follow = async move { (number, follower.run().await) };
+            self.sources.spawn(self.epoch.tasks().track_future(follow.instrument(span)));
         }
     }
 
@@ -238,7 +239,8 @@ impl Run {
                 },
             }
         };
-        let id = self.workers.spawn(reconcile.instrument(span.clone())).id();
+        let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
+        let id = self.workers.spawn(reconcile).id();
         let worker = Worker::new(&self.spec.series);
         self.active.insert(id, Active { item, since: Instant::now(), span, _worker: worker });
     }
@@ -347,33 +349,41 @@ impl Run {
         } else {
             self.epoch.grace()
         };
-        self.drain_workers(grace).await;
+        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+        self.drain_workers(deadline).await;
         self.epoch.fence().close();
-        self.epoch.fence().quiet().await;
-        if reason == Some(StopReason::Superseded) {
-            self.spec.handover.leave(self.queue.close());
-        }
+        // What is still under way was taken elsewhere by the reconciler; it has had its time.
+        drop(timeout_at(deadline + SLACK, self.epoch.fence().quiet()).await);
         self.release.cancel();
         while let Some(end) = self.sources.join_next().await {
             debug!(?end, "source released");
         }
         self.board.clear();
+        // One that blocks its thread is waited for: it may still be writing.
+        while let Some(end) = self.workers.join_next_with_id().await {
+            self.reconciled(end);
+        }
+        if reason == Some(StopReason::Superseded) {
+            self.spec.handover.leave(self.queue.close());
+        }
     }
 
-    /// Lets reconciles finish within the grace, then drops them at their next await.
-    ///
-    /// One that blocks its thread is waited for: it may still be writing.
-    async fn drain_workers(&mut self, grace: Duration) {
-        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+    /// Lets reconciles finish until the deadline, then drops them at their next await.
+    async fn drain_workers(&mut self, deadline: Instant) {
         while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
             self.reconciled(end);
         }
         self.workers.abort_all();
-        while let Some(end) = self.workers.join_next_with_id().await {
+        let deadline = deadline + SLACK;
+        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
             self.reconciled(end);
         }
     }
 }
+
+/// How long a dropped reconcile may take to get to its next await before informers are released
+/// without it.
+const SLACK: Duration = Duration::from_millis(100);
 
 /// What is added to the clock must not overflow it.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
