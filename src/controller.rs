@@ -20,7 +20,11 @@ mod predicate;
 mod queue;
 mod reconciler;
 mod run;
+#[cfg(test)]
+mod script;
 mod source;
+#[cfg(test)]
+mod tests;
 
 pub use builder::{BuildError, Builder};
 pub use channel_source::ChannelSource;

@@ -320,7 +320,11 @@ fn gone(object: &Object) -> Delta {
 /// What was there before anybody looked, and what did not change, can wait.
 fn priority(delta: &Delta) -> i32 {
     let resync = match (&delta.old, &delta.new) {
-        (Some(old), Some(new)) => old.header().resource_version == new.header().resource_version,
+        // An aggregated API may give no resourceVersion at all.
+        (Some(old), Some(new)) => {
+            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
+            old == new && !new.is_empty()
+        }
         (None, _) | (_, None) => false,
     };
     if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }

@@ -36,7 +36,10 @@ impl Predicate {
 
     /// The object was written: drops what a resync repeats.
     pub fn resource_version() -> Self {
-        Self::changed(|old, new| old.resource_version != new.resource_version)
+        Self::changed(|old, new| {
+            // An aggregated API may give none at all.
+            old.resource_version != new.resource_version || new.resource_version.is_empty()
+        })
     }
 
     /// Labels changed.
