@@ -9,7 +9,10 @@ use std::{
 };
 
 use futures::FutureExt;
-use tokio::{select, time::sleep};
+use tokio::{
+    select,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
@@ -84,7 +87,11 @@ impl Follower {
             let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
                 return SourceEnd::Stopped;
             };
+            let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
+            if started.elapsed() > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
             debug!(input = %source.name(), ?end, "source ended");
             if self.feed.is_cancelled() {
                 return end;

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -13,7 +14,10 @@ use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout_at},
+};
 
 const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
@@ -27,6 +31,10 @@ struct State {
     version: u64,
     // Objects by collection and `namespace/name`; a collection that is not there is a 404.
     collections: BTreeMap<String, BTreeMap<String, Value>>,
+    // Collections of versions that are not served now; their objects exist all the same.
+    hidden: BTreeMap<String, BTreeMap<String, Value>>,
+    // What every watch has been told, for those that come later.
+    events: Vec<(u64, String, Bytes)>,
     watches: Vec<Watch>,
     forbidden: BTreeSet<String>,
     requests: Vec<String>,
@@ -69,9 +77,10 @@ impl Server {
         for version in ["v1", "v2"] {
             let path = format!("/apis/example.com/{version}/{plural}");
             let mut state = self.state();
+            // One storage behind all versions would be more than these tests look at.
             if served.contains(&version) {
-                // One storage behind all versions would be more than these tests look at.
-                state.collections.entry(path).or_default();
+                let objects = state.hidden.remove(&path).unwrap_or_default();
+                state.collections.entry(path).or_insert(objects);
             } else {
                 state.close(&path);
             }
@@ -105,7 +114,10 @@ impl Server {
         for object in objects {
             self.delete(&path, &object);
         }
-        self.state().close(&path);
+        let mut state = self.state();
+        state.close(&path);
+        state.hidden.retain(|hidden, _| !hidden.ends_with(plural));
+        drop(state);
         self.delete(CRDS, &format!("/{plural}.example.com"));
     }
 
@@ -137,6 +149,14 @@ impl Server {
 
     pub(super) fn allow(&self, path: &str) {
         self.state().forbidden.remove(path);
+    }
+
+    pub(super) fn serves(&self, path: &str) -> bool {
+        self.state().collections.contains_key(path)
+    }
+
+    pub(super) fn count(&self, path: &str) -> usize {
+        self.state().collections[path].len()
     }
 
     /// Open watches of a collection.
@@ -183,9 +203,21 @@ impl Server {
             let metadata = json!({"resourceVersion": version, "annotations": annotations});
             lines.send(line("BOOKMARK", &json!({"metadata": metadata}))).unwrap();
         }
+        let number = |name: &str| -> Option<u64> {
+            let value = |pair: &str| pair.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+            query.split('&').find_map(value)
+        };
+        let end = Instant::now() + Duration::from_secs(number("timeoutSeconds").unwrap_or(300));
+        if let Some(since) = number("resourceVersion") {
+            let missed = state.events.iter().filter(|(at, its, _)| *at > since && *its == path);
+            for (_, _, line) in missed {
+                lines.send(line.clone()).unwrap();
+            }
+        }
         state.watches.push(Watch { path, lines });
-        let frames = stream::unfold(receiver, |mut receiver| async {
-            Some((Ok(Frame::data(receiver.recv().await?)), receiver))
+        let frames = stream::unfold(receiver, move |mut receiver| async move {
+            let line = timeout_at(end, receiver.recv()).await.ok()??;
+            Some((Ok(Frame::data(line)), receiver))
         });
         Response::new(StreamBody::new(frames).boxed_unsync())
     }
@@ -194,12 +226,15 @@ impl Server {
 impl State {
     fn tell(&mut self, path: &str, event: &str, object: &Value) {
         let line = line(event, object);
+        self.events.push((self.version, path.to_owned(), line.clone()));
         self.watches.retain(|it| it.path != path || it.lines.send(line.clone()).is_ok());
     }
 
     /// Serves a collection no more.
     fn close(&mut self, path: &str) {
-        self.collections.remove(path);
+        if let Some(objects) = self.collections.remove(path) {
+            self.hidden.insert(path.to_owned(), objects);
+        }
         self.watches.retain(|it| it.path != path);
     }
 }

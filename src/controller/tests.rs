@@ -406,7 +406,7 @@ async fn preparation_that_cannot_sync_says_why_and_holds_nothing() {
 
     let error = controller.prepare().await.unwrap_err().to_string();
 
-    assert!(error.starts_with("widgets.example.com/v1 is not synced after 120s: "), "{error}");
+    assert!(error.starts_with("widgets.example.com/v1 is not synced after 2 min: "), "{error}");
     sleep(Duration::from_secs(11)).await;
     assert!(rig.cluster.informers.status().is_empty());
     rig.shutdown().await;
@@ -426,6 +426,54 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
     sleep(Duration::from_secs(11)).await;
 
     assert_eq!(rig.server.watches(WIDGETS), 0);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn context_reads_inputs_by_either_name_and_decodes_them() {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.apply(WIDGETS, object("b", "b"));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    struct Reader(Arc<Mutex<Vec<String>>>);
+    impl Reconciler for Reader {
+        async fn reconcile(
+            &self,
+            request: Request,
+            context: Context,
+        ) -> Result<Outcome, ReconcileError> {
+            let by_kind = TypeRef::kind("example.com", "v1", "Widget");
+            let store = context.store(&by_kind).ok_or("no store")?;
+            let served = context.served(&widgets().any_version()).ok_or("not served")?;
+            let other = context.lister::<ConfigMap>();
+            // The shape of a config map fits anything with metadata.
+            let lister = Lister::<ConfigMap>::of(store);
+            let object = lister.get(&request)?.ok_or("not found")?;
+            self.0.lock().unwrap().push(format!(
+                "{} {} of {}, {} of {}",
+                served.kind,
+                object.metadata.name.unwrap_or_default(),
+                lister.list().len(),
+                other.list().len(),
+                u8::from(other.get(&request)?.is_some()),
+            ));
+            Ok(Outcome::Done)
+        }
+    }
+    let reader = Reader(Arc::clone(&seen));
+    let controller = builder().for_type(widgets()).conditional().build(&rig.cluster, reader);
+    let controller = Arc::new(controller.unwrap());
+    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+
+    rig.state(ControllerState::Running).await;
+    settle().await;
+
+    let mut seen = seen.lock().unwrap().clone();
+    seen.sort();
+    assert_eq!(seen, ["Widget a of 2, 0 of 0", "Widget b of 2, 0 of 0"]);
+    assert_eq!(rig.status().report.last_error, None);
     rig.shutdown().await;
 }
 
@@ -544,4 +592,97 @@ async fn mistakes_are_told_when_the_controller_is_built() {
         "widgets: max_concurrent_reconciles is 0, give it at least 1"
     );
     rig.shutdown().await;
+}
+
+/// Installs, removes, hides and forbids types at random, and then lets them all be.
+async fn flap(seed: u64) {
+    let rig = Rig::new();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let types = [("widgets", "Widget"), ("parts", "Part"), ("things", "Thing")];
+    let path = |plural: &str| format!("/apis/example.com/v1/{plural}");
+    let mut uids = [0, 0, 0];
+    settle().await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let things = TypeRef::resource("example.com", "v1", "things");
+    rig.add(
+        builder()
+            .for_type(widgets())
+            .conditional()
+            .owns_type(parts())
+            .optional()
+            .watches_type(things, Handler::Object),
+    )
+    .await;
+
+    for _ in 0..150 {
+        let number = random.usize(..3);
+        let (plural, kind) = types[number];
+        let path = path(plural);
+        let uid = format!("{plural}-{}", uids[number]);
+        let served = rig.server.serves(&path);
+        match random.u8(..10) {
+            0 if served => {
+                rig.server.uninstall(plural);
+                uids[number] += 1;
+            }
+            1 if served => rig.server.install(plural, kind, "Namespaced", &uid, &["v2"]),
+            2 => rig.server.forbid(&path),
+            3 | 4 => rig.server.allow(&path),
+            5..=7 if served => rig.server.apply(&path, object(&random.u8(..4).to_string(), &uid)),
+            _ => rig.server.install(plural, kind, "Namespaced", &uid, &["v1"]),
+        }
+        match random.u8(..4) {
+            0 => sleep(Duration::from_millis(random.u64(..50))).await,
+            1 => sleep(Duration::from_secs(random.u64(..20))).await,
+            _ => {}
+        }
+    }
+    for (number, (plural, kind)) in types.into_iter().enumerate() {
+        let uid = format!("{plural}-{}", uids[number]);
+        rig.server.allow(&path(plural));
+        rig.install(plural, kind, &uid);
+        rig.server.apply(&path(plural), object("last", &uid));
+    }
+    // The longest back-offs of an informer and of the manager are over by then.
+    sleep(Duration::from_secs(600)).await;
+
+    let status = rig.status();
+    assert_eq!(
+        (status.state, status.reason.as_str()),
+        (ControllerState::Running, "Running"),
+        "seed {seed}: {:#?}",
+        status.report
+    );
+    assert!(status.report.watches.iter().all(|watch| watch.state == "Synced"), "{status:?}");
+    assert_eq!(rig.cluster.informers.status().len(), 3);
+    for (plural, _) in types {
+        assert_eq!(rig.server.watches(&path(plural)), 1, "{plural}");
+        let informers = rig.cluster.informers.status();
+        let informer = informers.iter().find(|it| &*it.key.identity.plural == plural).unwrap();
+        assert_eq!(informer.objects, rig.server.count(&path(plural)), "{plural}");
+    }
+    rig.log().await;
+    rig.server.apply(WIDGETS, object("new", "new"));
+    rig.server.apply(PARTS, part("p", "of-part"));
+    rig.server.apply(&path("things"), object("thing", "thing"));
+    let mut log = rig.log().await;
+    log.sort();
+    assert_eq!(log, ["ns/new new", "ns/of-part gone", "ns/thing gone"]);
+
+    rig.server.uninstall("widgets");
+    rig.state(ControllerState::Waiting).await;
+    assert_eq!(rig.server.watches(WIDGETS), 0);
+    sleep(Duration::from_secs(11)).await;
+    assert!(rig.cluster.informers.status().is_empty());
+    rig.manager.remove(NAME).await;
+    settle().await;
+    assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), before);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_converges_after_any_flapping_and_leaves_nothing() {
+    for seed in 0..20 {
+        flap(seed).await;
+    }
 }

@@ -400,6 +400,44 @@ async fn error_stands_until_its_request_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn errors_of_many_requests_are_reported_one_a_second() {
+    let names: Vec<_> = (0..500).map(|number| number.to_string()).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let mut rig = make()
+        .workers(10)
+        .input(Mode::Required, Fake::new("fake", &names))
+        .run(|_, context| async move { if context.attempt() < 9 { failed() } else { ok() } });
+    let mut reports = rig.epoch.subscribe();
+    let mut watcher = JoinSet::new();
+    watcher.spawn(async move {
+        let mut errors = std::collections::HashSet::new();
+        while reports.changed().await.is_ok() {
+            let report = reports.borrow_and_update().clone();
+            if report.watches.len() > 1 {
+                break;
+            }
+            errors.extend(report.last_error);
+        }
+        errors.len()
+    });
+
+    sleep(Duration::from_secs(30)).await;
+
+    assert_eq!(rig.report().last_error, None);
+    rig.epoch.report(|report| {
+        let watch = crate::manager::WatchReport {
+            type_ref: crate::kind::TypeRef::resource("", "v1", "pods"),
+            state: "Synced",
+            error: None,
+        };
+        report.watches = vec![watch.clone(), watch];
+    });
+    let errors = watcher.join_next().await.unwrap().unwrap();
+    assert!((1..=5).contains(&errors), "{errors}");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn terminal_failure_is_not_repeated() {
     let (mut rig, log) = ends(vec![|| Err(ReconcileError::Terminal("hopeless".into()))]);
 
@@ -475,7 +513,7 @@ async fn panic_is_an_error_of_its_request_alone() {
     rig.running().await;
     settle().await;
     let error = rig.report().last_error.unwrap();
-    assert_eq!(error, "ns/b: the reconcile panicked: b is unbearable");
+    assert_eq!(error, "ns/a: the reconcile panicked: a is unbearable");
 
     sleep(Duration::from_secs(1)).await;
 
