@@ -7,7 +7,6 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use futures::FutureExt;
@@ -17,33 +16,11 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, Linger, ObjectError, Progress, Subscription,
-    decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox, wire::Wire,
+    Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
+    Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
+    wire::Wire,
 };
 use crate::kind::{ServedType, TypeIdentity};
-
-/// Called with a type that the server answers 404 for.
-pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
-
-/// Budgets and times of a set's informers.
-#[derive(Clone)]
-pub struct InformerOptions {
-    /// How long an informer outlives its last subscriber; 10 s.
-    pub linger: Duration,
-    /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
-    pub page_limit: u32,
-    /// The longest page that is read; 256 MiB.
-    pub max_page_bytes: usize,
-    /// The longest event of a watch that is read; 16 MiB.
-    pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is slow to answer does not count.
-    pub max_concurrent_lists: usize,
-    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
-    pub request_deadline: Duration,
-    /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
-    /// at each such answer, from the informer's task; must not block.
-    pub on_missing: Option<OnMissing>,
-}
 
 /// One informer of a set, for status and metrics.
 #[derive(Clone, Debug)]
@@ -111,23 +88,15 @@ impl InformerSet {
     ///
     /// Outside a tokio runtime, when the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
-        let mut informers = self.shared.lock();
-        if informers.shut_down {
-            return Shared::late(&self.shared, key);
-        }
-        let hub = match informers.live.entry(key) {
-            Entry::Occupied(entry) => entry.get().clone(),
-            Entry::Vacant(entry) => {
-                let hub = Arc::new(Hub::new(entry.key().clone()));
-                entry.insert(hub.clone());
-                Shared::start(&self.shared, &hub, served);
-                hub
+        loop {
+            let Some(hub) = self.shared.find_or_start(served, &key) else {
+                return Shared::late(&self.shared, key);
+            };
+            // Not under the set's lock: a large store must not hold up those who join another.
+            if let Some(mailbox) = hub.join() {
+                return Subscription::new(self.shared.clone(), hub, mailbox);
             }
-        };
-        // Whoever closes a hub takes it out of the map under the same lock.
-        match hub.join() {
-            Some(mailbox) => Subscription::new(self.shared.clone(), hub, mailbox),
-            None => Shared::late(&self.shared, hub.key.clone()),
+            // It has closed in between, and is no longer to be found.
         }
     }
 
@@ -159,7 +128,8 @@ impl InformerSet {
     pub fn type_served(&self, identity: &TypeIdentity) {
         for hub in self.shared.lock().live.values() {
             if hub.key.identity == *identity {
-                hub.nudge.notify_waiters();
+                // Kept for one that is waiting for an answer just now.
+                hub.nudge.notify_one();
             }
         }
     }
@@ -198,6 +168,21 @@ impl InformerSet {
 }
 
 impl Shared {
+    /// The informer of a key that can be joined; none once shut down.
+    fn find_or_start(self: &Arc<Self>, served: &ServedType, key: &InformerKey) -> Option<Arc<Hub>> {
+        let mut informers = self.lock();
+        if informers.shut_down {
+            return None;
+        }
+        if let Some(hub) = informers.live.get(key) {
+            return Some(hub.clone());
+        }
+        let hub = Arc::new(Hub::new(key.clone()));
+        self.start(&hub, served);
+        informers.live.insert(key.clone(), hub.clone());
+        Some(hub)
+    }
+
     /// Makes a subscriber leave; whether its informer is ending.
     pub(super) fn release(&self, hub: &Arc<Hub>, mailbox: &Arc<Mailbox>, linger: Linger) -> bool {
         hub.leave(mailbox);
@@ -215,7 +200,7 @@ impl Shared {
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(set: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
+    fn start(self: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
         let identity = &hub.key.identity;
         let span = info_span!(
             "informer",
@@ -224,19 +209,19 @@ impl Shared {
             resource = %identity.plural,
             namespace = hub.key.namespace.as_deref(),
         );
-        let metrics = set.metrics.join(identity);
-        let wire = Wire::new(set.client.clone(), &hub.key, set.options.request_deadline);
+        let metrics = self.metrics.join(identity);
+        let wire = Wire::new(self.client.clone(), &hub.key, self.options.request_deadline);
         let decoder = Decoder::new(served, hub.key.projection, hub.key.managed_fields);
         let reflector = Reflector::new(
             hub.clone(),
             wire,
             decoder,
-            set.options.clone(),
-            set.lists.clone(),
+            self.options.clone(),
+            self.lists.clone(),
             metrics,
         );
-        let ending = Ending { set: set.clone(), hub: hub.clone() };
-        set.tasks.spawn(drive(ending, reflector).instrument(span));
+        let ending = Ending { set: self.clone(), hub: hub.clone() };
+        self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
     /// A subscription that has ended before it began.
@@ -351,33 +336,6 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("without a message").to_owned()
 }
 
-impl Default for InformerOptions {
-    fn default() -> Self {
-        Self {
-            linger: Duration::from_secs(10),
-            page_limit: 500,
-            max_page_bytes: 256 << 20,
-            max_line_bytes: 16 << 20,
-            max_concurrent_lists: 16,
-            request_deadline: Duration::from_secs(30),
-            on_missing: None,
-        }
-    }
-}
-
-impl fmt::Debug for InformerOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerOptions")
-            .field("linger", &self.linger)
-            .field("page_limit", &self.page_limit)
-            .field("max_page_bytes", &self.max_page_bytes)
-            .field("max_line_bytes", &self.max_line_bytes)
-            .field("max_concurrent_lists", &self.max_concurrent_lists)
-            .field("request_deadline", &self.request_deadline)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for InformerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let informers = self.shared.lock();
@@ -387,6 +345,8 @@ impl fmt::Debug for InformerSet {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::informer::script::{Rig, change, settle, stored, widget};
 
