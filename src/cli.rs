@@ -5,6 +5,8 @@ mod admin;
 mod completions;
 mod connection;
 mod crds;
+mod demo;
+mod dev;
 mod flag;
 mod health;
 mod http;
@@ -24,6 +26,7 @@ use clap::{
     Parser, Subcommand,
     error::{ContextKind, ContextValue, ErrorKind},
 };
+use tracing_subscriber::filter::LevelFilter;
 
 /// A conditional controller manager for Kubernetes: controllers that start when the API types
 /// they need are served, stop cleanly when those go, and start again when they return.
@@ -46,6 +49,9 @@ pub(crate) struct Cli {
 enum Command {
     /// Run the controllers that are declared in a cluster.
     Run(run::RunArgs),
+    /// Start a throw-away Kubernetes control plane on this machine, with a manager in it, until
+    /// Ctrl-C. The first run builds it with Go, which takes some minutes.
+    Dev(dev::DevArgs),
     /// Print what the cluster serves: each type, its state, and who watches it.
     Types(types::TypesArgs),
     /// Print how the declared controllers are doing.
@@ -64,9 +70,10 @@ impl Cli {
             Err(error) => return fail(&anyhow::Error::from(error).context("starting the runtime")),
         };
         let result = runtime.block_on(async {
-            self.logging.start()?;
+            self.logging.start(self.command.log_level())?;
             match self.command {
                 Command::Run(args) => args.run().await,
+                Command::Dev(args) => args.run().await,
                 Command::Types(args) => args.run().await,
                 Command::Status(args) => args.run().await,
                 Command::Crds(args) => args.run(),
@@ -78,6 +85,19 @@ impl Cli {
         match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail(&error),
+        }
+    }
+}
+
+impl Command {
+    /// What is logged when nothing is said about it.
+    fn log_level(&self) -> LevelFilter {
+        match self {
+            Self::Run(_) => LevelFilter::INFO,
+            Self::Dev(args) => args.log_level(),
+            Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
+                LevelFilter::WARN
+            }
         }
     }
 }

@@ -58,6 +58,7 @@ mod handover;
 mod input;
 mod instance;
 mod kind_source;
+mod messenger;
 mod metrics;
 mod outcome;
 mod predicate;

@@ -27,7 +27,8 @@
 //! layer between a [`kube::Client`] and the server.
 //!
 //! This is not a cluster: there is no scheduler, no kubelet and no service account controller, and
-//! of the controller manager only the garbage collector and the namespace controller run.
+//! of the controller manager only the garbage collector, the namespace controller and the
+//! aggregation of ClusterRoles run.
 
 mod audit;
 mod binaries;

@@ -12,11 +12,13 @@
 mod body;
 mod connection;
 mod deadline;
+mod dialer;
 mod lane;
 mod metrics;
 mod pool;
 #[cfg(test)]
 mod server;
+mod tasks;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
@@ -34,8 +36,9 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
 use body::ResponseBody;
 use deadline::Deadlines;
+use dialer::Dialer;
 use metrics::Metered;
-use pool::{Dialer, Pool, PoolService};
+use pool::{Pool, PoolService};
 
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
@@ -52,7 +55,8 @@ pub struct TransportOptions {
     /// Below the 100 of kube-apiserver on purpose: the server may still be ending a stream that
     /// we have reset already.
     pub max_streams: usize,
-    /// How often a connection is asked whether it is still alive, also while it is idle; 30 s.
+    /// How often a connection is asked whether it is still alive, also while it is idle; 30 s. The
+    /// one for leases is asked twice within their timeout.
     pub keep_alive_interval: Duration,
     /// How long it may take to answer that; 10 s.
     pub keep_alive_timeout: Duration,
@@ -383,6 +387,19 @@ mod tests {
         assert!(error.contains("broke: "), "{error}");
         watch(&client).await;
         assert_eq!(server.opened(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_the_server_never_looked_at_is_sent_again() {
+        let server = Server::start(H2, 100).await;
+        let transport = transport(&server);
+        let client = transport.client().unwrap();
+
+        let write = Request::post("/refused-once").body(Body::from(b"{}".to_vec())).unwrap();
+        let response = client.send(write).await.unwrap();
+
+        assert_eq!(response.status(), 200);
+        assert_eq!((server.refused(), server.opened()), (1, 2));
     }
 
     #[tokio::test]

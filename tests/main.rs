@@ -3,8 +3,16 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod architecture;
+#[cfg(feature = "cli")]
+mod cli;
 mod control_plane;
+#[cfg(feature = "cli")]
+mod deploy;
+#[cfg(feature = "cli")]
+mod examples;
 mod faults;
+mod rig;
+mod story;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

@@ -18,8 +18,7 @@ use axum::{
 };
 use futures::future::BoxFuture;
 use pilotlight::{
-    discovery::TypeRegistry,
-    informer::InformerSet,
+    controller::Cluster,
     manager::{BoxError, Epoch, ManagerHandle, RunResult, Runnable, RunnableGroup},
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
@@ -33,26 +32,20 @@ use super::{
 /// What the servers show.
 #[derive(Debug)]
 pub(super) struct Shown {
-    pub(super) manager: ManagerHandle,
-    pub(super) types: TypeRegistry,
-    pub(super) informers: InformerSet,
-    pub(super) metrics: Registry,
+    manager: ManagerHandle,
+    cluster: Cluster,
+    metrics: Registry,
     types_known: AtomicBool,
 }
 
 impl Shown {
-    pub(super) fn new(
-        manager: ManagerHandle,
-        types: TypeRegistry,
-        informers: InformerSet,
-        metrics: Registry,
-    ) -> Self {
-        Self { manager, types, informers, metrics, types_known: AtomicBool::new(false) }
+    pub(super) fn new(manager: ManagerHandle, cluster: Cluster, metrics: Registry) -> Self {
+        Self { manager, cluster, metrics, types_known: AtomicBool::new(false) }
     }
 
     /// Whether discovery has ever answered: later failures leave what is known, and are shown.
     fn types_known(&self) -> bool {
-        if self.types.health().discovery.stale_since.is_none() {
+        if self.cluster.types.health().discovery.stale_since.is_none() {
             self.types_known.store(true, Ordering::Relaxed);
         }
         self.types_known.load(Ordering::Relaxed)
@@ -204,13 +197,9 @@ async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
-    let report =
-        StatusReport::new(&shown.types, &shown.manager.status(), &shown.informers.status(), |_| {
-            None
-        });
-    Json(report)
+    Json(StatusReport::new(&shown.cluster, &shown.manager.status()))
 }
 
 async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {
-    Json(shown.types.report().iter().map(TypeRow::from).collect())
+    Json(shown.cluster.types.report().iter().map(TypeRow::from).collect())
 }

@@ -1,6 +1,6 @@
 //! Values of flags, and flags of Metacontroller that are none here.
 
-use std::time::Duration;
+use std::{num::NonZeroUsize, time::Duration};
 
 /// A duration as Go writes it: `500ms`, `30s`, `1h30m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
@@ -10,6 +10,11 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
         return Err(format!("a duration cannot be negative; {hint}"));
     }
     Ok(parsed.into())
+}
+
+/// A number of at least 1.
+pub(super) fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "give a whole number of at least 1".to_owned())
 }
 
 /// What to tell somebody who brings a flag of Metacontroller that does nothing here.

@@ -9,6 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    meta::{HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -28,7 +29,7 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "NAME")]
     namespace: Option<String>,
     /// Parents of one controller that are synced at the same time.
-    #[arg(long, value_name = "NUMBER", default_value = "5")]
+    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
     workers: NonZeroUsize,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
     /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
@@ -90,10 +91,14 @@ impl Instance {
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
 
         let lifecycle = ManagerMetrics::default();
+        let hooks = HookMetrics::default();
         let mut metrics = Registry::default();
         requests.register(&mut metrics);
         lifecycle.register(&mut metrics);
         cluster.types.register_metrics(&mut metrics);
+        cluster.informers.metrics().register(&mut metrics);
+        cluster.metrics.register(&mut metrics);
+        hooks.register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
@@ -101,8 +106,14 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
-        let shown =
-            Shown::new(handle.clone(), cluster.types.clone(), cluster.informers.clone(), metrics);
+        let options = MetaOptions {
+            workers: manager.workers.get(),
+            metrics: hooks,
+            ..MetaOptions::default()
+        };
+        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
+        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
+        let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
@@ -115,5 +126,94 @@ impl Instance {
         let result = self.manager.run(stop).await;
         self.transport.close().await;
         result.context("the manager ended")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::Value;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        manager: ManagerArgs,
+        #[command(flatten)]
+        servers: ServerArgs,
+    }
+
+    /// An instance whose API server is not there.
+    fn instance() -> Instance {
+        let flags = Flags::parse_from([
+            "test",
+            "--metrics-address=127.0.0.1:0",
+            "--health-probe-bind-address=127.0.0.1:0",
+        ]);
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        Instance::new(config, &flags.manager, &flags.servers).unwrap()
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn it_answers_while_it_runs_and_ends_when_it_is_asked_to() {
+        let instance = instance();
+        let probes = instance.probe_address.unwrap();
+        let metrics = instance.metrics_address.unwrap();
+        let stop = CancellationToken::new();
+
+        let asked = async {
+            let answers = [
+                get(probes, "/livez").await,
+                get(probes, "/readyz").await,
+                get(probes, "/readyz?verbose").await,
+                get(metrics, "/metrics").await,
+                get(metrics, "/debug/status").await,
+                get(metrics, "/debug/types").await,
+                get(probes, "/metrics").await,
+            ];
+            stop.cancel();
+            answers
+        };
+        let (ended, answers) = tokio::join!(instance.run(stop.clone()), asked);
+
+        ended.unwrap();
+        let [live, ready, verbose, scraped, status, types, elsewhere] = answers;
+        assert!(live.starts_with("HTTP/1.1 200"), "{live}");
+        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert!(ready.contains("[-]discovery no answer"), "{ready}");
+        assert!(!ready.contains("controller/admin"), "only what failed: {ready}");
+        assert!(verbose.contains("[+]controller/admin Running"), "{verbose}");
+        assert!(scraped.contains("pilotlight_controller_state"), "{scraped}");
+        assert!(scraped.ends_with("# EOF\n"), "{scraped}");
+        let status: Value = serde_json::from_str(status.rsplit("\r\n").next().unwrap()).unwrap();
+        assert_eq!(status["controllers"][0]["name"], "admin");
+        assert!(types.ends_with("[]"), "{types}");
+        assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_taken_is_named_with_its_flag() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("--metrics-address={}", taken.local_addr().unwrap());
+        let flags = Flags::parse_from(["test", &address, "--health-probe-bind-address=0"]);
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+
+        let error = Instance::new(config, &flags.manager, &flags.servers).unwrap_err();
+
+        assert!(format!("{error:#}").starts_with(&address.replace('=', " ")), "{error:#}");
     }
 }

@@ -2,6 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 use pilotlight::{
+    controller::Cluster,
     discovery::{Mode, TypeRegistry, TypeReport},
     informer::{InformerStatus, Progress},
     manager::{RunnableStatus, Snapshot},
@@ -103,22 +104,16 @@ pub(super) struct TypeRow {
 }
 
 impl StatusReport {
-    pub(super) fn new(
-        types: &TypeRegistry,
-        controllers: &Snapshot,
-        informers: &[InformerStatus],
-        queue_depth: impl Fn(&str) -> Option<u64>,
-    ) -> Self {
-        let row = |status: &RunnableStatus| {
-            let mut row = ControllerRow::from(status);
-            row.queue_depth = queue_depth(&row.name);
-            row
+    pub(super) fn new(cluster: &Cluster, controllers: &Snapshot) -> Self {
+        let row = |status: &RunnableStatus| ControllerRow {
+            queue_depth: cluster.metrics.queue_depth(&status.name),
+            ..ControllerRow::from(status)
         };
         Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            discovery: DiscoveryRow::new(types),
+            discovery: DiscoveryRow::new(&cluster.types),
             controllers: controllers.values().map(|status| row(status)).collect(),
-            informers: informers.iter().map(InformerRow::from).collect(),
+            informers: cluster.informers.status().iter().map(InformerRow::from).collect(),
         }
     }
 }
@@ -193,7 +188,7 @@ impl From<&InformerStatus> for InformerRow {
         Self {
             type_: status.key.identity.to_string(),
             namespace: status.key.namespace.as_deref().map(str::to_owned),
-            state: progress(&status.progress),
+            state: progress(&status.progress).to_owned(),
             objects: status.objects,
             bytes: status.bytes,
             subscribers: status.subscribers,
@@ -201,9 +196,14 @@ impl From<&InformerStatus> for InformerRow {
     }
 }
 
-fn progress(progress: &Progress) -> String {
-    let text = format!("{progress:?}");
-    text.split([' ', '(', '{']).next().unwrap_or_default().to_owned()
+fn progress(progress: &Progress) -> &'static str {
+    match progress {
+        Progress::Syncing(_) => "Syncing",
+        Progress::Synced => "Synced",
+        Progress::Stale(_) => "Stale",
+        Progress::Forbidden(_) => "Forbidden",
+        Progress::Ended(_) => "Ended",
+    }
 }
 
 impl From<&TypeReport> for TypeRow {

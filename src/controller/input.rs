@@ -153,15 +153,6 @@ impl Follower {
         }
     }
 
-    /// Informers that wait before they ask again need not.
-    fn nudge(&self, basis: &[TypeIdentity]) {
-        if let InputSource::Kind(kind) = &self.input.source {
-            for identity in basis {
-                kind.informers.type_served(identity);
-            }
-        }
-    }
-
     /// One start of the source, until it is done.
     async fn once(
         &self,
@@ -213,15 +204,14 @@ impl Follower {
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
                 }
                 () = readiness.changed() => match readiness.verdict() {
-                    // It may have been unknown meanwhile, or served off and on again.
-                    Verdict::Met(now) if now == basis => self.nudge(basis),
+                    Verdict::Met(now) if now == basis => {}
                     // Nothing is proven: what is there stays.
                     Verdict::Unknown(_) => {}
                     Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
                         debug!("condition lost, the epoch is about to stop");
                     }
                     Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
-                        debug!(why = messages(&why), "condition lost, retrying");
+                        self.board.change(self.number, |row| row.wait(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {
                         stop.cancel();

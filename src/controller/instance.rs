@@ -84,6 +84,11 @@ impl Runnable for Controller {
         true
     }
 
+    /// Reconciles are dropped after the grace; one that blocks its thread is waited for.
+    fn keeps_grace(&self) -> bool {
+        true
+    }
+
     /// Joins the informers of every input but the optional ones, and waits until they are
     /// synced. They are held for the next start.
     fn prepare(&self) -> BoxFuture<'static, RunResult> {

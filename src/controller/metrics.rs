@@ -190,6 +190,15 @@ impl ControllerMetrics {
         registry.register_collector(Box::new(Unfinished(Arc::clone(families))));
     }
 
+    /// How many requests of a controller are ready and wait for a worker; none when no controller
+    /// has that name.
+    pub fn queue_depth(&self, name: &ControllerName) -> Option<u64> {
+        let series = self.families.live().get(name).and_then(Weak::upgrade)?;
+        let depth = series.depth.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = depth.iter().map(|(_, gauge)| gauge.get()).sum::<i64>();
+        Some(u64::try_from(ready).unwrap_or_default())
+    }
+
     /// The series of a controller name, shared by all controllers of this name.
     pub(super) fn series(&self, name: &ControllerName) -> Arc<Series> {
         let mut live = self.families.live();

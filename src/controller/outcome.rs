@@ -85,8 +85,8 @@ fn is_conflict(error: &(dyn Error + 'static)) -> bool {
         } else {
             error.downcast_ref::<Status>()
         };
-        // Proxies and aggregated servers leave the reason out.
-        if status.is_some_and(|it| it.is_conflict() || it.code == 409 && !it.is_already_exists()) {
+        let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
+        if status.is_some_and(|status| status.is_conflict() || no_reason(status)) {
             return true;
         }
         next = error.source();
@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn timeout_and_panic_are_repeated_with_a_message() {
-        let error = |next: Next| {
-            let Next::Retry(Some(error)) = next else { panic!("{next:?}") };
-            error.to_string()
+        let error = |next| match next {
+            Next::Retry(Some(error)) => error.to_string(),
+            other => panic!("{other:?}"),
         };
 
         assert_eq!(

@@ -432,6 +432,7 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
 #[tokio::test(start_paused = true)]
 async fn context_reads_inputs_by_either_name_and_decodes_them() {
     use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::core::DynamicObject;
     let rig = Rig::new();
     rig.install("widgets", "Widget", "w");
     rig.server.apply(WIDGETS, object("a", "a"));
@@ -448,8 +449,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
             let store = context.store(&by_kind).ok_or("no store")?;
             let served = context.served(&widgets().any_version()).ok_or("not served")?;
             let other = context.lister::<ConfigMap>();
-            // The shape of a config map fits anything with metadata.
-            let lister = Lister::<ConfigMap>::of(store);
+            let lister = Lister::<DynamicObject>::of(store);
             let object = lister.get(&request)?.ok_or("not found")?;
             self.0.lock().unwrap().push(format!(
                 "{} {} of {}, {} of {}",

@@ -196,6 +196,10 @@ impl Runnable for Unconditional {
         self.0.reports_running()
     }
 
+    fn keeps_grace(&self) -> bool {
+        self.0.keeps_grace()
+    }
+
     fn prepare(&self) -> futures::future::BoxFuture<'static, super::RunResult> {
         self.0.prepare()
     }

@@ -24,7 +24,7 @@ use super::{
     entry::{Entry, Pending, Spec},
     handle::Command,
     lifecycle::{Action, Input, Lifecycle, RunEnd},
-    run,
+    run::{self, Overrun},
 };
 
 /// Identifies an entry for ever, so that what belongs to a removed one never meets a new one of
@@ -499,7 +499,11 @@ impl Owner {
         // Building the future is the runnable's code too: its panic must not be ours.
         let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
         let run = async move { runnable.start(inside).await };
-        let driven = run::drive(epoch, run.boxed());
+        let overrun = match entry.spec.runnable.keeps_grace() {
+            true => Overrun::WaitedFor,
+            false => Overrun::Dropped,
+        };
+        let driven = run::drive(epoch, run.boxed(), overrun);
         self.runs.spawn(async move { (id, driven.await) }.instrument(span));
         self.watch_report(id, number, report);
     }

@@ -11,9 +11,20 @@ use super::{Epoch, RunResult, lifecycle::RunEnd};
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Runs `run` until it ends or outlives its grace, and returns when nothing of it is left:
+/// What becomes of a run that outlives its grace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overrun {
+    Dropped,
+    WaitedFor,
+}
+
+/// Runs `run` until it ends or is dropped after its grace, and returns when nothing of it is left:
 /// no task, nothing that may still be sent.
-pub(super) async fn drive(epoch: Epoch, run: BoxFuture<'static, RunResult>) -> RunEnd {
+pub(super) async fn drive(
+    epoch: Epoch,
+    run: BoxFuture<'static, RunResult>,
+    overrun: Overrun,
+) -> RunEnd {
     let run = AssertUnwindSafe(epoch.tasks().track_future(run)).catch_unwind();
     let end = tokio::select! {
         biased;
@@ -22,7 +33,7 @@ pub(super) async fn drive(epoch: Epoch, run: BoxFuture<'static, RunResult>) -> R
             Ok(Err(error)) => RunEnd::Failed(error.to_string()),
             Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
         },
-        () = overdue(&epoch) => RunEnd::Aborted,
+        () = overdue(&epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,
     };
     epoch.stop(super::StopReason::Cancelled);
     epoch.fence().close();

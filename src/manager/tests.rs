@@ -434,7 +434,7 @@ async fn nothing_passes_the_fence_of_an_epoch_that_is_done() {
     let request = || http::Request::get("/version").body(kube::client::Body::empty()).unwrap();
     client.send(request()).await.unwrap();
 
-    run::drive(epoch.clone(), Box::pin(async { Ok(()) })).await;
+    run::drive(epoch.clone(), Box::pin(async { Ok(()) }), run::Overrun::Dropped).await;
 
     let refused = client.send(request()).await.unwrap_err();
     assert!(refused.to_string().contains("the epoch is over"), "{refused}");

@@ -1,8 +1,49 @@
 //! Label selectors: parsed once, with errors that name the field.
 
-use kube::core::{Expression, Selector};
+use std::fmt;
+
+use kube::core::Expression;
 
 use super::LabelSelector;
+use crate::informer::StringMap;
+
+/// A parsed label selector; an empty one selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector(Vec<Expression>);
+
+impl Selector {
+    /// The objects with this one label.
+    pub fn label(key: impl Into<String>, value: impl Into<String>) -> Self {
+        Self(vec![Expression::Equal(key.into(), value.into())])
+    }
+
+    /// Whether an object with these labels is selected.
+    pub fn matches(&self, labels: &StringMap) -> bool {
+        self.0.iter().all(|expression| match expression {
+            Expression::In(key, values) => {
+                labels.get(key).is_some_and(|value| values.contains(value))
+            }
+            Expression::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !values.contains(value))
+            }
+            Expression::Equal(key, value) => labels.get(key) == Some(value),
+            Expression::NotEqual(key, value) => labels.get(key) != Some(value),
+            Expression::Exists(key) => labels.contains_key(key),
+            Expression::DoesNotExist(key) => !labels.contains_key(key),
+        })
+    }
+}
+
+/// As in a query: `app=web,tier in (a,b)`.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, expression) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{expression}")?;
+        }
+        Ok(())
+    }
+}
 
 /// Parses a label selector; an empty one selects everything.
 ///
@@ -45,12 +86,11 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
         };
         expressions.push(expression);
     }
-    Ok(expressions.into_iter().collect())
+    Ok(Selector(expressions))
 }
 
 #[cfg(test)]
 mod tests {
-    use kube::core::SelectorExt;
     use serde_json::json;
 
     use super::*;
@@ -58,7 +98,7 @@ mod tests {
     #[track_caller]
     fn check(selector: serde_json::Value, matches: Result<bool, &str>) {
         let selector: LabelSelector = serde_json::from_value(selector).unwrap();
-        let labels = [("app".to_owned(), "web".to_owned())].into();
+        let labels = [("app", "web")].into_iter().collect();
 
         let parsed = parse(&selector).map(|selector| selector.matches(&labels));
 

@@ -14,6 +14,11 @@ use super::{
     kubeconfig::{Credentials, Endpoint},
 };
 
+/// Those that do what clients rely on: deletion of namespaces and of what is owned, and the sum of
+/// aggregated ClusterRoles.
+const CONTROLLERS: &str =
+    "namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller";
+
 /// Where the processes listen on loopback.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
@@ -154,7 +159,7 @@ pub(super) fn controller_manager(
     command
         .arg("--kubeconfig")
         .arg(kubeconfig)
-        .args(["--controllers", "namespace-controller,garbage-collector-controller"])
+        .args(["--controllers", CONTROLLERS])
         .args(["--leader-elect=false", "--kube-api-qps", "200", "--kube-api-burst", "400"])
         .args(["--bind-address", "127.0.0.1"])
         .args(["--secure-port", &ports.controller_manager.to_string()]);

@@ -1,51 +1,32 @@
-//! The connections of a transport, and the tasks that drive them.
+//! The connections of a transport.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::pin,
     sync::{
-        Arc, Mutex, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
     },
     task::{Context, Poll},
 };
 
 use futures::future::BoxFuture;
-use http::{Request, Response, Uri};
-use hyper::{client::conn::http2, rt::Executor};
-use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
-use hyper_util::{
-    client::legacy::{
-        self,
-        connect::{Connection as _, HttpConnector},
-    },
-    rt::{TokioIo, TokioTimer},
-};
+use http::{Request, Response};
+use hyper::rt::Executor;
+use hyper_util::{client::legacy, rt::TokioTimer};
 use kube::client::Body;
-use tokio::{net::TcpStream, sync::Notify, time::timeout};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tower::{BoxError, Service, ServiceExt};
-use tracing::{debug, info};
+use tower::{BoxError, Service};
+use tracing::debug;
 
 use super::{
-    Error, Lane, TransportOptions,
+    Error, Lane,
     body::{Held, ResponseBody},
     connection::{Connection, Opened, Slot},
-    describe, host,
+    describe,
+    dialer::{Connector, Dialer},
+    tasks::Tasks,
 };
-
-type Connector = HttpsConnector<HttpConnector>;
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
 /// How often a request may meet a connection that was closed under it, before it is an error.
 const ATTEMPTS: usize = 5;
-
-/// What a stream may have buffered while nobody reads it, in bytes. A connection may have as much
-/// for each of its streams, so that readers who are slow cannot hold up those who are not.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-
-/// No server allows so many streams: the value that stands until it has said how many it allows.
-const NOT_SAID: usize = 0x5eed;
 
 /// The connections to one server. Their tasks end when it is dropped.
 pub(super) struct Pool {
@@ -81,9 +62,7 @@ impl Pool {
 
     /// Ends every task and waits for them.
     pub(super) async fn close(&self) {
-        self.tasks.token.cancel();
-        self.tasks.tracker.close();
-        self.tasks.tracker.wait().await;
+        self.tasks.end().await;
     }
 
     /// A place for one request: on the first connection that has one, else on a new one.
@@ -102,7 +81,7 @@ impl Pool {
         let dialer = self.dialer.clone();
         let connection = Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed)));
         let slot = connection.slot(self).expect("a new connection has a place");
-        let driver = dialer.drive(connection.clone(), self.tasks.clone());
+        let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
         connections.push(connection);
         drop(connections);
@@ -117,7 +96,7 @@ impl Pool {
         let lane = Lane::of(&request);
         let mut last = self.dialer.error("closed as soon as it was open".to_owned());
         for _ in 0..ATTEMPTS {
-            if self.tasks.token.is_cancelled() {
+            if self.tasks.are_cancelled() {
                 return Err(Error::Closed);
             }
             if self.http1_only.load(Ordering::Relaxed) {
@@ -164,7 +143,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.tasks.token.cancel();
+        self.tasks.cancel();
     }
 }
 
@@ -190,169 +169,6 @@ fn never_looked_at(error: &hyper::Error) -> bool {
         cause = error.source();
     }
     false
-}
-
-/// What it takes to open a connection.
-#[derive(Clone)]
-pub(super) struct Dialer {
-    server: Uri,
-    host: Arc<str>,
-    connector: Connector,
-    options: TransportOptions,
-    // Streams on a connection, as far as is known: what is counted on while one is being opened.
-    allowed: Arc<AtomicUsize>,
-}
-
-impl Dialer {
-    pub(super) fn new(server: Uri, connector: Connector, options: TransportOptions) -> Self {
-        let allowed = Arc::new(AtomicUsize::new(options.max_streams.max(1)));
-        Self { host: host(&server).into(), server, connector, options, allowed }
-    }
-
-    /// Opens a connection and drives it until it is closed.
-    async fn drive(self, connection: Arc<Connection>, tasks: Tasks) {
-        // Whoever waits for the connection is told, also when this is dropped.
-        let ending = Ending(connection);
-        let connection = &ending.0;
-        let polled = Arc::new(Notify::new());
-        let executor = Watched { tasks, polled: Arc::downgrade(&polled) };
-        let within = self.options.connect_timeout;
-        let opened = match timeout(within, self.open(executor, polled)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(self.error(format!("not open within {within:?}"))),
-        };
-        let (sender, driver) = match opened {
-            Ok(Some(opened)) => opened,
-            Ok(None) => {
-                info!(host = %self.host, "the API server does not speak HTTP/2, using HTTP/1.1");
-                return connection.is_http1();
-            }
-            Err(error) => return connection.failed(error),
-        };
-        let allowed = |driver: &Driver| {
-            driver.current_max_send_streams().clamp(1, self.options.max_streams.max(1))
-        };
-        self.allowed.store(allowed(&driver), Ordering::Relaxed);
-        connection.opened(sender, allowed(&driver));
-
-        let mut driver = driver;
-        let driven = poll_fn(|context| {
-            let end = pin!(&mut driver).poll(context);
-            connection.limit(allowed(&driver));
-            end
-        });
-        let idle = async {
-            loop {
-                connection.emptied().await;
-                // Another stream that comes and goes meanwhile begins the wait anew.
-                while timeout(self.options.idle_timeout, connection.emptied()).await.is_ok() {}
-                if connection.retire_if_empty() {
-                    break;
-                }
-            }
-        };
-        let mut driven = pin!(driven);
-        tokio::select! {
-            end = &mut driven => match end {
-                Ok(()) => debug!(host = %self.host, "the connection ended"),
-                Err(error) => debug!(host = %self.host, error = describe(&error), "the connection broke"),
-            },
-            () = idle => debug!(host = %self.host, "closing an idle connection"),
-        }
-    }
-
-    /// An open connection over which the server has said how many streams it allows, or none
-    /// when it does not speak HTTP/2.
-    async fn open(
-        &self,
-        executor: Watched,
-        polled: Arc<Notify>,
-    ) -> Result<Option<(http2::SendRequest<Body>, Driver)>, Error> {
-        let stream = self.connector.clone().oneshot(self.server.clone()).await;
-        let stream = stream.map_err(|error| self.error(describe(&*error)))?;
-        if !stream.connected().is_negotiated_h2() {
-            return Ok(None);
-        }
-        let streams = u32::try_from(self.options.max_streams).unwrap_or(u32::MAX);
-        let window = STREAM_WINDOW_BYTES.saturating_mul(streams.max(1)).min(i32::MAX as u32);
-        let (sender, mut driver) = http2::Builder::new(executor)
-            .timer(TokioTimer::new())
-            .initial_max_send_streams(NOT_SAID)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(window)
-            .keep_alive_interval(self.options.keep_alive_interval)
-            .keep_alive_timeout(self.options.keep_alive_timeout)
-            .keep_alive_while_idle(true)
-            .handshake(stream)
-            .await
-            .map_err(|error| self.error(describe(&error)))?;
-        while driver.current_max_send_streams() == NOT_SAID {
-            tokio::select! {
-                end = &mut driver => {
-                    let why = end.err().map_or_else(
-                        || "closed by the server".to_owned(),
-                        |error| describe(&error),
-                    );
-                    return Err(self.error(why));
-                }
-                () = polled.notified() => {}
-            }
-        }
-        Ok(Some((sender, driver)))
-    }
-
-    fn error(&self, message: String) -> Error {
-        Error::Connect { host: self.host.to_string(), message }
-    }
-}
-
-type Driver = http2::Connection<Stream, Body, Watched>;
-
-struct Ending(Arc<Connection>);
-
-impl Drop for Ending {
-    fn drop(&mut self) {
-        self.0.retire();
-    }
-}
-
-/// The tasks of a pool: they end when its token is cancelled.
-#[derive(Clone, Default)]
-struct Tasks {
-    tracker: TaskTracker,
-    token: CancellationToken,
-}
-
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
-    fn execute(&self, future: F) {
-        let token = self.token.clone();
-        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(future).await }));
-    }
-}
-
-/// Rings whenever one of a connection's tasks has been polled, until nobody listens any more:
-/// hyper tells nobody that the server's settings have arrived.
-#[derive(Clone)]
-struct Watched {
-    tasks: Tasks,
-    polled: Weak<Notify>,
-}
-
-impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Watched {
-    fn execute(&self, future: F) {
-        let polled = self.polled.clone();
-        self.tasks.execute(async move {
-            let mut future = pin!(future);
-            poll_fn(|context| {
-                let end = future.as_mut().poll(context);
-                if let Some(polled) = polled.upgrade() {
-                    polled.notify_one();
-                }
-                end
-            })
-            .await;
-        });
-    }
 }
 
 /// The pool as a service.

@@ -32,6 +32,7 @@ enum Order {
 pub(super) struct Server {
     config: Config,
     opened: Arc<AtomicUsize>,
+    refused: Arc<AtomicUsize>,
     open: watch::Sender<usize>,
     order: watch::Sender<Order>,
     _accepting: JoinSet<()>,
@@ -60,12 +61,14 @@ impl Server {
         let server = Self {
             config,
             opened: Arc::default(),
+            refused: Arc::default(),
             open: watch::Sender::new(0),
             order: watch::Sender::new(Order::Serve),
             _accepting: JoinSet::new(),
         };
         let (opened, open) = (server.opened.clone(), server.open.clone());
         let order = server.order.clone();
+        let refused = server.refused.clone();
         let acceptor = TlsAcceptor::from(Arc::new(tls));
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
@@ -73,19 +76,20 @@ impl Server {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let (acceptor, opened, open) = (acceptor.clone(), opened.clone(), open.clone());
+                let refused = refused.clone();
                 let mut order = order.subscribe();
                 order.mark_unchanged();
                 connections.spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     opened.fetch_add(1, Ordering::SeqCst);
                     open.send_modify(|open| *open += 1);
+                    let answer = service_fn(move |request| answer(request, refused.clone()));
                     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let stream = TokioIo::new(stream);
                     if h2 {
                         let mut builder = conn::http2::Builder::new(TokioExecutor::new());
                         builder.max_concurrent_streams(max_streams);
-                        let mut serving =
-                            std::pin::pin!(builder.serve_connection(stream, service_fn(answer)));
+                        let mut serving = std::pin::pin!(builder.serve_connection(stream, answer));
                         loop {
                             tokio::select! {
                                 _ = &mut serving => break,
@@ -100,11 +104,7 @@ impl Server {
                             }
                         }
                     } else {
-                        drop(
-                            conn::http1::Builder::new()
-                                .serve_connection(stream, service_fn(answer))
-                                .await,
-                        );
+                        drop(conn::http1::Builder::new().serve_connection(stream, answer).await);
                     }
                     open.send_modify(|open| *open -= 1);
                 });
@@ -115,6 +115,11 @@ impl Server {
 
     pub(super) fn config(&self) -> Config {
         self.config.clone()
+    }
+
+    /// Streams ever refused.
+    pub(super) fn refused(&self) -> usize {
+        self.refused.load(Ordering::SeqCst)
     }
 
     /// Connections ever accepted.
@@ -137,11 +142,18 @@ impl Server {
 }
 
 /// Answers by path: `/silent` never, `/stuck` with a head alone, `/flood` without end, a watch
-/// with one line and then nothing, and anything else with `ok`.
-async fn answer(request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+/// with one line and then nothing, and anything else with `ok`. Refuses the first stream that asks
+/// for `/refused-once`.
+async fn answer(
+    request: Request<Incoming>,
+    refused: Arc<AtomicUsize>,
+) -> Result<Response<Answer>, h2::Error> {
     let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
     let body = match request.uri().path() {
         "/silent" => std::future::pending().await,
+        "/refused-once" if refused.fetch_max(1, Ordering::SeqCst) == 0 => {
+            return Err(h2::Reason::REFUSED_STREAM.into());
+        }
         "/stuck" => Answer { first: Some("{"), then: Then::Nothing },
         "/flood" => Answer { first: None, then: Then::Flood },
         _ if watch => Answer { first: Some("{}\n"), then: Then::Nothing },
