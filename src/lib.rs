@@ -7,3 +7,7 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+#[cfg(feature = "testing")]
+pub mod testing;
+#[cfg(feature = "tls")]
+pub mod transport;

@@ -1,16 +1,193 @@
 //! Room 2: who should run?
+//!
+//! A [`Manager`] starts, stops and restarts [`Runnable`]s: each while its condition holds, one
+//! epoch at a time. It knows nothing of informers, queues or hooks.
+//!
+//! ```no_run
+//! # async fn example(controller: std::sync::Arc<dyn pilotlight::manager::ConditionalRunnable>) {
+//! use pilotlight::manager::{Manager, ManagerOptions, RunnableOptions};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! let mut manager = Manager::new(ManagerOptions::default());
+//! manager.add("widgets", controller, RunnableOptions::default()).expect("the name is free");
+//! let stop = CancellationToken::new();
+//! manager.run(stop).await.expect("every runnable ended in time");
+//! # }
+//! ```
 
+mod backoff;
 mod condition;
+mod entry;
 mod epoch;
 mod fence;
+mod handle;
+mod lifecycle;
+mod metrics;
+mod owner;
+mod run;
 mod runnable;
+mod status;
+#[cfg(test)]
+mod tests;
 
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{broadcast, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use backoff::RestartBackoff;
 pub use condition::{
     Always, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of, optional,
     type_served,
 };
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
-pub use fence::{Fence, FenceClosed};
+pub use fence::{Fence, FenceClosed, Passage};
+pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
+pub use lifecycle::RestartPolicy;
+pub use metrics::ManagerMetrics;
 pub use runnable::{
     BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
 };
+pub use status::{
+    ControllerState, Done, DoneReason, RunnableStatus, Snapshot, Transition, TransitionKind,
+};
+
+/// How a manager treats its runnables.
+#[derive(Clone, Debug)]
+pub struct ManagerOptions {
+    /// How long all runnables together may take to stop; 30 s. `None` waits for ever.
+    pub graceful_shutdown_timeout: Option<Duration>,
+    /// The wait between a failed run and the next.
+    pub restart_backoff: RestartBackoff,
+    /// Where it counts; register it with the process's registry.
+    pub metrics: ManagerMetrics,
+}
+
+impl Default for ManagerOptions {
+    fn default() -> Self {
+        Self {
+            graceful_shutdown_timeout: Some(Duration::from_secs(30)),
+            restart_backoff: RestartBackoff::default(),
+            metrics: ManagerMetrics::default(),
+        }
+    }
+}
+
+/// Why a manager ended with an error.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManagerError {
+    /// A runnable failed whose failure policy is to end the manager.
+    #[error("{name} failed: {error}")]
+    RunnableFailed {
+        /// Which one.
+        name: ControllerName,
+        /// Its error.
+        error: String,
+    },
+    /// The graceful shutdown timeout was over; what still ran was left behind.
+    #[error("not stopped in time: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
+    Late {
+        /// Those that still ran.
+        names: Vec<ControllerName>,
+        /// Why the manager was stopping, if that was an error.
+        #[source]
+        before: Option<Box<ManagerError>>,
+    },
+}
+
+/// Starts and stops runnables. Constructing one spawns nothing.
+#[derive(Debug)]
+pub struct Manager {
+    options: ManagerOptions,
+    handle: ManagerHandle,
+    commands: mpsc::Receiver<handle::Command>,
+    snapshot: watch::Sender<Arc<Snapshot>>,
+    waiting: Vec<(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions)>,
+}
+
+impl Manager {
+    /// A manager without runnables.
+    pub fn new(options: ManagerOptions) -> Self {
+        // Room for a burst of declared controllers; a sender beyond it waits for its turn.
+        let (sender, commands) = mpsc::channel(64);
+        let snapshot = watch::Sender::default();
+        let handle = ManagerHandle {
+            commands: sender,
+            snapshot: snapshot.subscribe(),
+            // Enough for a test or a log to keep up; a slower one is told what it missed.
+            transitions: broadcast::Sender::new(1024),
+        };
+        Self { options, handle, commands, snapshot, waiting: Vec::new() }
+    }
+
+    /// A handle that adds, removes and reports while the manager runs.
+    pub fn handle(&self) -> ManagerHandle {
+        self.handle.clone()
+    }
+
+    /// Adds a runnable before the manager runs.
+    ///
+    /// # Errors
+    ///
+    /// [`AddError::AlreadyThere`] when the name is taken.
+    pub fn add(
+        &mut self,
+        name: impl Into<ControllerName>,
+        runnable: Arc<dyn ConditionalRunnable>,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        let name = name.into();
+        if self.waiting.iter().any(|(other, ..)| *other == name) {
+            return Err(AddError::AlreadyThere(name));
+        }
+        self.waiting.push((name, runnable, options));
+        Ok(())
+    }
+
+    /// Adds a runnable without a condition before the manager runs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Manager::add`].
+    pub fn add_runnable(
+        &mut self,
+        name: impl Into<ControllerName>,
+        runnable: Arc<dyn Runnable>,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        self.add(name, Arc::new(handle::Unconditional(runnable)), options)
+    }
+
+    /// Runs until `stop` is cancelled, or until a runnable fails that may end the manager; then
+    /// stops every runnable, group by group.
+    ///
+    /// Semantics: `controllerManager.Start` of controller-runtime (`pkg/manager/internal.go`),
+    /// except that nothing is locked while groups start, a waiting runnable holds up nobody, and
+    /// the late are named.
+    ///
+    /// # Errors
+    ///
+    /// [`ManagerError::RunnableFailed`], [`ManagerError::Late`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future aborts what runs, without draining it.
+    pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
+        let Self { options, handle, commands, snapshot, waiting } = self;
+        let metrics = options.metrics.clone();
+        let mut owner =
+            owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
+        for (name, runnable, options) in waiting {
+            // Their names were checked when they were added.
+            owner.add(name, entry::Spec { runnable, options }).unwrap_or_default();
+        }
+        owner.run(stop).await
+    }
+}
+
+impl std::fmt::Debug for dyn ConditionalRunnable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ConditionalRunnable")
+    }
+}

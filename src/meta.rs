@@ -1,1 +1,38 @@
-//! Room.
+//! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
+
+mod blueprint;
+mod children;
+mod claim;
+mod composite;
+mod composite_controller;
+mod crds;
+mod declared;
+mod hook;
+mod hook_metrics;
+mod last_applied;
+mod merge;
+mod protocol;
+mod recorder;
+mod resource;
+mod roster;
+mod selection;
+mod status;
+mod supervisor;
+mod webhook;
+
+pub use blueprint::{Blueprint, ChildRule, HookRule, HookVersion, Problem, Rejected, UpdateMethod};
+pub use composite_controller::{
+    Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
+    CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
+    HookSpec, LabelSelector, LabelSelectorRequirement, ParentResource, RevisionHistory,
+    SecretKeyReference, SecretReference, ServiceReference, StatusChecks, StatusCondition,
+    StatusConditionCheck, UpdateStrategy, WatchStatus, WebhookSpec,
+};
+pub use crds::crds;
+pub use hook::{Hook, HookError};
+pub use hook_metrics::{HookMetrics, HookSeries};
+pub use last_applied::LAST_APPLIED;
+pub use protocol::MAX_CHILDREN;
+pub use selection::Selector;
+pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};
+pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

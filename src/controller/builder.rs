@@ -1,15 +1,22 @@
 //! Puts a controller together.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
+use futures::FutureExt;
 use serde::de::DeserializeOwned;
 
-use super::{Cluster, ConditionalSource, Handler, Predicate, Reconciler};
+use super::{
+    Cluster, ConditionalSource, Controller, Handler, Predicate, Reconciler,
+    board::Mode,
+    input::{Input, InputSource},
+    kind_source::{Concern, Filter, KindSource},
+    queue::{Backoff, Limit, QueueOptions},
+    run::{Reconcile, Spec},
+};
 use crate::{
-    informer::Index,
+    informer::{Index, Projection},
     kind::TypeRef,
-    manager::{ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable},
+    manager::{ControllerName, RunnableGroup},
 };
 
 /// What is wrong with a controller that is being built.
@@ -28,117 +35,220 @@ pub enum BuildError {
     /// `owns` needs to know the owner.
     #[error("{0} owns {1} but is for nothing; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),
+    /// Name an input before saying something of it.
+    #[error("{0}: {1} concerns the input named last, and there is none; call it after one")]
+    NoInputYet(ControllerName, &'static str),
+    /// A source of one's own has no objects to choose from; let it choose itself.
+    #[error("{0}: {1} concerns a type, not a source of one's own")]
+    NotForSources(ControllerName, &'static str),
+    /// At least one reconcile must be able to run.
+    #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
+    NoWorkers(ControllerName),
 }
 
 /// Collects inputs and options. `conditional`, `optional`, `metadata_only`, `keys_only`,
-/// `predicate`, `labels`, `namespace` and `index` concern the input named last.
+/// `every_owner`, `predicate`, `labels`, `fields`, `namespace`, `managed_fields` and `index`
+/// concern the input named last.
 #[derive(Debug)]
-pub struct Builder {}
-
-/// A controller: sources, a queue and workers, built anew for every epoch.
-#[derive(Debug)]
-pub struct Controller {}
-
-impl Controller {
-    /// Begins a controller of that name.
-    pub fn builder(_name: impl Into<ControllerName>) -> Builder {
-        todo!()
-    }
+#[must_use = "call build"]
+pub struct Builder {
+    name: ControllerName,
+    inputs: Vec<InputOptions>,
+    event_filters: Vec<Predicate>,
+    workers: usize,
+    reconcile_timeout: Option<Duration>,
+    sync_timeout: Duration,
+    queue: QueueOptions,
+    group: RunnableGroup,
+    // The first mistake; told when the controller is built, so that calls can be chained.
+    mistake: Option<BuildError>,
 }
 
-#[expect(unused_variables, reason = "stub")]
+struct InputOptions {
+    what: What,
+    mode: Mode,
+}
+
+enum What {
+    Kind(Box<KindOptions>),
+    Source(Arc<dyn ConditionalSource>),
+}
+
+#[derive(Debug)]
+struct KindOptions {
+    filter: Filter,
+    role: Role,
+    predicates: Vec<Predicate>,
+    indexes: Vec<Index>,
+}
+
+#[derive(Debug)]
+enum Role {
+    Primary,
+    Owned { only_controller: bool },
+    Watched(Handler),
+}
+
 impl Builder {
+    pub(super) fn new(name: ControllerName) -> Self {
+        Self {
+            name,
+            inputs: Vec::new(),
+            event_filters: Vec::new(),
+            workers: 1,
+            reconcile_timeout: None,
+            sync_timeout: Duration::from_secs(120),
+            queue: QueueOptions::default(),
+            group: RunnableGroup::LeaderElection,
+            mistake: None,
+        }
+    }
+
     /// The type that requests name.
-    #[must_use]
     pub fn for_<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(self) -> Self {
         self.for_type(TypeRef::of::<K>())
     }
 
     /// The type that requests name, known at run time only.
-    #[must_use]
+    ///
+    /// Without a version it is bound anew in each epoch, to the server's best one.
     pub fn for_type(self, type_ref: impl Into<TypeRef>) -> Self {
-        todo!()
+        self.kind(type_ref.into(), Role::Primary)
     }
 
     /// A type whose objects are controlled by the primary: their changes concern their owner.
-    #[must_use]
     pub fn owns<K: kube::Resource<DynamicType = ()>>(self) -> Self {
         self.owns_type(TypeRef::of::<K>())
     }
 
     /// As [`Builder::owns`], known at run time only.
-    #[must_use]
     pub fn owns_type(self, type_ref: impl Into<TypeRef>) -> Self {
-        todo!()
+        self.kind(type_ref.into(), Role::Owned { only_controller: true })
     }
 
     /// Any other type, with a handler that maps its changes.
-    #[must_use]
     pub fn watches<K: kube::Resource<DynamicType = ()>>(self, handler: Handler) -> Self {
         self.watches_type(TypeRef::of::<K>(), handler)
     }
 
     /// As [`Builder::watches`], known at run time only.
-    #[must_use]
     pub fn watches_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
-        todo!()
+        self.kind(type_ref.into(), Role::Watched(handler))
     }
 
     /// A source of one's own.
-    #[must_use]
-    pub fn source(self, source: impl ConditionalSource) -> Self {
-        todo!()
+    pub fn source(mut self, source: impl ConditionalSource) -> Self {
+        self.inputs.push(InputOptions { what: What::Source(Arc::new(source)), mode: Mode::Plain });
+        self
     }
 
     /// The controller runs only while this input's type is served.
-    #[must_use]
     pub fn conditional(self) -> Self {
-        todo!()
+        self.mode("conditional", Mode::Required)
     }
 
     /// The input comes and goes with its type, without a restart.
-    #[must_use]
     pub fn optional(self) -> Self {
-        todo!()
+        self.mode("optional", Mode::Optional)
+    }
+
+    /// Every owner of the primary's kind is concerned, not only the controller; for `owns`.
+    pub fn every_owner(self) -> Self {
+        self.last("every_owner", |kind| {
+            if let Role::Owned { only_controller } = &mut kind.role {
+                *only_controller = false;
+            }
+        })
     }
 
     /// Fetches and keeps metadata alone.
-    #[must_use]
     pub fn metadata_only(self) -> Self {
-        todo!()
+        self.last("metadata_only", |kind| kind.filter.projection = Projection::Metadata)
     }
 
-    /// Drops changes of this input.
-    #[must_use]
+    /// Keeps namespace, name, uid and resourceVersion alone.
+    pub fn keys_only(self) -> Self {
+        self.last("keys_only", |kind| kind.filter.projection = Projection::Keys)
+    }
+
+    /// Keeps `managedFields`, which are cut otherwise.
+    pub fn managed_fields(self) -> Self {
+        self.last("managed_fields", |kind| kind.filter.managed_fields = true)
+    }
+
+    /// Watches only objects with these labels; the server selects.
+    ///
+    /// An object that loses them arrives as a deletion.
+    pub fn labels(self, selector: impl Into<Arc<str>>) -> Self {
+        self.last("labels", |kind| kind.filter.labels = Some(selector.into()))
+    }
+
+    /// Watches only objects with these fields; the server selects.
+    pub fn fields(self, selector: impl Into<Arc<str>>) -> Self {
+        self.last("fields", |kind| kind.filter.fields = Some(selector.into()))
+    }
+
+    /// Watches one namespace, whatever the cluster's default is.
+    pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
+        self.last("namespace", |kind| kind.filter.namespace = Some(namespace.into()))
+    }
+
+    /// Drops changes of this input. Every predicate must let a change pass.
     pub fn predicate(self, predicate: Predicate) -> Self {
-        todo!()
+        self.last("predicate", |kind| kind.predicates.push(predicate))
     }
 
     /// Keeps an index over this input's objects.
-    #[must_use]
     pub fn index(self, index: Index) -> Self {
-        todo!()
+        self.last("index", |kind| kind.indexes.push(index))
+    }
+
+    /// Drops changes of every type.
+    pub fn event_filter(mut self, predicate: Predicate) -> Self {
+        self.event_filters.push(predicate);
+        self
     }
 
     /// Reconciles that may run at once; 1.
-    #[must_use]
-    pub fn max_concurrent_reconciles(self, workers: usize) -> Self {
-        todo!()
+    pub fn max_concurrent_reconciles(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
     }
 
     /// The longest a reconcile may take; none.
-    #[must_use]
-    pub fn reconcile_timeout(self, timeout: Duration) -> Self {
-        todo!()
+    pub fn reconcile_timeout(mut self, timeout: Duration) -> Self {
+        self.reconcile_timeout = Some(timeout);
+        self
     }
 
     /// The longest the first sync of a plain input may take; 2 min.
-    #[must_use]
-    pub fn sync_timeout(self, timeout: Duration) -> Self {
-        todo!()
+    ///
+    /// Conditional inputs are waited for without a limit, and optional ones are not waited for
+    /// any longer than this.
+    pub fn sync_timeout(mut self, timeout: Duration) -> Self {
+        self.sync_timeout = timeout;
+        self
     }
 
-    /// Finishes it.
+    /// How long a request waits after it failed; 5 ms doubling to 1000 s.
+    pub fn backoff(mut self, backoff: Backoff) -> Self {
+        self.queue.backoff = backoff;
+        self
+    }
+
+    /// Limits how many failed requests are repeated, over all of them; no limit.
+    pub fn retry_limit(mut self, limit: Limit) -> Self {
+        self.queue.limit = Some(limit);
+        self
+    }
+
+    /// When it starts and stops relative to other runnables; on the leader alone.
+    pub fn group(mut self, group: RunnableGroup) -> Self {
+        self.group = group;
+        self
+    }
+
+    /// Finishes it. Starts nothing.
     ///
     /// # Errors
     ///
@@ -148,22 +258,128 @@ impl Builder {
         cluster: &Cluster,
         reconciler: impl Reconciler,
     ) -> Result<Controller, BuildError> {
-        todo!()
+        let name = self.name;
+        if let Some(mistake) = self.mistake {
+            return Err(mistake);
+        }
+        if name.as_str().is_empty() {
+            return Err(BuildError::NameMissing);
+        }
+        if self.inputs.is_empty() {
+            return Err(BuildError::NoInput(name));
+        }
+        if self.workers == 0 {
+            return Err(BuildError::NoWorkers(name));
+        }
+        let mut primaries = self.inputs.iter().filter_map(|input| match &input.what {
+            What::Kind(kind) if matches!(kind.role, Role::Primary) => Some(&kind.filter.type_ref),
+            What::Kind(_) | What::Source(_) => None,
+        });
+        let primary = primaries.next().cloned();
+        if primaries.next().is_some() {
+            return Err(BuildError::TwoPrimaries(name));
+        }
+        let mut inputs = Vec::with_capacity(self.inputs.len());
+        for input in self.inputs {
+            let source = match input.what {
+                What::Source(source) => InputSource::Other(source),
+                What::Kind(kind) => {
+                    let KindOptions { mut filter, role, predicates, indexes } = *kind;
+                    filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
+                    let concern = match (role, &primary) {
+                        (Role::Primary, _) => Concern::Handler(Handler::Object),
+                        (Role::Watched(handler), _) => Concern::Handler(handler),
+                        (Role::Owned { only_controller }, Some(primary)) => {
+                            Concern::OwnerOf { primary: primary.clone(), only_controller }
+                        }
+                        (Role::Owned { .. }, None) => {
+                            return Err(BuildError::OwnsWithoutFor(name, filter.type_ref));
+                        }
+                    };
+                    let predicates = self.event_filters.iter().cloned().chain(predicates);
+                    InputSource::Kind(Arc::new(KindSource {
+                        filter,
+                        predicates: predicates.collect(),
+                        concern,
+                        indexes,
+                        mode: input.mode,
+                        types: cluster.types.clone(),
+                        informers: cluster.informers.clone(),
+                    }))
+                }
+            };
+            inputs.push(Input { source, mode: input.mode });
+        }
+        let spec = Spec {
+            client: cluster.client.clone(),
+            inputs,
+            reconcile: erase(reconciler),
+            workers: self.workers,
+            reconcile_timeout: self.reconcile_timeout,
+            sync_timeout: self.sync_timeout,
+            queue: self.queue,
+            series: cluster.metrics.series(&name),
+            handover: cluster.handovers.of(&name),
+            name,
+        };
+        Ok(Controller::new(spec, self.group))
+    }
+
+    fn kind(mut self, type_ref: TypeRef, role: Role) -> Self {
+        let filter = Filter {
+            type_ref,
+            namespace: None,
+            labels: None,
+            fields: None,
+            projection: Projection::default(),
+            managed_fields: false,
+        };
+        let kind = KindOptions { filter, role, predicates: Vec::new(), indexes: Vec::new() };
+        self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: Mode::Plain });
+        self
+    }
+
+    fn mode(mut self, method: &'static str, mode: Mode) -> Self {
+        match self.inputs.last_mut() {
+            Some(input) => input.mode = mode,
+            None => self.mistaken(BuildError::NoInputYet, method),
+        }
+        self
+    }
+
+    fn last(mut self, method: &'static str, change: impl FnOnce(&mut KindOptions)) -> Self {
+        match self.inputs.last_mut().map(|input| &mut input.what) {
+            Some(What::Kind(kind)) => change(kind),
+            Some(What::Source(_)) => self.mistaken(BuildError::NotForSources, method),
+            None => self.mistaken(BuildError::NoInputYet, method),
+        }
+        self
+    }
+
+    fn mistaken(
+        &mut self,
+        mistake: impl FnOnce(ControllerName, &'static str) -> BuildError,
+        method: &'static str,
+    ) {
+        let name = self.name.clone();
+        self.mistake.get_or_insert_with(|| mistake(name, method));
     }
 }
 
-impl Runnable for Controller {
-    fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        todo!()
-    }
-
-    fn reports_running(&self) -> bool {
-        true
-    }
+/// Forgets the type of a reconciler.
+pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
+    let reconciler = Arc::new(reconciler);
+    Arc::new(move |request, context| {
+        let reconciler = Arc::clone(&reconciler);
+        async move { reconciler.reconcile(request, context).await }.boxed()
+    })
 }
 
-impl ConditionalRunnable for Controller {
-    fn ready(&self) -> Readiness {
-        todo!()
+impl std::fmt::Debug for InputOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.what {
+            What::Kind(kind) => kind.fmt(f),
+            What::Source(source) => f.write_str(&source.name()),
+        }
     }
 }

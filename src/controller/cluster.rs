@@ -1,13 +1,22 @@
 //! What every controller of one cluster shares.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
-use crate::{discovery::TypeRegistry, informer::InformerSet};
+use super::{handover::Handovers, messenger, metrics::ControllerMetrics};
+use crate::{
+    discovery::{Discovery, DiscoveryOptions, TypeRegistry},
+    informer::{InformerOptions, InformerSet},
+    manager::{Epoch, RunResult, Runnable, RunnableGroup},
+};
 
 /// A client, what the cluster serves, and the informers over it. Cheap to clone.
 ///
 /// controller-runtime's `Cluster` (`pkg/cluster`), without a mapper: the registry is the mapper.
 #[derive(Clone)]
+#[non_exhaustive]
 pub struct Cluster {
     /// Connection to the API server.
     pub client: Client,
@@ -16,7 +25,96 @@ pub struct Cluster {
     /// Shared caches.
     pub informers: InformerSet,
     /// The one namespace that namespaced types are watched in; `None` is all.
-    pub namespace: Option<std::sync::Arc<str>>,
+    pub namespace: Option<Arc<str>>,
+    /// Metrics of its controllers, to be registered once.
+    pub metrics: ControllerMetrics,
+    pub(super) handovers: Handovers,
+}
+
+/// How a cluster is looked at.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterOptions {
+    /// The one namespace that namespaced types are watched in; all by default.
+    pub namespace: Option<Arc<str>>,
+    /// How types are discovered.
+    pub discovery: DiscoveryOptions,
+    /// Budgets and times of the informers.
+    pub informers: InformerOptions,
+}
+
+/// Keeps a [`Cluster`] current: discovery, what becomes of the informers' types, and the end of
+/// the informers.
+#[derive(Debug)]
+pub struct ClusterRunnable {
+    types: TypeRegistry,
+    // Taken by the first start.
+    discovery: Mutex<Option<Discovery>>,
+    informers: InformerSet,
+}
+
+/// A cluster's registry cannot be filled twice. Build the cluster anew.
+#[derive(Debug, thiserror::Error)]
+#[error("the cluster has run before; build a new one")]
+struct RunBefore;
+
+impl Cluster {
+    /// A cluster, and what has to run for it to be of use. Spawns nothing.
+    pub fn new(client: Client, options: ClusterOptions) -> (Self, ClusterRunnable) {
+        let ClusterOptions { namespace, discovery, mut informers } = options;
+        let (types, discovery) = TypeRegistry::new(client.clone(), discovery);
+        let (hinted, also) = (types.clone(), informers.on_missing.take());
+        informers.on_missing = Some(Arc::new(move |identity| {
+            hinted.hint(identity);
+            if let Some(also) = &also {
+                also(identity);
+            }
+        }));
+        let informers = InformerSet::new(client.clone(), informers);
+        let runnable = ClusterRunnable {
+            types: types.clone(),
+            discovery: Mutex::new(Some(discovery)),
+            informers: informers.clone(),
+        };
+        (Self::of(client, types, informers, namespace), runnable)
+    }
+
+    /// A cluster of parts that somebody else runs.
+    pub fn of(
+        client: Client,
+        types: TypeRegistry,
+        informers: InformerSet,
+        namespace: Option<Arc<str>>,
+    ) -> Self {
+        Self {
+            client,
+            types,
+            informers,
+            namespace,
+            metrics: ControllerMetrics::default(),
+            handovers: Handovers::default(),
+        }
+    }
+}
+
+impl Runnable for ClusterRunnable {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let discovery = self.discovery.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let (types, informers) = (self.types.clone(), self.informers.clone());
+        async move {
+            let discovery = discovery.ok_or(RunBefore)?;
+            tokio::select! {
+                () = discovery.run(epoch.token()) => {}
+                () = messenger::tell(types, informers.clone()) => {}
+            }
+            informers.shutdown().await;
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn group(&self) -> RunnableGroup {
+        RunnableGroup::Caches
+    }
 }
 
 impl std::fmt::Debug for Cluster {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::Request;
 use crate::{
-    informer::{Delta, Object},
-    kind::GroupKind,
+    informer::{Delta, Object, ObjectKey},
+    kind::{GroupKind, Scope},
 };
 
 /// Puts requests into the queue of the controller that a handler belongs to.
@@ -15,13 +15,22 @@ pub struct Enqueue<'a> {
 }
 
 impl Enqueue<'_> {
-    /// Adds a request.
+    /// Adds a request. Added twice, it is queued once.
     pub fn add(&mut self, request: Request) {
         self.requests.push(request);
     }
 }
 
+/// Which requests an object concerns.
+pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
+
+/// Which requests a change concerns.
+pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
+
 /// Maps one change to the requests it concerns; sees the object before and after.
+///
+/// It runs where events are handed on, so it must not block. If it panics, the change is dropped
+/// and reported.
 #[derive(Clone)]
 pub enum Handler {
     /// The object itself.
@@ -34,9 +43,63 @@ pub enum Handler {
         only_controller: bool,
     },
     /// A function of the object, asked for the old one and the new one.
-    Map(Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>),
+    Map(MapFn),
     /// A function of the whole change.
-    Delta(Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>),
+    Delta(DeltaFn),
+}
+
+impl Handler {
+    /// A function of the object, asked for the old one and the new one.
+    pub fn map(map: impl Fn(&Object) -> Vec<Request> + Send + Sync + 'static) -> Self {
+        Self::Map(Arc::new(map))
+    }
+
+    /// A function of the whole change.
+    pub fn delta(map: impl Fn(&Delta, &mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
+        Self::Delta(Arc::new(map))
+    }
+
+    /// Appends the requests that a change concerns, some perhaps twice: the queue merges them.
+    ///
+    /// The old object counts too, or an owner that lost an object would never hear of it.
+    pub(super) fn requests(
+        &self,
+        delta: &Delta,
+        scope: impl Fn(&GroupKind) -> Option<Scope>,
+        requests: &mut Vec<Request>,
+    ) {
+        let both = || delta.old.iter().chain(&delta.new);
+        match self {
+            Self::Object => requests.push(delta.key.clone()),
+            Self::Owner { owner, only_controller } => {
+                for object in both() {
+                    let header = object.header();
+                    let owners = header.owners.iter().filter(|reference| {
+                        reference.group == owner.group
+                            && reference.kind == owner.kind
+                            && (reference.controller || !only_controller)
+                    });
+                    for reference in owners {
+                        // A reference names no namespace: an owner in one is in the object's.
+                        let namespace = match scope(owner) {
+                            Some(Scope::Cluster) => None,
+                            Some(Scope::Namespaced) | None => header.key.namespace.clone(),
+                        };
+                        let request = ObjectKey { namespace, name: Arc::clone(&reference.name) };
+                        if requests.last() != Some(&request) {
+                            requests.push(request);
+                        }
+                    }
+                }
+            }
+            Self::Map(map) => {
+                for object in both() {
+                    requests.extend(map(object));
+                }
+            }
+            Self::Delta(map) => map(delta, &mut Enqueue { requests }),
+        }
+    }
 }
 
 impl std::fmt::Debug for Handler {
@@ -47,5 +110,100 @@ impl std::fmt::Debug for Handler {
             Self::Map(_) => "Map",
             Self::Delta(_) => "Delta",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    fn owner(kind: &str, name: &str, controller: bool) -> Value {
+        json!({
+            "apiVersion": "example.com/v7", "kind": kind, "name": name, "uid": name,
+            "controller": controller,
+        })
+    }
+
+    fn owned(owners: &[Value]) -> Object {
+        widget(json!({"ownerReferences": owners}))
+    }
+
+    fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
+        let mut requests = Vec::new();
+        handler.requests(delta, |_| scope, &mut requests);
+        requests.iter().map(ToString::to_string).collect()
+    }
+
+    fn owner_of(only_controller: bool) -> Handler {
+        let owner = GroupKind { group: "example.com".into(), kind: "Set".into() };
+        Handler::Owner { owner, only_controller }
+    }
+
+    #[test]
+    fn object_concerns_itself_also_when_it_is_gone() {
+        let gone = delta(Some(widget(json!({}))), None);
+
+        assert_eq!(requests(&Handler::Object, &gone, None), ["ns/w"]);
+    }
+
+    #[test]
+    fn owner_is_found_by_group_and_kind_in_any_version() {
+        let owners = [owner("Set", "a", true), owner("Other", "b", false)];
+        let created = delta(None, Some(owned(&owners)));
+
+        assert_eq!(requests(&owner_of(true), &created, Some(Scope::Namespaced)), ["ns/a"]);
+        assert_eq!(requests(&owner_of(true), &created, Some(Scope::Cluster)), ["a"]);
+        assert_eq!(requests(&owner_of(true), &created, None), ["ns/a"]);
+    }
+
+    #[test]
+    fn owners_that_are_no_controller_count_when_asked_for() {
+        let owners = [owner("Set", "a", false), owner("Set", "b", true)];
+        let created = delta(None, Some(owned(&owners)));
+
+        assert_eq!(requests(&owner_of(true), &created, None), ["ns/b"]);
+        assert_eq!(requests(&owner_of(false), &created, None), ["ns/a", "ns/b"]);
+    }
+
+    #[test]
+    fn old_owner_and_new_owner_hear_of_a_move() {
+        let one = owned(&[owner("Set", "a", true)]);
+        let other = owned(&[owner("Set", "b", true)]);
+
+        let moved = delta(Some(one.clone()), Some(other.clone()));
+        assert_eq!(requests(&owner_of(true), &moved, None), ["ns/a", "ns/b"]);
+        let kept = delta(Some(one.clone()), Some(one.clone()));
+        assert_eq!(requests(&owner_of(true), &kept, None), ["ns/a"]);
+        let orphaned = delta(Some(one), Some(owned(&[])));
+        assert_eq!(requests(&owner_of(true), &orphaned, None), ["ns/a"]);
+    }
+
+    #[test]
+    fn map_is_asked_for_the_old_and_the_new_object() {
+        let by_label = Handler::map(|object| {
+            let name = object.header().labels.get("for").map(Arc::from);
+            name.map(|name| ObjectKey { namespace: None, name }).into_iter().collect()
+        });
+        let labelled = |value: &str| widget(json!({"labels": {"for": value}}));
+
+        let moved = delta(Some(labelled("a")), Some(labelled("b")));
+
+        assert_eq!(requests(&by_label, &moved, None), ["a", "b"]);
+    }
+
+    #[test]
+    fn delta_handler_sees_the_whole_change() {
+        let handler = Handler::delta(|delta, queue| {
+            if delta.new.is_none() {
+                queue.add(delta.key.clone());
+            }
+        });
+        let object = || Some(widget(json!({})));
+
+        assert!(requests(&handler, &delta(None, object()), None).is_empty());
+        assert_eq!(requests(&handler, &delta(object(), None), None), ["ns/w"]);
     }
 }

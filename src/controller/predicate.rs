@@ -2,9 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::informer::Delta;
+use kube::core::{Selector, SelectorExt};
+
+use crate::informer::{Delta, Header};
 
 /// Drops changes before they reach a handler.
+///
+/// The ones that ask whether something changed let every creation and every deletion pass, and
+/// also an object that was deleted and created again between two looks. Semantics:
+/// `pkg/predicate` of controller-runtime, except where said.
 #[derive(Clone)]
 pub struct Predicate(Arc<dyn Fn(&Delta) -> bool + Send + Sync>);
 
@@ -14,14 +20,183 @@ impl Predicate {
         Self(Arc::new(pass))
     }
 
+    /// The specification changed, or the deletion began.
+    ///
+    /// The server raises the generation of custom resources, and of most built-in types, with
+    /// each change of the specification and when a deletion begins. Where a type has no
+    /// generation every change passes, since this cannot tell them apart; controller-runtime
+    /// drops them all.
+    pub fn generation() -> Self {
+        Self::changed(|old, new| {
+            old.generation != new.generation
+                || new.generation == 0
+                || old.deletion_timestamp.is_some() != new.deletion_timestamp.is_some()
+        })
+    }
+
+    /// The object was written: drops what a resync repeats.
+    pub fn resource_version() -> Self {
+        Self::changed(|old, new| {
+            // An aggregated API may give none at all.
+            old.resource_version != new.resource_version || new.resource_version.is_empty()
+        })
+    }
+
+    /// Labels changed.
+    pub fn labels() -> Self {
+        Self::changed(|old, new| old.labels != new.labels)
+    }
+
+    /// Annotations changed.
+    pub fn annotations() -> Self {
+        Self::changed(|old, new| old.annotations != new.annotations)
+    }
+
+    /// The object matches, or did before the change, so that the last match is seen.
+    pub fn selector(selector: Selector) -> Self {
+        Self::new(move |delta| {
+            [&delta.old, &delta.new]
+                .into_iter()
+                .flatten()
+                .any(|object| selector.matches(&object.header().labels.to_map()))
+        })
+    }
+
+    /// Both let it pass.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self::new(move |delta| self.passes(delta) && other.passes(delta))
+    }
+
+    /// One of them lets it pass.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        Self::new(move |delta| self.passes(delta) || other.passes(delta))
+    }
+
     /// Whether the change passes.
     pub fn passes(&self, delta: &Delta) -> bool {
         (self.0)(delta)
+    }
+
+    fn changed(changed: impl Fn(&Header, &Header) -> bool + Send + Sync + 'static) -> Self {
+        Self::new(move |delta| match (&delta.old, &delta.new) {
+            (Some(old), Some(new)) => {
+                let (old, new) = (old.header(), new.header());
+                old.uid != new.uid || changed(old, new)
+            }
+            (None, _) | (_, None) => true,
+        })
+    }
+}
+
+/// What it let pass is dropped, and the other way round.
+impl std::ops::Not for Predicate {
+    type Output = Self;
+
+    fn not(self) -> Self {
+        Self::new(move |delta| !self.passes(delta))
     }
 }
 
 impl std::fmt::Debug for Predicate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Predicate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    fn changed(predicate: &Predicate, old: Value, new: Value) -> bool {
+        predicate.passes(&delta(Some(widget(old)), Some(widget(new))))
+    }
+
+    #[track_caller]
+    fn check(predicate: &Predicate, old: Value, new: Value, expected: bool) {
+        assert_eq!(changed(predicate, old.clone(), new.clone()), expected, "{old} to {new}");
+    }
+
+    #[test]
+    fn creations_and_deletions_pass_whatever_must_have_changed() {
+        let any = || Some(widget(json!({})));
+        for predicate in [
+            Predicate::generation(),
+            Predicate::resource_version(),
+            Predicate::labels(),
+            Predicate::annotations(),
+        ] {
+            assert!(predicate.passes(&delta(None, any())));
+            assert!(predicate.passes(&delta(any(), None)));
+        }
+    }
+
+    #[test]
+    fn object_that_was_created_again_between_two_looks_passes() {
+        let (old, new) =
+            (json!({"uid": "a", "generation": 1}), json!({"uid": "b", "generation": 1}));
+        for predicate in [Predicate::generation(), Predicate::labels(), Predicate::annotations()] {
+            check(&predicate, old.clone(), new.clone(), true);
+        }
+    }
+
+    #[test]
+    fn generation_passes_changes_of_the_specification_and_the_begin_of_a_deletion() {
+        let generation = Predicate::generation();
+        let deleted = "2026-01-01T00:00:00Z";
+
+        check(&generation, json!({"generation": 1}), json!({"generation": 2}), true);
+        check(&generation, json!({"generation": 2}), json!({"generation": 2}), false);
+        check(
+            &generation,
+            json!({"generation": 2}),
+            json!({"generation": 2, "deletionTimestamp": deleted}),
+            true,
+        );
+        check(&generation, json!({}), json!({"labels": {"a": "b"}}), true);
+    }
+
+    #[test]
+    fn others_pass_what_they_are_named_after() {
+        let version = Predicate::resource_version();
+        check(&version, json!({"resourceVersion": "1"}), json!({"resourceVersion": "1"}), false);
+        check(&version, json!({"resourceVersion": "1"}), json!({"resourceVersion": "2"}), true);
+
+        let labels = Predicate::labels();
+        check(&labels, json!({"labels": {"a": "b"}}), json!({"labels": {"a": "c"}}), true);
+        check(&labels, json!({"labels": {"a": "b"}}), json!({"labels": {"a": "b"}}), false);
+        check(&labels, json!({}), json!({"annotations": {"a": "c"}}), false);
+
+        let annotations = Predicate::annotations();
+        check(&annotations, json!({}), json!({"annotations": {"a": "c"}}), true);
+        check(&annotations, json!({}), json!({"labels": {"a": "c"}}), false);
+    }
+
+    #[test]
+    fn selector_passes_what_matches_or_did() {
+        let selector = Predicate::selector([("app", "web")].into_iter().collect());
+        let (web, db) = (json!({"labels": {"app": "web"}}), json!({"labels": {"app": "db"}}));
+
+        check(&selector, web.clone(), web.clone(), true);
+        check(&selector, db.clone(), web.clone(), true);
+        check(&selector, web.clone(), db.clone(), true);
+        check(&selector, db.clone(), db.clone(), false);
+        assert!(selector.passes(&delta(Some(widget(web)), None)));
+        assert!(!selector.passes(&delta(None, Some(widget(db)))));
+    }
+
+    #[test]
+    fn predicates_combine() {
+        let yes = || Predicate::new(|_| true);
+        let no = || Predicate::new(|_| false);
+        let any = delta(None, Some(widget(json!({}))));
+
+        assert!(yes().and(yes()).passes(&any) && !yes().and(no()).passes(&any));
+        assert!(no().or(yes()).passes(&any) && !no().or(no()).passes(&any));
+        assert!((!no()).passes(&any) && !(!yes()).passes(&any));
     }
 }

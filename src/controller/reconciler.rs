@@ -1,15 +1,9 @@
 //! What a user writes: one request in, one outcome out.
 
-use std::{fmt, future::Future, marker::PhantomData, sync::Arc, time::Duration};
+use std::{fmt, future::Future, time::Duration};
 
-use kube::Client;
-use serde::de::DeserializeOwned;
-
-use crate::{
-    informer::{ObjectKey, Store},
-    kind::{ServedType, TypeRef},
-    manager::{BoxError, Epoch},
-};
+use super::Context;
+use crate::{informer::ObjectKey, manager::BoxError};
 
 /// Which object to reconcile: its name, never the event. It may be deleted by now.
 pub type Request = ObjectKey;
@@ -62,68 +56,4 @@ pub trait Reconciler: Send + Sync + 'static {
         request: Request,
         context: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send;
-}
-
-/// What a reconcile has at hand. Cheap to clone.
-#[derive(Clone)]
-pub struct Context {}
-
-impl Context {
-    /// The epoch of the run.
-    pub fn epoch(&self) -> &Epoch {
-        todo!()
-    }
-
-    /// A client behind the epoch's fence: use no other for what must not outlive the epoch.
-    pub fn client(&self) -> &Client {
-        todo!()
-    }
-
-    /// Resolves when the reconcile should end: the epoch stops. Cancel safe.
-    pub async fn cancelled(&self) {
-        todo!()
-    }
-
-    /// The cache of one of the controller's inputs, as it was named to the builder; `None` while
-    /// the type is missing (an optional one) or is no input.
-    pub fn store(&self, _type_ref: &TypeRef) -> Option<Store> {
-        todo!()
-    }
-
-    /// Typed reads from the cache of an input.
-    pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Lister<K> {
-        todo!()
-    }
-
-    /// How to talk to one of the controller's inputs, in this epoch.
-    pub fn served(&self, _type_ref: &TypeRef) -> Option<Arc<ServedType>> {
-        todo!()
-    }
-
-    /// How often this request has failed in a row.
-    pub fn attempt(&self) -> u32 {
-        todo!()
-    }
-
-    /// Whether the cache is known to be behind.
-    pub fn stale(&self) -> bool {
-        todo!()
-    }
-}
-
-/// Typed reads from a cache; each read decodes.
-#[derive(Clone, Debug)]
-pub struct Lister<K> {
-    kind: PhantomData<fn() -> K>,
-}
-
-impl<K: DeserializeOwned> Lister<K> {
-    /// The object as last seen; `None` when there is none.
-    ///
-    /// # Errors
-    ///
-    /// When it does not have the shape of `K`; the error names the field.
-    pub fn get(&self, _key: &ObjectKey) -> Result<Option<K>, serde_json::Error> {
-        todo!()
-    }
 }

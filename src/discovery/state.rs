@@ -4,6 +4,7 @@ use std::{fmt, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::catalog::Judgement;
 use crate::kind::ServedType;
 
 /// Where a type is in its life, seen from somebody who asks for it at one version (or any).
@@ -11,7 +12,7 @@ use crate::kind::ServedType;
 pub enum TypeState {
     /// Proven not to exist.
     Absent,
-    /// Its CRD exists but cannot be used yet, or not at the version asked for.
+    /// It exists but cannot be used yet, or not at the version asked for.
     Installing(InstallingReason),
     /// Can be listed and watched.
     Served,
@@ -22,7 +23,7 @@ pub enum TypeState {
     Unknown(Option<Box<TypeState>>),
 }
 
-/// Why a CRD that exists cannot be used.
+/// Why a type that exists cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstallingReason {
     /// Its names are not accepted; the server's message.
@@ -34,9 +35,23 @@ pub enum InstallingReason {
         /// Versions that are served.
         served: Vec<String>,
     },
+    /// It is built in or aggregated, and does not offer to be listed and watched.
+    NotWatchable,
 }
 
 impl TypeState {
+    /// Nothing is known.
+    pub(super) fn is_blank(&self) -> bool {
+        matches!(self, Self::Unknown(None))
+    }
+
+    /// The words that say where it is, without messages: while they are the same, so is `since`.
+    fn phase(&self) -> (&'static str, &'static str) {
+        match self {
+            Self::Installing(reason) => (self.word(), reason.word()),
+            Self::Absent | Self::Served | Self::Terminating | Self::Unknown(_) => (self.word(), ""),
+        }
+    }
     /// One word for tables, metrics and condition reasons.
     pub fn word(&self) -> &'static str {
         match self {
@@ -56,6 +71,7 @@ impl InstallingReason {
             Self::NamesNotAccepted(_) => "NamesNotAccepted",
             Self::NotEstablished(_) => "NotEstablished",
             Self::VersionNotServed { .. } => "VersionNotServed",
+            Self::NotWatchable => "NotWatchable",
         }
     }
 }
@@ -65,9 +81,13 @@ impl fmt::Display for InstallingReason {
         match self {
             Self::NamesNotAccepted(message) => write!(f, "its names are not accepted: {message}"),
             Self::NotEstablished(message) => write!(f, "it is not established: {message}"),
+            Self::VersionNotServed { served } if served.is_empty() => {
+                f.write_str("no version is served")
+            }
             Self::VersionNotServed { served } => {
                 write!(f, "this version is not served; served are {}", served.join(", "))
             }
+            Self::NotWatchable => f.write_str("it cannot be listed and watched"),
         }
     }
 }
@@ -81,4 +101,27 @@ pub struct TypeStatus {
     pub served: Option<Arc<ServedType>>,
     /// Since when the state holds.
     pub since: Timestamp,
+}
+
+impl TypeStatus {
+    /// The status after a new judgement. What was proven is remembered where nothing is known
+    /// any more; `since` moves only with the state and the identity.
+    pub(super) fn succeed(&self, judgement: Judgement, now: Timestamp) -> Self {
+        let mut new = Self { state: judgement.state, served: judgement.served, since: self.since };
+        if new.state.is_blank() {
+            new.state = match &self.state {
+                TypeState::Unknown(last) => TypeState::Unknown(last.clone()),
+                proven @ (TypeState::Absent
+                | TypeState::Installing(_)
+                | TypeState::Served
+                | TypeState::Terminating) => TypeState::Unknown(Some(Box::new(proven.clone()))),
+            };
+            new.served.clone_from(&self.served);
+        }
+        let identity = |status: &Self| status.served.as_ref().map(|s| s.identity.clone());
+        if new.state.phase() != self.state.phase() || identity(&new) != identity(self) {
+            new.since = now;
+        }
+        new
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     any::Any,
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     convert::Infallible,
     fmt,
     panic::AssertUnwindSafe,
@@ -11,7 +11,10 @@ use std::{
 
 use futures::FutureExt;
 use kube::Client;
-use tokio::{sync::Semaphore, time::sleep_until};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::sleep_until,
+};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
@@ -51,6 +54,7 @@ pub(super) struct Shared {
     options: Arc<InformerOptions>,
     /// Held before a hub's lock, never across an await.
     informers: Mutex<Informers>,
+    types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     tasks: TaskTracker,
     lists: Arc<Semaphore>,
     metrics: InformerMetrics,
@@ -72,6 +76,7 @@ impl InformerSet {
                 client,
                 options: Arc::new(options),
                 informers: Mutex::default(),
+                types: watch::Sender::default(),
                 tasks: TaskTracker::new(),
                 lists,
                 metrics: InformerMetrics::default(),
@@ -116,8 +121,8 @@ impl InformerSet {
 
     /// Says that a type is proven gone: its informers end, whoever still listens.
     ///
-    /// On return their stores are empty and their subscribers see the end; their requests are
-    /// dropped when [`InformerSet::ended`] resolves.
+    /// On return their subscribers see the end; their requests are dropped when
+    /// [`InformerSet::ended`] resolves. A store is emptied when its last subscriber has left.
     pub fn type_gone(&self, identity: &TypeIdentity) {
         let gone = |hub: &Hub| hub.key.identity == *identity;
         self.shared.close(gone, &Ended::TypeGone);
@@ -132,6 +137,12 @@ impl InformerSet {
                 hub.nudge.notify_one();
             }
         }
+    }
+
+    /// The types that have informers, each with how many, and every later change: whoever knows
+    /// what the server serves follows these.
+    pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
+        self.shared.types.subscribe()
     }
 
     /// Every informer.
@@ -178,8 +189,9 @@ impl Shared {
             return Some(hub.clone());
         }
         let hub = Arc::new(Hub::new(key.clone()));
-        self.start(&hub, served);
         informers.live.insert(key.clone(), hub.clone());
+        self.count(&hub.key.identity);
+        self.start(&hub, served);
         Some(hub)
     }
 
@@ -189,7 +201,7 @@ impl Shared {
         match linger {
             Linger::Default => {}
             Linger::None => {
-                self.close_unused(hub);
+                self.close_unused(hub, Ended::TypeGone);
             }
         }
         hub.closed().is_some()
@@ -238,16 +250,17 @@ impl Shared {
             let matches = condition(hub);
             if matches {
                 hub.close(reason.clone());
+                self.discount(&hub.key.identity);
             }
             !matches
         });
     }
 
-    fn close_unused(&self, hub: &Arc<Hub>) -> bool {
+    fn close_unused(&self, hub: &Arc<Hub>, reason: Ended) -> bool {
         let mut informers = self.lock();
-        let closed = hub.close_if_unused(Ended::Released);
+        let closed = hub.close_if_unused(reason);
         if closed {
-            informers.forget(hub);
+            self.forget(&mut informers, hub);
         }
         closed
     }
@@ -255,18 +268,32 @@ impl Shared {
     fn close_one(&self, hub: &Arc<Hub>, reason: Ended) {
         let mut informers = self.lock();
         hub.close(reason);
-        informers.forget(hub);
+        self.forget(&mut informers, hub);
     }
-}
 
-impl Informers {
     /// Takes a hub out, unless another one has its place.
-    fn forget(&mut self, hub: &Arc<Hub>) {
-        if let Entry::Occupied(entry) = self.live.entry(hub.key.clone())
+    fn forget(&self, informers: &mut Informers, hub: &Arc<Hub>) {
+        if let Entry::Occupied(entry) = informers.live.entry(hub.key.clone())
             && Arc::ptr_eq(entry.get(), hub)
         {
             entry.remove();
+            self.discount(&hub.key.identity);
         }
+    }
+
+    fn count(&self, identity: &TypeIdentity) {
+        self.types.send_modify(|types| *types.entry(identity.clone()).or_default() += 1);
+    }
+
+    fn discount(&self, identity: &TypeIdentity) {
+        self.types.send_modify(|types| {
+            if let Some(count) = types.get_mut(identity) {
+                *count -= 1;
+                if *count == 0 {
+                    types.remove(identity);
+                }
+            }
+        });
     }
 }
 
@@ -307,7 +334,7 @@ async fn unused(ending: &Ending) {
         };
         tokio::select! {
             () = lingered => {
-                if ending.set.close_unused(&ending.hub) {
+                if ending.set.close_unused(&ending.hub, Ended::Released) {
                     return;
                 }
             }
@@ -484,7 +511,7 @@ mod tests {
 
         assert!(watch.dropped().now_or_never().is_some());
         assert_eq!((store.len(), store.bytes()), (0, 0));
-        assert_eq!(ended.now_or_never(), Some(Ended::Released));
+        assert_eq!(ended.now_or_never(), Some(Ended::TypeGone));
         settle().await;
         assert_eq!(rig.set.tasks(), 0);
     }
@@ -534,9 +561,11 @@ mod tests {
         rig.set.type_gone(&rig.key.identity);
 
         assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
-        assert!(store.is_empty());
+        assert_eq!(store.len(), 1, "what is still being worked on goes on over what is known");
         assert_eq!(*progress.borrow(), Progress::Ended(Ended::TypeGone));
+        assert!(rig.set.types().borrow().is_empty());
         subscription.release(Linger::None).await;
+        assert!(store.is_empty());
         assert!(watch.dropped().now_or_never().is_some());
         assert_eq!(ended.await, Ended::TypeGone);
     }

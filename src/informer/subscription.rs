@@ -97,7 +97,8 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// Once the informer has ended; changes that were not taken by then are gone with its store.
+    /// Once the informer has ended; changes that were not taken by then are lost, and the store
+    /// stays as it is until its last subscriber has left.
     ///
     /// # Cancel safety
     ///

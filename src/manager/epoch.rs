@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{ControllerName, Fence};
 use crate::kind::TypeRef;
@@ -67,6 +67,7 @@ struct Inner {
     stop: watch::Sender<Option<StopReason>>,
     report: watch::Sender<Report>,
     fence: Fence,
+    tasks: TaskTracker,
 }
 
 impl Epoch {
@@ -81,6 +82,7 @@ impl Epoch {
                 stop: watch::Sender::new(None),
                 report: watch::Sender::default(),
                 fence: Fence::new(),
+                tasks: TaskTracker::new(),
             }),
         }
     }
@@ -119,7 +121,7 @@ impl Epoch {
         *self.inner.stop.borrow()
     }
 
-    /// Asks the run to stop; only the first reason counts.
+    /// Asks the run to stop; only the first reason counts. A lost lease closes the fence too.
     pub fn stop(&self, reason: StopReason) {
         self.inner.stop.send_if_modified(|current| match current {
             Some(_) => false,
@@ -128,7 +130,18 @@ impl Epoch {
                 true
             }
         });
+        if reason == StopReason::LeaseLost {
+            self.inner.fence.close();
+        }
         self.inner.token.cancel();
+    }
+
+    /// Every task of the run belongs here: the epoch is not done before the last one has ended,
+    /// and one that never yields holds the runnable in `Stopping`, named in its status.
+    ///
+    /// Wrap what is spawned elsewhere with [`TaskTracker::track_future`].
+    pub fn tasks(&self) -> &TaskTracker {
+        &self.inner.tasks
     }
 
     /// The last check before the wire.

@@ -67,7 +67,7 @@ pub trait Runnable: Send + Sync + 'static {
     ///
     /// The end of the returned future is *done*: nothing of the epoch may run after it. It is
     /// called again for every epoch, so what it needs is described by `self` and built here.
-    /// When the grace is over the future is dropped.
+    /// When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult>;
 
     /// When it starts and stops, relative to the others.
@@ -78,6 +78,14 @@ pub trait Runnable: Send + Sync + 'static {
     /// Whether it calls [`Epoch::running`] once it has started up; otherwise it counts as
     /// running from the moment it is started.
     fn reports_running(&self) -> bool {
+        false
+    }
+
+    /// Whether it ends by itself within [`Epoch::grace`], however long its last task may take.
+    ///
+    /// Its future is then never dropped; one that does not end is reported as stuck. Otherwise
+    /// the future is dropped when the grace is over, wherever it is.
+    fn keeps_grace(&self) -> bool {
         false
     }
 

@@ -1,0 +1,104 @@
+//! A controller written in Rust, for a type that may come and go.
+//!
+//! ```console
+//! $ pilotlight dev --no-manager          # or any cluster; it prints how to reach it
+//! $ cargo run --example embed            # beside it: says what it waits for
+//! $ cargo run --example embed -- crd | kubectl apply --filename -
+//! $ kubectl create --filename - <<< '{"apiVersion": "example.com/v1", "kind": "Widget",
+//!     "metadata": {"name": "a"}, "spec": {"greeting": "Hello"}}'
+//! $ kubectl get configmap a-greeting
+//! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
+//! ```
+
+use std::{collections::BTreeMap, pin::pin, sync::Arc};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, CustomResource, CustomResourceExt, Resource, ResourceExt,
+    api::{ObjectMeta, Patch, PatchParams},
+};
+use pilotlight::{
+    controller::{
+        Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+    },
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    transport::{self, TransportOptions},
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+/// What a widget asks for.
+#[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
+struct WidgetSpec {
+    /// Goes into the widget's ConfigMap.
+    greeting: String,
+}
+
+/// Gives each widget a ConfigMap.
+struct Greeter;
+
+impl Reconciler for Greeter {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        // A deleted widget is reconciled too. Its ConfigMap goes with it, by its owner reference.
+        let Some(widget) = context.lister::<Widget>().get(&request)? else {
+            return Ok(Outcome::Done);
+        };
+        let name = format!("{}-greeting", widget.name_any());
+        let greeting = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                owner_references: widget.controller_owner_ref(&()).map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            },
+            data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
+            ..ConfigMap::default()
+        };
+        // The context's client stops working when the epoch ends: nothing is written afterwards.
+        let namespace = widget.namespace().unwrap_or_default();
+        let config_maps = Api::<ConfigMap>::namespaced(context.client().clone(), &namespace);
+        let apply = PatchParams::apply("embed-example").force();
+        config_maps.patch(&name, &apply, &Patch::Apply(&greeting)).await?;
+        info!(namespace, name, "greeted");
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    if std::env::args().any(|argument| argument == "crd") {
+        serde_json::to_writer(std::io::stdout(), &Widget::crd())?;
+        return Ok(());
+    }
+    tracing_subscriber::fmt().with_env_filter("warn,pilotlight=info,embed=info").init();
+
+    let config = kube::Config::infer().await?;
+    let client = transport::client(config, TransportOptions::default())?;
+    let (cluster, keeper) = Cluster::new(client, ClusterOptions::default());
+
+    // Conditional: it runs while widgets are served, and only then.
+    let widgets = Controller::builder("widgets")
+        .for_::<Widget>()
+        .conditional()
+        .owns::<ConfigMap>()
+        .build(&cluster, Greeter)?;
+
+    let mut manager = Manager::new(ManagerOptions::default());
+    manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
+    manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+
+    let stop = CancellationToken::new();
+    let mut run = pin!(manager.run(stop.clone()));
+    tokio::select! {
+        ended = &mut run => return Ok(ended?),
+        signal = tokio::signal::ctrl_c() => signal?,
+    }
+    stop.cancel();
+    Ok(run.await?)
+}

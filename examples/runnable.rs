@@ -1,0 +1,101 @@
+//! Something that is no controller, and runs only while a type is served.
+//!
+//! ```console
+//! $ cargo run --example runnable         # with the cluster of the current kubeconfig
+//! ```
+//!
+//! It counts the objects of `widgets.example.com` (see `embed.rs`) every few seconds. The manager
+//! starts it when the type is there, stops it when the type is gone, and starts it again when the
+//! type returns; it would do the same for a gRPC server, a poller or a subprocess.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use kube::{
+    Api, Client,
+    api::{DynamicObject, ListParams},
+};
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    discovery::TypeRegistry,
+    kind::TypeRef,
+    manager::{
+        ConditionalRunnable, Epoch, Manager, ManagerOptions, Readiness, RunResult, Runnable,
+        RunnableOptions, type_served,
+    },
+    transport::{self, TransportOptions},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// Counts the objects of a type.
+struct Census {
+    client: Client,
+    types: TypeRegistry,
+    counted: TypeRef,
+}
+
+impl Runnable for Census {
+    /// One epoch. Its end is *done*, so it owns all that it starts.
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        // What the epoch sends goes through its own client, which closes when it ends.
+        let client = epoch.client(&self.client);
+        let served = self.types.served(&self.counted);
+        async move {
+            let served = served.ok_or("the type is gone already")?;
+            let objects = Api::<DynamicObject>::all_with(client, &served.api_resource());
+            let mut often = tokio::time::interval(Duration::from_secs(5));
+            loop {
+                tokio::select! {
+                    reason = epoch.stopping() => {
+                        info!(?reason, "no more to count");
+                        return Ok(());
+                    }
+                    _ = often.tick() => {
+                        // A type that has just begun to be served may refuse for a moment. An
+                        // error that were returned would end the epoch, to start again later.
+                        match objects.list(&ListParams::default()).await {
+                            Ok(list) => info!(count = list.items.len(), "counted"),
+                            Err(error) => warn!(%error, "not counted"),
+                        }
+                    }
+                }
+            }
+        }
+        .boxed()
+    }
+}
+
+impl ConditionalRunnable for Census {
+    /// Any version will do. Conditions combine: `all_of`, `any_of`, `optional`.
+    fn ready(&self) -> Readiness {
+        type_served(&self.types, &self.counted)
+    }
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    tracing_subscriber::fmt().with_env_filter("warn,pilotlight=info,runnable=info").init();
+
+    let config = kube::Config::infer().await?;
+    let client = transport::client(config, TransportOptions::default())?;
+    let (cluster, keeper) = Cluster::new(client.clone(), ClusterOptions::default());
+    let census = Census {
+        client,
+        types: cluster.types.clone(),
+        counted: TypeRef::resource("example.com", "v1", "widgets").any_version(),
+    };
+
+    let mut manager = Manager::new(ManagerOptions::default());
+    manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
+    manager.add("census", Arc::new(census), RunnableOptions::default())?;
+
+    let stop = CancellationToken::new();
+    let mut run = pin!(manager.run(stop.clone()));
+    tokio::select! {
+        ended = &mut run => return Ok(ended?),
+        signal = tokio::signal::ctrl_c() => signal?,
+    }
+    stop.cancel();
+    Ok(run.await?)
+}

@@ -1,0 +1,83 @@
+//! Addresses that servers listen on.
+
+use std::{
+    fmt, io,
+    net::{TcpListener, ToSocketAddrs},
+    str::FromStr,
+};
+
+/// Where a server listens, as Go writes it: `:8081`, `127.0.0.1:9999`, `[::1]:0`; `0` for nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum BindAddress {
+    Off,
+    /// All addresses of the machine.
+    Any(u16),
+    Host(String),
+}
+
+impl FromStr for BindAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hint = "give :PORT, HOST:PORT, or 0 for no server";
+        if text == "0" {
+            return Ok(Self::Off);
+        }
+        let (host, port) = text.rsplit_once(':').ok_or(hint)?;
+        let port = port.parse().map_err(|_| format!("{port:?} is no port; {hint}"))?;
+        Ok(if host.is_empty() { Self::Any(port) } else { Self::Host(text.to_owned()) })
+    }
+}
+
+impl fmt::Display for BindAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("0"),
+            Self::Any(port) => write!(f, ":{port}"),
+            Self::Host(host) => f.write_str(host),
+        }
+    }
+}
+
+impl BindAddress {
+    /// Listens there, so that a server which cannot is known before anything starts.
+    pub(super) fn listen(&self) -> io::Result<Option<TcpListener>> {
+        let listener = match self {
+            Self::Off => return Ok(None),
+            // Both families where the machine has both.
+            Self::Any(port) => TcpListener::bind(("::", *port))
+                .or_else(|_| TcpListener::bind(("0.0.0.0", *port)))?,
+            Self::Host(host) => {
+                let addresses: Vec<_> = host.to_socket_addrs()?.collect();
+                TcpListener::bind(&*addresses)?
+            }
+        };
+        listener.set_nonblocking(true)?;
+        Ok(Some(listener))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_written_as_in_go() {
+        assert_eq!("0".parse(), Ok(BindAddress::Off));
+        assert_eq!(":9999".parse(), Ok(BindAddress::Any(9999)));
+        assert_eq!("[::1]:0".parse(), Ok(BindAddress::Host("[::1]:0".into())));
+        for wrong in ["", "9999", ":", ":http", ":70000"] {
+            assert!(wrong.parse::<BindAddress>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_in_use_is_an_error() {
+        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = BindAddress::Host(taken.local_addr().unwrap().to_string());
+
+        let error = address.listen().unwrap_err();
+
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+    }
+}

@@ -1,0 +1,69 @@
+//! A plain watcher, to measure against.
+
+use std::{collections::BTreeMap, fmt::Debug, pin::Pin};
+
+use anyhow::bail;
+use futures::{Stream, StreamExt};
+use kube::{
+    Api, Resource, ResourceExt,
+    runtime::watcher::{self, Event, watcher},
+};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
+
+/// Sees objects as any watcher does.
+pub(super) struct Sight<K> {
+    events: Events<K>,
+    objects: BTreeMap<String, K>,
+}
+
+impl<K> Sight<K>
+where
+    K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    /// A watcher that has seen what there was, so that what comes is seen at once.
+    pub(super) async fn begin(api: Api<K>) -> anyhow::Result<Self> {
+        let mut sight = Self {
+            events: Box::pin(watcher(api, watcher::Config::default())),
+            objects: BTreeMap::new(),
+        };
+        while !matches!(sight.next().await?, Event::InitDone) {}
+        Ok(sight)
+    }
+
+    /// When an object is first seen to be as wanted.
+    pub(super) async fn until(
+        &mut self,
+        name: &str,
+        wanted: impl Fn(&K) -> bool,
+    ) -> anyhow::Result<Instant> {
+        while !self.objects.get(name).is_some_and(&wanted) {
+            self.next().await?;
+        }
+        Ok(Instant::now())
+    }
+
+    /// When an object is first seen to be gone.
+    pub(super) async fn gone(&mut self, name: &str) -> anyhow::Result<Instant> {
+        while self.objects.contains_key(name) {
+            self.next().await?;
+        }
+        Ok(Instant::now())
+    }
+
+    async fn next(&mut self) -> anyhow::Result<Event<K>> {
+        let Some(event) = self.events.next().await else { bail!("the watcher ended") };
+        let event = event?;
+        match &event {
+            Event::Apply(object) | Event::InitApply(object) => {
+                self.objects.insert(object.name_any(), object.clone());
+            }
+            Event::Delete(object) => drop(self.objects.remove(&object.name_any())),
+            Event::Init => self.objects.clear(),
+            Event::InitDone => {}
+        }
+        Ok(event)
+    }
+}

@@ -1,0 +1,194 @@
+//! `pilotlight dev`.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client,
+    api::{DynamicObject, ListParams, Patch, PatchParams},
+    core::{ApiResource, GroupVersionKind},
+    runtime::wait::{await_condition, conditions},
+};
+use pilotlight::{
+    testing::{ControlPlane, ControlPlaneOptions, PrintProgress},
+    transport::{Transport, TransportOptions},
+};
+use tokio::{time::Instant, try_join};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::{
+    address::BindAddress,
+    demo::{self, HookServer},
+    instance::{Instance, ManagerArgs, ServerArgs},
+    output, signals,
+};
+
+/// How long a CRD may take to be usable.
+const USABLE_WITHIN: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Args)]
+pub(super) struct DevArgs {
+    /// Leave the manager out: a control plane with Pilotlight's CRDs, and nothing that runs in it.
+    #[arg(long, conflicts_with = "demo")]
+    no_manager: bool,
+    /// Play a controller's life: declared before its type exists, started, stopped and started
+    /// again as the type comes, goes and returns; each step with the time it took. Then end.
+    #[arg(long)]
+    demo: bool,
+    /// Leave everything running after the demo, until Ctrl-C.
+    #[arg(long, requires = "demo")]
+    keep: bool,
+    /// Where /metrics, /debug/status and /debug/types are served: :PORT, HOST:PORT, or 0 for
+    /// nowhere. Port 0 is any that is free.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    metrics_address: BindAddress,
+    /// Where /healthz, /livez and /readyz are answered: :PORT, HOST:PORT, or 0 for nowhere. Port 0
+    /// is any that is free.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
+    health_probe_bind_address: BindAddress,
+    #[command(flatten)]
+    manager: ManagerArgs,
+}
+
+impl DevArgs {
+    /// The demo tells what happens by itself.
+    pub(super) fn log_level(&self) -> LevelFilter {
+        if self.demo { LevelFilter::WARN } else { LevelFilter::INFO }
+    }
+
+    pub(super) async fn run(&self) -> anyhow::Result<()> {
+        let stop = CancellationToken::new();
+        tokio::select! {
+            ended = self.until(stop.clone()) => ended,
+            failed = signals::stop_on_signal(stop) => failed.context("listening for signals"),
+        }
+    }
+
+    async fn until(&self, stop: CancellationToken) -> anyhow::Result<()> {
+        let began = Instant::now();
+        let options = ControlPlaneOptions {
+            progress: Arc::new(PrintProgress),
+            ..ControlPlaneOptions::default()
+        };
+        // Dropping the start ends what was started.
+        let Some(plane) = stop.run_until_cancelled(ControlPlane::start(options)).await else {
+            bail!("interrupted while the control plane was starting");
+        };
+        let plane = plane.context("starting the control plane")?;
+        let ended = Box::pin(self.with(&plane, began, stop)).await;
+        plane.stop().await;
+        ended
+    }
+
+    async fn with(
+        &self,
+        plane: &ControlPlane,
+        began: Instant,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let transport = Transport::new(plane.config(), TransportOptions::default())?;
+        let client = transport.client()?;
+        install(&client, &pilotlight::meta::crds()).await?;
+        output::print(&format!(
+            "A Kubernetes control plane runs, {:.1} s after the start. To talk to it:\n\n    \
+             export KUBECONFIG={}\n\n",
+            began.elapsed().as_secs_f64(),
+            plane.kubeconfig().display()
+        ))?;
+        let ended = if self.no_manager {
+            output::print("No manager runs. Ctrl-C ends it and throws everything away.\n")?;
+            stop.cancelled().await;
+            Ok(())
+        } else {
+            Box::pin(self.manage(plane, &client, stop)).await
+        };
+        transport.close().await;
+        ended
+    }
+
+    /// Runs a manager, and the demo beside it.
+    async fn manage(
+        &self,
+        plane: &ControlPlane,
+        client: &Client,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let servers = ServerArgs {
+            metrics_address: self.metrics_address.clone(),
+            health_probe_bind_address: self.health_probe_bind_address.clone(),
+        };
+        let instance = Instance::new(plane.config(), &self.manager, &servers)?;
+        if let Some(address) = instance.metrics_address {
+            output::print(&format!(
+                "A manager runs in this process. To look into it:\n\n    \
+                 pilotlight status --address {address}\n\n"
+            ))?;
+        }
+        let (handle, cluster) = (instance.handle.clone(), instance.cluster.clone());
+        let hooks = if self.demo { Some(HookServer::start().await?) } else { None };
+        let beside = async {
+            if let Some(hooks) = &hooks {
+                let play = Box::pin(demo::play(hooks, client, &handle, &cluster));
+                let played = stop.run_until_cancelled(play).await;
+                played.unwrap_or_else(|| bail!("the demo was interrupted"))?;
+            }
+            if !self.demo || self.keep {
+                output::print("Ctrl-C ends everything and throws it away.\n")?;
+                stop.cancelled().await;
+            }
+            Ok(())
+        };
+        let beside = async {
+            let ended = beside.await;
+            stop.cancel();
+            ended
+        };
+        let run = instance.run(stop.clone());
+        try_join!(beside, run).map(|((), ())| ())
+    }
+}
+
+/// Installs CRDs and waits until whoever comes next can use them.
+pub(super) async fn install(
+    client: &Client,
+    crds: &[CustomResourceDefinition],
+) -> anyhow::Result<()> {
+    let api = Api::<CustomResourceDefinition>::all(client.clone());
+    for crd in crds {
+        let name = crd.metadata.name.as_deref().context("a CRD has a name")?;
+        let by = PatchParams::apply("pilotlight").force();
+        api.patch(name, &by, &Patch::Apply(crd))
+            .await
+            .with_context(|| format!("installing {name}"))?;
+        let usable = async {
+            let established = conditions::is_crd_established();
+            drop(await_condition(api.clone(), name, established).await?);
+            answered(client, crd).await
+        };
+        match tokio::time::timeout(USABLE_WITHIN, usable).await {
+            Ok(usable) => usable.with_context(|| format!("waiting for {name}"))?,
+            Err(_) => bail!("{name} cannot be used after {USABLE_WITHIN:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// For some milliseconds a new type is refused with 429, or not known, to whoever lists or watches.
+async fn answered(client: &Client, crd: &CustomResourceDefinition) -> anyhow::Result<()> {
+    let version = crd.spec.versions.first().context("a CRD has a version")?;
+    let gvk = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural);
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    loop {
+        match api.list(&ListParams::default()).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 429) => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

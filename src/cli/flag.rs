@@ -1,0 +1,71 @@
+//! Values of flags, and flags of Metacontroller that are none here.
+
+use std::{num::NonZeroUsize, time::Duration};
+
+/// A duration as Go writes it: `500ms`, `30s`, `1h30m`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let hint = "give a number and a unit, such as 500ms, 30s or 1h30m";
+    let parsed: kube::core::Duration = text.parse().map_err(|error| format!("{error}; {hint}"))?;
+    if parsed.is_negative() {
+        return Err(format!("a duration cannot be negative; {hint}"));
+    }
+    Ok(parsed.into())
+}
+
+/// A number of at least 1.
+pub(super) fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "give a whole number of at least 1".to_owned())
+}
+
+/// What to tell somebody who brings a flag of Metacontroller that does nothing here.
+pub(super) fn of_metacontroller(flag: &str) -> Option<&'static str> {
+    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
+    Some(match name {
+        "cache-flush-interval" => {
+            "caches follow their watches and are never flushed; leave --cache-flush-interval out"
+        }
+        "client-go-qps" | "client-go-burst" => {
+            "there is no limit of requests per second on this side, the API server's priority and \
+             fairness decides; leave --client-go-qps and --client-go-burst out"
+        }
+        "events-qps" | "events-burst" => {
+            "Events are limited per object already; leave --events-qps and --events-burst out"
+        }
+        "leader-election"
+        | "leader-election-resource-lock"
+        | "leader-election-namespace"
+        | "leader-election-id" => {
+            "there is no leader election yet: run one replica with the strategy Recreate, as \
+             deploy/ does"
+        }
+        "pprof-address" => "there is no pprof endpoint; see /debug/status at --metrics-address",
+        "target-label-selector" => {
+            "all declared controllers are run; --target-label-selector is not supported yet"
+        }
+        "apply-strategy" | "apply-strategy-ssa-field-manager" => {
+            "children are applied as with dynamic-apply; server-side apply is not supported yet"
+        }
+        "zap-log-level" | "zap-devel" | "zap-stacktrace-level" => "use --log-level",
+        "zap-encoder" | "zap-time-encoding" => "use --log-format",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_in_go() {
+        assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert!(duration("30").unwrap_err().contains("unit"));
+        assert!(duration("-1s").unwrap_err().contains("negative"));
+    }
+
+    #[test]
+    fn a_flag_of_metacontroller_gets_a_hint() {
+        assert!(of_metacontroller("--client-go-qps=5").unwrap().contains("--client-go-qps"));
+        assert_eq!(of_metacontroller("--nonsense"), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! Whether the manager is ready, and what stands in the way.
+
+use std::fmt;
+
+use pilotlight::manager::{ControllerState, RunnableStatus, Snapshot};
+
+/// A controller that failed so often in a row is shown, though the manager is ready.
+const MANY_FAILURES: u32 = 3;
+
+/// One line of `/readyz?verbose`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Check {
+    pub(super) name: String,
+    pub(super) verdict: Verdict,
+    pub(super) detail: String,
+}
+
+/// What a check says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Good,
+    /// Worth a look; the manager is ready all the same, since no controller may hold up the rest.
+    Bad,
+    /// The manager is not ready.
+    Failed,
+}
+
+/// Every check, from what is known now.
+///
+/// Waiting is what a conditional controller does; it is ready. One in a long back-off shows. One
+/// that is stuck holds its name until the process is restarted, so it fails the check.
+pub(super) fn checks(types_known: bool, controllers: &Snapshot) -> Vec<Check> {
+    let discovery = Check {
+        name: "discovery".into(),
+        verdict: if types_known { Verdict::Good } else { Verdict::Failed },
+        detail: if types_known { "" } else { "no answer about the server's types yet" }.into(),
+    };
+    std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
+}
+
+fn check(status: &RunnableStatus) -> Check {
+    let verdict = match status.state {
+        _ if status.stuck => Verdict::Failed,
+        ControllerState::BackingOff if status.failures >= MANY_FAILURES => Verdict::Bad,
+        ControllerState::Running if status.report.stale || !status.report.forbidden.is_empty() => {
+            Verdict::Bad
+        }
+        ControllerState::Waiting
+        | ControllerState::Starting
+        | ControllerState::Running
+        | ControllerState::Stopping
+        | ControllerState::BackingOff
+        | ControllerState::Stopped => Verdict::Good,
+    };
+    let mut detail = format!("{} {}", status.state.word(), status.reason);
+    let unmet = status.unmet.iter().map(|unmet| unmet.message.as_str());
+    let messages = std::iter::once(status.message.as_str())
+        .chain(unmet)
+        .chain(status.report.forbidden.iter().map(String::as_str))
+        .chain(status.last_error());
+    let mut said: Vec<&str> = Vec::new();
+    for message in messages.filter(|message| !message.is_empty()) {
+        if !said.iter().any(|said| said.contains(message)) {
+            said.push(message);
+        }
+    }
+    if !said.is_empty() {
+        detail = format!("{detail}: {}", said.join("; "));
+    }
+    Check { name: format!("controller/{}", status.name), verdict, detail }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.verdict {
+            Verdict::Good => '+',
+            Verdict::Bad => '!',
+            Verdict::Failed => '-',
+        };
+        write!(f, "[{mark}]{}", self.name)?;
+        if self.detail.is_empty() { f.write_str(" ok") } else { write!(f, " {}", self.detail) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::jiff::Timestamp;
+    use pilotlight::manager::{Report, RunnableGroup};
+
+    use super::*;
+
+    fn controller(state: ControllerState) -> RunnableStatus {
+        RunnableStatus {
+            name: "widgets".into(),
+            group: RunnableGroup::LeaderElection,
+            state,
+            reason: "Because".into(),
+            message: String::new(),
+            since: Timestamp::UNIX_EPOCH,
+            epoch: 1,
+            unmet: Vec::new(),
+            report: Report::default(),
+            last_done: None,
+            pending: None,
+            stuck: false,
+            failures: 0,
+        }
+    }
+
+    #[track_caller]
+    fn check_verdict(status: RunnableStatus, expected: Verdict) -> String {
+        let snapshot = Snapshot::from([(status.name.clone(), Arc::new(status))]);
+        let checks = checks(true, &snapshot);
+        assert_eq!(checks[1].verdict, expected, "{}", checks[1]);
+        checks[1].to_string()
+    }
+
+    #[test]
+    fn a_waiting_controller_is_ready_and_says_what_it_waits_for() {
+        let mut status = controller(ControllerState::Waiting);
+        status.reason = "TypeAbsent".into();
+        status.message = "widgets.example.com/v1 is not installed".into();
+
+        let line = check_verdict(status, Verdict::Good);
+
+        assert_eq!(
+            line,
+            "[+]controller/widgets Waiting TypeAbsent: widgets.example.com/v1 is not installed"
+        );
+    }
+
+    #[test]
+    fn a_stuck_controller_fails_and_one_that_keeps_failing_shows() {
+        check_verdict(
+            RunnableStatus { stuck: true, ..controller(ControllerState::Stopping) },
+            Verdict::Failed,
+        );
+        check_verdict(
+            RunnableStatus { failures: 1, ..controller(ControllerState::BackingOff) },
+            Verdict::Good,
+        );
+        check_verdict(
+            RunnableStatus { failures: 3, ..controller(ControllerState::BackingOff) },
+            Verdict::Bad,
+        );
+    }
+
+    #[test]
+    fn nothing_is_ready_before_the_types_are_known() {
+        let checks = checks(false, &Snapshot::default());
+
+        assert_eq!(checks[0].verdict, Verdict::Failed);
+    }
+}

@@ -1,0 +1,220 @@
+//! A manager with everything that the binary runs in it.
+
+use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use clap::Args;
+use kube::Config;
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    discovery::DiscoveryOptions,
+    manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    meta::{HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
+    transport::{Transport, TransportMetrics, TransportOptions},
+};
+use prometheus_client::registry::Registry;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    address::BindAddress,
+    admin::{Admin, Listeners, Shown},
+    flag,
+};
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Manager")]
+pub(super) struct ManagerArgs {
+    /// Run with the objects of one namespace alone: namespaced types are watched nowhere else. All
+    /// namespaces by default.
+    #[arg(long, value_name = "NAME")]
+    namespace: Option<String>,
+    /// Parents of one controller that are synced at the same time.
+    #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
+    workers: NonZeroUsize,
+    /// How often the API server is asked what it serves where CRDs may not be watched; where they
+    /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
+    discovery_interval: Duration,
+    /// How long controllers may take to drain when the process is asked to stop. A duration such
+    /// as 30s; what still runs then is named and left behind, and the exit code is 1.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
+    graceful_shutdown_timeout: Duration,
+}
+
+/// Where the manager's own servers listen.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Manager")]
+pub(super) struct ServerArgs {
+    /// Where /metrics, /debug/status and /debug/types are served, without authentication: :PORT,
+    /// HOST:PORT, or 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":9999")]
+    pub(super) metrics_address: BindAddress,
+    /// Where /healthz, /livez and /readyz are answered: :PORT, HOST:PORT, or 0 for nowhere.
+    #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
+    pub(super) health_probe_bind_address: BindAddress,
+}
+
+/// A manager that has not run yet, and handles on what is in it.
+#[derive(Debug)]
+pub(super) struct Instance {
+    manager: Manager,
+    transport: Transport,
+    pub(super) cluster: Cluster,
+    pub(super) handle: ManagerHandle,
+    pub(super) metrics_address: Option<SocketAddr>,
+    pub(super) probe_address: Option<SocketAddr>,
+}
+
+impl Instance {
+    /// Listens, and puts everything together. Must be called on a tokio runtime; sends nothing.
+    pub(super) fn new(
+        config: Config,
+        manager: &ManagerArgs,
+        servers: &ServerArgs,
+    ) -> anyhow::Result<Self> {
+        let listeners =
+            Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
+        let metrics_address = listeners.metrics_address();
+        let probe_address = listeners.probe_address();
+
+        let requests = TransportMetrics::default();
+        let options = TransportOptions { metrics: requests.clone(), ..TransportOptions::default() };
+        let transport = Transport::new(config, options)?;
+        let options = ClusterOptions {
+            namespace: manager.namespace.as_deref().map(Arc::from),
+            discovery: DiscoveryOptions {
+                static_interval: manager.discovery_interval,
+                ..DiscoveryOptions::default()
+            },
+            ..ClusterOptions::default()
+        };
+        let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
+
+        let lifecycle = ManagerMetrics::default();
+        let hooks = HookMetrics::default();
+        let mut metrics = Registry::default();
+        requests.register(&mut metrics);
+        lifecycle.register(&mut metrics);
+        cluster.types.register_metrics(&mut metrics);
+        cluster.informers.metrics().register(&mut metrics);
+        cluster.metrics.register(&mut metrics);
+        hooks.register(&mut metrics);
+
+        let mut owner = Manager::new(ManagerOptions {
+            graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
+            metrics: lifecycle,
+            ..ManagerOptions::default()
+        });
+        let handle = owner.handle();
+        let options = MetaOptions {
+            workers: manager.workers.get(),
+            metrics: hooks,
+            ..MetaOptions::default()
+        };
+        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
+        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
+        let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
+        // Without its servers or its view of the cluster this process is of no use.
+        let fail_fast = RunnableOptions::fail_fast;
+        owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
+        owner.add_runnable("cluster", Arc::new(cluster_runnable), fail_fast())?;
+        Ok(Self { manager: owner, transport, cluster, handle, metrics_address, probe_address })
+    }
+
+    /// Runs until `stop` is cancelled and everything has ended.
+    pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        let result = self.manager.run(stop).await;
+        self.transport.close().await;
+        result.context("the manager ended")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use serde_json::Value;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        manager: ManagerArgs,
+        #[command(flatten)]
+        servers: ServerArgs,
+    }
+
+    /// An instance whose API server is not there.
+    fn instance() -> Instance {
+        let flags = Flags::parse_from([
+            "test",
+            "--metrics-address=127.0.0.1:0",
+            "--health-probe-bind-address=127.0.0.1:0",
+        ]);
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+        Instance::new(config, &flags.manager, &flags.servers).unwrap()
+    }
+
+    async fn get(address: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    #[tokio::test]
+    async fn it_answers_while_it_runs_and_ends_when_it_is_asked_to() {
+        let instance = instance();
+        let probes = instance.probe_address.unwrap();
+        let metrics = instance.metrics_address.unwrap();
+        let stop = CancellationToken::new();
+
+        let asked = async {
+            let answers = [
+                get(probes, "/livez").await,
+                get(probes, "/readyz").await,
+                get(probes, "/readyz?verbose").await,
+                get(metrics, "/metrics").await,
+                get(metrics, "/debug/status").await,
+                get(metrics, "/debug/types").await,
+                get(probes, "/metrics").await,
+            ];
+            stop.cancel();
+            answers
+        };
+        let (ended, answers) = tokio::join!(instance.run(stop.clone()), asked);
+
+        ended.unwrap();
+        let [live, ready, verbose, scraped, status, types, elsewhere] = answers;
+        assert!(live.starts_with("HTTP/1.1 200"), "{live}");
+        assert!(ready.starts_with("HTTP/1.1 503"), "{ready}");
+        assert!(ready.contains("[-]discovery no answer"), "{ready}");
+        assert!(!ready.contains("controller/admin"), "only what failed: {ready}");
+        assert!(verbose.contains("[+]controller/admin Running"), "{verbose}");
+        assert!(scraped.contains("pilotlight_controller_state"), "{scraped}");
+        assert!(scraped.ends_with("# EOF\n"), "{scraped}");
+        let status: Value = serde_json::from_str(status.rsplit("\r\n").next().unwrap()).unwrap();
+        assert_eq!(status["controllers"][0]["name"], "admin");
+        let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
+        assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
+        assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
+    }
+
+    #[tokio::test]
+    async fn an_address_that_is_taken_is_named_with_its_flag() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("--metrics-address={}", taken.local_addr().unwrap());
+        let flags = Flags::parse_from(["test", &address, "--health-probe-bind-address=0"]);
+        let config = Config::new("http://127.0.0.1:1".parse().unwrap());
+
+        let error = Instance::new(config, &flags.manager, &flags.servers).unwrap_err();
+
+        assert!(format!("{error:#}").starts_with(&address.replace('=', " ")), "{error:#}");
+    }
+}

@@ -1,0 +1,45 @@
+//! `pilotlight run`.
+
+use anyhow::Context;
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::{
+    connection::ConnectionArgs,
+    instance::{Instance, ManagerArgs, ServerArgs},
+    signals,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    #[command(flatten)]
+    manager: ManagerArgs,
+    #[command(flatten)]
+    servers: ServerArgs,
+}
+
+impl RunArgs {
+    pub(super) async fn run(&self) -> anyhow::Result<()> {
+        let config = self.connection.config().await?;
+        let server = config.cluster_url.clone();
+        let instance = Instance::new(config, &self.manager, &self.servers)?;
+        info!(
+            %server,
+            version = env!("CARGO_PKG_VERSION"),
+            metrics = instance.metrics_address.map(tracing::field::display),
+            probes = instance.probe_address.map(tracing::field::display),
+            "starting"
+        );
+        let stop = CancellationToken::new();
+        let signals = signals::stop_on_signal(stop.clone());
+        tokio::select! {
+            ended = instance.run(stop) => ended?,
+            failed = signals => failed.context("listening for signals")?,
+        }
+        info!("stopped");
+        Ok(())
+    }
+}

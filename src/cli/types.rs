@@ -1,0 +1,132 @@
+//! `pilotlight types`.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use k8s_openapi::jiff::Timestamp;
+use pilotlight::{
+    discovery::{DiscoveryOptions, TypeRegistry},
+    transport::TransportOptions,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    connection::ConnectionArgs,
+    http, output,
+    output::Format,
+    report::TypeRow,
+    table::{Table, age, or_dash},
+};
+
+/// How long one look at the server may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+#[derive(Debug, Args)]
+pub(super) struct TypesArgs {
+    #[command(flatten)]
+    connection: ConnectionArgs,
+    /// Ask a running manager at its metrics address instead of the API server: what it sees, since
+    /// when, and how many of its controllers watch each type.
+    #[arg(long, value_name = "HOST:PORT")]
+    address: Option<String>,
+    /// How to print it.
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    output: Format,
+}
+
+impl TypesArgs {
+    pub(super) async fn run(&self) -> anyhow::Result<()> {
+        let rows = match &self.address {
+            Some(address) => http::get(address, "/debug/types").await?,
+            None => self.look().await?,
+        };
+        match self.output {
+            Format::Json => output::print_json(&rows),
+            Format::Table => output::print(&render(&rows, Timestamp::now())),
+        }
+    }
+
+    /// One look at the API server.
+    async fn look(&self) -> anyhow::Result<Vec<TypeRow>> {
+        let transport = self.connection.transport(TransportOptions::default()).await?;
+        let (types, discovery) =
+            TypeRegistry::new(transport.client()?, DiscoveryOptions::default());
+        let stop = CancellationToken::new();
+        let learned = async {
+            let mut poll = tokio::time::interval(Duration::from_millis(10));
+            loop {
+                poll.tick().await;
+                let health = types.health();
+                // Who may not list CRDs is told by discovery alone what there is.
+                let crds = &health.crds;
+                if health.discovery.stale_since.is_none()
+                    && (crds.stale_since.is_none() || crds.error.is_some())
+                {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            () = discovery.run(stop.clone()) => bail!("discovery ended by itself"),
+            learned = tokio::time::timeout(TIMEOUT, learned) => {
+                let error = types.health().discovery.error;
+                learned.map_err(|_| anyhow::anyhow!(error.unwrap_or_default())).with_context(
+                    || format!("the API server has not said what it serves within {TIMEOUT:?}"),
+                )?;
+            }
+        }
+        Ok(types.report().iter().map(TypeRow::from).collect())
+    }
+}
+
+fn render(rows: &[TypeRow], now: Timestamp) -> String {
+    let mut table =
+        Table::new(["TYPE", "KIND", "SCOPE", "STATE", "SINCE", "VERSIONS", "WATCHED BY", "REASON"]);
+    for row in rows {
+        table.row([
+            row.name.clone(),
+            or_dash(row.kind.as_deref()),
+            or_dash(row.scope.as_deref()),
+            row.state.clone(),
+            age(row.since, now),
+            or_dash(Some(&row.served_versions.join(","))),
+            row.watched_by.to_string(),
+            row.reason.clone().unwrap_or_default(),
+        ]);
+    }
+    table.render()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_type_is_a_row() {
+        let rows = [TypeRow {
+            name: "widgets.example.com".into(),
+            kind: Some("Widget".into()),
+            scope: Some("Namespaced".into()),
+            state: "Served".into(),
+            reason: None,
+            since: Timestamp::UNIX_EPOCH,
+            served_versions: vec!["v1".into(), "v1beta1".into()],
+            origin: "Crd".into(),
+            watched_by: 2,
+        }];
+
+        let text = render(&rows, Timestamp::UNIX_EPOCH);
+
+        let mut words = text.lines().nth(1).unwrap().split_whitespace();
+        assert!(words.by_ref().eq([
+            "widgets.example.com",
+            "Widget",
+            "Namespaced",
+            "Served",
+            "0s",
+            "v1,v1beta1",
+            "2"
+        ]));
+    }
+}

@@ -1,0 +1,241 @@
+//! What a run knows of its inputs: their state for the report, their caches for the reconciler.
+
+use std::{
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::mpsc;
+
+use crate::{
+    informer::{Store, Subscription},
+    kind::{ServedType, TypeRef},
+    manager::{Epoch, WatchReport},
+};
+
+/// How an input follows its condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// The controller runs only while it holds.
+    Required,
+    /// The input comes and goes with it.
+    Optional,
+    /// It is waited for, for a while; a later loss is reported.
+    Plain,
+}
+
+/// The inputs of one epoch.
+#[derive(Debug)]
+pub(super) struct Board {
+    epoch: Epoch,
+    rows: Mutex<Vec<Row>>,
+    // An input that is synced, or need not be waited for. Sized by the number of inputs, and
+    // each is sent once.
+    settled: mpsc::Sender<usize>,
+}
+
+/// One input of a run.
+#[derive(Debug)]
+pub(super) struct Row {
+    /// What it is called in messages.
+    pub(super) label: String,
+    /// What it is a type of, if it is the built-in source.
+    pub(super) type_ref: Option<TypeRef>,
+    pub(super) mode: Mode,
+    pub(super) state: State,
+    /// What is wrong, while something is.
+    pub(super) error: Option<String>,
+    pub(super) attached: Option<Attached>,
+    /// What is read from until the informer that takes its place is synced.
+    pub(super) held: Option<Subscription>,
+    /// Acquired before the epoch began.
+    pub(super) prepared: Option<Subscription>,
+    synced: bool,
+    settled: bool,
+}
+
+/// How an input is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Waiting,
+    Syncing,
+    Synced,
+    Stale,
+    Forbidden,
+}
+
+/// A cache of an input.
+#[derive(Clone, Debug)]
+pub(super) struct Attached {
+    pub(super) served: Arc<ServedType>,
+    pub(super) store: Store,
+}
+
+impl Board {
+    /// The board of an epoch, and the inputs that settle, by number.
+    pub(super) fn new(epoch: Epoch, rows: Vec<Row>) -> (Arc<Self>, mpsc::Receiver<usize>) {
+        let (settled, inputs) = mpsc::channel(rows.len().max(1));
+        let board = Self { epoch, rows: Mutex::new(rows), settled };
+        board.report(&board.rows());
+        (Arc::new(board), inputs)
+    }
+
+    /// One more input.
+    pub(super) fn push(&self, row: Row) {
+        self.rows().push(row);
+    }
+
+    /// Changes what is known of an input, and reports it.
+    pub(super) fn change<T>(&self, input: usize, change: impl FnOnce(&mut Row) -> T) -> T {
+        let mut rows = self.rows();
+        let row = &mut rows[input];
+        let changed = change(row);
+        let settled = match row.mode {
+            _ if row.synced => true,
+            // What an optional type cannot do holds nobody up.
+            Mode::Optional => row.state == State::Waiting || row.error.is_some(),
+            Mode::Required | Mode::Plain => false,
+        };
+        if settled && !mem::replace(&mut row.settled, true) {
+            // Fails only when nobody waits any more.
+            self.settled.try_send(input).ok();
+        }
+        self.report(&rows);
+        changed
+    }
+
+    /// The cache of an input, as it was named or as it turned out to be served.
+    pub(super) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
+        let rows = self.rows();
+        let named = |row: &&Row| row.attached.is_some() && row.type_ref.as_ref() == Some(type_ref);
+        let found = rows.iter().find(named).or_else(|| {
+            rows.iter().find(|row| {
+                row.attached.as_ref().is_some_and(|attached| is(type_ref, &attached.served))
+            })
+        });
+        found.and_then(|row| row.attached.clone())
+    }
+
+    /// Whether a cache is known to be behind.
+    pub(super) fn stale(&self) -> bool {
+        self.rows().iter().any(Row::stale)
+    }
+
+    /// Why an input is not synced.
+    pub(super) fn why(&self, input: usize) -> String {
+        let rows = self.rows();
+        let row = &rows[input];
+        match &row.error {
+            Some(error) => error.clone(),
+            None => format!("{} is {}", row.label, row.state.word().to_lowercase()),
+        }
+    }
+
+    /// Lets go of every cache, whoever still holds a context.
+    pub(super) fn clear(&self) {
+        let mut rows = self.rows();
+        let held: Vec<_> = rows.iter_mut().map(|row| (row.detach(), row.prepared.take())).collect();
+        drop(rows);
+        drop(held);
+    }
+
+    pub(super) fn mode(&self, input: usize) -> Mode {
+        self.rows()[input].mode
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Vec<Row>> {
+        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn report(&self, rows: &[Row]) {
+        let typed = |row: &Row| row.type_ref.clone();
+        let watches = rows
+            .iter()
+            .filter_map(|row| {
+                let (state, error) = (row.state.word(), row.error.clone());
+                typed(row).map(|type_ref| WatchReport { type_ref, state, error })
+            })
+            .collect();
+        let stale = rows.iter().any(Row::stale);
+        let forbidden = rows
+            .iter()
+            .filter(|row| row.state == State::Forbidden)
+            .filter_map(|row| row.error.clone())
+            .collect();
+        let missing = rows
+            .iter()
+            .filter(|row| row.mode == Mode::Optional && row.state == State::Waiting)
+            .filter_map(typed)
+            .collect();
+        self.epoch.report(|report| {
+            report.watches = watches;
+            report.stale = stale;
+            report.forbidden = forbidden;
+            report.missing = missing;
+        });
+    }
+}
+
+impl Row {
+    pub(super) fn new(label: String, type_ref: Option<TypeRef>, mode: Mode) -> Self {
+        Self {
+            label,
+            type_ref,
+            mode,
+            state: State::Waiting,
+            error: None,
+            attached: None,
+            held: None,
+            prepared: None,
+            synced: false,
+            settled: false,
+        }
+    }
+
+    pub(super) fn set(&mut self, state: State, error: Option<String>) {
+        self.state = state;
+        self.synced |= state == State::Synced;
+        self.error = error;
+    }
+
+    /// Its condition does not hold. What was cached is behind from now on.
+    pub(super) fn wait(&mut self, why: String) {
+        let state = if self.synced { State::Stale } else { State::Waiting };
+        self.set(state, Some(why));
+    }
+
+    /// Nothing of it can be read from now on. Without an optional one nothing is behind.
+    pub(super) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
+        self.synced &= self.mode != Mode::Optional;
+        (self.attached.take(), self.held.take())
+    }
+
+    /// It was synced once, and is not now.
+    fn stale(&self) -> bool {
+        self.synced && self.state != State::Synced
+    }
+}
+
+impl State {
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::Syncing => "Syncing",
+            Self::Synced => "Synced",
+            Self::Stale => "Stale",
+            Self::Forbidden => "Forbidden",
+        }
+    }
+}
+
+/// Whether this served type is what is asked for.
+fn is(type_ref: &TypeRef, served: &ServedType) -> bool {
+    use crate::kind::TypeName::{Kind, Resource};
+    let named = match &type_ref.name {
+        Resource(plural) => **plural == *served.identity.plural,
+        Kind(kind) => **kind == *served.kind,
+    };
+    named
+        && *type_ref.group == *served.identity.group
+        && type_ref.version.as_ref().is_none_or(|version| **version == *served.identity.version)
+}

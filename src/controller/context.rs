@@ -1,0 +1,161 @@
+//! What a reconcile has at hand.
+
+use std::{fmt, marker::PhantomData, sync::Arc};
+
+use kube::Client;
+use serde::de::DeserializeOwned;
+use tokio_util::sync::CancellationToken;
+
+use super::board::{Attached, Board, Mode, Row, State};
+use crate::{
+    informer::{Object, ObjectKey, Store},
+    kind::{ServedType, TypeRef},
+    manager::Epoch,
+};
+
+/// What a reconcile has at hand. Cheap to clone.
+#[derive(Clone)]
+pub struct Context {
+    shared: Arc<Shared>,
+    attempt: u32,
+    reconcile_id: u64,
+}
+
+/// What all reconciles of an epoch have in common.
+struct Shared {
+    epoch: Epoch,
+    // One for the epoch: a client buffers, and one for each reconcile would be a task each.
+    client: Client,
+    cancel: CancellationToken,
+    board: Arc<Board>,
+}
+
+impl Context {
+    /// A context without inputs, to call a reconciler by hand: in a test, say.
+    ///
+    /// `client` is put behind the epoch's fence.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, as every construction of a client does.
+    pub fn new(epoch: Epoch, client: &Client) -> Self {
+        let (board, _settled) = Board::new(epoch.clone(), Vec::new());
+        let cancel = epoch.token();
+        Self::of(epoch, client, cancel, board)
+    }
+
+    /// The same context with one more input.
+    #[must_use]
+    pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
+        let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
+        row.attached = Some(Attached { served, store });
+        row.set(State::Synced, None);
+        self.shared.board.push(row);
+        self
+    }
+
+    pub(super) fn of(
+        epoch: Epoch,
+        client: &Client,
+        cancel: CancellationToken,
+        board: Arc<Board>,
+    ) -> Self {
+        let client = epoch.client(client);
+        let shared = Shared { epoch, client, cancel, board };
+        Self { shared: Arc::new(shared), attempt: 0, reconcile_id: 0 }
+    }
+
+    /// The context of one reconcile.
+    pub(super) fn of_reconcile(&self, attempt: u32) -> Self {
+        Self { shared: Arc::clone(&self.shared), attempt, reconcile_id: fastrand::u64(..) }
+    }
+
+    /// The epoch of the run.
+    pub fn epoch(&self) -> &Epoch {
+        &self.shared.epoch
+    }
+
+    /// A client behind the epoch's fence: use no other for what must not outlive the epoch.
+    pub fn client(&self) -> &Client {
+        &self.shared.client
+    }
+
+    /// Resolves when the reconcile should end: the epoch stops. Cancel safe.
+    pub async fn cancelled(&self) {
+        self.shared.cancel.cancelled().await;
+    }
+
+    /// Whether the reconcile should end: the epoch stops.
+    pub fn is_cancelled(&self) -> bool {
+        self.shared.cancel.is_cancelled()
+    }
+
+    /// The cache of one of the controller's inputs, as it was named to the builder; `None` while
+    /// the type is missing (an optional one) or is no input.
+    pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
+        self.shared.board.attached(type_ref).map(|attached| attached.store)
+    }
+
+    /// Typed reads from the cache of an input.
+    pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Lister<K> {
+        Lister { store: self.store(&TypeRef::of::<K>()), kind: PhantomData }
+    }
+
+    /// How to talk to one of the controller's inputs, in this epoch.
+    pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
+        self.shared.board.attached(type_ref).map(|attached| attached.served)
+    }
+
+    /// How often this request has failed in a row.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// Whether the cache is known to be behind.
+    pub fn stale(&self) -> bool {
+        self.shared.board.stale()
+    }
+
+    /// Tells this reconcile from all others in the log.
+    pub fn reconcile_id(&self) -> impl fmt::Display + use<> {
+        let id = self.reconcile_id;
+        fmt::from_fn(move |f| write!(f, "{id:016x}"))
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context")
+            .field("epoch", &self.shared.epoch)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Typed reads from a cache; each read decodes. Empty while the type is missing.
+#[derive(Clone, Debug)]
+pub struct Lister<K> {
+    store: Option<Store>,
+    kind: PhantomData<fn() -> K>,
+}
+
+impl<K: DeserializeOwned> Lister<K> {
+    /// Typed reads from a store, whatever its type is called.
+    pub fn of(store: Store) -> Self {
+        Self { store: Some(store), kind: PhantomData }
+    }
+
+    /// The object as last seen; `None` when there is none.
+    ///
+    /// # Errors
+    ///
+    /// When it does not have the shape of `K`; the error names the field.
+    pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, serde_json::Error> {
+        self.store.as_ref().and_then(|store| store.get(key)).map(|it| it.decode()).transpose()
+    }
+
+    /// Every object as last seen, each decoded by itself, so that a misshapen one hides no other.
+    pub fn list(&self) -> Vec<Result<K, serde_json::Error>> {
+        self.store.iter().flat_map(Store::list).map(|object: Object| object.decode()).collect()
+    }
+}

@@ -1,0 +1,247 @@
+//! One input of a run: follows the condition of its source, starts it, and starts it again.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::FutureExt;
+use tokio::{
+    select,
+    time::{Instant, sleep},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{
+    ConditionalSource, Request, SourceContext, SourceEnd,
+    board::{Board, Mode, Row, State},
+    kind_source::KindSource,
+    metrics::Series,
+    queue::Queue,
+};
+use crate::{
+    kind::{TypeIdentity, TypeRef},
+    manager::{Epoch, Readiness, Unmet, Verdict},
+};
+
+/// First pause before a source that ended, though its condition holds, is started again.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a controller is told to listen to: a description, started anew in every epoch.
+#[derive(Clone)]
+pub(super) struct Input {
+    pub(super) source: InputSource,
+    pub(super) mode: Mode,
+}
+
+#[derive(Clone)]
+pub(super) enum InputSource {
+    /// The built-in one, whose type and cache the run knows.
+    Kind(Arc<KindSource>),
+    /// A user's.
+    Other(Arc<dyn ConditionalSource>),
+}
+
+/// Follows one input through an epoch.
+pub(super) struct Follower {
+    pub(super) input: Input,
+    pub(super) number: usize,
+    pub(super) epoch: Epoch,
+    pub(super) queue: Queue<Request>,
+    pub(super) feed: CancellationToken,
+    pub(super) release: CancellationToken,
+    pub(super) board: Arc<Board>,
+    pub(super) series: Arc<Series>,
+}
+
+impl Input {
+    pub(super) fn source(&self) -> Arc<dyn ConditionalSource> {
+        match &self.source {
+            InputSource::Kind(source) => Arc::new(Arc::clone(source)),
+            InputSource::Other(source) => Arc::clone(source),
+        }
+    }
+
+    pub(super) fn type_ref(&self) -> Option<&TypeRef> {
+        match &self.source {
+            InputSource::Kind(source) => Some(source.type_ref()),
+            InputSource::Other(_) => None,
+        }
+    }
+}
+
+impl Follower {
+    /// Runs until the epoch stops, or until the source fails in a way that ends the run.
+    pub(super) async fn run(self) -> SourceEnd {
+        let source = self.input.source();
+        let mut readiness = source.ready();
+        let mut first = None;
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
+                return SourceEnd::Stopped;
+            };
+            let started = Instant::now();
+            let end = self.once(&source, &mut readiness, &basis).await;
+            if started.elapsed() > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
+            debug!(input = %source.name(), ?end, "source ended");
+            if self.feed.is_cancelled() {
+                return end;
+            }
+            let lost = readiness.verdict() != Verdict::Met(basis.clone());
+            first.get_or_insert(basis);
+            match end {
+                SourceEnd::Stopped if !lost => {
+                    // It has nothing more to say; that is no reason to end the run.
+                    self.feed.cancelled().await;
+                    return SourceEnd::Stopped;
+                }
+                SourceEnd::Failed(error) if self.input.mode == Mode::Optional => {
+                    warn!(input = %source.name(), %error, "optional source failed");
+                    self.board.change(self.number, |row| row.wait(error));
+                }
+                SourceEnd::Failed(error) => {
+                    return SourceEnd::Failed(format!("{}: {error}", source.name()));
+                }
+                SourceEnd::Stopped | SourceEnd::TypeGone => {}
+            }
+            if !lost {
+                select! {
+                    () = self.feed.cancelled() => return SourceEnd::Stopped,
+                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                }
+            }
+        }
+    }
+
+    /// Waits until the source can be started; `None` when the epoch stops first.
+    async fn ready(
+        &self,
+        readiness: &mut Readiness,
+        first: Option<&Vec<TypeIdentity>>,
+    ) -> Option<Vec<TypeIdentity>> {
+        loop {
+            let why = match readiness.verdict() {
+                // Another type than the epoch began with: that is the next epoch's.
+                Verdict::Met(basis)
+                    if self.input.mode == Mode::Required
+                        && first.is_some_and(|first| *first != basis) =>
+                {
+                    "its type is another one than the epoch began with".to_owned()
+                }
+                Verdict::Met(basis) => return Some(basis),
+                Verdict::Unmet(why) if is_absent(&why) => {
+                    drop(self.board.change(self.number, Row::detach));
+                    messages(&why)
+                }
+                Verdict::Unmet(why) | Verdict::Unknown(why) => messages(&why),
+            };
+            self.board.change(self.number, |row| row.wait(why));
+            select! {
+                biased;
+                () = self.feed.cancelled() => return None,
+                () = readiness.changed() => {}
+            }
+        }
+    }
+
+    /// One start of the source, until it is done.
+    async fn once(
+        &self,
+        source: &Arc<dyn ConditionalSource>,
+        readiness: &mut Readiness,
+        basis: &[TypeIdentity],
+    ) -> SourceEnd {
+        let (stop, release) = (self.feed.child_token(), self.release.child_token());
+        let context = SourceContext {
+            epoch: self.epoch.clone(),
+            queue: self.queue.clone(),
+            feed: self.feed.clone(),
+            stop: stop.clone(),
+            release: release.clone(),
+            board: Arc::clone(&self.board),
+            input: self.number,
+            series: Arc::clone(&self.series),
+        };
+        let ours = self.input.type_ref().is_none();
+        if ours {
+            self.board.change(self.number, |row| row.set(State::Syncing, None));
+        }
+        let started = match catch_unwind(AssertUnwindSafe(|| source.start_notify_done(context))) {
+            Ok(started) => started,
+            Err(panic) => return panicked(&*panic),
+        };
+        let mut synced = pin!(AssertUnwindSafe(started.synced).catch_unwind());
+        let mut done = pin!(AssertUnwindSafe(started.done).catch_unwind());
+        let (mut syncing, mut failed) = (true, None);
+        loop {
+            select! {
+                biased;
+                result = &mut synced, if syncing => {
+                    syncing = false;
+                    failed = match result {
+                        Ok(Ok(())) => None,
+                        Ok(Err(error)) => Some(SourceEnd::Failed(error.to_string())),
+                        Err(panic) => Some(panicked(&*panic)),
+                    };
+                    if failed.is_some() {
+                        stop.cancel();
+                        release.cancel();
+                    } else if ours {
+                        self.board.change(self.number, |row| row.set(State::Synced, None));
+                    }
+                }
+                end = &mut done => {
+                    // What a source says after it could not sync is no news.
+                    return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
+                }
+                () = readiness.changed() => match readiness.verdict() {
+                    Verdict::Met(now) if now == basis => {}
+                    // Nothing is proven: what is there stays.
+                    Verdict::Unknown(_) => {}
+                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
+                        debug!("condition lost, the epoch is about to stop");
+                    }
+                    Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
+                        self.board.change(self.number, |row| row.wait(messages(&why)));
+                    }
+                    Verdict::Met(_) | Verdict::Unmet(_) => {
+                        stop.cancel();
+                        release.cancel();
+                    }
+                },
+            }
+        }
+    }
+}
+
+/// Whether a type itself is gone, rather than out of reach for now.
+fn is_absent(unmet: &[Unmet]) -> bool {
+    unmet.iter().any(|unmet| unmet.reason == "TypeAbsent")
+}
+
+fn messages(unmet: &[Unmet]) -> String {
+    let messages: Vec<_> = unmet.iter().map(|unmet| unmet.message.as_str()).collect();
+    messages.join("; ")
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> SourceEnd {
+    SourceEnd::Failed(format!("it panicked: {}", panic_message(panic)))
+}
+
+/// What a panic said.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<&str>()
+        .copied()
+        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+        .unwrap_or("a panic without a message")
+}

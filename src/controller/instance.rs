@@ -1,0 +1,163 @@
+//! A controller as the manager sees it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{
+    FutureExt,
+    future::{BoxFuture, try_join_all},
+};
+use tokio::time::timeout;
+
+use super::{
+    Builder,
+    board::Mode,
+    input::InputSource,
+    kind_source::KindSource,
+    run::{self, Spec, human},
+};
+use crate::{
+    informer::{Ended, Progress, Subscription},
+    kind::TypeRef,
+    manager::{
+        ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, RunnableGroup,
+        all_of,
+    },
+};
+
+/// A controller: sources, a queue and workers, built anew for every epoch.
+///
+/// It describes itself only: dropping it stops nothing, and it may be started again.
+pub struct Controller {
+    spec: Arc<Spec>,
+    group: RunnableGroup,
+    // Acquired by `prepare` for the next start, by number of the input.
+    prepared: Arc<Mutex<HashMap<usize, Subscription>>>,
+}
+
+/// Why a controller cannot take another one's place yet.
+#[derive(Debug, thiserror::Error)]
+enum PrepareError {
+    /// Install the type, or make it optional.
+    #[error("{0} is not served")]
+    NotServed(TypeRef),
+    /// Mend what the reason names.
+    #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
+    NotSynced { type_ref: TypeRef, after: Duration, why: String },
+    /// It is tried again with the next change.
+    #[error("the informer of {0} ended: {1:?}")]
+    Ended(TypeRef, Ended),
+}
+
+impl Controller {
+    /// Begins a controller of that name.
+    pub fn builder(name: impl Into<ControllerName>) -> Builder {
+        Builder::new(name.into())
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &ControllerName {
+        &self.spec.name
+    }
+
+    pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
+        Self { spec: Arc::new(spec), group, prepared: Arc::default() }
+    }
+}
+
+impl Runnable for Controller {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let spec = Arc::clone(&self.spec);
+        let prepared =
+            std::mem::take(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner));
+        run::run(spec, epoch, prepared).boxed()
+    }
+
+    fn group(&self) -> RunnableGroup {
+        self.group
+    }
+
+    fn reports_running(&self) -> bool {
+        true
+    }
+
+    /// Reconciles are dropped after the grace; one that blocks its thread is waited for.
+    fn keeps_grace(&self) -> bool {
+        true
+    }
+
+    /// Joins the informers of every input but the optional ones, and waits until they are
+    /// synced. They are held for the next start.
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        let (spec, slot) = (Arc::clone(&self.spec), Arc::clone(&self.prepared));
+        async move {
+            let kinds =
+                spec.inputs.iter().enumerate().filter_map(|(number, input)| match &input.source {
+                    InputSource::Kind(kind) if input.mode != Mode::Optional => {
+                        Some(prepare(number, Arc::clone(kind), spec.sync_timeout))
+                    }
+                    InputSource::Kind(_) | InputSource::Other(_) => None,
+                });
+            let prepared = try_join_all(kinds).await?;
+            let prepared = prepared.into_iter().collect();
+            // What an earlier preparation held is dropped outside of the lock.
+            let before = std::mem::replace(
+                &mut *slot.lock().unwrap_or_else(PoisonError::into_inner),
+                prepared,
+            );
+            drop(before);
+            Ok(())
+        }
+        .boxed()
+    }
+}
+
+impl ConditionalRunnable for Controller {
+    fn ready(&self) -> Readiness {
+        let required = self.spec.inputs.iter().filter(|input| input.mode == Mode::Required);
+        all_of(required.map(|input| input.source().ready()))
+    }
+}
+
+async fn prepare(
+    number: usize,
+    kind: Arc<KindSource>,
+    after: Duration,
+) -> Result<(usize, Subscription), PrepareError> {
+    let type_ref = kind.type_ref().clone();
+    let Some(served) = kind.types.served(&type_ref) else {
+        return Err(PrepareError::NotServed(type_ref));
+    };
+    let subscription = kind.subscribe(&served);
+    let mut progress = subscription.progress();
+    let mut last = "its first list is under way".to_owned();
+    let synced = async {
+        loop {
+            match &*progress.borrow_and_update() {
+                Progress::Synced | Progress::Stale(_) => return None,
+                Progress::Ended(ended) => return Some(ended.clone()),
+                Progress::Syncing(None) => {}
+                Progress::Syncing(Some(error)) | Progress::Forbidden(error) => {
+                    last.clone_from(error);
+                }
+            }
+            if progress.changed().await.is_err() {
+                return Some(Ended::Released);
+            }
+        }
+    };
+    match timeout(after, synced).await {
+        Ok(None) => Ok((number, subscription)),
+        Ok(Some(ended)) => Err(PrepareError::Ended(type_ref, ended)),
+        Err(_) => Err(PrepareError::NotSynced { type_ref, after, why: last }),
+    }
+}
+
+impl std::fmt::Debug for Controller {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Controller").field("name", &self.spec.name).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,397 @@
+//! The built-in source: changes of the objects of one type, by way of its shared informer.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::pin,
+    sync::Arc,
+};
+
+use futures::FutureExt;
+use tokio::{select, sync::oneshot, task::consume_budget};
+use tracing::error;
+
+use super::{
+    ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
+    board::{Attached, Mode, Row, State},
+    input::panic_message,
+    queue::{Add, LOW_PRIORITY},
+};
+use crate::{
+    discovery::{TypeRegistry, TypeState, TypeStatus},
+    informer::{
+        Delta, Ended, Index, InformerKey, InformerSet, Linger, Object, Progress, Projection, Store,
+        Subscription,
+    },
+    kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
+    manager::{Readiness, type_served},
+};
+
+/// Describes which objects are listened to, and whom their changes concern.
+pub(super) struct KindSource {
+    pub(super) filter: Filter,
+    pub(super) predicates: Vec<Predicate>,
+    pub(super) concern: Concern,
+    pub(super) indexes: Vec<Index>,
+    pub(super) mode: Mode,
+    pub(super) types: TypeRegistry,
+    pub(super) informers: InformerSet,
+}
+
+/// Which objects, and what of them.
+#[derive(Clone, Debug)]
+pub(super) struct Filter {
+    pub(super) type_ref: TypeRef,
+    pub(super) namespace: Option<Arc<str>>,
+    pub(super) labels: Option<Arc<str>>,
+    pub(super) fields: Option<Arc<str>>,
+    pub(super) projection: Projection,
+    pub(super) managed_fields: bool,
+}
+
+/// Whom a change concerns.
+pub(super) enum Concern {
+    /// As the user's handler says.
+    Handler(Handler),
+    /// The owner, of the type that the controller is for. What its kind is shows only when it is
+    /// served.
+    OwnerOf { primary: TypeRef, only_controller: bool },
+}
+
+/// Why a source leaves its informer.
+enum Left {
+    /// The epoch stops.
+    Stopped,
+    /// The type is gone, and its objects with it.
+    Gone,
+    /// The type is there all the same: it is served again, or at another version.
+    Back,
+}
+
+/// What is known of a type.
+#[derive(Clone, Copy)]
+enum Standing {
+    Here,
+    /// Served at another version.
+    Moved,
+    /// Not served at the moment.
+    Hidden,
+    /// Proven not to exist, or another one of that name.
+    Gone,
+    Unknown,
+}
+
+/// One start of a source.
+struct Pump<'a> {
+    source: &'a KindSource,
+    context: SourceContext,
+    // Kept for its capacity.
+    requests: Vec<Request>,
+}
+
+impl KindSource {
+    pub(super) fn type_ref(&self) -> &TypeRef {
+        &self.filter.type_ref
+    }
+
+    /// The informer that this source reads from.
+    pub(super) fn key(&self, served: &ServedType) -> InformerKey {
+        let filter = &self.filter;
+        let namespaced = served.identity.scope == Scope::Namespaced;
+        InformerKey {
+            namespace: filter.namespace.clone().filter(|_| namespaced),
+            labels: filter.labels.clone(),
+            fields: filter.fields.clone(),
+            projection: filter.projection,
+            managed_fields: filter.managed_fields,
+            ..InformerKey::new(served.identity.clone())
+        }
+    }
+
+    /// Joins the informer.
+    pub(super) fn subscribe(&self, served: &ServedType) -> Subscription {
+        let subscription = self.informers.subscribe(served, self.key(served));
+        for index in &self.indexes {
+            subscription.store().add_index(index.clone());
+        }
+        subscription
+    }
+
+    async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
+        let Some(served) = self.types.served(self.type_ref()) else {
+            // Lost since it was found ready.
+            return SourceEnd::TypeGone;
+        };
+        let prepared = context.board.change(context.input, |row| row.prepared.take());
+        let mut subscription = prepared
+            .filter(|prepared| *prepared.key() == self.key(&served))
+            .unwrap_or_else(|| self.subscribe(&served));
+        let identity = served.identity.clone();
+        let attached = Attached { served, store: subscription.store() };
+        let mut pump = Pump { source: self, context, requests: Vec::new() };
+        let ended = pump.run(&mut subscription, attached, synced).await;
+        let context = pump.context.clone();
+        let failed = match &ended {
+            Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) => {
+                Some(SourceEnd::Failed(format!("its informer ended: {ended}")))
+            }
+            Some(Ended::TypeGone | Ended::Released) | None => None,
+        };
+        let left = match failed {
+            Some(_) => Left::Gone,
+            None => self.leave(&context, &identity).await,
+        };
+        match left {
+            Left::Stopped => {
+                // Reconciles that are still running read from the cache.
+                context.released().await;
+                drop(context.board.change(context.input, Row::detach));
+            }
+            Left::Gone => pump.lose(),
+            Left::Back => {
+                // Reconciles go on over what is known until there is something newer.
+                let spare = context.board.change(context.input, |row| match &row.held {
+                    None => row.held.replace(subscription),
+                    Some(_) => Some(subscription),
+                });
+                drop(spare);
+                return SourceEnd::TypeGone;
+            }
+        }
+        let standing = Self::standing(&identity, &self.types.get(self.type_ref()));
+        let gone = matches!(standing, Standing::Gone | Standing::Hidden | Standing::Moved);
+        subscription.release(if gone { Linger::None } else { Linger::Default }).await;
+        match failed {
+            Some(failed) => failed,
+            None if gone => SourceEnd::TypeGone,
+            None => SourceEnd::Stopped,
+        }
+    }
+
+    /// Waits until it is clear why the informer is left, and what becomes of what it knows.
+    ///
+    /// An informer ends when its type is not served any more. That says nothing of the objects
+    /// as long as the type itself is there.
+    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> Left {
+        let mut status = self.types.subscribe(self.type_ref());
+        loop {
+            if context.feed.is_cancelled() {
+                return Left::Stopped;
+            }
+            let standing = Self::standing(identity, &status.borrow_and_update());
+            match (self.mode, standing) {
+                (Mode::Optional, _) | (Mode::Plain, Standing::Gone) => return Left::Gone,
+                (Mode::Plain, Standing::Here | Standing::Moved)
+                | (Mode::Required, Standing::Here) => return Left::Back,
+                // The manager is about to stop the epoch.
+                (Mode::Required, Standing::Gone | Standing::Moved) => {}
+                (Mode::Required | Mode::Plain, Standing::Hidden | Standing::Unknown) => {}
+            }
+            select! {
+                () = context.feed.cancelled() => return Left::Stopped,
+                Ok(()) = status.changed() => {}
+            }
+        }
+    }
+
+    /// What is known of the type that was started with.
+    fn standing(identity: &TypeIdentity, status: &TypeStatus) -> Standing {
+        match (&status.state, &status.served) {
+            (TypeState::Served | TypeState::Terminating, Some(served)) => {
+                let version = Arc::clone(&served.identity.version);
+                if served.identity == *identity {
+                    Standing::Here
+                } else if served.identity == (TypeIdentity { version, ..identity.clone() }) {
+                    Standing::Moved
+                } else {
+                    Standing::Gone
+                }
+            }
+            (TypeState::Absent, _) => Standing::Gone,
+            (TypeState::Installing(_), _) => Standing::Hidden,
+            (TypeState::Unknown(_), _) | (TypeState::Served | TypeState::Terminating, None) => {
+                Standing::Unknown
+            }
+        }
+    }
+
+    fn requests(&self, delta: &Delta, requests: &mut Vec<Request>) {
+        if !self.predicates.iter().all(|predicate| predicate.passes(delta)) {
+            return;
+        }
+        match &self.concern {
+            Concern::Handler(handler) => {
+                handler.requests(delta, |owner| self.scope_of(owner), requests);
+            }
+            Concern::OwnerOf { primary, only_controller } => {
+                // While the primary is not served there is no owner to reconcile; when it
+                // returns, all of them are.
+                if let Some(primary) = self.types.served(primary) {
+                    let handler = Handler::Owner {
+                        owner: primary.group_kind(),
+                        only_controller: *only_controller,
+                    };
+                    handler.requests(delta, |_| Some(primary.identity.scope), requests);
+                }
+            }
+        }
+    }
+
+    fn scope_of(&self, owner: &GroupKind) -> Option<Scope> {
+        let type_ref = TypeRef {
+            group: owner.group.clone(),
+            version: None,
+            name: TypeName::Kind(owner.kind.clone()),
+        };
+        self.types.served(&type_ref).map(|served| served.identity.scope)
+    }
+}
+
+impl ConditionalSource for Arc<KindSource> {
+    fn ready(&self) -> Readiness {
+        type_served(&self.types, self.type_ref())
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let source = Arc::clone(self);
+        let (synced, is_synced) = oneshot::channel();
+        SourceStart {
+            synced: async move { Ok(is_synced.await?) }.boxed(),
+            done: async move { source.run(context, synced).await }.boxed(),
+        }
+    }
+
+    fn name(&self) -> String {
+        self.type_ref().to_string()
+    }
+}
+
+impl Pump<'_> {
+    /// Hands changes on until it is to stop, or until the informer has ended.
+    async fn run(
+        &mut self,
+        subscription: &mut Subscription,
+        attached: Attached,
+        synced: oneshot::Sender<()>,
+    ) -> Option<Ended> {
+        let store = attached.store.clone();
+        let mut progress = subscription.progress();
+        let mut drained = pin!(subscription.drained());
+        let mut synced = Some(synced);
+        let mut attached = Some(attached);
+        self.context.board.change(self.context.input, |row| {
+            if row.held.is_none() {
+                row.attached = attached.take();
+            }
+        });
+        self.show(&progress.borrow_and_update(), false);
+        let stop = self.context.stop.clone();
+        loop {
+            select! {
+                biased;
+                () = stop.cancelled() => return None,
+                () = &mut drained, if synced.is_some() => {
+                    self.replace(attached.take(), &store).await;
+                    self.show(&progress.borrow_and_update(), true);
+                    // Nobody listens any more when the run has failed meanwhile.
+                    synced.take().and_then(|synced| synced.send(()).ok());
+                }
+                Ok(()) = progress.changed() => {
+                    self.show(&progress.borrow_and_update(), synced.is_none());
+                }
+                delta = subscription.next() => match delta {
+                    Ok(delta) => {
+                        self.deliver(&delta);
+                        // A long initial list is not to hold up everybody else.
+                        consume_budget().await;
+                    }
+                    Err(ended) => return Some(ended),
+                },
+            }
+        }
+    }
+
+    /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.
+    fn show(&self, progress: &Progress, drained: bool) {
+        self.context.board.change(self.context.input, |row| match progress {
+            Progress::Syncing(error) => row.set(State::Syncing, error.clone()),
+            Progress::Synced if drained => row.set(State::Synced, None),
+            Progress::Synced => row.set(State::Syncing, None),
+            Progress::Stale(error) => {
+                if drained {
+                    row.set(State::Synced, None);
+                }
+                row.set(State::Stale, Some(error.clone()));
+            }
+            Progress::Forbidden(error) => row.set(State::Forbidden, Some(error.clone())),
+            Progress::Ended(_) => {}
+        });
+    }
+
+    /// Takes the place of the informer that was read from until now, and tells of what is gone
+    /// with it.
+    async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+        let held = self.context.board.change(self.context.input, |row| {
+            row.attached = attached.or_else(|| row.attached.take());
+            row.held.take()
+        });
+        if let Some(held) = held {
+            for old in held.store().list() {
+                if store.get(old.key()).is_none() {
+                    self.deliver(&gone(&old));
+                }
+            }
+            held.release(Linger::None).await;
+        }
+    }
+
+    /// The type is gone and the epoch goes on: so are its objects.
+    fn lose(&mut self) {
+        let (lost, held) = self.context.board.change(self.context.input, Row::detach);
+        // Read before the last subscriber leaves: that empties the store.
+        let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
+        drop(held);
+        // Only now: whoever is reconciled for this finds the type missing.
+        for object in objects {
+            self.deliver(&gone(&object));
+        }
+    }
+
+    fn deliver(&mut self, delta: &Delta) {
+        let Self { source, context, requests } = self;
+        if context.feed.is_cancelled() {
+            return;
+        }
+        // One bad object must not stop the events of all the others.
+        let mapped = catch_unwind(AssertUnwindSafe(|| source.requests(delta, requests)));
+        if let Err(panic) = mapped {
+            let error = panic_message(&*panic);
+            let name = &delta.key.name;
+            let namespace = delta.key.namespace.as_deref();
+            error!(input = %source.type_ref(), namespace, %name, error, "event handler panicked");
+            context.series.panics.inc();
+            let message = format!("event handler panicked at {}: {error}", delta.key);
+            context.epoch.report(|report| report.last_error = Some(message));
+        }
+        let add = Add { priority: priority(delta), ..Add::default() };
+        for request in requests.drain(..) {
+            context.queue.add_with(request, add);
+        }
+    }
+}
+
+fn gone(object: &Object) -> Delta {
+    Delta { key: object.key().clone(), old: Some(object.clone()), new: None, initial: false }
+}
+
+/// What was there before anybody looked, and what did not change, can wait.
+fn priority(delta: &Delta) -> i32 {
+    let resync = match (&delta.old, &delta.new) {
+        // An aggregated API may give no resourceVersion at all.
+        (Some(old), Some(new)) => {
+            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
+            old == new && !new.is_empty()
+        }
+        (None, _) | (_, None) => false,
+    };
+    if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }
+}

@@ -1,0 +1,150 @@
+//! What becomes of a request after a reconcile: decisions without I/O.
+
+use std::{error::Error, time::Duration};
+
+use kube::core::Status;
+
+use super::{Outcome, ReconcileError, metrics::ReconcileResult};
+use crate::manager::BoxError;
+
+/// How a reconcile ended.
+#[derive(Debug)]
+pub(super) enum Attempt {
+    /// It returned.
+    Returned(Result<Outcome, ReconcileError>),
+    /// It outlasted the reconcile timeout.
+    TimedOut(Duration),
+    /// It panicked, with this message.
+    Panicked(String),
+    /// The epoch's grace was over.
+    Aborted,
+}
+
+/// What becomes of the request.
+#[derive(Debug)]
+pub(super) enum Next {
+    /// Nothing until something changes.
+    Done,
+    /// Again after this time.
+    After(Duration),
+    /// Again after its back-off. Without an error, nothing is wrong.
+    Retry(Option<BoxError>),
+    /// Not again until something changes, though it failed.
+    GiveUp(BoxError),
+    /// Again in the next epoch, if that is the successor of this one.
+    Abandon,
+}
+
+/// The request is repeated later: the timeout of the controller is over.
+#[derive(Debug, thiserror::Error)]
+#[error("the reconcile took longer than its timeout of {0:?}")]
+struct TimeoutError(Duration);
+
+/// The request is repeated later: its reconcile panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("the reconcile panicked: {0}")]
+struct PanicError(String);
+
+impl Attempt {
+    /// The result switch of controller-runtime (`pkg/internal/controller/controller.go`), except
+    /// that a conflict is no error.
+    pub(super) fn next(self) -> Next {
+        match self {
+            Self::Returned(Ok(Outcome::Done)) => Next::Done,
+            Self::Returned(Ok(Outcome::RequeueAfter(after))) => Next::After(after),
+            Self::Returned(Err(ReconcileError::Retry(error))) => {
+                Next::Retry((!is_conflict(&*error)).then_some(error))
+            }
+            Self::Returned(Err(ReconcileError::Terminal(error))) => Next::GiveUp(error),
+            Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
+            Self::Panicked(message) => Next::Retry(Some(PanicError(message).into())),
+            Self::Aborted => Next::Abandon,
+        }
+    }
+}
+
+impl Next {
+    /// How it is counted, if it is.
+    pub(super) fn result(&self) -> Option<ReconcileResult> {
+        match self {
+            Self::Done => Some(ReconcileResult::Success),
+            Self::After(_) => Some(ReconcileResult::RequeueAfter),
+            Self::Retry(None) => Some(ReconcileResult::Requeue),
+            Self::Retry(Some(_)) | Self::GiveUp(_) => Some(ReconcileResult::Error),
+            Self::Abandon => None,
+        }
+    }
+}
+
+/// Whether somebody else wrote the object first; an object that exists already is another matter.
+fn is_conflict(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let status = if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+            Some(&**status)
+        } else {
+            error.downcast_ref::<Status>()
+        };
+        let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
+        if status.is_some_and(|status| status.is_conflict() || no_reason(status)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn api(code: u16, reason: &str) -> kube::Error {
+        kube::Error::Api(Status::failure("told so", reason).with_code(code).boxed())
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("writing: {0}")]
+    struct Outer(#[source] kube::Error);
+
+    fn retry(error: impl Into<BoxError>) -> Next {
+        Attempt::Returned(Err(ReconcileError::Retry(error.into()))).next()
+    }
+
+    #[test]
+    fn conflict_is_no_error_however_deep_it_is() {
+        assert!(matches!(retry(api(409, "Conflict")), Next::Retry(None)));
+        assert!(matches!(retry(api(409, "")), Next::Retry(None)));
+        assert!(matches!(retry(Outer(api(409, "Conflict"))), Next::Retry(None)));
+        let status = Status::failure("told so", "Conflict").with_code(409);
+        assert!(matches!(retry(status), Next::Retry(None)));
+    }
+
+    #[test]
+    fn other_answers_are_errors() {
+        for (code, reason) in [(409, "AlreadyExists"), (404, "NotFound"), (500, "InternalError")] {
+            assert!(matches!(retry(api(code, reason)), Next::Retry(Some(_))), "{code} {reason}");
+        }
+        assert!(matches!(retry("409 Conflict"), Next::Retry(Some(_))));
+    }
+
+    #[test]
+    fn terminal_conflict_is_given_up() {
+        let error = ReconcileError::Terminal(api(409, "Conflict").into());
+
+        assert!(matches!(Attempt::Returned(Err(error)).next(), Next::GiveUp(_)));
+    }
+
+    #[test]
+    fn timeout_and_panic_are_repeated_with_a_message() {
+        let error = |next| match next {
+            Next::Retry(Some(error)) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+
+        assert_eq!(
+            error(Attempt::TimedOut(Duration::from_secs(3)).next()),
+            "the reconcile took longer than its timeout of 3s"
+        );
+        assert_eq!(error(Attempt::Panicked("boom".into()).next()), "the reconcile panicked: boom");
+    }
+}

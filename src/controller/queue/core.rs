@@ -1,0 +1,379 @@
+//! The rules of the work queue, without I/O and without a clock.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+    hash::Hash,
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{Add, Delayed, Item, MAX_DELAY, QueueOptions, limit::Bucket};
+use crate::controller::metrics::QueueMetrics;
+
+/// The state of every key, and the rules by which keys move.
+///
+/// Delays are the caller's: a key that has to wait is handed to it as a [`Timer`], and comes
+/// back through [`Core::expire`].
+#[derive(Debug)]
+pub(super) struct Core<K> {
+    options: QueueOptions,
+    bucket: Option<Bucket>,
+    // A slab: keys are hashed once and then known by their slot.
+    entries: Vec<Entry<K>>,
+    free: Vec<u32>,
+    slots: HashMap<K, u32>,
+    // May hold tickets that are no longer true: they are skipped when they come up. A key leaves
+    // at most one behind for each priority that it was raised through.
+    ready: BinaryHeap<Ticket>,
+    next_number: u64,
+    ready_keys: usize,
+    processing: usize,
+    phase: Phase,
+    metrics: QueueMetrics,
+}
+
+/// What to do with the timer of a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    Keep,
+    Set(u32, Instant),
+    Cancel(u32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Open,
+    Draining,
+    Closed,
+}
+
+#[derive(Debug)]
+struct Entry<K> {
+    // None while the slot is free.
+    key: Option<K>,
+    place: Place,
+    priority: i32,
+    // Since when it is handed out: nobody else gets it until it is done.
+    processing: Option<Instant>,
+    failures: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Idle,
+    Waiting { until: Instant, number: u64 },
+    Ready { ticket: u64, since: Instant },
+}
+
+/// Highest priority first, then the oldest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Ticket {
+    priority: i32,
+    number: Reverse<u64>,
+    slot: u32,
+}
+
+impl<K: Clone + Eq + Hash> Core<K> {
+    pub(super) fn new(options: QueueOptions, metrics: QueueMetrics, now: Instant) -> Self {
+        Self {
+            bucket: options.limit.map(|limit| Bucket::new(limit, now)),
+            options,
+            entries: Vec::new(),
+            free: Vec::new(),
+            slots: HashMap::new(),
+            ready: BinaryHeap::new(),
+            next_number: 0,
+            ready_keys: 0,
+            processing: 0,
+            phase: Phase::Open,
+            metrics,
+        }
+    }
+
+    /// Adds a key; says what becomes of its timer, and whether there is something new to get.
+    pub(super) fn add(&mut self, key: K, add: Add, now: Instant) -> (Timer, bool) {
+        if self.phase != Phase::Open {
+            return (Timer::Keep, false);
+        }
+        let slot = self.intern(key);
+        let delay = self.delay(slot, add, now);
+        if !delay.is_zero() {
+            self.metrics.retried();
+        }
+        let entry = &mut self.entries[slot as usize];
+        match entry.place {
+            Place::Idle => {
+                entry.priority = add.priority;
+                if delay.is_zero() {
+                    (Timer::Keep, self.make_ready(slot, now))
+                } else {
+                    (self.wait(slot, now + delay), false)
+                }
+            }
+            Place::Waiting { until: earlier, .. } => {
+                entry.priority = entry.priority.max(add.priority);
+                let until = now + delay;
+                if delay.is_zero() {
+                    (Timer::Cancel(slot), self.make_ready(slot, now))
+                } else if until < earlier {
+                    (self.wait(slot, until), false)
+                } else {
+                    (Timer::Keep, false)
+                }
+            }
+            Place::Ready { since, .. } if add.priority > entry.priority => {
+                // To the end of the new level: what waits there was first.
+                self.metrics.left(entry.priority);
+                entry.priority = add.priority;
+                self.metrics.entered(add.priority);
+                self.ticket(slot, since);
+                (Timer::Keep, false)
+            }
+            Place::Ready { .. } => (Timer::Keep, false),
+        }
+    }
+
+    /// When the key of this slot becomes ready, if it waits, and its rank among those that do at
+    /// the same time.
+    pub(super) fn due(&self, slot: u32) -> Option<(Instant, u64)> {
+        match self.entries.get(slot as usize)?.place {
+            Place::Waiting { until, number } => Some((until, number)),
+            Place::Idle | Place::Ready { .. } => None,
+        }
+    }
+
+    /// The timer of a slot went off. Says whether there is something new to get.
+    pub(super) fn expire(&mut self, slot: u32, now: Instant) -> bool {
+        self.due(slot).is_some() && self.make_ready(slot, now)
+    }
+
+    /// Hands out the first key that nobody works on.
+    pub(super) fn pop(&mut self, now: Instant) -> Option<Item<K>> {
+        if self.phase == Phase::Closed {
+            return None;
+        }
+        while let Some(Ticket { number: Reverse(number), slot, .. }) = self.ready.pop() {
+            let entry = &mut self.entries[slot as usize];
+            let Place::Ready { ticket, since } = entry.place else { continue };
+            if ticket != number || entry.processing.is_some() {
+                continue;
+            }
+            let Some(key) = entry.key.clone() else { continue };
+            entry.place = Place::Idle;
+            entry.processing = Some(now);
+            self.ready_keys -= 1;
+            self.processing += 1;
+            self.metrics.left(entry.priority);
+            self.metrics.queued_for(now.saturating_duration_since(since));
+            return Some(Item { key, priority: entry.priority, failures: entry.failures });
+        }
+        None
+    }
+
+    /// The key is worked on no more. Says whether there is something new to get.
+    pub(super) fn done(&mut self, key: &K, now: Instant) -> bool {
+        let Some(&slot) = self.slots.get(key) else { return false };
+        let entry = &mut self.entries[slot as usize];
+        let Some(since) = entry.processing.take() else { return false };
+        self.processing -= 1;
+        self.metrics.worked_for(now.saturating_duration_since(since));
+        match entry.place {
+            Place::Ready { ticket, .. } => {
+                // Added meanwhile: it keeps the place in the line that it had then.
+                let priority = entry.priority;
+                self.ready.push(Ticket { priority, number: Reverse(ticket), slot });
+                true
+            }
+            Place::Idle | Place::Waiting { .. } => {
+                self.tidy(slot);
+                false
+            }
+        }
+    }
+
+    /// Forgets the failures of a key.
+    pub(super) fn forget(&mut self, key: &K) {
+        if let Some(&slot) = self.slots.get(key) {
+            self.entries[slot as usize].failures = 0;
+            self.tidy(slot);
+        }
+    }
+
+    pub(super) fn failures(&self, key: &K) -> u32 {
+        self.slots.get(key).map_or(0, |&slot| self.entries[slot as usize].failures)
+    }
+
+    /// How many keys are ready, also those that are worked on and were added again.
+    pub(super) fn len(&self) -> usize {
+        self.ready_keys
+    }
+
+    /// Nothing is taken in from now on; what is ready is still handed out, what waits is dropped.
+    pub(super) fn drain(&mut self) {
+        if self.phase != Phase::Open {
+            return;
+        }
+        self.phase = Phase::Draining;
+        for slot in 0..self.entries.len() {
+            if let Place::Waiting { .. } = self.entries[slot].place {
+                self.entries[slot].place = Place::Idle;
+            }
+        }
+    }
+
+    /// Nothing is taken in and nothing is handed out from now on. What waited or was ready is
+    /// the caller's.
+    pub(super) fn close(&mut self, now: Instant) -> Vec<Delayed<K>> {
+        self.phase = Phase::Closed;
+        self.ready.clear();
+        let mut left = Vec::new();
+        for entry in &mut self.entries {
+            let (at, ticket) = match entry.place {
+                Place::Idle => continue,
+                Place::Waiting { until, number } => (until, number),
+                Place::Ready { ticket, .. } => {
+                    self.ready_keys -= 1;
+                    self.metrics.left(entry.priority);
+                    (now, ticket)
+                }
+            };
+            entry.place = Place::Idle;
+            if let Some(key) = entry.key.clone() {
+                let Entry { priority, failures, .. } = *entry;
+                left.push((ticket, Delayed { key, priority, failures, at }));
+            }
+        }
+        left.sort_by_key(|(ticket, delayed)| (delayed.at, *ticket));
+        left.into_iter().map(|(_, delayed)| delayed).collect()
+    }
+
+    /// Puts back what another queue had left when it was closed.
+    pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (Timer, bool) {
+        let Delayed { key, priority, failures, at } = delayed;
+        let after = at.saturating_duration_since(now);
+        let added = self.add(key.clone(), Add { priority, after, rate_limited: false }, now);
+        if let Some(&slot) = self.slots.get(&key) {
+            let entry = &mut self.entries[slot as usize];
+            entry.failures = entry.failures.max(failures);
+        }
+        added
+    }
+
+    /// Whether no key will be handed out any more.
+    pub(super) fn is_over(&self) -> bool {
+        match self.phase {
+            Phase::Open => false,
+            Phase::Draining => self.ready_keys == 0 && self.processing == 0,
+            Phase::Closed => true,
+        }
+    }
+
+    /// Seconds spent so far on what is worked on now: in sum, and the longest.
+    pub(super) fn unfinished(&self, now: Instant) -> (f64, f64) {
+        self.entries
+            .iter()
+            .filter_map(|entry| entry.processing)
+            .map(|since| now.saturating_duration_since(since).as_secs_f64())
+            .take(self.processing)
+            .fold((0.0, 0.0), |(sum, longest), seconds| (sum + seconds, longest.max(seconds)))
+    }
+
+    fn intern(&mut self, key: K) -> u32 {
+        if let Some(&slot) = self.slots.get(&key) {
+            return slot;
+        }
+        let entry = Entry {
+            key: Some(key.clone()),
+            place: Place::Idle,
+            priority: 0,
+            processing: None,
+            failures: 0,
+        };
+        let slot = match self.free.pop() {
+            Some(slot) => {
+                self.entries[slot as usize] = entry;
+                slot
+            }
+            None => {
+                self.entries.push(entry);
+                u32::try_from(self.entries.len() - 1).expect("memory ends before slots do")
+            }
+        };
+        self.slots.insert(key, slot);
+        slot
+    }
+
+    /// Gives up the slot of a key that there is nothing to know about.
+    fn tidy(&mut self, slot: u32) {
+        let entry = &mut self.entries[slot as usize];
+        let idle = entry.place == Place::Idle && entry.processing.is_none();
+        if idle
+            && entry.failures == 0
+            && let Some(key) = entry.key.take()
+        {
+            self.slots.remove(&key);
+            self.free.push(slot);
+        }
+    }
+
+    fn delay(&mut self, slot: u32, add: Add, now: Instant) -> Duration {
+        let mut delay = add.after;
+        if add.rate_limited {
+            let entry = &mut self.entries[slot as usize];
+            let mut limited = self.options.backoff.delay(entry.failures);
+            entry.failures = entry.failures.saturating_add(1);
+            if let Some(bucket) = &mut self.bucket {
+                limited = limited.max(bucket.reserve(now));
+            }
+            delay = if delay.is_zero() { limited } else { delay.min(limited) };
+        }
+        delay.min(MAX_DELAY)
+    }
+
+    fn wait(&mut self, slot: u32, until: Instant) -> Timer {
+        let number = self.number();
+        self.entries[slot as usize].place = Place::Waiting { until, number };
+        Timer::Set(slot, until)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    fn make_ready(&mut self, slot: u32, now: Instant) -> bool {
+        self.ready_keys += 1;
+        let entry = &self.entries[slot as usize];
+        self.metrics.added();
+        self.metrics.entered(entry.priority);
+        self.ticket(slot, now)
+    }
+
+    /// Sends a key to the end of the line of its priority.
+    fn ticket(&mut self, slot: u32, since: Instant) -> bool {
+        let ticket = self.number();
+        let entry = &mut self.entries[slot as usize];
+        entry.place = Place::Ready { ticket, since };
+        let free = entry.processing.is_none();
+        if free {
+            self.ready.push(Ticket { priority: entry.priority, number: Reverse(ticket), slot });
+        }
+        free
+    }
+}
+
+impl<K> Drop for Core<K> {
+    fn drop(&mut self) {
+        // The depth gauges outlive this queue.
+        for entry in &self.entries {
+            if matches!(entry.place, Place::Ready { .. }) {
+                self.metrics.left(entry.priority);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,473 @@
+use std::collections::BTreeMap;
+
+use proptest::{prelude::*, sample::select};
+
+use super::*;
+use crate::controller::queue::{Backoff, LOW_PRIORITY};
+
+/// A queue and its clock, with the timers that the shell would keep.
+struct Bench {
+    core: Core<u8>,
+    now: Instant,
+    timers: BTreeMap<u32, Instant>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let now = Instant::now();
+        let core = Core::new(QueueOptions::default(), QueueMetrics::default(), now);
+        Self { core, now, timers: BTreeMap::new() }
+    }
+
+    fn add(&mut self, key: u8, add: Add) -> &mut Self {
+        let (timer, _) = self.core.add(key, add, self.now);
+        self.keep(timer);
+        self
+    }
+
+    fn keep(&mut self, timer: Timer) {
+        match timer {
+            Timer::Keep => {}
+            Timer::Set(slot, at) => drop(self.timers.insert(slot, at)),
+            Timer::Cancel(slot) => drop(self.timers.remove(&slot)),
+        }
+    }
+
+    fn pop(&mut self) -> Option<u8> {
+        self.core.pop(self.now).map(|item| item.key)
+    }
+
+    fn pop_all(&mut self) -> Vec<u8> {
+        std::iter::from_fn(|| self.pop()).collect()
+    }
+
+    fn done(&mut self, key: u8) -> bool {
+        self.core.done(&key, self.now)
+    }
+
+    fn advance(&mut self, time: Duration) {
+        self.now += time;
+        let due = self.timers.iter().filter(|(_, at)| **at <= self.now);
+        let mut due: Vec<_> =
+            due.map(|(&slot, &at)| (self.core.due(slot).unwrap(), at, slot)).collect();
+        due.sort_unstable();
+        for ((until, _), at, slot) in due {
+            assert_eq!(until, at, "the shell's timer and the core agree");
+            self.timers.remove(&slot);
+            self.core.expire(slot, self.now);
+        }
+    }
+}
+
+const NOW: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: false };
+
+fn at(priority: i32) -> Add {
+    Add { priority, ..NOW }
+}
+
+fn after(millis: u64) -> Add {
+    Add { after: Duration::from_millis(millis), ..NOW }
+}
+
+const FAILED: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: true };
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+#[test]
+fn keys_come_in_the_order_of_their_first_add() {
+    let mut queue = Bench::new();
+
+    queue.add(3, NOW).add(1, NOW).add(3, NOW).add(2, NOW);
+
+    assert_eq!(queue.core.len(), 3);
+    assert_eq!(queue.pop_all(), [3, 1, 2]);
+}
+
+#[test]
+fn higher_priorities_come_first_and_priority_is_never_lowered() {
+    let mut queue = Bench::new();
+
+    queue.add(1, at(LOW_PRIORITY)).add(2, at(5)).add(3, NOW).add(2, at(LOW_PRIORITY));
+
+    assert_eq!(queue.pop_all(), [2, 3, 1]);
+}
+
+#[test]
+fn raised_key_goes_behind_those_that_were_there_before() {
+    let mut queue = Bench::new();
+
+    queue.add(1, at(LOW_PRIORITY)).add(2, NOW).add(3, NOW).add(1, NOW);
+
+    assert_eq!(queue.core.len(), 3);
+    assert_eq!(queue.pop_all(), [2, 3, 1]);
+}
+
+#[test]
+fn key_is_in_the_hands_of_one_worker_and_comes_again_after_it_is_done() {
+    let mut queue = Bench::new();
+    queue.add(1, NOW);
+    assert_eq!(queue.pop(), Some(1));
+
+    queue.add(1, NOW).add(1, NOW).add(2, at(LOW_PRIORITY));
+
+    assert_eq!(queue.pop_all(), [2]);
+    assert!(queue.done(1));
+    assert_eq!(queue.pop_all(), [1]);
+    assert!(!queue.done(1));
+    assert!(!queue.done(1), "done twice is done once");
+}
+
+#[test]
+fn delayed_key_is_not_ready_before_its_time_and_is_counted_then() {
+    let mut queue = Bench::new();
+
+    queue.add(1, after(20)).add(2, after(10));
+
+    assert_eq!((queue.core.len(), queue.pop()), (0, None));
+    queue.advance(ms(9));
+    assert_eq!(queue.core.len(), 0);
+    queue.advance(ms(100));
+    assert_eq!(queue.core.len(), 2);
+    assert_eq!(queue.pop_all(), [2, 1], "in the order of readiness");
+}
+
+#[test]
+fn earliest_of_several_delays_counts() {
+    let mut queue = Bench::new();
+
+    queue.add(1, after(50)).add(1, after(10)).add(1, after(90));
+    queue.advance(ms(10));
+
+    assert_eq!(queue.pop_all(), [1]);
+    queue.advance(ms(200));
+    assert_eq!(queue.pop(), None);
+}
+
+#[test]
+fn delayed_key_that_is_added_at_once_is_ready_at_once_and_only_once() {
+    let mut queue = Bench::new();
+
+    queue.add(1, after(50)).add(1, NOW);
+
+    assert_eq!(queue.core.len(), 1);
+    assert!(queue.timers.is_empty());
+    assert_eq!(queue.pop_all(), [1]);
+    queue.advance(ms(100));
+    assert_eq!(queue.core.len(), 0);
+}
+
+#[test]
+fn ready_key_never_becomes_a_waiting_one() {
+    let mut queue = Bench::new();
+
+    queue.add(1, NOW).add(1, after(50)).add(1, FAILED);
+
+    assert_eq!(queue.pop_all(), [1]);
+}
+
+#[test]
+fn urgent_key_that_just_became_ready_precedes_older_ones() {
+    let mut queue = Bench::new();
+    queue.add(1, NOW).add(2, Add { priority: 7, ..after(5) });
+
+    queue.advance(ms(5));
+
+    assert_eq!(queue.pop_all(), [2, 1]);
+}
+
+#[test]
+fn failures_double_the_delay_until_they_are_forgotten() {
+    let mut queue = Bench::new();
+    let mut delays = Vec::new();
+
+    for _ in 0..4 {
+        queue.add(1, FAILED);
+        delays.push(queue.timers.values().next().map(|at| *at - queue.now).unwrap());
+        queue.advance(ms(10_000));
+        assert_eq!(queue.pop(), Some(1));
+        queue.done(1);
+    }
+
+    assert_eq!(delays, [ms(5), ms(10), ms(20), ms(40)]);
+    assert_eq!(queue.core.failures(&1), 4);
+    queue.core.forget(&1);
+    assert_eq!(queue.core.failures(&1), 0);
+    queue.add(1, FAILED);
+    assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(5))));
+}
+
+#[test]
+fn delay_and_back_off_together_are_the_shorter_of_both() {
+    let mut queue = Bench::new();
+
+    queue.add(1, Add { rate_limited: true, ..after(2) });
+    queue.add(2, Add { rate_limited: true, ..after(900) });
+
+    queue.advance(ms(2));
+    assert_eq!(queue.pop_all(), [1]);
+    queue.advance(ms(3));
+    assert_eq!(queue.pop_all(), [2]);
+}
+
+#[test]
+fn delay_of_centuries_is_a_year() {
+    let mut queue = Bench::new();
+
+    queue.add(1, Add { after: Duration::MAX, ..NOW });
+
+    assert_eq!(queue.timers.values().next(), Some(&(queue.now + MAX_DELAY)));
+}
+
+#[test]
+fn closed_queue_takes_nothing_and_gives_nothing_but_what_was_left() {
+    let mut queue = Bench::new();
+    queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
+    queue.core.pop(queue.now);
+
+    let left = queue.core.close(queue.now);
+
+    let rows: Vec<_> =
+        left.iter().map(|it| (it.key, it.priority, it.failures, it.at - queue.now)).collect();
+    assert_eq!(rows, [(4, 0, 0, ms(0)), (2, 0, 1, ms(5)), (1, 0, 0, ms(50))]);
+    queue.add(5, NOW);
+    assert_eq!((queue.core.len(), queue.pop()), (0, None));
+    assert!(queue.core.is_over());
+    assert!(!queue.done(3));
+}
+
+#[test]
+fn what_one_queue_left_goes_on_in_another() {
+    let mut queue = Bench::new();
+    queue.add(1, after(50)).add(2, FAILED).add(3, NOW);
+    let left = queue.core.close(queue.now);
+    let mut next = Bench::new();
+    next.now = queue.now + ms(20);
+
+    for delayed in left {
+        let (timer, _) = next.core.restore(delayed, next.now);
+        next.keep(timer);
+    }
+
+    assert_eq!(next.core.failures(&2), 1);
+    assert_eq!(next.pop_all(), [3, 2], "both were due");
+    next.advance(ms(30));
+    assert_eq!(next.pop_all(), [1]);
+}
+
+#[test]
+fn draining_queue_gives_what_is_ready_and_is_over_when_that_is_done() {
+    let mut queue = Bench::new();
+    queue.add(1, NOW).add(2, NOW).add(3, after(10));
+    assert_eq!(queue.pop(), Some(1));
+    queue.add(1, NOW);
+
+    queue.core.drain();
+
+    queue.add(4, NOW);
+    assert_eq!(queue.pop_all(), [2]);
+    queue.done(2);
+    assert!(!queue.core.is_over());
+    queue.done(1);
+    assert_eq!(queue.pop_all(), [1], "it was added before the end");
+    queue.done(1);
+    assert!(queue.core.is_over());
+}
+
+#[test]
+fn slots_are_used_again() {
+    let mut queue = Bench::new();
+
+    for round in 0..1000u32 {
+        queue.add((round % 200) as u8, NOW);
+        let key = queue.pop().unwrap();
+        queue.done(key);
+    }
+
+    assert_eq!(queue.core.entries.len(), 1);
+    assert!(queue.core.slots.is_empty());
+    assert!(queue.core.ready.is_empty());
+}
+
+#[test]
+fn unfinished_work_is_told_in_sum_and_the_longest() {
+    let mut queue = Bench::new();
+    queue.add(1, NOW).add(2, NOW);
+    queue.pop();
+    queue.now += ms(2000);
+    queue.pop();
+    queue.now += ms(1000);
+
+    assert_eq!(queue.core.unfinished(queue.now), (4.0, 3.0));
+}
+
+/// The rules, written down without any cleverness.
+#[derive(Default)]
+struct Model {
+    keys: BTreeMap<u8, ModelKey>,
+    counter: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct ModelKey {
+    priority: i32,
+    // When it is ready, whether it is, and its number in line.
+    queued: Option<(Duration, bool, u64)>,
+    processing: bool,
+    failures: u32,
+}
+
+impl Model {
+    fn add(&mut self, key: u8, add: Add, now: Duration) {
+        let entry = self.keys.entry(key).or_default();
+        let mut delay = add.after;
+        if add.rate_limited {
+            let limited = Backoff::default().delay(entry.failures);
+            entry.failures += 1;
+            delay = if delay.is_zero() { limited } else { limited.min(delay) };
+        }
+        let wanted = (now + delay, delay.is_zero(), self.counter);
+        match entry.queued {
+            None => {
+                entry.priority = add.priority;
+                entry.queued = Some(wanted);
+            }
+            Some((_, true, _)) => {
+                if add.priority > entry.priority {
+                    entry.priority = add.priority;
+                    entry.queued = Some((now, true, self.counter));
+                }
+            }
+            Some((ready_at, false, _)) => {
+                entry.priority = entry.priority.max(add.priority);
+                if wanted.1 || wanted.0 < ready_at {
+                    entry.queued = Some(wanted);
+                }
+            }
+        }
+        self.counter += 1;
+    }
+
+    fn tick(&mut self, now: Duration) {
+        let mut due: Vec<_> = self
+            .keys
+            .iter()
+            .filter_map(|(key, entry)| match entry.queued {
+                Some((at, false, number)) if at <= now => Some((at, number, *key)),
+                _ => None,
+            })
+            .collect();
+        due.sort_unstable();
+        for (_, _, key) in due {
+            self.keys.get_mut(&key).unwrap().queued = Some((now, true, self.counter));
+            self.counter += 1;
+        }
+    }
+
+    fn ready(&self) -> usize {
+        self.keys.values().filter(|entry| matches!(entry.queued, Some((_, true, _)))).count()
+    }
+
+    fn pop(&mut self) -> Option<(u8, i32, u32)> {
+        let (_, key) = self
+            .keys
+            .iter()
+            .filter(|(_, entry)| !entry.processing)
+            .filter_map(|(key, entry)| match entry.queued {
+                Some((_, true, number)) => Some(((Reverse(entry.priority), number), *key)),
+                _ => None,
+            })
+            .min()?;
+        let entry = self.keys.get_mut(&key)?;
+        entry.queued = None;
+        entry.processing = true;
+        Some((key, entry.priority, entry.failures))
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add(u8, Add),
+    Pop,
+    Done(u8),
+    Forget(u8),
+    Advance(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let key = 0..6u8;
+    let delay = prop_oneof![Just(0), 1..50u64];
+    let priority = select(vec![LOW_PRIORITY, 0, 0, 0, 10]);
+    let add = (key.clone(), priority, delay, prop::bool::weighted(0.2)).prop_map(
+        |(key, priority, millis, rate_limited)| {
+            Step::Add(key, Add { priority, after: ms(millis), rate_limited })
+        },
+    );
+    prop_oneof![
+        4 => add,
+        3 => Just(Step::Pop),
+        3 => key.clone().prop_map(Step::Done),
+        1 => key.prop_map(Step::Forget),
+        2 => (0..40u64).prop_map(Step::Advance),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn queue_does_what_the_model_does(steps in prop::collection::vec(step(), 1..200)) {
+        let mut queue = Bench::new();
+        let start = queue.now;
+        let mut model = Model::default();
+
+        for step in steps {
+            let now = queue.now - start;
+            match step {
+                Step::Add(key, add) => {
+                    queue.add(key, add);
+                    model.add(key, add, now);
+                }
+                Step::Pop => {
+                    let popped =
+                        queue.core.pop(queue.now).map(|it| (it.key, it.priority, it.failures));
+                    prop_assert_eq!(popped, model.pop());
+                }
+                Step::Done(key) => {
+                    queue.done(key);
+                    model.keys.entry(key).or_default().processing = false;
+                }
+                Step::Forget(key) => {
+                    queue.core.forget(&key);
+                    model.keys.entry(key).or_default().failures = 0;
+                }
+                Step::Advance(millis) => {
+                    queue.advance(ms(millis));
+                    model.tick(queue.now - start);
+                }
+            }
+            prop_assert_eq!(queue.core.len(), model.ready());
+            for (key, entry) in &model.keys {
+                prop_assert_eq!(queue.core.failures(key), entry.failures);
+            }
+        }
+
+        // Whatever happened, everything comes out in the end, and nothing is kept.
+        queue.advance(Duration::from_secs(2000));
+        model.tick(queue.now - start);
+        for key in 0..6 {
+            queue.done(key);
+            model.keys.entry(key).or_default().processing = false;
+        }
+        while let Some(expected) = model.pop() {
+            let item = queue.core.pop(queue.now).unwrap();
+            prop_assert_eq!((item.key, item.priority, item.failures), expected);
+            queue.done(item.key);
+            queue.core.forget(&item.key);
+        }
+        for key in 0..6 {
+            queue.core.forget(&key);
+        }
+        prop_assert!(queue.core.slots.is_empty());
+        prop_assert!(queue.timers.is_empty());
+    }
+}

@@ -1,0 +1,216 @@
+use std::collections::HashSet;
+
+use tokio::{
+    task::JoinSet,
+    time::{advance, sleep, timeout},
+};
+
+use super::*;
+
+fn queue() -> Queue<u32> {
+    Queue::new(QueueOptions::default())
+}
+
+fn after(millis: u64) -> Add {
+    Add { after: Duration::from_millis(millis), ..Add::default() }
+}
+
+async fn key(queue: &Queue<u32>) -> Option<u32> {
+    queue.get().await.map(|item| item.key)
+}
+
+#[tokio::test(start_paused = true)]
+async fn delayed_key_is_handed_out_when_its_time_is_over() {
+    let queue = queue();
+    let start = Instant::now();
+    queue.add_with(1, after(50));
+    queue.add_with(2, after(20));
+
+    assert_eq!(key(&queue).await, Some(2));
+    assert_eq!(start.elapsed(), Duration::from_millis(20));
+    assert_eq!(key(&queue).await, Some(1));
+    assert_eq!(start.elapsed(), Duration::from_millis(50));
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_getter_hears_of_what_is_added_earlier_than_all_before() {
+    let queue = queue();
+    let start = Instant::now();
+    queue.add_with(1, after(500));
+    let mut getters = JoinSet::new();
+    let getter = queue.clone();
+    getters.spawn(async move { key(&getter).await });
+    sleep(Duration::from_millis(10)).await;
+
+    queue.add_with(2, after(20));
+
+    assert_eq!(getters.join_next().await.unwrap().unwrap(), Some(2));
+    assert_eq!(start.elapsed(), Duration::from_millis(30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_due_in_the_same_millisecond_come_in_the_order_of_their_times() {
+    let queue = queue();
+    for number in 0..20 {
+        queue.add_with(
+            number,
+            Add { after: Duration::from_micros(u64::from(number) + 1), ..Add::default() },
+        );
+    }
+
+    for number in 0..20 {
+        assert_eq!(key(&queue).await, Some(number));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn keys_are_made_ready_in_time_while_no_worker_is_free() {
+    let queue = queue();
+    queue.add_with(1, after(10));
+    let idle = timeout(Duration::from_millis(20), queue.get_if(false)).await;
+    assert!(idle.is_err());
+
+    queue.add(2);
+
+    assert_eq!(key(&queue).await, Some(1), "it was ready first");
+    assert_eq!(key(&queue).await, Some(2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn adding_with_a_delay_needs_no_runtime() {
+    let queue = queue();
+    let adder = queue.clone();
+
+    std::thread::spawn(move || adder.add_with(1, after(10))).join().unwrap();
+
+    assert_eq!(key(&queue).await, Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn delay_of_centuries_does_no_harm() {
+    let queue = queue();
+
+    queue.add_with(1, Add { after: Duration::MAX, ..Add::default() });
+
+    assert!(timeout(Duration::from_secs(60), queue.get()).await.is_err());
+    queue.add(1);
+    assert_eq!(key(&queue).await, Some(1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_getter_loses_nothing_and_another_one_keeps_the_time() {
+    let queue = queue();
+    queue.add_with(1, after(50));
+    let mut getters = JoinSet::new();
+    for _ in 0..3 {
+        let queue = queue.clone();
+        getters.spawn(async move { key(&queue).await });
+    }
+    sleep(Duration::from_millis(1)).await;
+    for _ in 0..2 {
+        // Whoever of them kept the time.
+        assert!(timeout(Duration::from_millis(1), queue.get()).await.is_err());
+    }
+
+    assert_eq!(getters.join_next().await.unwrap().unwrap(), Some(1));
+    queue.close();
+    assert_eq!(getters.join_all().await, [None, None]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closing_wakes_every_getter() {
+    let queue = queue();
+    let mut getters = JoinSet::new();
+    for _ in 0..5 {
+        let queue = queue.clone();
+        getters.spawn(async move { queue.get().await });
+    }
+    sleep(Duration::from_millis(1)).await;
+
+    queue.close();
+
+    assert!(getters.join_all().await.iter().all(Option::is_none));
+    assert_eq!(queue.get().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_resolves_when_the_last_key_is_done() {
+    let queue = queue();
+    queue.add(1);
+    queue.add(2);
+    queue.add_with(3, after(10));
+    let mut drain = pin!(queue.drain());
+    assert!(timeout(Duration::from_millis(20), &mut drain).await.is_err());
+
+    for number in [1, 2] {
+        assert_eq!(key(&queue).await, Some(number));
+    }
+    queue.done(&1);
+    assert!(timeout(Duration::from_millis(20), &mut drain).await.is_err());
+    queue.done(&2);
+
+    drain.await;
+    assert_eq!(queue.get().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn drain_of_an_empty_queue_resolves_at_once_and_ends_getters() {
+    let queue = queue();
+    let mut getters = JoinSet::new();
+    let getter = queue.clone();
+    getters.spawn(async move { key(&getter).await });
+    advance(Duration::from_millis(1)).await;
+
+    queue.drain().await;
+
+    assert_eq!(getters.join_next().await.unwrap().unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn many_producers_and_consumers_never_hold_a_key_twice_and_lose_none() {
+    let queue = queue();
+    let held = Arc::new(Mutex::new(HashSet::new()));
+    let seen = Arc::new(Mutex::new(HashSet::new()));
+    let mut producers = JoinSet::new();
+    let mut consumers = JoinSet::new();
+    for producer in 0..8u32 {
+        let queue = queue.clone();
+        producers.spawn(async move {
+            for number in 0..500 {
+                let key = (producer * 131 + number * 7) % 300;
+                let after = Duration::from_micros(u64::from(number % 3) * 300);
+                let rate_limited = number % 11 == 0;
+                queue.add_with(key, Add { priority: (number % 3) as i32, after, rate_limited });
+                if number % 50 == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    for _ in 0..16 {
+        let (queue, held, seen) = (queue.clone(), Arc::clone(&held), Arc::clone(&seen));
+        consumers.spawn(async move {
+            while let Some(item) = queue.get().await {
+                assert!(held.lock().unwrap().insert(item.key), "{} is held twice", item.key);
+                tokio::task::yield_now().await;
+                held.lock().unwrap().remove(&item.key);
+                seen.lock().unwrap().insert(item.key);
+                queue.forget(&item.key);
+                queue.done(&item.key);
+            }
+        });
+    }
+
+    producers.join_all().await;
+    timeout(Duration::from_secs(30), async {
+        while seen.lock().unwrap().len() < 300 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .unwrap();
+    queue.drain().await;
+
+    consumers.join_all().await;
+    assert!(queue.is_empty());
+}

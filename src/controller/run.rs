@@ -1,0 +1,434 @@
+//! One epoch of a controller: sources, then workers, then the stop in its order.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use kube::Client;
+use tokio::{
+    select,
+    sync::mpsc,
+    task::{Id, JoinError, JoinSet},
+    time::{Instant, sleep_until, timeout, timeout_at},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span, debug, error, info_span, warn};
+
+use super::{
+    Context, Outcome, ReconcileError, Request, SourceEnd,
+    board::{Board, Mode, Row},
+    handover::Handover,
+    input::{Follower, Input, panic_message},
+    metrics::Series,
+    outcome::{Attempt, Next},
+    queue::{Add, Item, Queue, QueueOptions},
+};
+use crate::{
+    informer::Subscription,
+    manager::{BoxError, ControllerName, Epoch, RunResult, StopReason},
+};
+
+/// A reconciler, its type forgotten.
+pub(super) type Reconcile = Arc<
+    dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
+>;
+
+/// What a controller is made of: the description that each epoch is built from.
+pub(super) struct Spec {
+    pub(super) name: ControllerName,
+    pub(super) client: Client,
+    pub(super) inputs: Vec<Input>,
+    pub(super) reconcile: Reconcile,
+    pub(super) workers: usize,
+    pub(super) reconcile_timeout: Option<Duration>,
+    pub(super) sync_timeout: Duration,
+    pub(super) queue: QueueOptions,
+    pub(super) series: Arc<Series>,
+    pub(super) handover: Arc<Handover>,
+}
+
+/// Why a run ended by itself.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RunError {
+    /// Raise the timeout, make the input conditional, or mend what the reason names.
+    #[error("sync timeout after {}: {}", human(*.after), .inputs.join("; "))]
+    SyncTimeout { after: Duration, inputs: Vec<String> },
+    /// The run is repeated; the reason says what to mend.
+    #[error("source {0}")]
+    Source(String),
+}
+
+struct Run {
+    spec: Arc<Spec>,
+    epoch: Epoch,
+    board: Arc<Board>,
+    queue: Queue<Request>,
+    // Cancelled with the epoch, or when the run ends by itself.
+    cancel: CancellationToken,
+    // Cancelled when no reconcile reads any more.
+    release: CancellationToken,
+    sources: JoinSet<(usize, SourceEnd)>,
+    settled: mpsc::Receiver<usize>,
+    workers: JoinSet<Attempt>,
+    active: HashMap<Id, Active>,
+    context: Context,
+    last_error: Option<Request>,
+    // When an error was last reported.
+    reported: Option<Instant>,
+}
+
+/// A reconcile that runs.
+struct Active {
+    item: Item<Request>,
+    since: Instant,
+    span: Span,
+    _worker: Worker,
+}
+
+/// Counts as an active worker until dropped.
+struct Worker(Arc<Series>);
+
+/// Runs one epoch to its end.
+pub(super) async fn run(
+    spec: Arc<Spec>,
+    epoch: Epoch,
+    prepared: HashMap<usize, Subscription>,
+) -> RunResult {
+    let mut run = Run::start(spec, epoch, prepared);
+    let end = run.work().await;
+    run.stop().await;
+    end.map_err(BoxError::from)
+}
+
+impl Run {
+    fn start(spec: Arc<Spec>, epoch: Epoch, mut prepared: HashMap<usize, Subscription>) -> Self {
+        let queue = Queue::with_metrics(spec.queue, spec.series.queue());
+        spec.series.watch_work(queue.probe());
+        spec.series.max_concurrent.set(i64::try_from(spec.workers).unwrap_or(i64::MAX));
+        for delayed in spec.handover.take() {
+            queue.restore(delayed);
+        }
+        let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
+            let type_ref = input.type_ref().cloned();
+            let mut row = Row::new(input.source().name(), type_ref, input.mode);
+            row.prepared = prepared.remove(&number);
+            row
+        });
+        let (board, settled) = Board::new(epoch.clone(), rows.collect());
+        let cancel = epoch.token().child_token();
+        let context = Context::of(epoch.clone(), &spec.client, cancel.clone(), Arc::clone(&board));
+        let mut run = Self {
+            spec,
+            epoch,
+            board,
+            queue,
+            cancel,
+            release: CancellationToken::new(),
+            sources: JoinSet::new(),
+            settled,
+            workers: JoinSet::new(),
+            active: HashMap::new(),
+            context,
+            last_error: None,
+            reported: None,
+        };
+        run.start_sources();
+        run
+    }
+
+    fn start_sources(&mut self) {
+        for (number, input) in self.spec.inputs.iter().enumerate() {
+            let follower = Follower {
+                input: input.clone(),
+                number,
+                epoch: self.epoch.clone(),
+                queue: self.queue.clone(),
+                feed: self.cancel.clone(),
+                release: self.release.clone(),
+                board: Arc::clone(&self.board),
+                series: Arc::clone(&self.spec.series),
+            };
+            let span = info_span!(
+                "source",
+                controller = %self.spec.name,
+                epoch = self.epoch.number(),
+                source = %input.source().name(),
+            );
+            let follow = async move { (number, follower.run().await) };
+            self.sources.spawn(self.epoch.tasks().track_future(follow.instrument(span)));
+        }
+    }
+
+    /// Waits for the sources and then reconciles, until the epoch stops or the run fails.
+    async fn work(&mut self) -> Result<(), RunError> {
+        if self.sync().await? {
+            self.epoch.running();
+            self.reconcile().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that existed at the start is in the queue; `false` when the epoch
+    /// stops before.
+    ///
+    /// Required inputs are waited for as long as their condition holds, since that is what a
+    /// conditional controller is. A plain one has a deadline, and an optional one holds nobody up
+    /// for longer than that.
+    async fn sync(&mut self) -> Result<bool, RunError> {
+        let epoch = self.epoch.clone();
+        let after = self.spec.sync_timeout;
+        let mut deadline = Instant::now().checked_add(after);
+        let mut pending: BTreeSet<usize> = (0..self.spec.inputs.len()).collect();
+        while !pending.is_empty() {
+            let at = deadline.unwrap_or_else(Instant::now);
+            select! {
+                biased;
+                _ = epoch.stopping() => return Ok(false),
+                Some(input) = self.settled.recv() => {
+                    pending.remove(&input);
+                }
+                Some(end) = self.sources.join_next() => self.source_ended(end)?,
+                () = sleep_until(at), if deadline.is_some() => {
+                    deadline = None;
+                    pending.retain(|&input| self.board.mode(input) != Mode::Optional);
+                    let late = pending.iter().filter(|&&it| self.board.mode(it) == Mode::Plain);
+                    let inputs: Vec<_> = late.map(|&input| self.board.why(input)).collect();
+                    if !inputs.is_empty() {
+                        return Err(RunError::SyncTimeout { after, inputs });
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    async fn reconcile(&mut self) -> Result<(), RunError> {
+        let epoch = self.epoch.clone();
+        let mut stopping = std::pin::pin!(epoch.stopping());
+        loop {
+            let capacity = self.workers.len() < self.spec.workers;
+            select! {
+                biased;
+                _ = &mut stopping => return Ok(()),
+                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
+                Some(end) = self.sources.join_next() => self.source_ended(end)?,
+                Some(item) = self.queue.get_if(capacity) => self.spawn(item),
+            }
+        }
+    }
+
+    fn spawn(&mut self, item: Item<Request>) {
+        let context = self.context.of_reconcile(item.failures);
+        let span = info_span!(
+            "reconcile",
+            controller = %self.spec.name,
+            epoch = self.epoch.number(),
+            namespace = item.key.namespace.as_deref(),
+            name = %item.key.name,
+            reconcile_id = %context.reconcile_id(),
+        );
+        let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
+        // The user's function is called inside, so that its panic is the task's too.
+        let reconcile = async move {
+            let reconcile = (spec.reconcile)(request, context);
+            match spec.reconcile_timeout {
+                None => Attempt::Returned(reconcile.await),
+                Some(after) => match timeout(after, reconcile).await {
+                    Ok(result) => Attempt::Returned(result),
+                    Err(_) => Attempt::TimedOut(after),
+                },
+            }
+        };
+        let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
+        let id = self.workers.spawn(reconcile).id();
+        let worker = Worker::new(&self.spec.series);
+        self.active.insert(id, Active { item, since: Instant::now(), span, _worker: worker });
+    }
+
+    fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) {
+        let (id, attempt) = match end {
+            Ok(ended) => ended,
+            Err(error) => (error.id(), ended_badly(error)),
+        };
+        let Some(Active { item, since, span, _worker }) = self.active.remove(&id) else { return };
+        let _entered = span.enter();
+        let series = &self.spec.series;
+        match &attempt {
+            Attempt::TimedOut(_) => drop(series.timeouts.inc()),
+            Attempt::Panicked(_) => drop(series.panics.inc()),
+            Attempt::Returned(_) | Attempt::Aborted => {}
+        }
+        let next = attempt.next();
+        if let Some(result) = next.result() {
+            series.reconciled(result);
+            series.time.observe(since.elapsed().as_secs_f64());
+        }
+        self.settle(item, next);
+    }
+
+    /// Puts a request where it belongs after its reconcile.
+    fn settle(&mut self, item: Item<Request>, next: Next) {
+        let Item { key, priority, failures: attempt } = item;
+        let again = Add { priority, ..Add::default() };
+        match next {
+            Next::Done => {
+                self.queue.forget(&key);
+                self.succeeded(&key);
+            }
+            Next::After(after) => {
+                self.queue.forget(&key);
+                self.queue.add_with(key.clone(), Add { after, ..again });
+                self.succeeded(&key);
+            }
+            Next::Retry(None) => {
+                debug!(attempt, "conflict, reconciling again");
+                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
+            }
+            Next::Retry(Some(error)) => {
+                self.spec.series.errors.inc();
+                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
+                if self.cancel.is_cancelled() {
+                    debug!(%error, attempt, "reconcile failed while stopping");
+                } else {
+                    warn!(%error, attempt, "reconcile failed");
+                    self.failed(&key, &error, false);
+                }
+            }
+            Next::GiveUp(error) => {
+                self.spec.series.errors.inc();
+                self.spec.series.terminal.inc();
+                error!(%error, attempt, "reconcile failed and is not repeated");
+                self.failed(&key, &error, true);
+            }
+            Next::Abandon => {
+                debug!("reconcile aborted");
+                self.queue.add_with(key.clone(), again);
+            }
+        }
+        self.queue.done(&key);
+    }
+
+    /// Reports an error, unless there was another one just now: thousands of requests may fail
+    /// together, and those that are repeated will be heard of again.
+    fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
+        let just_now = self.reported.is_some_and(|reported| reported.elapsed() < REPORT_GAP);
+        if just_now && !last && self.last_error.as_ref() != Some(key) {
+            return;
+        }
+        let message = format!("{key}: {error}");
+        self.last_error = Some(key.clone());
+        self.reported = Some(Instant::now());
+        self.epoch.report(|report| report.last_error = Some(message));
+    }
+
+    /// An error stands until the request that had it succeeds.
+    fn succeeded(&mut self, key: &Request) {
+        if self.last_error.as_ref() == Some(key) {
+            self.last_error = None;
+            self.epoch.report(|report| report.last_error = None);
+        }
+    }
+
+    fn source_ended(&self, end: Result<(usize, SourceEnd), JoinError>) -> Result<(), RunError> {
+        match end {
+            Ok((_, SourceEnd::Failed(error))) => Err(RunError::Source(error)),
+            Ok((_, SourceEnd::Stopped | SourceEnd::TypeGone)) => Ok(()),
+            Err(error) => match ended_badly(error) {
+                Attempt::Panicked(message) => Err(RunError::Source(message)),
+                Attempt::Returned(_) | Attempt::TimedOut(_) | Attempt::Aborted => Ok(()),
+            },
+        }
+    }
+
+    /// Stops in the order that lets nothing of the epoch outlive it.
+    async fn stop(mut self) {
+        // Sources feed no more, and reconciles are asked to end.
+        self.cancel.cancel();
+        let reason = self.epoch.stop_reason();
+        if reason != Some(StopReason::Superseded) {
+            // Nothing is put back from now on.
+            drop(self.queue.close());
+        }
+        let grace = if reason == Some(StopReason::LeaseLost) {
+            // Another replica may lead already.
+            self.epoch.fence().close();
+            Duration::ZERO
+        } else {
+            self.epoch.grace()
+        };
+        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+        self.drain_workers(deadline).await;
+        self.epoch.fence().close();
+        // What is still under way was taken elsewhere by the reconciler; it has had its time.
+        drop(timeout_at(deadline + SLACK, self.epoch.fence().quiet()).await);
+        self.release.cancel();
+        while let Some(end) = self.sources.join_next().await {
+            debug!(?end, "source released");
+        }
+        self.board.clear();
+        // One that blocks its thread is waited for: it may still be writing.
+        while let Some(end) = self.workers.join_next_with_id().await {
+            self.reconciled(end);
+        }
+        if reason == Some(StopReason::Superseded) {
+            self.spec.handover.leave(self.queue.close());
+        }
+    }
+
+    /// Lets reconciles finish until the deadline, then drops them at their next await.
+    async fn drain_workers(&mut self, deadline: Instant) {
+        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
+            self.reconciled(end);
+        }
+        self.workers.abort_all();
+        let deadline = deadline + SLACK;
+        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
+            self.reconciled(end);
+        }
+    }
+}
+
+/// How long a dropped reconcile may take to get to its next await before informers are released
+/// without it.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// Errors of different requests are reported this far apart.
+const REPORT_GAP: Duration = Duration::from_secs(1);
+
+/// What is added to the clock must not overflow it.
+const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
+
+impl Worker {
+    fn new(series: &Arc<Series>) -> Self {
+        series.active.inc();
+        Self(Arc::clone(series))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.0.active.dec();
+    }
+}
+
+fn ended_badly(error: JoinError) -> Attempt {
+    match error.try_into_panic() {
+        Ok(panic) => Attempt::Panicked(panic_message(&*panic).to_owned()),
+        Err(_) => Attempt::Aborted,
+    }
+}
+
+/// `2 min`, `30 s`, `250 ms`.
+pub(super) fn human(time: Duration) -> String {
+    match (time.as_secs(), time.subsec_millis()) {
+        (0, millis) => format!("{millis} ms"),
+        (secs, 0) if secs % 60 == 0 => format!("{} min", secs / 60),
+        (secs, _) => format!("{secs} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

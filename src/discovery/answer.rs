@@ -1,0 +1,271 @@
+//! What discovery answers, whichever dialect the server speaks.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use crate::kind::{Scope, Subresources};
+
+/// An answer of discovery.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Answer {
+    /// All group versions are named, so that one that is not is not served.
+    pub(super) complete: bool,
+    /// The group versions that are named.
+    pub(super) versions: Vec<AnsweredVersion>,
+}
+
+/// What an answer says of a group version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct AnsweredVersion {
+    pub(super) group: Arc<str>,
+    pub(super) version: Arc<str>,
+    /// None if its server could not be asked, or the answer is an old one.
+    pub(super) resources: Option<Vec<Resource>>,
+}
+
+/// A resource of a group version.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    pub(super) plural: Arc<str>,
+    pub(super) kind: Arc<str>,
+    pub(super) scope: Scope,
+    /// Can be listed and watched.
+    pub(super) watchable: bool,
+    pub(super) subresources: Subresources,
+}
+
+impl Answer {
+    /// Joins the answers of `/api` and `/apis`: complete if both are.
+    pub(super) fn join(mut self, other: Self) -> Self {
+        self.complete &= other.complete;
+        self.versions.extend(other.versions);
+        self
+    }
+}
+
+fn watchable(verbs: &[String]) -> bool {
+    ["list", "watch"].iter().all(|verb| verbs.iter().any(|own| own == verb))
+}
+
+/// Aggregated discovery, v2 and v2beta1 alike; what is not needed is skipped.
+#[derive(Deserialize)]
+pub(super) struct GroupDiscoveryList {
+    #[serde(default)]
+    items: Vec<GroupDiscovery>,
+}
+
+#[derive(Deserialize)]
+struct GroupDiscovery {
+    #[serde(default)]
+    metadata: GroupMetadata,
+    #[serde(default)]
+    versions: Vec<VersionDiscovery>,
+}
+
+#[derive(Default, Deserialize)]
+struct GroupMetadata {
+    #[serde(default)]
+    name: String,
+}
+
+#[derive(Deserialize)]
+struct VersionDiscovery {
+    version: String,
+    #[serde(default)]
+    resources: Vec<ResourceDiscovery>,
+    #[serde(default)]
+    freshness: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ResourceDiscovery {
+    resource: String,
+    #[serde(default)]
+    response_kind: Option<ResponseKind>,
+    #[serde(default)]
+    scope: String,
+    #[serde(default)]
+    verbs: Vec<String>,
+    #[serde(default)]
+    subresources: Vec<SubresourceDiscovery>,
+}
+
+#[derive(Deserialize)]
+struct ResponseKind {
+    #[serde(default)]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct SubresourceDiscovery {
+    #[serde(default)]
+    subresource: String,
+}
+
+impl From<GroupDiscoveryList> for Answer {
+    fn from(list: GroupDiscoveryList) -> Self {
+        // No API server serves nothing: an empty answer is a defect, and proves nothing.
+        let complete = !list.items.is_empty();
+        let versions = list
+            .items
+            .into_iter()
+            .flat_map(|group| {
+                let name: Arc<str> = group.metadata.name.into();
+                group.versions.into_iter().map(move |version| AnsweredVersion {
+                    group: name.clone(),
+                    version: version.version.into(),
+                    resources: (version.freshness != "Stale")
+                        .then(|| version.resources.into_iter().map(Resource::from).collect()),
+                })
+            })
+            .collect();
+        Self { complete, versions }
+    }
+}
+
+impl From<ResourceDiscovery> for Resource {
+    fn from(found: ResourceDiscovery) -> Self {
+        let has = |name: &str| found.subresources.iter().any(|own| own.subresource == name);
+        Self {
+            subresources: Subresources { status: has("status"), scale: has("scale") },
+            watchable: watchable(&found.verbs),
+            scope: if found.scope == "Namespaced" { Scope::Namespaced } else { Scope::Cluster },
+            kind: found.response_kind.map(|kind| kind.kind).unwrap_or_default().into(),
+            plural: found.resource.into(),
+        }
+    }
+}
+
+/// Legacy discovery of `/api`.
+#[derive(Deserialize)]
+pub(super) struct CoreVersions {
+    #[serde(default)]
+    pub(super) versions: Vec<String>,
+}
+
+/// Legacy discovery of `/apis`.
+#[derive(Deserialize)]
+pub(super) struct GroupList {
+    #[serde(default)]
+    pub(super) groups: Vec<Group>,
+}
+
+/// A group of legacy discovery.
+#[derive(Deserialize)]
+pub(super) struct Group {
+    pub(super) name: String,
+    #[serde(default)]
+    pub(super) versions: Vec<GroupVersion>,
+}
+
+/// A version of a group of legacy discovery.
+#[derive(Deserialize)]
+pub(super) struct GroupVersion {
+    pub(super) version: String,
+}
+
+/// Legacy discovery of a group version.
+#[derive(Deserialize)]
+pub(super) struct ResourceList {
+    #[serde(default)]
+    resources: Vec<LegacyResource>,
+}
+
+#[derive(Deserialize)]
+struct LegacyResource {
+    name: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    namespaced: bool,
+    #[serde(default)]
+    verbs: Vec<String>,
+}
+
+impl From<ResourceList> for Vec<Resource> {
+    fn from(list: ResourceList) -> Self {
+        let (parts, whole): (Vec<_>, Vec<_>) =
+            list.resources.into_iter().partition(|resource| resource.name.contains('/'));
+        whole
+            .into_iter()
+            .map(|resource| {
+                let has = |part: &str| {
+                    parts.iter().any(|own| own.name.split_once('/') == Some((&resource.name, part)))
+                };
+                Resource {
+                    subresources: Subresources { status: has("status"), scale: has("scale") },
+                    watchable: watchable(&resource.verbs),
+                    scope: if resource.namespaced { Scope::Namespaced } else { Scope::Cluster },
+                    kind: resource.kind.into(),
+                    plural: resource.name.into(),
+                }
+            })
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_stale_version_has_no_resources_even_if_it_lists_some() {
+        let list: GroupDiscoveryList = serde_json::from_value(json!({
+            "kind": "APIGroupDiscoveryList",
+            "items": [{ "metadata": { "name": "metrics.k8s.io", "creationTimestamp": null },
+                "versions": [
+                    { "version": "v1beta1", "freshness": "Stale",
+                      "resources": [{ "resource": "pods", "scope": "Namespaced", "verbs": [] }] },
+                    { "version": "v1", "freshness": "Current",
+                      "resources": [{ "resource": "nodes", "scope": "Cluster",
+                        "responseKind": { "group": "", "version": "", "kind": "NodeMetrics" },
+                        "verbs": ["get", "list", "watch"],
+                        "subresources": [{ "subresource": "status", "verbs": ["get"] }] }] }
+                ] }]
+        }))
+        .unwrap();
+
+        let answer = Answer::from(list);
+
+        assert!(answer.complete);
+        assert_eq!(answer.versions[0].resources, None);
+        assert_eq!(
+            answer.versions[1].resources,
+            Some(vec![Resource {
+                plural: "nodes".into(),
+                kind: "NodeMetrics".into(),
+                scope: Scope::Cluster,
+                watchable: true,
+                subresources: Subresources { status: true, scale: false },
+            }])
+        );
+    }
+
+    #[test]
+    fn an_empty_answer_is_not_complete() {
+        let list: GroupDiscoveryList = serde_json::from_value(json!({ "items": [] })).unwrap();
+
+        assert!(!Answer::from(list).complete);
+    }
+
+    #[test]
+    fn legacy_subresources_belong_to_their_resource() {
+        let list: ResourceList = serde_json::from_value(json!({ "resources": [
+            { "name": "pods", "kind": "Pod", "namespaced": true, "verbs": ["list", "watch"] },
+            { "name": "pods/status", "kind": "Pod", "namespaced": true, "verbs": ["get"] },
+            { "name": "bindings", "kind": "Binding", "namespaced": true, "verbs": ["create"] },
+        ] }))
+        .unwrap();
+
+        let resources = Vec::<Resource>::from(list);
+
+        assert_eq!(resources.len(), 2);
+        assert_eq!(resources[0].subresources, Subresources { status: true, scale: false });
+        assert!(resources[0].watchable);
+        assert!(!resources[1].watchable);
+    }
+}

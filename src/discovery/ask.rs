@@ -1,0 +1,121 @@
+//! Asking discovery: aggregated where the server can, group version by group version where not.
+
+use std::time::Duration;
+
+use futures::{StreamExt, future, stream};
+use kube::Client;
+use serde::Deserialize;
+use tracing::debug;
+
+use super::{
+    answer::{Answer, AnsweredVersion, CoreVersions, GroupDiscoveryList, GroupList, ResourceList},
+    request::{Error, get, get_json},
+};
+
+/// The server picks the first that it knows.
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
+     application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,\
+     application/json";
+const PLAIN: &str = "application/json";
+/// Legacy discovery asks once for each group version.
+const CONCURRENT: usize = 8;
+
+/// What is served now: two requests, more only of servers before Kubernetes 1.27.
+///
+/// Half an answer is an answer: one of `/api` and `/apis` alone is not complete.
+pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<Answer, Error> {
+    let (core, groups) = future::join(
+        endpoint(client, Root::Core, deadline),
+        endpoint(client, Root::Groups, deadline),
+    )
+    .await;
+    match (core, groups) {
+        (Ok(core), Ok(groups)) => Ok(core.join(groups)),
+        (Ok(half), Err(error)) | (Err(error), Ok(half)) => {
+            debug!(%error, "discovery answered in part");
+            Ok(Answer { complete: false, ..half })
+        }
+        (Err(error), Err(_)) => Err(error),
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Root {
+    Core,
+    Groups,
+}
+
+impl Root {
+    fn path(self) -> &'static str {
+        match self {
+            Self::Core => "/api",
+            Self::Groups => "/apis",
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Kind {
+    #[serde(default)]
+    kind: String,
+}
+
+async fn endpoint(client: &Client, root: Root, deadline: Duration) -> Result<Answer, Error> {
+    let body = match get(client, root.path(), AGGREGATED, deadline).await {
+        Ok(body) => body,
+        Err(error) if matches!(error.code(), Some(404 | 406 | 415)) => {
+            debug!(%error, "no aggregated discovery");
+            return legacy(client, root, deadline).await;
+        }
+        Err(error) => return Err(error),
+    };
+    let is_aggregated = serde_json::from_slice::<Kind>(&body)
+        .is_ok_and(|answer| answer.kind == "APIGroupDiscoveryList");
+    if is_aggregated {
+        match serde_json::from_slice::<GroupDiscoveryList>(&body) {
+            Ok(list) => return Ok(list.into()),
+            Err(error) => debug!(%error, "aggregated discovery is not understood"),
+        }
+    }
+    legacy(client, root, deadline).await
+}
+
+async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<Answer, Error> {
+    let names: Vec<(String, String)> = match root {
+        Root::Core => {
+            let core: CoreVersions = get_json(client, root.path(), PLAIN, deadline).await?;
+            core.versions.into_iter().map(|version| (String::new(), version)).collect()
+        }
+        Root::Groups => {
+            let list: GroupList = get_json(client, root.path(), PLAIN, deadline).await?;
+            list.groups
+                .into_iter()
+                .flat_map(|group| {
+                    let name = group.name;
+                    group.versions.into_iter().map(move |v| (name.clone(), v.version))
+                })
+                .collect()
+        }
+    };
+    let complete = !names.is_empty();
+    let versions = stream::iter(names)
+        .map(|(group, version)| async move {
+            let path = if group.is_empty() {
+                format!("/api/{version}")
+            } else {
+                format!("/apis/{group}/{version}")
+            };
+            let resources = match get_json::<ResourceList>(client, &path, PLAIN, deadline).await {
+                Ok(list) => Some(list.into()),
+                Err(error) => {
+                    debug!(%error, "a group version does not say what it serves");
+                    None
+                }
+            };
+            AnsweredVersion { group: group.into(), version: version.into(), resources }
+        })
+        .buffer_unordered(CONCURRENT)
+        .collect()
+        .await;
+    Ok(Answer { complete, versions })
+}

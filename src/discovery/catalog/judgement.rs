@@ -1,0 +1,338 @@
+//! What follows from what is known.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use kube::core::Version;
+
+use super::{
+    super::{
+        InstallingReason, Origin, TypeState, answer::Resource, api_service::Backend, crd::Crd,
+        schedule::Unsettled,
+    },
+    Catalog, Document, Listed, entries, find,
+};
+use crate::kind::{GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef};
+
+/// The state of a type and how to talk to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::discovery) struct Judgement {
+    pub(in crate::discovery) state: TypeState,
+    pub(in crate::discovery) served: Option<Arc<ServedType>>,
+}
+
+impl Judgement {
+    pub(in crate::discovery) fn installing(reason: InstallingReason) -> Self {
+        Self { state: TypeState::Installing(reason), served: None }
+    }
+
+    pub(in crate::discovery) fn unknown() -> Self {
+        Self { state: TypeState::Unknown(None), served: None }
+    }
+
+    pub(in crate::discovery) fn absent() -> Self {
+        Self { state: TypeState::Absent, served: None }
+    }
+
+    /// Nothing newer is proven.
+    fn doubted(self) -> Self {
+        Self { state: TypeState::Unknown(Some(Box::new(self.state))), served: self.served }
+    }
+}
+
+impl Catalog {
+    /// What is said to somebody who asks for this type.
+    pub(in crate::discovery) fn status(&self, type_ref: &TypeRef) -> Judgement {
+        match &type_ref.version {
+            Some(version) => self.at(&type_ref.group, version, &type_ref.name),
+            None => self.best(&type_ref.group, &type_ref.name),
+        }
+    }
+
+    /// What discovery ought to know better than it did.
+    pub(in crate::discovery) fn unsettled(&self) -> Unsettled {
+        let expected = entries(&self.services)
+            .filter(|(_, _, backend)| backend.is_discovered())
+            .filter(|(group, version, backend)| {
+                backend.is_down()
+                    || find(&self.documents, group, version)
+                        .is_none_or(|document| document.stale || document.resources.is_none())
+            })
+            .map(|(_, _, backend)| match backend {
+                Backend::Aggregated { available, .. } if *available != Some(false) => {
+                    Unsettled::Silent
+                }
+                Backend::Aggregated { .. } | Backend::BuiltIn | Backend::Crds => {
+                    Unsettled::Announced
+                }
+            });
+        let known = entries(&self.documents)
+            .filter(|(group, version, document)| {
+                let is_told = self.services_listed == Listed::Yes && !self.static_mode;
+                let is_down = find(&self.services, group, version).is_some_and(Backend::is_down);
+                self.is_orphan(group, version) || (document.stale && !is_told && !is_down)
+            })
+            .map(|_| Unsettled::Silent);
+        expected.chain(known).max().unwrap_or(Unsettled::Nothing)
+    }
+
+    /// Whether hints about this type are worth a look: nobody else tells of its end.
+    pub(in crate::discovery) fn is_discovered(&self, identity: &TypeIdentity) -> bool {
+        self.static_mode
+            || find(&self.crds, &identity.group, &identity.plural)
+                .is_none_or(|crd| Some(&crd.uid) != identity.uid.as_ref())
+    }
+
+    /// Every type that is known.
+    pub(in crate::discovery) fn types(&self) -> BTreeSet<GroupResource> {
+        self.crds.keys().chain(self.documents.keys()).flat_map(|g| self.types_of(g)).collect()
+    }
+
+    /// Every type that is known of a group.
+    pub(in crate::discovery) fn types_of(&self, group: &str) -> BTreeSet<GroupResource> {
+        let crds = self.crds.get(group).into_iter().flat_map(BTreeMap::keys);
+        let resources = self
+            .documents
+            .get(group)
+            .into_iter()
+            .flat_map(BTreeMap::values)
+            .flat_map(|document| document.resources.iter().flatten())
+            .map(|resource| &resource.plural);
+        crds.chain(resources)
+            .map(|plural| GroupResource { group: group.into(), resource: plural.to_string() })
+            .collect()
+    }
+
+    /// Whether a type is known at all.
+    pub(in crate::discovery) fn knows(&self, name: &GroupResource) -> bool {
+        find(&self.crds, &name.group, &name.resource).is_some()
+            || self.documents.get(name.group.as_str()).is_some_and(|versions| {
+                versions
+                    .values()
+                    .flat_map(|document| document.resources.iter().flatten())
+                    .any(|resource| *resource.plural == *name.resource)
+            })
+    }
+
+    /// The versions that serve a type, the best one first.
+    pub(in crate::discovery) fn served_versions(&self, name: &GroupResource) -> Vec<String> {
+        let by_name = TypeName::Resource(name.resource.clone());
+        self.versions(&name.group, &by_name)
+            .into_iter()
+            .filter(|version| self.at(&name.group, version, &by_name).served.is_some())
+            .map(String::from)
+            .collect()
+    }
+
+    /// Kind and scope of a type, served or not.
+    pub(in crate::discovery) fn describe(&self, name: &GroupResource) -> Option<(Arc<str>, Scope)> {
+        if let Some(crd) = find(&self.crds, &name.group, &name.resource) {
+            return Some((crd.names().kind.clone(), crd.scope));
+        }
+        self.documents
+            .get(name.group.as_str())?
+            .values()
+            .flat_map(|document| document.resources.iter().flatten())
+            .find(|resource| *resource.plural == *name.resource)
+            .map(|resource| (resource.kind.clone(), resource.scope))
+    }
+
+    /// Where a type comes from.
+    pub(in crate::discovery) fn origin(&self, name: &GroupResource) -> Origin {
+        let crd = find(&self.crds, &name.group, &name.resource).is_some();
+        let by_name = TypeName::Resource(name.resource.clone());
+        let version = self.versions(&name.group, &by_name).into_iter().next();
+        match version.and_then(|version| find(&self.services, &name.group, version)) {
+            Some(Backend::Aggregated { .. }) => Origin::Aggregated,
+            _ if crd => Origin::Crd,
+            Some(Backend::BuiltIn) => Origin::BuiltIn,
+            Some(Backend::Crds) => Origin::Crd,
+            None => Origin::Discovery,
+        }
+    }
+
+    fn at(&self, group: &str, version: &str, name: &TypeName) -> Judgement {
+        let aggregated =
+            matches!(find(&self.services, group, version), Some(Backend::Aggregated { .. }));
+        if !self.static_mode
+            && !aggregated
+            && let Some(crd) = self.crd(group, name)
+        {
+            return crd.judge(version, name);
+        }
+        if !aggregated && self.is_retired(group, name) {
+            return Judgement::absent();
+        }
+        let Some(document) = find(&self.documents, group, version) else {
+            return if self.is_proven_absent(group, Some(version)) {
+                Judgement::absent()
+            } else {
+                Judgement::unknown()
+            };
+        };
+        let judgement = match &document.resources {
+            Some(resources) => self.judge(group, version, name, resources, document),
+            None => return Judgement::unknown(),
+        };
+        // Before APIServices are known, a type could seem built in that has a uid; and without
+        // them, before CRDs are. The core group can be neither aggregated nor of CRDs.
+        let is_explained = match self.services_listed {
+            Listed::Yes => true,
+            Listed::NotYet => false,
+            Listed::Refused => self.crds_listed || self.static_mode,
+        };
+        if !is_explained && !group.is_empty() {
+            return Judgement::unknown();
+        }
+        let down = find(&self.services, group, version).is_some_and(Backend::is_down);
+        let doubtful = document.stale || down || self.is_orphan(group, version);
+        match judgement.state {
+            TypeState::Unknown(_) => judgement,
+            TypeState::Absent
+            | TypeState::Installing(_)
+            | TypeState::Served
+            | TypeState::Terminating => {
+                if doubtful {
+                    judgement.doubted()
+                } else {
+                    judgement
+                }
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        group: &str,
+        version: &str,
+        name: &TypeName,
+        resources: &[Resource],
+        document: &Document,
+    ) -> Judgement {
+        let found = resources
+            .iter()
+            .filter(|resource| match name {
+                TypeName::Resource(plural) => *resource.plural == **plural,
+                TypeName::Kind(kind) => *resource.kind == **kind,
+            })
+            .max_by_key(|resource| resource.watchable);
+        let Some(resource) = found else {
+            // A CRD may add a type to a built-in group.
+            return if self.crds_listed || self.static_mode {
+                Judgement::absent()
+            } else {
+                Judgement::unknown()
+            };
+        };
+        if !resource.watchable {
+            return Judgement::installing(InstallingReason::NotWatchable);
+        }
+        let uid = match find(&self.crds, group, &resource.plural) {
+            Some(crd) if self.static_mode => Some(crd.uid.clone()),
+            _ => document.uid.clone(),
+        };
+        let served = ServedType {
+            identity: TypeIdentity {
+                group: group.into(),
+                version: version.into(),
+                plural: resource.plural.clone(),
+                scope: resource.scope,
+                uid,
+            },
+            kind: resource.kind.clone(),
+            list_kind: format!("{}List", resource.kind).into(),
+            subresources: resource.subresources,
+        };
+        Judgement { state: TypeState::Served, served: Some(Arc::new(served)) }
+    }
+
+    /// The best version that can be talked to; else the most telling reason why there is none.
+    fn best(&self, group: &str, name: &TypeName) -> Judgement {
+        let mut fallback: Option<Judgement> = None;
+        for version in self.versions(group, name) {
+            let judgement = self.at(group, version, name);
+            if judgement.served.is_some() {
+                return judgement;
+            }
+            if fallback.as_ref().is_none_or(|old| telling(&judgement) > telling(old)) {
+                fallback = Some(judgement);
+            }
+        }
+        match fallback {
+            Some(judgement) => judgement,
+            None if self.is_retired(group, name) || self.is_proven_absent(group, None) => {
+                Judgement::absent()
+            }
+            None => Judgement::unknown(),
+        }
+    }
+
+    /// Versions at which a type may be served, the best one first.
+    fn versions<'a>(&'a self, group: &str, name: &TypeName) -> Vec<&'a str> {
+        let crd = self.crd(group, name).into_iter().flat_map(|crd| &crd.versions).map(|v| &*v.name);
+        let discovered = self.documents.get(group).into_iter().flat_map(BTreeMap::keys);
+        let services = self
+            .services
+            .get(group)
+            .into_iter()
+            .flatten()
+            .filter(|(_, backend)| backend.is_discovered())
+            .map(|(version, _)| version);
+        let mut versions: Vec<&str> = crd.chain(discovered.chain(services).map(|v| &**v)).collect();
+        versions.sort_by_cached_key(|version| Reverse(Version::parse(version).priority()));
+        versions.dedup();
+        versions
+    }
+
+    /// The CRD that is meant by a name: the one that holds it, else one that would like to.
+    fn crd(&self, group: &str, name: &TypeName) -> Option<&Crd> {
+        match name {
+            TypeName::Resource(plural) => find(&self.crds, group, plural),
+            TypeName::Kind(_) => {
+                let mut wanting = self.crds.get(group)?.values().filter(|c| c.answers_to(name));
+                let first = wanting.next()?;
+                if first.holds(name) {
+                    return Some(first);
+                }
+                Some(wanting.find(|crd| crd.holds(name)).unwrap_or(first))
+            }
+        }
+    }
+
+    /// Whether it is proven that a group version serves nothing that no CRD serves.
+    fn is_proven_absent(&self, group: &str, version: Option<&str>) -> bool {
+        if !self.crds_listed && !self.static_mode {
+            return false;
+        }
+        let expected = self.services.get(group).is_some_and(|versions| match version {
+            Some(version) => versions.get(version).is_some_and(Backend::is_discovered),
+            None => versions.values().any(Backend::is_discovered),
+        });
+        if expected {
+            return false;
+        }
+        match self.services_listed {
+            Listed::Yes if !self.static_mode => true,
+            Listed::Yes | Listed::NotYet | Listed::Refused => self.enumerated,
+        }
+    }
+
+    /// Its APIService is gone, and discovery has not yet agreed.
+    fn is_orphan(&self, group: &str, version: &str) -> bool {
+        self.services_listed == Listed::Yes
+            && !self.static_mode
+            && find(&self.services, group, version).is_none()
+    }
+}
+
+/// How much a state explains, of states without anything served.
+fn telling(judgement: &Judgement) -> u8 {
+    match &judgement.state {
+        TypeState::Absent => 0,
+        TypeState::Unknown(_) => 1,
+        TypeState::Installing(_) | TypeState::Served | TypeState::Terminating => 2,
+    }
+}

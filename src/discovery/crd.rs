@@ -1,0 +1,274 @@
+//! What a CRD says of its type, without its schemas.
+
+use std::{cmp::Reverse, sync::Arc};
+
+use kube::core::Version;
+use serde::{Deserialize, de::IgnoredAny};
+
+use super::{
+    InstallingReason, TypeState,
+    catalog::Judgement,
+    watch::{Metadata, Watched},
+};
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName};
+
+/// The header of a CRD: all that judging it needs, and nothing that its metadata churn changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Crd {
+    pub(super) group: Arc<str>,
+    pub(super) plural: Arc<str>,
+    pub(super) uid: Arc<str>,
+    pub(super) scope: Scope,
+    /// Names that the spec asks for.
+    pub(super) wanted: Names,
+    /// Names that the server serves, once it has accepted any.
+    pub(super) accepted: Option<Names>,
+    pub(super) versions: Vec<CrdVersion>,
+    pub(super) readiness: Readiness,
+    /// It has a deletion timestamp.
+    pub(super) terminating: bool,
+}
+
+/// Kind and kind of lists.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Names {
+    pub(super) kind: Arc<str>,
+    pub(super) list_kind: Arc<str>,
+}
+
+/// One version of a CRD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct CrdVersion {
+    pub(super) name: Arc<str>,
+    pub(super) served: bool,
+    pub(super) subresources: Subresources,
+}
+
+/// What the conditions of a CRD come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Readiness {
+    /// Served; the message says which newer names are refused, if any are.
+    Established { refused: Option<String> },
+    /// The server's message.
+    NamesNotAccepted(String),
+    /// The server's reason and message.
+    NotEstablished(String),
+}
+
+impl Crd {
+    /// The names that clients see.
+    pub(super) fn names(&self) -> &Names {
+        self.accepted.as_ref().unwrap_or(&self.wanted)
+    }
+
+    /// Both kinds: of the names asked for and of those accepted.
+    pub(super) fn kinds(&self) -> impl Iterator<Item = Arc<str>> + '_ {
+        std::iter::once(&self.wanted).chain(&self.accepted).map(|names| names.kind.clone())
+    }
+
+    /// Whether somebody who asks for `name` in this group means this CRD.
+    pub(super) fn answers_to(&self, name: &TypeName) -> bool {
+        match name {
+            TypeName::Resource(plural) => **plural == *self.plural,
+            TypeName::Kind(kind) => self.kinds().any(|own| **kind == *own),
+        }
+    }
+
+    /// Whether it is served under exactly this name: decides between two CRDs that want one kind.
+    pub(super) fn holds(&self, name: &TypeName) -> bool {
+        matches!(self.readiness, Readiness::Established { .. })
+            && match name {
+                TypeName::Resource(plural) => **plural == *self.plural,
+                TypeName::Kind(kind) => **kind == *self.names().kind,
+            }
+    }
+
+    /// The served versions, the best one first.
+    pub(super) fn served_versions(&self) -> Vec<String> {
+        let mut served: Vec<String> =
+            self.versions.iter().filter(|v| v.served).map(|v| v.name.to_string()).collect();
+        served.sort_by_cached_key(|name| Reverse(Version::parse(name).priority()));
+        served
+    }
+
+    /// What is said to somebody who asks for it by `name` at `version`.
+    pub(super) fn judge(&self, version: &str, name: &TypeName) -> Judgement {
+        let refused = match &self.readiness {
+            Readiness::NamesNotAccepted(message) => {
+                return Judgement::installing(InstallingReason::NamesNotAccepted(message.clone()));
+            }
+            Readiness::NotEstablished(message) => {
+                return Judgement::installing(InstallingReason::NotEstablished(message.clone()));
+            }
+            Readiness::Established { refused } => refused,
+        };
+        if !self.holds(name) {
+            let message = refused.clone().unwrap_or_else(|| {
+                format!("the server accepted the kind {} before", self.names().kind)
+            });
+            return Judgement::installing(InstallingReason::NamesNotAccepted(message));
+        }
+        let Some(version) = self.versions.iter().find(|v| v.served && *v.name == *version) else {
+            let served = self.served_versions();
+            return Judgement::installing(InstallingReason::VersionNotServed { served });
+        };
+        let names = self.names();
+        let served = ServedType {
+            identity: TypeIdentity {
+                group: self.group.clone(),
+                version: version.name.clone(),
+                plural: self.plural.clone(),
+                scope: self.scope,
+                uid: Some(self.uid.clone()),
+            },
+            kind: names.kind.clone(),
+            list_kind: names.list_kind.clone(),
+            subresources: version.subresources,
+        };
+        let state = if self.terminating { TypeState::Terminating } else { TypeState::Served };
+        Judgement { state, served: Some(Arc::new(served)) }
+    }
+}
+
+/// A CRD as the server writes it, schemas skipped.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawCrd {
+    metadata: Metadata,
+    spec: RawSpec,
+    status: Option<RawStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawSpec {
+    group: String,
+    names: RawNames,
+    scope: String,
+    versions: Vec<RawVersion>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawNames {
+    plural: String,
+    kind: String,
+    list_kind: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawVersion {
+    name: String,
+    served: bool,
+    subresources: Option<RawSubresources>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RawSubresources {
+    status: Option<IgnoredAny>,
+    scale: Option<IgnoredAny>,
+}
+
+// Before its controllers have seen a CRD, the server writes `conditions: null`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct RawStatus {
+    accepted_names: Option<RawNames>,
+    conditions: Option<Vec<RawCondition>>,
+}
+
+/// A condition of a CRD or an APIService.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct RawCondition {
+    #[serde(rename = "type")]
+    pub(super) type_: String,
+    pub(super) status: String,
+    pub(super) reason: String,
+    pub(super) message: String,
+}
+
+impl RawCondition {
+    /// The message, or the reason where there is none.
+    fn into_message(self) -> String {
+        if self.message.is_empty() { self.reason } else { self.message }
+    }
+}
+
+impl RawNames {
+    /// Empty kinds are what the server writes before it has accepted anything.
+    fn names(&self) -> Option<Names> {
+        if self.kind.is_empty() {
+            return None;
+        }
+        let list_kind = if self.list_kind.is_empty() {
+            format!("{}List", self.kind).into()
+        } else {
+            self.list_kind.as_str().into()
+        };
+        Some(Names { kind: self.kind.as_str().into(), list_kind })
+    }
+}
+
+impl Watched for Crd {
+    type Raw = RawCrd;
+
+    const PATH: &'static str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    const RESOURCE: &'static str = "customresourcedefinitions.apiextensions.k8s.io";
+
+    fn metadata(raw: &RawCrd) -> &Metadata {
+        &raw.metadata
+    }
+
+    fn slim(raw: RawCrd) -> Self {
+        let status = raw.status.unwrap_or_default();
+        let (mut names_accepted, mut established) = (None, None);
+        for condition in status.conditions.unwrap_or_default() {
+            match condition.type_.as_str() {
+                "NamesAccepted" => names_accepted = Some(condition),
+                "Established" => established = Some(condition),
+                _ => {}
+            }
+        }
+        let refused =
+            names_accepted.filter(|c| c.status == "False").map(RawCondition::into_message);
+        let readiness = match (established, refused) {
+            (Some(condition), refused) if condition.status == "True" => {
+                Readiness::Established { refused }
+            }
+            (_, Some(message)) => Readiness::NamesNotAccepted(message),
+            (Some(condition), None) => Readiness::NotEstablished(condition.into_message()),
+            (None, None) => Readiness::NotEstablished("the server has not looked at it yet".into()),
+        };
+        let versions = raw
+            .spec
+            .versions
+            .into_iter()
+            .map(|version| {
+                let subresources = version.subresources.unwrap_or_default();
+                CrdVersion {
+                    name: version.name.into(),
+                    served: version.served,
+                    subresources: Subresources {
+                        status: subresources.status.is_some(),
+                        scale: subresources.scale.is_some(),
+                    },
+                }
+            })
+            .collect();
+        let empty = || Names { kind: "".into(), list_kind: "".into() };
+        Self {
+            group: raw.spec.group.into(),
+            wanted: raw.spec.names.names().unwrap_or_else(empty),
+            accepted: status.accepted_names.and_then(|names| names.names()),
+            plural: raw.spec.names.plural.into(),
+            uid: raw.metadata.uid.into(),
+            scope: if raw.spec.scope == "Namespaced" { Scope::Namespaced } else { Scope::Cluster },
+            versions,
+            readiness,
+            terminating: raw.metadata.deletion_timestamp.is_some(),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Since when each known type is in its state.
+
+use std::collections::{HashMap, HashSet};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{
+    TypeStatus,
+    catalog::{Catalog, Touched},
+    metrics::{Metrics, State},
+    subscriptions::blank,
+};
+use crate::kind::{GroupResource, TypeName, TypeRef};
+
+/// The status of every known type at its best version; forgets what is gone.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    rows: HashMap<GroupResource, TypeStatus>,
+}
+
+impl Ledger {
+    /// The status of a known type at its best version.
+    pub(super) fn get(&self, name: &GroupResource) -> Option<&TypeStatus> {
+        self.rows.get(name)
+    }
+
+    /// Every known type.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupResource, &TypeStatus)> {
+        self.rows.iter()
+    }
+
+    /// Judges again what was touched.
+    pub(super) fn update(
+        &mut self,
+        touched: &Touched,
+        catalog: &Catalog,
+        metrics: &Metrics,
+        now: Timestamp,
+    ) {
+        let mut names: HashSet<GroupResource> = touched.types.keys().cloned().collect();
+        if touched.all {
+            names.extend(catalog.types());
+            names.extend(self.rows.keys().cloned());
+        }
+        for group in &touched.groups {
+            names.extend(catalog.types_of(group));
+            names.extend(self.rows.keys().filter(|row| *row.group == **group).cloned());
+        }
+        for name in names {
+            let old = self.rows.get(&name);
+            let new = catalog.knows(&name).then(|| {
+                let judgement = catalog.status(&any_version(&name));
+                old.unwrap_or(&blank(now)).succeed(judgement, now)
+            });
+            if let Some(old) = old {
+                metrics.types.get_or_create(&State { state: old.state.word() }).dec();
+            }
+            match new {
+                Some(new) => {
+                    metrics.types.get_or_create(&State { state: new.state.word() }).inc();
+                    self.rows.insert(name, new);
+                }
+                None => {
+                    self.rows.remove(&name);
+                }
+            }
+        }
+    }
+}
+
+/// A known type at whichever version is best.
+pub(super) fn any_version(name: &GroupResource) -> TypeRef {
+    TypeRef {
+        group: name.group.clone(),
+        version: None,
+        name: TypeName::Resource(name.resource.clone()),
+    }
+}

@@ -1,0 +1,131 @@
+//! One GET with a deadline and a budget of bytes.
+//!
+//! kube's own `request` has no read deadline, and logs a whole body that it cannot decode.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::{BodyExt, Limited};
+use kube::{Client, client::Body, core::Status};
+use serde::de::DeserializeOwned;
+use tokio::time::timeout;
+
+/// Discovery of a cluster with thousands of CRDs is some 10 MB.
+const BODY_BUDGET_BYTES: usize = 256 * 1024 * 1024;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// The server is slow or unreachable; asked again with back-off.
+    #[error("{path} was not answered within {after:?}")]
+    Deadline { path: String, after: Duration },
+    /// The path cannot be part of a URL.
+    #[error("{path} is no valid path: {source}")]
+    Path { path: String, source: http::Error },
+    /// The connection failed; asked again with back-off.
+    #[error("requesting {path}: {}", Causes(source))]
+    Request { path: String, source: Box<kube::Error> },
+    /// The server refused.
+    #[error("{path} was answered with {code}: {message}")]
+    Status { path: String, code: u16, message: String },
+    /// The body broke off or is beyond the budget.
+    #[error("reading the answer to {path}: {}", Causes(&**source))]
+    Body { path: String, source: Box<dyn std::error::Error + Send + Sync> },
+    /// The server speaks another dialect.
+    #[error("decoding the answer to {path}: {source}")]
+    Decode { path: String, source: serde_json::Error },
+    /// The watch reported an error instead of an event.
+    #[error("watching {path}: {}", Causes(source))]
+    Watch { path: String, source: Box<kube::Error> },
+}
+
+impl Error {
+    /// The HTTP status, if the server answered with one.
+    pub(super) fn code(&self) -> Option<u16> {
+        match self {
+            Self::Status { code, .. } => Some(*code),
+            Self::Request { source, .. } | Self::Watch { source, .. } => {
+                if let kube::Error::Api(status) = &**source { Some(status.code) } else { None }
+            }
+            Self::Deadline { .. } | Self::Path { .. } | Self::Body { .. } | Self::Decode { .. } => {
+                None
+            }
+        }
+    }
+
+    /// Whether the server says that it will never say: no right, or no such endpoint.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self.code(), Some(403..=405))
+    }
+}
+
+/// An error with its causes: that a connection was refused is four layers down.
+struct Causes<'a>(&'a (dyn std::error::Error + 'a));
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            // Some layers repeat the message of the one below.
+            let message = error.to_string();
+            if !said.contains(&message) {
+                write!(f, ": {message}")?;
+            }
+            said = message;
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+/// The body of a successful answer.
+pub(super) async fn get(
+    client: &Client,
+    path: &str,
+    accept: &str,
+    deadline: Duration,
+) -> Result<Bytes, Error> {
+    let request = Request::get(path)
+        .header(http::header::ACCEPT, accept)
+        .body(Body::empty())
+        .map_err(|source| Error::Path { path: path.into(), source })?;
+    let answered = async {
+        let response = client
+            .send(request)
+            .await
+            .map_err(|source| Error::Request { path: path.into(), source: Box::new(source) })?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), BODY_BUDGET_BYTES)
+            .collect()
+            .await
+            .map_err(|source| Error::Body { path: path.into(), source })?
+            .to_bytes();
+        if status.is_success() {
+            return Ok(body);
+        }
+        // The message is for people: a Status if it is one, else the beginning of the text.
+        let message = match serde_json::from_slice::<Status>(&body) {
+            Ok(status) => status.message,
+            Err(_) => String::from_utf8_lossy(&body[..body.len().min(200)]).trim().to_owned(),
+        };
+        Err(Error::Status { path: path.into(), code: status.as_u16(), message })
+    };
+    match timeout(deadline, answered).await {
+        Ok(result) => result,
+        Err(_elapsed) => Err(Error::Deadline { path: path.into(), after: deadline }),
+    }
+}
+
+/// The decoded body of a successful answer.
+pub(super) async fn get_json<T: DeserializeOwned>(
+    client: &Client,
+    path: &str,
+    accept: &str,
+    deadline: Duration,
+) -> Result<T, Error> {
+    let body = get(client, path, accept, deadline).await?;
+    serde_json::from_slice(&body).map_err(|source| Error::Decode { path: path.into(), source })
+}

@@ -1,0 +1,185 @@
+//! When to ask discovery again.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// The first gap between two requests, doubling from there.
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+/// The widest gap while something is unsettled.
+const LAST_DELAY: Duration = Duration::from_secs(10);
+/// Hints come from whoever sees a 404: as often as they like.
+const HINT_GAP: Duration = Duration::from_secs(1);
+
+/// What an answer leaves open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Unsettled {
+    /// Nothing.
+    Nothing,
+    /// Only what will announce itself: an APIService that says that it is down.
+    Announced,
+    /// A group version whose current state no event will tell.
+    Silent,
+}
+
+/// Decides when discovery is asked: at once after a change, then with growing gaps until all is
+/// settled, then at the interval. At most one request is under way.
+#[derive(Debug)]
+pub(super) struct Schedule {
+    interval: Duration,
+    due: Instant,
+    asked: Option<Instant>,
+    asking: bool,
+    again: bool,
+    delay: Duration,
+}
+
+impl Schedule {
+    /// Asks at once, and at least every `interval`.
+    pub(super) fn new(now: Instant, interval: Duration) -> Self {
+        Self { interval, due: now, asked: None, asking: false, again: false, delay: FIRST_DELAY }
+    }
+
+    /// When to ask; none while a request is under way.
+    pub(super) fn due(&self) -> Option<Instant> {
+        (!self.asking).then_some(self.due)
+    }
+
+    /// Something changed: asks at once, though not more often than the first delay.
+    pub(super) fn changed(&mut self, now: Instant) {
+        self.delay = FIRST_DELAY;
+        self.soon(now, FIRST_DELAY);
+    }
+
+    /// Somebody met a type that seems to be gone.
+    pub(super) fn hinted(&mut self, now: Instant) {
+        self.soon(now, HINT_GAP);
+    }
+
+    /// Another interval, from now on.
+    pub(super) fn set_interval(&mut self, now: Instant, interval: Duration) {
+        if self.interval != interval {
+            self.interval = interval;
+            self.changed(now);
+        }
+    }
+
+    /// A request is sent.
+    pub(super) fn asked(&mut self, now: Instant) {
+        self.asking = true;
+        self.again = false;
+        self.asked = Some(now);
+    }
+
+    /// It was answered. What changed meanwhile, the answer may not know.
+    pub(super) fn answered(&mut self, now: Instant, unsettled: Unsettled) {
+        self.asking = false;
+        // What changed while the request was under way has set `due` already.
+        if self.again {
+            return;
+        }
+        let goes_on = match unsettled {
+            Unsettled::Nothing => false,
+            Unsettled::Announced => self.delay < LAST_DELAY,
+            Unsettled::Silent => true,
+        };
+        if goes_on {
+            self.due = now + self.delay.min(self.interval);
+            self.delay = (self.delay * 2).min(LAST_DELAY);
+        } else {
+            self.due = now + self.interval.mul_f64(0.9 + fastrand::f64() / 5.0);
+            self.delay = FIRST_DELAY;
+        }
+    }
+
+    fn soon(&mut self, now: Instant, gap: Duration) {
+        let earliest = self.asked.map_or(now, |asked| (asked + gap).max(now));
+        if self.asking && !self.again {
+            self.again = true;
+            self.due = earliest;
+        } else {
+            self.due = self.due.min(earliest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(600);
+
+    /// The gaps between the next `count` requests, each answered at once.
+    fn gaps(schedule: &mut Schedule, unsettled: Unsettled, count: usize) -> Vec<u128> {
+        let mut now = schedule.due().unwrap();
+        let mut gaps = Vec::new();
+        for _ in 0..count {
+            schedule.asked(now);
+            schedule.answered(now, unsettled);
+            let due = schedule.due().unwrap();
+            gaps.push((due - now).as_millis());
+            now = due;
+        }
+        gaps
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn gaps_double_up_to_ten_seconds_while_something_is_unsettled() {
+        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+
+        let gaps = gaps(&mut schedule, Unsettled::Silent, 9);
+
+        assert_eq!(gaps, [100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_announces_itself_is_left_to_its_event_in_the_end() {
+        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+
+        let gaps = gaps(&mut schedule, Unsettled::Announced, 8);
+
+        assert_eq!(gaps[..7], [100, 200, 400, 800, 1600, 3200, 6400]);
+        assert!((540_000..=660_000).contains(&gaps[7]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_settled_answer_waits_for_the_interval_with_jitter() {
+        let mut schedule = Schedule::new(Instant::now(), INTERVAL);
+
+        let gaps = gaps(&mut schedule, Unsettled::Nothing, 1);
+
+        assert!((540_000..=660_000).contains(&gaps[0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_change_asks_at_once_and_a_burst_asks_once() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start, INTERVAL);
+        gaps(&mut schedule, Unsettled::Nothing, 1);
+        let later = start + Duration::from_secs(60);
+
+        schedule.changed(later);
+        assert_eq!(schedule.due(), Some(later));
+
+        schedule.asked(later);
+        for _ in 0..100 {
+            schedule.changed(later);
+        }
+        assert_eq!(schedule.due(), None);
+
+        schedule.answered(later + Duration::from_millis(20), Unsettled::Nothing);
+        assert_eq!(schedule.due(), Some(later + FIRST_DELAY));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hints_ask_at_most_once_a_second() {
+        let start = Instant::now();
+        let mut schedule = Schedule::new(start, INTERVAL);
+        gaps(&mut schedule, Unsettled::Nothing, 1);
+
+        schedule.hinted(start + Duration::from_millis(10));
+        schedule.hinted(start + Duration::from_millis(20));
+
+        assert_eq!(schedule.due(), Some(start + HINT_GAP));
+    }
+}

@@ -1,0 +1,150 @@
+//! Who asks for which type.
+
+use std::collections::{BTreeMap, HashMap};
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::{
+    TypeState, TypeStatus,
+    catalog::{Judgement, Touched},
+};
+use crate::kind::{TypeName, TypeRef};
+
+/// A sender for each type that somebody asks for, found by what an event touches.
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions {
+    groups: HashMap<String, HashMap<TypeName, Versions>>,
+    count: usize,
+    /// Looks for entries that nobody listens to when there are so many.
+    sweep_at: usize,
+}
+
+/// By the version asked for.
+type Versions = BTreeMap<Option<String>, watch::Sender<TypeStatus>>;
+
+impl Subscriptions {
+    /// The current status, if somebody asked for exactly this before.
+    pub(super) fn get(&self, type_ref: &TypeRef) -> Option<TypeStatus> {
+        let entry = self.groups.get(&type_ref.group)?.get(&type_ref.name)?;
+        Some(entry.get(&type_ref.version)?.borrow().clone())
+    }
+
+    /// A receiver of the status and its changes.
+    pub(super) fn subscribe(
+        &mut self,
+        type_ref: &TypeRef,
+        first: impl FnOnce() -> TypeStatus,
+    ) -> watch::Receiver<TypeStatus> {
+        if self.count >= self.sweep_at {
+            self.sweep();
+            self.sweep_at = (self.count * 2).max(64);
+        }
+        let versions = self
+            .groups
+            .entry(type_ref.group.clone())
+            .or_default()
+            .entry(type_ref.name.clone())
+            .or_default();
+        versions
+            .entry(type_ref.version.clone())
+            .or_insert_with(|| {
+                self.count += 1;
+                watch::Sender::new(first())
+            })
+            .subscribe()
+    }
+
+    /// Tells those whose status changed.
+    pub(super) fn publish(
+        &mut self,
+        touched: &Touched,
+        now: Timestamp,
+        judge: impl Fn(&TypeRef) -> Judgement,
+    ) {
+        if touched.all {
+            for (group, names) in &mut self.groups {
+                for (name, versions) in names {
+                    self.count -= publish_name(group, name, versions, now, &judge);
+                }
+            }
+            return;
+        }
+        for group in &touched.groups {
+            for (name, versions) in self.groups.get_mut(&**group).into_iter().flatten() {
+                self.count -= publish_name(group, name, versions, now, &judge);
+            }
+        }
+        for (type_, kinds) in &touched.types {
+            let Some(names) = self.groups.get_mut(&type_.group) else { continue };
+            let by_kind = kinds.iter().map(|kind| TypeName::Kind(kind.to_string()));
+            for name in by_kind.chain([TypeName::Resource(type_.resource.clone())]) {
+                if let Some(versions) = names.get_mut(&name) {
+                    self.count -= publish_name(&type_.group, &name, versions, now, &judge);
+                }
+            }
+        }
+    }
+
+    /// Forgets what nobody listens to.
+    pub(super) fn sweep(&mut self) {
+        self.count = 0;
+        self.groups.retain(|_, names| {
+            names.retain(|_, versions| {
+                versions.retain(|_, sender| !sender.is_closed());
+                self.count += versions.len();
+                !versions.is_empty()
+            });
+            !names.is_empty()
+        });
+    }
+
+    /// What is asked for, how it stands and by how many.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (TypeRef, TypeStatus, usize)> + '_ {
+        self.groups.iter().flat_map(|(group, names)| {
+            names.iter().flat_map(move |(name, versions)| {
+                versions.iter().map(move |(version, sender)| {
+                    let type_ref = TypeRef {
+                        group: group.clone(),
+                        version: version.clone(),
+                        name: name.clone(),
+                    };
+                    (type_ref, sender.borrow().clone(), sender.receiver_count())
+                })
+            })
+        })
+    }
+}
+
+/// Publishes to one name at every version asked for; the number of entries dropped.
+fn publish_name(
+    group: &str,
+    name: &TypeName,
+    versions: &mut Versions,
+    now: Timestamp,
+    judge: impl Fn(&TypeRef) -> Judgement,
+) -> usize {
+    let before = versions.len();
+    versions.retain(|version, sender| {
+        if sender.is_closed() {
+            return false;
+        }
+        let judgement =
+            judge(&TypeRef { group: group.into(), version: version.clone(), name: name.clone() });
+        sender.send_if_modified(|status| {
+            let new = status.succeed(judgement, now);
+            let changed = new != *status;
+            if changed {
+                *status = new;
+            }
+            changed
+        });
+        true
+    });
+    before - versions.len()
+}
+
+/// The status of a type that was never judged.
+pub(super) fn blank(now: Timestamp) -> TypeStatus {
+    TypeStatus { state: TypeState::Unknown(None), served: None, since: now }
+}

@@ -1,0 +1,282 @@
+//! The task that keeps the registry current.
+
+use std::{fmt, future, pin::Pin, sync::Arc};
+
+use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::{
+    DiscoveryOptions, Mode,
+    answer::Answer,
+    api_service::ApiService,
+    ask::ask,
+    catalog::Touched,
+    crd::Crd,
+    metrics::{Outcome, Request, Resource},
+    registry::Shared,
+    request::Error,
+    schedule::{Schedule, Unsettled},
+    watch::{Change, Watched, watch},
+};
+
+/// A server that has just started refuses at first: RBAC is read a moment later. Static mode
+/// gives new types another identity, so it is not entered lightly: so many take six seconds.
+const REFUSALS: u32 = 7;
+/// Without APIServices discovery alone must do, however they fail.
+const SERVICE_FAILURES: u32 = 9;
+/// What is ready is taken in before it is published, but no more than this: a burst must not
+/// hold up the first of its changes.
+const BATCH: usize = 64;
+
+/// The task that keeps a [`TypeRegistry`](super::TypeRegistry) current.
+pub struct Discovery {
+    client: Client,
+    options: DiscoveryOptions,
+    shared: Arc<Shared>,
+}
+
+impl fmt::Debug for Discovery {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Discovery").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// All that can happen.
+enum Event {
+    Crds(Change<Crd>),
+    Services(Change<ApiService>),
+    AskDue,
+    Answered(Result<Answer, Error>),
+    Hinted,
+    Stop,
+}
+
+/// The running task: it owns its watches and its request, and spawns nothing, so that nothing is
+/// left when it ends.
+struct Running {
+    client: Client,
+    options: DiscoveryOptions,
+    shared: Arc<Shared>,
+    crds: Pin<Box<dyn Stream<Item = Change<Crd>> + Send>>,
+    services: Pin<Box<dyn Stream<Item = Change<ApiService>> + Send>>,
+    request: Option<BoxFuture<'static, Result<Answer, Error>>>,
+    schedule: Schedule,
+    /// Refusals of the watch of CRDs since it was last open.
+    refusals: u32,
+    /// Failures of the watch of APIServices since it was last open.
+    service_failures: u32,
+}
+
+impl Discovery {
+    pub(super) fn new(client: Client, options: DiscoveryOptions, shared: Arc<Shared>) -> Self {
+        Self { client, options, shared }
+    }
+
+    /// Keeps the registry current until `stop` is cancelled.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future closes all watches; the registry keeps its last state.
+    pub async fn run(self, stop: CancellationToken) {
+        let Self { client, options, shared } = self;
+        let mut running = Running {
+            crds: Box::pin(watch(client.clone())),
+            services: Box::pin(watch(client.clone())),
+            request: None,
+            schedule: Schedule::new(Instant::now(), options.backstop),
+            refusals: 0,
+            service_failures: 0,
+            client,
+            options,
+            shared,
+        };
+        loop {
+            let mut next = Some(running.next_event(&stop).await);
+            let mut touched = Touched::default();
+            for _ in 0..BATCH {
+                match next {
+                    Some(Event::Stop) => return,
+                    Some(event) => running.on_event(event, &mut touched),
+                    None => break,
+                }
+                next = running.next_event(&stop).now_or_never();
+            }
+            if let Some(event) = next {
+                if matches!(event, Event::Stop) {
+                    return;
+                }
+                running.on_event(event, &mut touched);
+            }
+            running.shared.publish(&touched);
+        }
+    }
+}
+
+impl Running {
+    /// Cancel safe: what is under way stays in its stream or future.
+    async fn next_event(&mut self, stop: &CancellationToken) -> Event {
+        let due = self.schedule.due();
+        let request = async {
+            match &mut self.request {
+                Some(request) => request.await,
+                None => future::pending().await,
+            }
+        };
+        let ask_due = async {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => Event::Stop,
+            Some(change) = self.crds.next() => Event::Crds(change),
+            Some(change) = self.services.next() => Event::Services(change),
+            answer = request => Event::Answered(answer),
+            () = ask_due => Event::AskDue,
+            () = self.shared.hints.notified() => Event::Hinted,
+        }
+    }
+
+    fn on_event(&mut self, event: Event, touched: &mut Touched) {
+        match event {
+            Event::Crds(change) => self.on_crds(change, touched),
+            Event::Services(change) => self.on_services(change, touched),
+            Event::AskDue => {
+                self.schedule.asked(Instant::now());
+                let (client, deadline) = (self.client.clone(), self.options.request_deadline);
+                self.request = Some(async move { ask(&client, deadline).await }.boxed());
+            }
+            Event::Answered(answer) => self.on_answered(answer, touched),
+            Event::Hinted => self.schedule.hinted(Instant::now()),
+            // Ends the loop before it gets here.
+            Event::Stop => {}
+        }
+    }
+
+    fn on_crds(&mut self, change: Change<Crd>, touched: &mut Touched) {
+        let mut known = self.shared.write();
+        match change {
+            Change::Listed(crds) => {
+                debug!(count = crds.len(), "CRDs listed");
+                known.catalog.crds_listed(crds, touched);
+                known.health.crds.current();
+            }
+            Change::Opened => {
+                known.catalog.crds_watched(touched);
+                known.health.crds.current();
+                drop(known);
+                self.refusals = 0;
+                if self.set_mode(Mode::Watching) {
+                    info!("CRDs are watched again");
+                    self.schedule.set_interval(Instant::now(), self.options.backstop);
+                }
+            }
+            Change::Applied(crd) => known.catalog.crd_applied(crd, touched),
+            Change::Deleted(crd) => known.catalog.crd_deleted(&crd, touched),
+            Change::Failed(error) => {
+                known.health.crds.failed(error.to_string(), Timestamp::now());
+                drop(known);
+                self.count_failure(Crd::RESOURCE);
+                if !error.is_refusal() {
+                    return;
+                }
+                self.refusals += 1;
+                let reason = format!("{error}; grant list and watch on {}", Crd::RESOURCE);
+                if self.refusals >= REFUSALS && self.set_mode(Mode::Static(reason)) {
+                    warn!(%error, "CRDs may not be watched, discovery is polled");
+                    self.schedule.set_interval(Instant::now(), self.options.static_interval);
+                }
+            }
+        }
+    }
+
+    fn on_services(&mut self, change: Change<ApiService>, touched: &mut Touched) {
+        let mut known = self.shared.write();
+        let ask = match change {
+            Change::Listed(services) => {
+                known.health.api_services.current();
+                known.catalog.services_listed(services, touched)
+            }
+            Change::Opened => {
+                known.health.api_services.current();
+                self.service_failures = 0;
+                false
+            }
+            Change::Applied(service) => known.catalog.service_applied(service, touched),
+            Change::Deleted(service) => {
+                known.catalog.service_deleted(&service.group, &service.version, touched)
+            }
+            Change::Failed(error) => {
+                known.health.api_services.failed(error.to_string(), Timestamp::now());
+                self.count_failure(ApiService::RESOURCE);
+                self.service_failures += 1;
+                let refused = error.is_refusal() && self.service_failures >= REFUSALS;
+                if refused || self.service_failures >= SERVICE_FAILURES {
+                    known.catalog.services_refused(touched);
+                }
+                false
+            }
+        };
+        drop(known);
+        if ask {
+            self.schedule.changed(Instant::now());
+        }
+    }
+
+    fn on_answered(&mut self, answer: Result<Answer, Error>, touched: &mut Touched) {
+        self.request = None;
+        let watching = *self.shared.mode.borrow() == Mode::Watching;
+        let mut known = self.shared.write();
+        let outcome = match answer {
+            Ok(answer) => {
+                let outcome = if answer.complete { Outcome::complete } else { Outcome::partial };
+                known.catalog.answered(answer, watching, touched);
+                outcome
+            }
+            Err(error) => {
+                debug!(%error, "discovery failed");
+                known.health.discovery.failed(error.to_string(), Timestamp::now());
+                Outcome::failed
+            }
+        };
+        let unsettled = match outcome {
+            Outcome::complete => {
+                known.health.discovery.current();
+                known.catalog.unsettled()
+            }
+            Outcome::partial => {
+                let error = "only one of /api and /apis answered".to_owned();
+                known.health.discovery.failed(error, Timestamp::now());
+                Unsettled::Silent
+            }
+            Outcome::failed => Unsettled::Silent,
+        };
+        drop(known);
+        self.shared.metrics.requests.get_or_create(&Request { outcome }).inc();
+        self.schedule.answered(Instant::now(), unsettled);
+    }
+
+    /// Whether the mode is another one now. A new reason alone is not.
+    fn set_mode(&self, mode: Mode) -> bool {
+        self.shared.mode.send_if_modified(|old| {
+            let changed = std::mem::discriminant(old) != std::mem::discriminant(&mode);
+            if changed {
+                *old = mode;
+            }
+            changed
+        })
+    }
+
+    fn count_failure(&self, resource: &'static str) {
+        self.shared.metrics.watch_failures.get_or_create(&Resource { resource }).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests;

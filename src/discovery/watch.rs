@@ -1,0 +1,325 @@
+//! A list, then a watch, as one stream that never ends.
+//!
+//! kube-runtime's watcher neither lists again after an HTTP status 410, nor has a deadline for
+//! lists and for the start of a watch, nor says that a watch is open again; and each of its
+//! restarts reads every CRD with its schemas once more. This one resumes where it was.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use futures::{
+    Stream, StreamExt,
+    stream::{self, BoxStream},
+};
+use kube::{
+    Client,
+    core::{Status, WatchEvent},
+};
+use serde::{
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
+};
+use tokio::time::{Instant, sleep, timeout};
+use tracing::debug;
+
+use super::request::{self, Error};
+
+/// Schemas make CRDs large: a page is decoded as a whole.
+const PAGE: usize = 100;
+const LIST_DEADLINE: Duration = Duration::from_secs(30);
+const OPEN_DEADLINE: Duration = Duration::from_secs(10);
+/// Some load balancers drop what is silent for 240 s without a word.
+const WATCH_SECONDS: u64 = 200;
+const WATCH_JITTER_SECONDS: u64 = 30;
+const IDLE_GRACE: Duration = Duration::from_secs(5);
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LAST_DELAY: Duration = Duration::from_secs(30);
+/// A watch that lived this long was no failure.
+const HEALTHY_AFTER: Duration = Duration::from_secs(10);
+/// A watch that cannot be resumed so often is begun anew: its resource version may be the reason.
+const RESUMES: u32 = 5;
+
+/// A type that is watched for its headers.
+pub(super) trait Watched: Sized + Send + 'static {
+    /// As the server writes it.
+    type Raw: DeserializeOwned + Clone + Send + 'static;
+
+    /// URL path of the collection.
+    const PATH: &'static str;
+    /// Name for people: `plural.group`.
+    const RESOURCE: &'static str;
+
+    /// Its metadata.
+    fn metadata(raw: &Self::Raw) -> &Metadata;
+    /// What is kept of it.
+    fn slim(raw: Self::Raw) -> Self;
+}
+
+/// What is read of an object's metadata.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub(super) struct Metadata {
+    pub(super) uid: String,
+    pub(super) resource_version: String,
+    pub(super) deletion_timestamp: Option<IgnoredAny>,
+    labels: Option<BTreeMap<String, String>>,
+}
+
+impl Metadata {
+    /// The value of a label.
+    pub(super) fn label(&self, key: &str) -> Option<&str> {
+        self.labels.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+/// What happened to a collection.
+#[derive(Debug)]
+pub(super) enum Change<T> {
+    /// All there is: what is missing was deleted.
+    Listed(Vec<T>),
+    /// The watch is open: from here on every change is told.
+    Opened,
+    /// Created or changed.
+    Applied(T),
+    /// Gone.
+    Deleted(T),
+    /// The watch is lost; the stream tries again after a back-off.
+    Failed(Error),
+}
+
+/// The collection of `T`, for ever. Dropping the stream closes the watch.
+pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>> + Send {
+    let reader = Reader::<T> { client, phase: Phase::List, wait: None, attempt: 0 };
+    stream::unfold(reader, |mut reader| async move {
+        let change = reader.next().await;
+        Some((change, reader))
+    })
+}
+
+struct Reader<T: Watched> {
+    client: Client,
+    phase: Phase<T>,
+    /// Slept before the next request.
+    wait: Option<Duration>,
+    /// Failures since a watch last was healthy.
+    attempt: u32,
+}
+
+enum Phase<T: Watched> {
+    List,
+    Open { resource_version: String },
+    Watch(Watch<T>),
+}
+
+struct Watch<T: Watched> {
+    resource_version: String,
+    opened: Instant,
+    idle: Duration,
+    events: BoxStream<'static, kube::Result<WatchEvent<T::Raw>>>,
+}
+
+#[derive(Deserialize)]
+struct Page<R> {
+    #[serde(default)]
+    metadata: PageMetadata,
+    #[serde(default = "Vec::new")]
+    items: Vec<R>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct PageMetadata {
+    resource_version: String,
+    r#continue: Option<String>,
+}
+
+impl<T: Watched> Reader<T> {
+    async fn next(&mut self) -> Change<T> {
+        loop {
+            if let Some(wait) = self.wait.take() {
+                sleep(wait).await;
+            }
+            let change = match std::mem::replace(&mut self.phase, Phase::List) {
+                Phase::List => self.list().await,
+                Phase::Open { resource_version } => self.open(resource_version).await,
+                Phase::Watch(watch) => match self.read(watch).await {
+                    Some(change) => change,
+                    None => continue,
+                },
+            };
+            return change;
+        }
+    }
+
+    async fn list(&mut self) -> Change<T> {
+        let mut items = Vec::new();
+        let mut from = String::new();
+        loop {
+            let path = format!("{}?limit={PAGE}{from}", T::PATH);
+            let page: Page<T::Raw> =
+                match request::get_json(&self.client, &path, "application/json", LIST_DEADLINE)
+                    .await
+                {
+                    Ok(page) => page,
+                    Err(error) => return self.failed(Phase::List, error),
+                };
+            items.extend(page.items.into_iter().map(T::slim));
+            match page.metadata.r#continue.filter(|token| !token.is_empty()) {
+                Some(token) => from = format!("&continue={}", escape(&token)),
+                None => {
+                    self.phase = Phase::Open { resource_version: page.metadata.resource_version };
+                    return Change::Listed(items);
+                }
+            }
+        }
+    }
+
+    async fn open(&mut self, resource_version: String) -> Change<T> {
+        let seconds = WATCH_SECONDS + fastrand::u64(0..WATCH_JITTER_SECONDS);
+        let path = format!(
+            "{}?watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&resourceVersion={}",
+            T::PATH,
+            escape(&resource_version),
+        );
+        let request = match http::Request::get(&path).body(Vec::new()) {
+            Ok(request) => request,
+            Err(source) => return self.failed(Phase::List, Error::Path { path, source }),
+        };
+        match timeout(OPEN_DEADLINE, self.client.request_events::<T::Raw>(request)).await {
+            Ok(Ok(events)) => {
+                self.phase = Phase::Watch(Watch {
+                    resource_version,
+                    opened: Instant::now(),
+                    idle: Duration::from_secs(seconds) + IDLE_GRACE,
+                    events: Box::pin(events),
+                });
+                Change::Opened
+            }
+            Ok(Err(source)) => {
+                self.failed_watch(resource_version, Error::Watch { path, source: Box::new(source) })
+            }
+            Err(_elapsed) => {
+                self.failed_watch(resource_version, Error::Deadline { path, after: OPEN_DEADLINE })
+            }
+        }
+    }
+
+    /// The next change; none if the watch ended as it is meant to.
+    async fn read(&mut self, mut watch: Watch<T>) -> Option<Change<T>> {
+        let next = match timeout(watch.idle, watch.events.next()).await {
+            Ok(next) => next,
+            Err(_elapsed) => {
+                let error = Error::Deadline { path: T::PATH.into(), after: watch.idle };
+                return Some(self.failed_watch(watch.resource_version, error));
+            }
+        };
+        if watch.opened.elapsed() >= HEALTHY_AFTER {
+            self.attempt = 0;
+        }
+        let change = match next {
+            Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw))) => {
+                watch.resource_version = T::metadata(&raw).resource_version.clone();
+                Change::Applied(T::slim(raw))
+            }
+            Some(Ok(WatchEvent::Deleted(raw))) => {
+                watch.resource_version = T::metadata(&raw).resource_version.clone();
+                Change::Deleted(T::slim(raw))
+            }
+            Some(Ok(WatchEvent::Bookmark(bookmark))) => {
+                watch.resource_version = bookmark.metadata.resource_version;
+                self.proceed(watch);
+                return None;
+            }
+            Some(Ok(WatchEvent::Error(status))) => {
+                return Some(self.failed_watch(watch.resource_version, told(status, T::PATH)));
+            }
+            Some(Err(source)) => {
+                let undecodable = matches!(source, kube::Error::SerdeError(_));
+                let error = Error::Watch { path: T::PATH.into(), source: Box::new(source) };
+                // A change that cannot be read is found by reading everything.
+                return Some(if undecodable {
+                    self.failed(Phase::List, error)
+                } else {
+                    self.failed_watch(watch.resource_version, error)
+                });
+            }
+            None => {
+                // A server that ends every watch at once is not asked in a circle.
+                if watch.opened.elapsed() < HEALTHY_AFTER {
+                    self.back_off();
+                }
+                self.phase = Phase::Open { resource_version: watch.resource_version };
+                return None;
+            }
+        };
+        self.proceed(watch);
+        Some(change)
+    }
+
+    fn proceed(&mut self, watch: Watch<T>) {
+        self.attempt = 0;
+        self.phase = Phase::Watch(watch);
+    }
+
+    fn failed_watch(&mut self, resource_version: String, error: Error) -> Change<T> {
+        let phase = if error.code() == Some(410) || (self.attempt + 1).is_multiple_of(RESUMES) {
+            Phase::List
+        } else {
+            Phase::Open { resource_version }
+        };
+        self.failed(phase, error)
+    }
+
+    fn failed(&mut self, phase: Phase<T>, error: Error) -> Change<T> {
+        self.back_off();
+        self.phase = phase;
+        debug!(resource = T::RESOURCE, attempt = self.attempt, %error, "watch failed");
+        Change::Failed(error)
+    }
+
+    fn back_off(&mut self) {
+        self.wait = Some(delay(self.attempt).mul_f64(0.75 + fastrand::f64() / 2.0));
+        self.attempt = self.attempt.saturating_add(1);
+    }
+}
+
+/// Doubles from the first to the last delay.
+fn delay(attempt: u32) -> Duration {
+    FIRST_DELAY.saturating_mul(1 << attempt.min(16)).min(LAST_DELAY)
+}
+
+fn told(status: Box<Status>, path: &str) -> Error {
+    Error::Status { path: path.into(), code: status.code, message: status.message }
+}
+
+/// Percent-encodes what is not allowed in a query value.
+fn escape(value: &str) -> String {
+    let mut escaped = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            escaped.push(char::from(byte));
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_half_a_minute() {
+        let delays: Vec<_> = (0..12).map(|attempt| delay(attempt).as_millis()).collect();
+
+        assert_eq!(
+            delays,
+            [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000, 30000]
+        );
+    }
+
+    #[test]
+    fn a_continue_token_is_escaped() {
+        assert_eq!(escape("a+/=Z-9"), "a%2B%2F%3DZ-9");
+    }
+}

@@ -1,0 +1,212 @@
+//! The handle on a running manager.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{broadcast, mpsc, oneshot, watch};
+
+use super::{
+    ConditionalRunnable, ControllerName, Readiness, RestartPolicy, Runnable, RunnableGroup,
+    RunnableStatus, Snapshot, Transition, condition,
+};
+
+/// How a runnable is supervised.
+#[derive(Clone, Debug)]
+pub struct RunnableOptions {
+    /// What happens to a run that ends while its condition holds.
+    pub restart: RestartPolicy,
+    /// What a failed run means for the manager.
+    pub on_failure: FailurePolicy,
+    /// How long a run may take to drain; 5 s.
+    pub grace: Duration,
+}
+
+/// What a failed run means for the manager.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// Nothing: the restart policy decides.
+    #[default]
+    Isolate,
+    /// The manager stops and returns the error, as controller-runtime does.
+    FailManager,
+}
+
+impl Default for RunnableOptions {
+    fn default() -> Self {
+        Self {
+            restart: RestartPolicy::Always,
+            on_failure: FailurePolicy::Isolate,
+            grace: Duration::from_secs(5),
+        }
+    }
+}
+
+impl RunnableOptions {
+    /// As controller-runtime treats a plain runnable: started once, and its error ends the
+    /// manager.
+    pub fn fail_fast() -> Self {
+        Self {
+            restart: RestartPolicy::Never,
+            on_failure: FailurePolicy::FailManager,
+            ..Self::default()
+        }
+    }
+}
+
+/// Why a runnable was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AddError {
+    /// Remove the other one first, or replace it.
+    #[error("a runnable named {0} is already there")]
+    AlreadyThere(ControllerName),
+    /// Nothing is there to replace.
+    #[error("no runnable is named {0}")]
+    NotThere(ControllerName),
+    /// The manager stops or has ended: nothing more can be started.
+    #[error("the stop procedure is already engaged")]
+    Stopping,
+}
+
+/// What can reach the manager from outside.
+pub(super) enum Command {
+    Add(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
+    Replace(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
+    Remove(ControllerName, oneshot::Sender<()>),
+}
+
+pub(super) type Reply = oneshot::Sender<Result<(), AddError>>;
+
+/// Adds, replaces, removes and reports. Cheap to clone; works before and while the manager runs.
+#[derive(Clone, Debug)]
+pub struct ManagerHandle {
+    pub(super) commands: mpsc::Sender<Command>,
+    pub(super) snapshot: watch::Receiver<Arc<Snapshot>>,
+    pub(super) transitions: broadcast::Sender<Transition>,
+}
+
+impl ManagerHandle {
+    /// Adds a runnable; it starts when its group is open and its condition is met.
+    ///
+    /// Resolves when the manager has taken it, so not before the manager runs.
+    ///
+    /// # Errors
+    ///
+    /// [`AddError::AlreadyThere`], [`AddError::Stopping`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropped early, it may or may not have been added.
+    pub async fn add(
+        &self,
+        name: impl Into<ControllerName>,
+        runnable: Arc<dyn ConditionalRunnable>,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        let name = name.into();
+        self.ask(|reply| Command::Add(name, runnable, options, reply)).await
+    }
+
+    /// Adds a runnable without a condition.
+    ///
+    /// # Errors
+    ///
+    /// As [`ManagerHandle::add`].
+    pub async fn add_runnable(
+        &self,
+        name: impl Into<ControllerName>,
+        runnable: Arc<dyn Runnable>,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        self.add(name, Arc::new(Unconditional(runnable)), options).await
+    }
+
+    /// Puts another specification in the place of a runnable.
+    ///
+    /// The running epoch goes on until the new one's condition is met and it is prepared; then
+    /// it is stopped as superseded and the new one starts. Until then the status says in
+    /// `pending` why it has not. A later replacement takes the place of one that waits.
+    ///
+    /// # Errors
+    ///
+    /// [`AddError::NotThere`], [`AddError::Stopping`].
+    pub async fn replace(
+        &self,
+        name: impl Into<ControllerName>,
+        runnable: Arc<dyn ConditionalRunnable>,
+        options: RunnableOptions,
+    ) -> Result<(), AddError> {
+        let name = name.into();
+        self.ask(|reply| Command::Replace(name, runnable, options, reply)).await
+    }
+
+    /// Removes a runnable; resolves when it is done and its name is free. No error when there
+    /// is none.
+    ///
+    /// # Cancel safety
+    ///
+    /// It is removed all the same once this has been polled.
+    pub async fn remove(&self, name: impl Into<ControllerName>) {
+        let (reply, removed) = oneshot::channel();
+        if self.commands.send(Command::Remove(name.into(), reply)).await.is_ok() {
+            // A manager that has ended has removed everything.
+            removed.await.unwrap_or_default();
+        }
+    }
+
+    /// Every runnable as of now.
+    pub fn status(&self) -> Arc<Snapshot> {
+        self.snapshot.borrow().clone()
+    }
+
+    /// One runnable as of now.
+    pub fn status_of(&self, name: impl Into<ControllerName>) -> Option<Arc<RunnableStatus>> {
+        self.snapshot.borrow().get(&name.into()).cloned()
+    }
+
+    /// Snapshots; each has at least every change of the one before.
+    pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
+        self.snapshot.clone()
+    }
+
+    /// Every transition from now on. A receiver that lags by over 1024 is told so.
+    pub fn transitions(&self) -> broadcast::Receiver<Transition> {
+        self.transitions.subscribe()
+    }
+
+    async fn ask(&self, command: impl FnOnce(Reply) -> Command) -> Result<(), AddError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
+        answer.await.unwrap_or(Err(AddError::Stopping))
+    }
+}
+
+/// A runnable that is always ready.
+pub(super) struct Unconditional(pub(super) Arc<dyn Runnable>);
+
+impl Runnable for Unconditional {
+    fn start(&self, epoch: super::Epoch) -> futures::future::BoxFuture<'static, super::RunResult> {
+        self.0.start(epoch)
+    }
+
+    fn group(&self) -> RunnableGroup {
+        self.0.group()
+    }
+
+    fn reports_running(&self) -> bool {
+        self.0.reports_running()
+    }
+
+    fn keeps_grace(&self) -> bool {
+        self.0.keeps_grace()
+    }
+
+    fn prepare(&self) -> futures::future::BoxFuture<'static, super::RunResult> {
+        self.0.prepare()
+    }
+}
+
+impl ConditionalRunnable for Unconditional {
+    fn ready(&self) -> Readiness {
+        condition::always()
+    }
+}

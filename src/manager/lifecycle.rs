@@ -1,0 +1,492 @@
+//! The life of one runnable as a pure state machine: inputs in, actions out, no I/O.
+//!
+//! It alone decides when an epoch begins and ends. What it is fed may come in any order and any
+//! number of times; it never begins an epoch before the one before is done.
+
+use tokio::time::Instant;
+
+use super::{ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
+use crate::kind::TypeIdentity;
+
+/// What happens to a run that ends while its condition holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RestartPolicy {
+    /// It starts again, however it ended.
+    #[default]
+    Always,
+    /// It starts again after an error or a panic.
+    OnFailure,
+    /// It rests.
+    Never,
+}
+
+/// How a run ended, as its owner saw it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RunEnd {
+    Completed,
+    Failed(String),
+    Panicked(String),
+    /// It was dropped after the grace.
+    Aborted,
+}
+
+/// All that can happen to a runnable.
+#[derive(Clone, Debug)]
+pub(super) enum Input {
+    /// Its condition says this.
+    Verdict(Verdict),
+    /// Its group is open (and this replica leads, where that matters), or no more.
+    Allowed(bool),
+    /// The epoch has started up.
+    Running,
+    /// The epoch's run has ended and nothing of it is left.
+    Ended(RunEnd),
+    /// The run outlived its grace.
+    Overdue,
+    /// Its specification is replaced: this epoch ends, the next one has the new one.
+    Supersede,
+    /// It is to go.
+    Remove,
+    /// A time that was asked for has come.
+    Wake,
+}
+
+/// What is to be done about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    /// Begin an epoch.
+    Start,
+    /// Ask the epoch to stop.
+    Stop(StopReason),
+    /// Announce the end of the epoch.
+    Done(DoneReason),
+    /// Come back at this time.
+    WakeAt(Instant),
+    /// Forget it: it is wanted no more and nothing of it runs.
+    Forget,
+}
+
+#[derive(Debug)]
+pub(super) struct Lifecycle {
+    state: State,
+    verdict: Verdict,
+    allowed: bool,
+    removed: bool,
+    policy: RestartPolicy,
+    backoff: RestartBackoff,
+    failures: u32,
+    not_before: Option<Instant>,
+}
+
+#[derive(Debug)]
+enum State {
+    Waiting,
+    Live { since: Instant, running: bool, basis: Vec<TypeIdentity> },
+    Stopping { reason: StopReason, overdue: bool },
+    BackingOff,
+    Stopped,
+}
+
+impl Lifecycle {
+    pub(super) fn new(policy: RestartPolicy, backoff: RestartBackoff) -> Self {
+        Self {
+            state: State::Waiting,
+            verdict: Verdict::Unknown(Vec::new()),
+            allowed: false,
+            removed: false,
+            policy,
+            backoff,
+            failures: 0,
+            not_before: None,
+        }
+    }
+
+    pub(super) fn state(&self) -> ControllerState {
+        match &self.state {
+            State::Waiting => ControllerState::Waiting,
+            State::Live { running: false, .. } => ControllerState::Starting,
+            State::Live { running: true, .. } => ControllerState::Running,
+            State::Stopping { .. } => ControllerState::Stopping,
+            State::BackingOff => ControllerState::BackingOff,
+            State::Stopped => ControllerState::Stopped,
+        }
+    }
+
+    /// Whether an epoch is under way: from its start until it is done.
+    pub(super) fn live(&self) -> bool {
+        matches!(self.state, State::Live { .. } | State::Stopping { .. })
+    }
+
+    pub(super) fn stopping(&self) -> Option<StopReason> {
+        match self.state {
+            State::Stopping { reason, .. } => Some(reason),
+            State::Waiting | State::Live { .. } | State::BackingOff | State::Stopped => None,
+        }
+    }
+
+    pub(super) fn stuck(&self) -> bool {
+        matches!(self.state, State::Stopping { overdue: true, .. })
+    }
+
+    pub(super) fn verdict(&self) -> &Verdict {
+        &self.verdict
+    }
+
+    pub(super) fn allowed(&self) -> bool {
+        self.allowed
+    }
+
+    pub(super) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Another specification, so another condition and a clean record.
+    ///
+    /// Only between epochs: the caller has seen [`Action::Done`], or none is live.
+    pub(super) fn renew(&mut self, policy: RestartPolicy) {
+        debug_assert!(!self.live(), "a live epoch keeps its specification");
+        self.policy = policy;
+        self.verdict = Verdict::Unknown(Vec::new());
+        self.failures = 0;
+        self.not_before = None;
+        self.state = State::Waiting;
+    }
+
+    pub(super) fn step(&mut self, input: Input, now: Instant, jitter: f64) -> Vec<Action> {
+        match input {
+            Input::Verdict(verdict) => self.verdict = verdict,
+            Input::Allowed(allowed) => self.allowed = allowed,
+            Input::Remove => self.removed = true,
+            Input::Wake => {}
+            Input::Running => {
+                if let State::Live { running, .. } = &mut self.state {
+                    *running = true;
+                }
+            }
+            Input::Overdue => {
+                if let State::Stopping { overdue, .. } = &mut self.state {
+                    *overdue = true;
+                }
+            }
+            Input::Supersede => {
+                if matches!(self.state, State::Live { .. }) {
+                    return self.stop(StopReason::Superseded);
+                }
+            }
+            // The caller may put another specification in place now, so nothing is started here.
+            Input::Ended(end) => return self.ended(end, now, jitter),
+        }
+        self.settle(now)
+    }
+
+    fn settle(&mut self, now: Instant) -> Vec<Action> {
+        match &self.state {
+            State::Waiting | State::BackingOff | State::Stopped if self.removed => {
+                self.state = State::Stopped;
+                vec![Action::Forget]
+            }
+            State::Waiting | State::BackingOff => self.begin(now),
+            State::Live { .. } if self.removed || !self.allowed => self.stop(StopReason::Cancelled),
+            State::Live { basis, .. } => match &self.verdict {
+                Verdict::Met(now) if now == basis => Vec::new(),
+                Verdict::Met(_) | Verdict::Unmet(_) => self.stop(StopReason::TypeGone),
+                // Absence needs proof.
+                Verdict::Unknown(_) => Vec::new(),
+            },
+            State::Stopping { .. } | State::Stopped => Vec::new(),
+        }
+    }
+
+    fn begin(&mut self, now: Instant) -> Vec<Action> {
+        let Verdict::Met(basis) = &self.verdict else {
+            self.state = State::Waiting;
+            return Vec::new();
+        };
+        if !self.allowed {
+            self.state = State::Waiting;
+            return Vec::new();
+        }
+        match self.not_before {
+            Some(until) if until > now => {
+                self.state = State::BackingOff;
+                vec![Action::WakeAt(until)]
+            }
+            _ => {
+                self.state = State::Live { since: now, running: false, basis: basis.clone() };
+                vec![Action::Start]
+            }
+        }
+    }
+
+    fn stop(&mut self, reason: StopReason) -> Vec<Action> {
+        self.state = State::Stopping { reason, overdue: false };
+        vec![Action::Stop(reason)]
+    }
+
+    fn ended(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
+        let state = std::mem::replace(&mut self.state, State::Waiting);
+        let reason = match state {
+            State::Stopping { reason, .. } => DoneReason::from(reason),
+            State::Live { since, .. } => {
+                let reason = match end {
+                    RunEnd::Completed => DoneReason::Completed,
+                    RunEnd::Failed(error) => DoneReason::Failed(error),
+                    RunEnd::Panicked(error) => DoneReason::Panicked(error),
+                    RunEnd::Aborted => DoneReason::Cancelled,
+                };
+                let again = match self.policy {
+                    RestartPolicy::Always => true,
+                    RestartPolicy::OnFailure => reason.error().is_some(),
+                    RestartPolicy::Never => false,
+                };
+                if again {
+                    let healthy = now.duration_since(since) >= self.backoff.healthy;
+                    self.failures = if healthy { 1 } else { self.failures.saturating_add(1) };
+                    self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
+                } else {
+                    self.state = State::Stopped;
+                }
+                reason
+            }
+            // An end without an epoch is a defect of the caller; it changes nothing.
+            State::Waiting | State::BackingOff | State::Stopped => {
+                self.state = state;
+                return Vec::new();
+            }
+        };
+        vec![Action::Done(reason)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::kind::Scope;
+
+    fn met(uid: &str) -> Verdict {
+        Verdict::Met(vec![TypeIdentity {
+            group: "example.com".into(),
+            version: "v1".into(),
+            plural: "widgets".into(),
+            scope: Scope::Namespaced,
+            uid: Some(uid.into()),
+        }])
+    }
+
+    fn unmet() -> Verdict {
+        Verdict::Unmet(Vec::new())
+    }
+
+    fn unknown() -> Verdict {
+        Verdict::Unknown(Vec::new())
+    }
+
+    struct Life {
+        lifecycle: Lifecycle,
+        now: Instant,
+    }
+
+    impl Life {
+        fn new(policy: RestartPolicy) -> Self {
+            let mut lifecycle = Lifecycle::new(policy, RestartBackoff::default());
+            let now = Instant::now();
+            assert!(lifecycle.step(Input::Allowed(true), now, 0.0).is_empty());
+            Self { lifecycle, now }
+        }
+
+        fn running() -> Self {
+            let mut life = Self::new(RestartPolicy::Always);
+            assert_eq!(life.step(Input::Verdict(met("1"))), [Action::Start]);
+            assert!(life.step(Input::Running).is_empty());
+            life
+        }
+
+        fn step(&mut self, input: Input) -> Vec<Action> {
+            self.lifecycle.step(input, self.now, 0.0)
+        }
+    }
+
+    #[test]
+    fn starts_when_the_condition_is_met_and_stops_when_it_is_lost() {
+        let mut life = Life::running();
+
+        assert_eq!(life.step(Input::Verdict(unmet())), [Action::Stop(StopReason::TypeGone)]);
+        assert_eq!(
+            life.step(Input::Ended(RunEnd::Completed)),
+            [Action::Done(DoneReason::TypeGone)]
+        );
+        assert!(life.step(Input::Wake).is_empty());
+        assert_eq!(life.step(Input::Verdict(met("2"))), [Action::Start]);
+    }
+
+    #[test]
+    fn an_unknown_verdict_neither_starts_nor_stops() {
+        let mut waiting = Life::new(RestartPolicy::Always);
+        assert!(waiting.step(Input::Verdict(unknown())).is_empty());
+        assert_eq!(waiting.lifecycle.state(), ControllerState::Waiting);
+
+        let mut running = Life::running();
+        assert!(running.step(Input::Verdict(unknown())).is_empty());
+        assert_eq!(running.lifecycle.state(), ControllerState::Running);
+    }
+
+    #[test]
+    fn another_identity_is_a_full_stop_and_start() {
+        let mut life = Life::running();
+
+        assert_eq!(life.step(Input::Verdict(met("2"))), [Action::Stop(StopReason::TypeGone)]);
+        assert_eq!(
+            life.step(Input::Ended(RunEnd::Completed)),
+            [Action::Done(DoneReason::TypeGone)]
+        );
+        assert_eq!(life.step(Input::Wake), [Action::Start]);
+    }
+
+    #[test]
+    fn a_verdict_that_returns_while_stopping_waits_for_done() {
+        let mut life = Life::running();
+        life.step(Input::Verdict(unmet()));
+
+        assert!(life.step(Input::Verdict(met("1"))).is_empty());
+        assert_eq!(life.step(Input::Ended(RunEnd::Aborted)), [Action::Done(DoneReason::TypeGone)]);
+        assert_eq!(life.step(Input::Wake), [Action::Start]);
+    }
+
+    #[test]
+    fn a_failed_run_starts_again_after_the_back_off() {
+        let mut life = Life::running();
+
+        let done = life.step(Input::Ended(RunEnd::Failed("boom".into())));
+        assert_eq!(done, [Action::Done(DoneReason::Failed("boom".into()))]);
+        let until = life.now + Duration::from_secs(1);
+        assert_eq!(life.step(Input::Wake), [Action::WakeAt(until)]);
+        assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
+
+        life.now = until;
+        assert_eq!(life.step(Input::Wake), [Action::Start]);
+    }
+
+    #[test]
+    fn the_back_off_outlives_a_flap_of_the_condition() {
+        let mut life = Life::running();
+        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+        life.step(Input::Wake);
+
+        life.step(Input::Verdict(unmet()));
+        assert_eq!(life.lifecycle.state(), ControllerState::Waiting);
+        life.step(Input::Verdict(met("2")));
+
+        assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
+    }
+
+    #[test]
+    fn ten_healthy_minutes_forget_the_failures() {
+        let mut life = Life::running();
+        for _ in 0..5 {
+            life.step(Input::Ended(RunEnd::Failed("boom".into())));
+            life.now += Duration::from_secs(300);
+            assert_eq!(life.step(Input::Wake), [Action::Start]);
+        }
+
+        life.now += Duration::from_secs(600);
+        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+
+        assert_eq!(life.lifecycle.failures(), 1);
+    }
+
+    #[test]
+    fn the_restart_policy_decides_about_a_clean_end() {
+        for (policy, end, state) in [
+            (RestartPolicy::Always, RunEnd::Completed, ControllerState::BackingOff),
+            (RestartPolicy::OnFailure, RunEnd::Completed, ControllerState::Stopped),
+            (RestartPolicy::OnFailure, RunEnd::Panicked("x".into()), ControllerState::BackingOff),
+            (RestartPolicy::Never, RunEnd::Failed("x".into()), ControllerState::Stopped),
+        ] {
+            let mut life = Life::new(policy);
+            life.step(Input::Verdict(met("1")));
+
+            life.step(Input::Ended(end));
+            life.step(Input::Wake);
+
+            assert_eq!(life.lifecycle.state(), state, "{policy:?}");
+        }
+    }
+
+    #[test]
+    fn removal_forgets_only_after_done() {
+        let mut life = Life::running();
+
+        assert_eq!(life.step(Input::Remove), [Action::Stop(StopReason::Cancelled)]);
+        life.step(Input::Ended(RunEnd::Completed));
+        assert_eq!(life.step(Input::Wake), [Action::Forget]);
+    }
+
+    fn input() -> impl Strategy<Value = Input> {
+        prop_oneof![
+            4 => prop_oneof![
+                Just(met("1")), Just(met("2")), Just(unmet()), Just(unknown())
+            ].prop_map(Input::Verdict),
+            1 => any::<bool>().prop_map(Input::Allowed),
+            2 => Just(Input::Running),
+            4 => prop_oneof![
+                Just(RunEnd::Completed),
+                Just(RunEnd::Failed("x".into())),
+                Just(RunEnd::Panicked("x".into())),
+                Just(RunEnd::Aborted)
+            ].prop_map(Input::Ended),
+            1 => Just(Input::Overdue),
+            1 => Just(Input::Supersede),
+            2 => Just(Input::Wake),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn epochs_never_overlap_and_each_is_done_once(
+            inputs in prop::collection::vec(input(), 0..60)
+        ) {
+            let mut lifecycle = Lifecycle::new(RestartPolicy::Always, RestartBackoff::default());
+            let mut now = Instant::now();
+            let (mut live, mut asked_to_stop) = (false, false);
+
+            for input in inputs {
+                now += Duration::from_secs(1);
+                for action in lifecycle.step(input, now, 0.5) {
+                    match action {
+                        Action::Start => {
+                            prop_assert!(!live, "an epoch began before the last was done");
+                            live = true;
+                            asked_to_stop = false;
+                        }
+                        Action::Stop(_) => {
+                            prop_assert!(live && !asked_to_stop);
+                            asked_to_stop = true;
+                        }
+                        Action::Done(_) => {
+                            prop_assert!(live, "done without an epoch");
+                            live = false;
+                        }
+                        Action::WakeAt(at) => prop_assert!(at > now),
+                        Action::Forget => prop_assert!(!live),
+                    }
+                }
+                prop_assert_eq!(live, lifecycle.live());
+            }
+
+            // Convergence: once the last word is spoken, the state follows from it alone.
+            let mut actions = lifecycle.step(Input::Allowed(true), now, 0.5);
+            actions.extend(lifecycle.step(Input::Verdict(met("9")), now, 0.5));
+            while lifecycle.live() && lifecycle.stopping().is_some() {
+                lifecycle.step(Input::Ended(RunEnd::Aborted), now, 0.5);
+            }
+            now += Duration::from_secs(600);
+            lifecycle.step(Input::Wake, now, 0.5);
+            lifecycle.step(Input::Running, now, 0.5);
+            prop_assert_eq!(lifecycle.state(), ControllerState::Running);
+        }
+    }
+}

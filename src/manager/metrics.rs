@@ -1,0 +1,128 @@
+//! Metrics of the manager. Series belong to a runnable's name and go with it.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use super::{ControllerName, ControllerState};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Name {
+    controller: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct State {
+    controller: String,
+    state: &'static str,
+}
+
+type Histograms = Family<Name, Histogram, fn() -> Histogram>;
+
+/// Metrics of one manager; register them once.
+#[derive(Clone, Debug)]
+pub struct ManagerMetrics {
+    state: Family<State, Gauge>,
+    epoch: Family<Name, Gauge>,
+    failures: Family<Name, Counter>,
+    start: Histograms,
+    stop: Histograms,
+}
+
+impl Default for ManagerMetrics {
+    fn default() -> Self {
+        // 1 ms to about 65 s.
+        let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
+        Self {
+            state: Family::default(),
+            epoch: Family::default(),
+            failures: Family::default(),
+            start: Family::new_with_constructor(histogram),
+            stop: Family::new_with_constructor(histogram),
+        }
+    }
+}
+
+impl ManagerMetrics {
+    /// Adds them to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "pilotlight_controller_state",
+            "1 for the state that a controller is in",
+            self.state.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_epoch",
+            "The current or last epoch of a controller",
+            self.epoch.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_run_failures",
+            "Runs that ended with an error or a panic",
+            self.failures.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_start_duration_seconds",
+            "From the condition being met to running",
+            self.start.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_stop_duration_seconds",
+            "From the stop being asked for to done",
+            self.stop.clone(),
+        );
+    }
+
+    pub(super) fn entered(
+        &self,
+        name: &ControllerName,
+        from: ControllerState,
+        to: ControllerState,
+    ) {
+        if from != to {
+            self.state.remove(&Self::state(name, from));
+        }
+        self.state.get_or_create(&Self::state(name, to)).set(1);
+    }
+
+    pub(super) fn epoch(&self, name: &ControllerName, epoch: u64) {
+        self.epoch.get_or_create(&Self::name(name)).set(i64::try_from(epoch).unwrap_or(i64::MAX));
+    }
+
+    pub(super) fn failed(&self, name: &ControllerName) {
+        self.failures.get_or_create(&Self::name(name)).inc();
+    }
+
+    pub(super) fn started(&self, name: &ControllerName, seconds: f64) {
+        self.start.get_or_create(&Self::name(name)).observe(seconds);
+    }
+
+    pub(super) fn stopped(&self, name: &ControllerName, seconds: f64) {
+        self.stop.get_or_create(&Self::name(name)).observe(seconds);
+    }
+
+    pub(super) fn removed(&self, name: &ControllerName) {
+        for state in ControllerState::ALL {
+            self.state.remove(&Self::state(name, state));
+        }
+        self.epoch.remove(&Self::name(name));
+        self.failures.remove(&Self::name(name));
+        self.start.remove(&Self::name(name));
+        self.stop.remove(&Self::name(name));
+    }
+
+    fn name(name: &ControllerName) -> Name {
+        Name { controller: name.as_str().to_owned() }
+    }
+
+    fn state(name: &ControllerName, state: ControllerState) -> State {
+        State { controller: name.as_str().to_owned(), state: state.word() }
+    }
+}

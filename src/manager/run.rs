@@ -1,0 +1,75 @@
+//! Drives one epoch from start to done.
+
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::{Epoch, RunResult, lifecycle::RunEnd};
+
+/// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// What becomes of a run that outlives its grace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Overrun {
+    Dropped,
+    WaitedFor,
+}
+
+/// Runs `run` until it ends or is dropped after its grace, and returns when nothing of it is left:
+/// no task, nothing that may still be sent.
+pub(super) async fn drive(
+    epoch: Epoch,
+    run: BoxFuture<'static, RunResult>,
+    overrun: Overrun,
+) -> RunEnd {
+    let run = AssertUnwindSafe(epoch.tasks().track_future(run)).catch_unwind();
+    let end = tokio::select! {
+        biased;
+        end = run => match end {
+            Ok(Ok(())) => RunEnd::Completed,
+            Ok(Err(error)) => RunEnd::Failed(error.to_string()),
+            Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
+        },
+        () = overdue(&epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,
+    };
+    epoch.stop(super::StopReason::Cancelled);
+    epoch.fence().close();
+    epoch.tasks().close();
+    epoch.tasks().wait().await;
+    // Nobody of the epoch is left to wait for these; whoever still does took the client away.
+    if timeout(epoch.grace(), epoch.fence().quiet()).await.is_err() {
+        warn!(
+            controller = %epoch.controller(),
+            epoch = epoch.number(),
+            requests = epoch.fence().under_way(),
+            "requests outlived their epoch, their outcome is unknown"
+        );
+    }
+    end
+}
+
+async fn overdue(epoch: &Epoch) {
+    epoch.token().cancelled().await;
+    sleep(epoch.grace().saturating_add(SLACK)).await;
+}
+
+/// What a panic said.
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
+    if let Some(text) = panic.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = panic.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "a panic without a message".to_owned()
+    }
+}
+
+/// When a stop that was asked for now counts as stuck.
+pub(super) fn overdue_after(grace: Duration) -> Duration {
+    // A timer cannot be set for years ahead.
+    let longest = Duration::from_secs(24 * 60 * 60);
+    (grace.saturating_mul(2).saturating_add(SLACK * 2)).min(longest)
+}

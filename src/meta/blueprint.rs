@@ -1,0 +1,710 @@
+//! A declared controller after its object was read: parsed once, valid, and executable.
+//!
+//! Whatever is wrong is collected and named by its field; what this version does not execute is
+//! refused as a whole and never half-executed.
+
+use std::{collections::BTreeMap, fmt, time::Duration};
+
+use bytes::Bytes;
+use http::Uri;
+use serde_json::Value;
+
+use super::{CompositeControllerSpec, HookSpec, Selector, WebhookSpec, selection};
+use crate::kind::TypeRef;
+
+/// How long a hook may take when nothing valid is said.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// A CompositeController that can be executed.
+#[derive(Clone, Debug)]
+pub struct Blueprint {
+    /// Name of the object.
+    pub name: String,
+    /// The parent type.
+    pub parent: TypeRef,
+    /// Only parents that match.
+    pub parent_selector: Selector,
+    /// Changes of nothing but a parent's status do not sync it.
+    pub ignore_status_changes: bool,
+    /// The types of children.
+    pub children: Vec<ChildRule>,
+    /// Children are selected by the parent's uid.
+    pub generate_selector: bool,
+    /// Every parent is synced again after this time.
+    pub resync_period: Option<Duration>,
+    /// The sync hook.
+    pub sync: HookRule,
+    /// The object as it was accepted: what hooks are sent as `controller`.
+    pub controller: Bytes,
+    /// Its `spec`, for telling an edit from a touch.
+    pub spec: Value,
+}
+
+/// A type of children.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChildRule {
+    /// The type.
+    pub type_ref: TypeRef,
+    /// How existing children are updated.
+    pub strategy: UpdateMethod,
+    /// The controller runs also while the type is missing.
+    pub optional: bool,
+}
+
+/// How a child that exists is brought to what the hook wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UpdateMethod {
+    /// Not at all, until somebody deletes it.
+    #[default]
+    OnDelete,
+    /// Deleted now, created by the next sync.
+    Recreate,
+    /// Updated where it is.
+    InPlace,
+}
+
+/// A hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HookRule {
+    /// How children are keyed in the request.
+    pub version: HookVersion,
+    /// Unknown and duplicate fields of an answer are errors.
+    pub strict: bool,
+    /// Where it is.
+    pub url: Uri,
+    /// The longest an exchange may take.
+    pub timeout: Duration,
+}
+
+/// Version of the hook protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookVersion {
+    /// Keys are relative to the parent.
+    V1,
+    /// Keys are always namespace and name.
+    V2,
+}
+
+/// Why an object cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Rejected {
+    /// It does not have the shape of its kind; correct the field that is named.
+    #[error("{field}: {message}")]
+    Undecodable {
+        /// Path of the field.
+        field: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// Its specification is invalid; correct every field that is named.
+    #[error("{}", list(.0))]
+    Invalid(Vec<Problem>),
+    /// It asks for what this version does not do; remove the fields that are named.
+    #[error("{}", list(.0))]
+    Unsupported(Vec<Problem>),
+    /// No controller can be built of it; a defect of ours.
+    #[error("{0}")]
+    Unbuildable(String),
+}
+
+impl Rejected {
+    /// CamelCase, for a condition's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
+            Self::Unsupported(_) => "SpecUnsupported",
+            Self::Unbuildable(_) => "NotBuildable",
+        }
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Path of the field.
+    pub field: String,
+    /// What is wrong, and what to do.
+    pub message: String,
+    unsupported: bool,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.field, self.message)
+    }
+}
+
+fn list(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
+}
+
+#[derive(Default)]
+struct Problems(Vec<Problem>);
+
+impl Problems {
+    fn invalid(&mut self, field: impl Into<String>, message: impl Into<String>) {
+        self.0.push(Problem { field: field.into(), message: message.into(), unsupported: false });
+    }
+
+    fn unsupported(&mut self, field: impl Into<String>) {
+        self.0.push(Problem {
+            field: field.into(),
+            message: "is not supported by this version; remove it".to_owned(),
+            unsupported: true,
+        });
+    }
+}
+
+impl Blueprint {
+    /// Reads a CompositeController.
+    ///
+    /// # Errors
+    ///
+    /// [`Rejected`] names every field that stands in the way.
+    pub fn parse(object: &Bytes) -> Result<Self, Rejected> {
+        let value: Value = serde_json::from_slice(object).map_err(|error| {
+            Rejected::Undecodable { field: "object".to_owned(), message: error.to_string() }
+        })?;
+        let name = match value.pointer("/metadata/name").and_then(Value::as_str) {
+            Some(name) if !name.is_empty() => name.to_owned(),
+            _ => {
+                return Err(Rejected::Undecodable {
+                    field: "metadata.name".to_owned(),
+                    message: "must be a text that is not empty".to_owned(),
+                });
+            }
+        };
+        let Some(raw) = value.get("spec").filter(|spec| spec.is_object()) else {
+            return Err(Rejected::Undecodable {
+                field: "spec".to_owned(),
+                message: "must be an object".to_owned(),
+            });
+        };
+        let spec: CompositeControllerSpec =
+            serde_path_to_error::deserialize(raw).map_err(|error| {
+                let path = error.path().to_string();
+                Rejected::Undecodable {
+                    field: if path == "." { "spec".to_owned() } else { format!("spec.{path}") },
+                    message: error.inner().to_string(),
+                }
+            })?;
+        let mut problems = Problems::default();
+        let read = Self::read(name, &spec, raw.clone(), object.clone(), &mut problems);
+        let Problems(mut problems) = problems;
+        match read {
+            Some(blueprint) if problems.is_empty() => Ok(blueprint),
+            _ if problems.iter().all(|problem| problem.unsupported) => {
+                Err(Rejected::Unsupported(problems))
+            }
+            _ => {
+                // What is invalid first: it is what its author can correct.
+                problems.sort_by_key(|problem| problem.unsupported);
+                Err(Rejected::Invalid(problems))
+            }
+        }
+    }
+
+    fn read(
+        name: String,
+        spec: &CompositeControllerSpec,
+        raw: Value,
+        controller: Bytes,
+        problems: &mut Problems,
+    ) -> Option<Self> {
+        let parent_resource = &spec.parent_resource;
+        let parent = type_ref(
+            "spec.parentResource",
+            &parent_resource.api_version,
+            &parent_resource.resource,
+            problems,
+        );
+        let parent_selector = match &parent_resource.label_selector {
+            None => Some(Selector::default()),
+            Some(selector) => selection::parse(selector)
+                .map_err(|(field, message)| {
+                    problems.invalid(format!("spec.parentResource.labelSelector.{field}"), message);
+                })
+                .ok(),
+        };
+        let children = child_rules(spec, problems);
+        if !spec.endpoint_configs.is_empty() {
+            problems.unsupported("spec.endpointConfigs");
+        }
+        let hooks = spec.hooks.clone().unwrap_or_default();
+        if hooks.finalize.is_some() {
+            problems.unsupported("spec.hooks.finalize");
+        }
+        if hooks.customize.is_some() {
+            problems.unsupported("spec.hooks.customize");
+        }
+        let sync = match &hooks.sync {
+            Some(hook) => hook_rule("spec.hooks.sync", hook, problems),
+            None => {
+                problems.invalid("spec.hooks.sync", "is required");
+                None
+            }
+        };
+        Some(Self {
+            name,
+            parent: parent?,
+            parent_selector: parent_selector?,
+            ignore_status_changes: parent_resource.ignore_status_changes.unwrap_or_default(),
+            children,
+            generate_selector: spec.generate_selector.unwrap_or_default(),
+            resync_period: spec
+                .resync_period_seconds
+                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0).max(1))),
+            sync: sync?,
+            controller,
+            spec: raw,
+        })
+    }
+}
+
+/// Whether two specifications declare the same controller. What the server fills in counts as
+/// written.
+pub(crate) fn same_spec(one: &Value, other: &Value) -> bool {
+    let typed = |value: &Value| serde_json::from_value::<CompositeControllerSpec>(value.clone());
+    match (typed(one), typed(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<ChildRule> {
+    let mut seen: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut rules = Vec::with_capacity(spec.child_resources.len());
+    for (index, child) in spec.child_resources.iter().enumerate() {
+        let field = format!("spec.childResources[{index}]");
+        let update = child.update_strategy.as_ref();
+        let strategy = match update.and_then(|update| update.method.as_deref()) {
+            None | Some("" | "OnDelete") => Some(UpdateMethod::OnDelete),
+            Some("Recreate") => Some(UpdateMethod::Recreate),
+            Some("InPlace") => Some(UpdateMethod::InPlace),
+            Some("RollingRecreate" | "RollingInPlace") => {
+                problems.unsupported(format!("{field}.updateStrategy.method"));
+                None
+            }
+            Some(other) => {
+                problems.invalid(
+                    format!("{field}.updateStrategy.method"),
+                    format!(
+                        "{other:?} is none of OnDelete, Recreate, InPlace, RollingRecreate, \
+                         RollingInPlace"
+                    ),
+                );
+                None
+            }
+        };
+        let Some(type_ref) = type_ref(&field, &child.api_version, &child.resource, problems) else {
+            continue;
+        };
+        // Two versions of one resource hold the same objects: each would be a child twice.
+        match seen.insert((type_ref.group.clone(), child.resource.clone()), index) {
+            Some(first) => problems.invalid(
+                field,
+                format!("{type_ref} is declared by spec.childResources[{first}] already"),
+            ),
+            None => rules.extend(strategy.map(|strategy| ChildRule {
+                type_ref,
+                strategy,
+                optional: child.optional.unwrap_or_default(),
+            })),
+        }
+    }
+    rules
+}
+
+fn type_ref(
+    field: &str,
+    api_version: &str,
+    resource: &str,
+    problems: &mut Problems,
+) -> Option<TypeRef> {
+    let (group, version) = match api_version.split_once('/') {
+        None => ("", api_version),
+        Some(("", _)) => ("", ""),
+        Some((group, version)) => (group, version),
+    };
+    let named = |text: &str, more: &[char]| {
+        !text.is_empty()
+            && text.chars().all(|character| {
+                character.is_ascii_lowercase()
+                    || character.is_ascii_digit()
+                    || more.contains(&character)
+            })
+    };
+    if !named(version, &['-']) || !(group.is_empty() || named(group, &['-', '.'])) {
+        problems.invalid(
+            format!("{field}.apiVersion"),
+            format!("{api_version:?} is neither version nor group/version"),
+        );
+        return None;
+    }
+    if !named(resource, &['-', '.']) {
+        problems.invalid(
+            format!("{field}.resource"),
+            format!("{resource:?} is no plural name of a resource, such as configmaps"),
+        );
+        return None;
+    }
+    Some(TypeRef::resource(group, version, resource))
+}
+
+fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -> Option<HookRule> {
+    let version = match hook.version.as_deref() {
+        None | Some("" | "v1") => Some(HookVersion::V1),
+        Some("v2") => Some(HookVersion::V2),
+        Some(other) => {
+            problems.invalid(format!("{field}.version"), format!("{other:?} is neither v1 nor v2"));
+            None
+        }
+    };
+    let Some(webhook) = &hook.webhook else {
+        problems.invalid(format!("{field}.webhook"), "is required");
+        return None;
+    };
+    let field = format!("{field}.webhook");
+    let strict = match webhook.response_unmarshall_mode.as_deref() {
+        None | Some("") => Some(version == Some(HookVersion::V2)),
+        Some("strict") => Some(true),
+        Some("loose") => Some(false),
+        Some(other) => {
+            problems.invalid(
+                format!("{field}.responseUnMarshallMode"),
+                format!("{other:?} is neither loose nor strict"),
+            );
+            None
+        }
+    };
+    if webhook.etag.as_ref().is_some_and(|etag| etag.enabled == Some(true)) {
+        problems.unsupported(format!("{field}.etag"));
+    }
+    for (name, present) in [
+        ("caBundle", webhook.ca_bundle.is_some()),
+        ("clientTLS", webhook.client_tls.is_some()),
+        ("authorization", webhook.authorization.is_some()),
+        ("basicAuth", webhook.basic_auth.is_some()),
+    ] {
+        if present {
+            problems.unsupported(format!("{field}.{name}"));
+        }
+    }
+    let timeout = match webhook.timeout.as_deref() {
+        None | Some("") => Some(DEFAULT_TIMEOUT),
+        Some(text) => match go_duration(text) {
+            Some(seconds) if seconds > 0.0 => {
+                Duration::try_from_secs_f64(seconds).ok().or(Some(Duration::MAX))
+            }
+            Some(_) => {
+                tracing::info!(timeout = text, "a hook's timeout is not positive: 10 s instead");
+                Some(DEFAULT_TIMEOUT)
+            }
+            None => {
+                problems.invalid(
+                    format!("{field}.timeout"),
+                    format!("{text:?} is no duration, such as 10s or 1m30s"),
+                );
+                None
+            }
+        },
+    };
+    let url = url(&field, webhook, problems);
+    Some(HookRule { version: version?, strict: strict?, url: url?, timeout: timeout? })
+}
+
+fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Uri> {
+    let (field, text) = match (&webhook.url, &webhook.service) {
+        (Some(url), _) => (format!("{field}.url"), url.clone()),
+        (None, None) => {
+            problems.invalid(field, "needs url, or service and path");
+            return None;
+        }
+        (None, Some(service)) => {
+            let Some(path) = &webhook.path else {
+                problems.invalid(format!("{field}.path"), "is required with service");
+                return None;
+            };
+            let port = service.port.unwrap_or(80);
+            let protocol = service.protocol.as_deref().filter(|text| !text.is_empty());
+            let protocol = protocol.unwrap_or("http");
+            for (name, text) in [("name", &service.name), ("namespace", &service.namespace)] {
+                if text.is_empty() {
+                    problems.invalid(format!("{field}.service.{name}"), "must not be empty");
+                    return None;
+                }
+            }
+            if !(1..=65535).contains(&port) {
+                problems.invalid(format!("{field}.service.port"), format!("{port} is no port"));
+                return None;
+            }
+            // A path without its slash would become part of the port.
+            let slash = if path.starts_with('/') { "" } else { "/" };
+            (
+                format!("{field}.service"),
+                format!("{protocol}://{}.{}:{port}{slash}{path}", service.name, service.namespace),
+            )
+        }
+    };
+    let parsed = match text.parse::<Uri>() {
+        Ok(parsed) => parsed,
+        Err(error) => {
+            problems.invalid(field, format!("{text:?} is no URL: {error}"));
+            return None;
+        }
+    };
+    let authority = parsed.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    if !matches!(parsed.scheme_str(), Some("http" | "https")) {
+        problems.invalid(field, format!("{text:?} must begin with http:// or https://"));
+    } else if parsed.host().is_none_or(str::is_empty) {
+        problems.invalid(field, format!("{text:?} names no host"));
+    } else if authority.contains('@') {
+        // Not echoed: it holds a password.
+        problems.invalid(field, "must not hold a user name or password");
+    } else {
+        return Some(parsed);
+    }
+    None
+}
+
+/// Go's notation of durations, in seconds: `300ms`, `-1.5h`, `1m30s`, `0`.
+fn go_duration(text: &str) -> Option<f64> {
+    let (sign, mut rest) = match text.strip_prefix('-') {
+        Some(rest) => (-1.0, rest),
+        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
+    };
+    if rest == "0" {
+        return Some(0.0);
+    }
+    if rest.is_empty() {
+        return None;
+    }
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let digits =
+            rest.find(|character: char| !character.is_ascii_digit() && character != '.')?;
+        let number: f64 = rest[..digits].parse().ok()?;
+        rest = &rest[digits..];
+        let units = [
+            ("ns", 1e-9),
+            ("us", 1e-6),
+            ("µs", 1e-6),
+            ("μs", 1e-6),
+            ("ms", 1e-3),
+            ("s", 1.0),
+            ("m", 60.0),
+            ("h", 3600.0),
+        ];
+        let (unit, factor) = units.into_iter().find(|(unit, _)| rest.starts_with(unit))?;
+        rest = &rest[unit.len()..];
+        seconds += number * factor;
+    }
+    Some(sign * seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn object(change: impl FnOnce(&mut Value)) -> Bytes {
+        let mut object = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {"name": "things"},
+            "spec": {
+                "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+                "childResources": [{"apiVersion": "v1", "resource": "configmaps"}],
+                "hooks": {"sync": {"webhook": {"url": "http://hook.default/sync"}}}
+            }
+        });
+        change(&mut object["spec"]);
+        serde_json::to_vec(&object).unwrap().into()
+    }
+
+    #[track_caller]
+    fn check(pointer: &str, value: Value, expected: &[&str]) {
+        let object = object(|spec| {
+            let (parent, key) = pointer.rsplit_once('/').unwrap();
+            let parent = spec.pointer_mut(parent).unwrap();
+            match key.parse::<usize>() {
+                Ok(_) => parent.as_array_mut().unwrap().push(value),
+                Err(_) => {
+                    parent.as_object_mut().unwrap().insert(key.to_owned(), value);
+                }
+            }
+        });
+
+        let fields: Vec<String> = match Blueprint::parse(&object) {
+            Ok(_) => Vec::new(),
+            Err(Rejected::Undecodable { field, .. }) => vec![field],
+            Err(Rejected::Unbuildable(error)) => vec![error],
+            Err(Rejected::Invalid(problems) | Rejected::Unsupported(problems)) => {
+                problems.into_iter().map(|problem| problem.field).collect()
+            }
+        };
+
+        assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn a_plain_controller_is_accepted_with_its_defaults() {
+        let blueprint = Blueprint::parse(&object(|_| ())).unwrap();
+
+        assert_eq!(blueprint.name, "things");
+        assert_eq!(blueprint.parent, TypeRef::resource("example.com", "v1", "things"));
+        assert_eq!(blueprint.children[0].strategy, UpdateMethod::OnDelete);
+        assert!(!blueprint.children[0].optional);
+        assert_eq!(blueprint.sync.version, HookVersion::V1);
+        assert!(!blueprint.sync.strict);
+        assert_eq!(blueprint.sync.timeout, Duration::from_secs(10));
+        assert_eq!(blueprint.resync_period, None);
+    }
+
+    #[test]
+    fn every_wrong_field_is_named() {
+        let child = |resource: &str| json!({"apiVersion": "v1", "resource": resource});
+        check("/parentResource", json!({"resource": "x"}), &["spec.parentResource"]);
+        check("/parentResource/apiVersion", json!("a/b/c"), &["spec.parentResource.apiVersion"]);
+        check("/parentResource/apiVersion", json!(7), &["spec.parentResource.apiVersion"]);
+        check("/parentResource/resource", json!("../x"), &["spec.parentResource.resource"]);
+        check(
+            "/parentResource/labelSelector",
+            json!({"matchExpressions": [{"key": "a", "operator": "Near"}]}),
+            &["spec.parentResource.labelSelector.matchExpressions[0].operator"],
+        );
+        check("/childResources/1", child("configmaps"), &["spec.childResources[1]"]);
+        check("/childResources/1", child(""), &["spec.childResources[1].resource"]);
+        check(
+            "/childResources",
+            json!([{"apiVersion": "v1", "resource": "pods", "updateStrategy": {"method": "No"}}]),
+            &["spec.childResources[0].updateStrategy.method"],
+        );
+        check("/hooks", json!({}), &["spec.hooks.sync"]);
+        check("/hooks", json!(null), &["spec.hooks.sync"]);
+        check("/hooks/sync", json!({}), &["spec.hooks.sync.webhook"]);
+        check("/hooks/sync/version", json!("v3"), &["spec.hooks.sync.version"]);
+        check("/hooks/sync/webhook", json!({}), &["spec.hooks.sync.webhook"]);
+        check("/hooks/sync/webhook/url", json!("ftp://x"), &["spec.hooks.sync.webhook.url"]);
+        check("/hooks/sync/webhook/url", json!("hook"), &["spec.hooks.sync.webhook.url"]);
+        check("/hooks/sync/webhook/url", json!("http://"), &["spec.hooks.sync.webhook.url"]);
+        check("/hooks/sync/webhook/url", json!("http://a:b@c"), &["spec.hooks.sync.webhook.url"]);
+        check("/hooks/sync/webhook/timeout", json!("soon"), &["spec.hooks.sync.webhook.timeout"]);
+        check(
+            "/hooks/sync/webhook/responseUnMarshallMode",
+            json!("lax"),
+            &["spec.hooks.sync.webhook.responseUnMarshallMode"],
+        );
+        check(
+            "/hooks/sync/webhook",
+            json!({"service": {"name": "a", "namespace": "b"}}),
+            &["spec.hooks.sync.webhook.path"],
+        );
+        check("/resyncPeriodSeconds", json!("often"), &["spec.resyncPeriodSeconds"]);
+    }
+
+    #[test]
+    fn what_is_not_executed_is_refused_by_name() {
+        let hook = || json!({"webhook": {"url": "http://x/"}});
+        check("/hooks/finalize", hook(), &["spec.hooks.finalize"]);
+        check("/hooks/customize", hook(), &["spec.hooks.customize"]);
+        check("/hooks/preUpdateChild", hook(), &[]);
+        check("/endpointConfigs", json!([{"host": "x"}]), &["spec.endpointConfigs"]);
+        check("/hooks/sync/webhook/etag", json!({"enabled": false}), &[]);
+        check(
+            "/hooks/sync/webhook/etag",
+            json!({"enabled": true}),
+            &["spec.hooks.sync.webhook.etag"],
+        );
+        check("/hooks/sync/webhook/clientTLS", json!({}), &["spec.hooks.sync.webhook.clientTLS"]);
+        check(
+            "/childResources",
+            json!([{
+                "apiVersion": "v1", "resource": "pods",
+                "updateStrategy": {"method": "RollingInPlace"}
+            }]),
+            &["spec.childResources[0].updateStrategy.method"],
+        );
+        let rejected =
+            Blueprint::parse(&object(|spec| spec["hooks"]["finalize"] = hook())).unwrap_err();
+        assert_eq!(rejected.reason(), "SpecUnsupported");
+    }
+
+    #[test]
+    fn a_service_becomes_an_address() {
+        let service = |path: &str, extra: Value| {
+            let mut service = json!({"name": "hook", "namespace": "ns"});
+            service.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+            let object = object(|spec| {
+                spec["hooks"]["sync"]["webhook"] = json!({"service": service, "path": path});
+            });
+            Blueprint::parse(&object).map(|blueprint| blueprint.sync.url.to_string()).unwrap()
+        };
+
+        assert_eq!(service("/sync", json!({})), "http://hook.ns:80/sync");
+        assert_eq!(
+            service("/s?a=b", json!({"port": 8443, "protocol": "https"})),
+            "https://hook.ns:8443/s?a=b"
+        );
+    }
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        for (text, expected) in [
+            ("10s", Some(10.0)),
+            ("1m30s", Some(90.0)),
+            ("1.5h", Some(5400.0)),
+            ("250ms", Some(0.25)),
+            ("-1s", Some(-1.0)),
+            ("0", Some(0.0)),
+            ("", None),
+            ("10", None),
+            ("s", None),
+            ("1d", None),
+        ] {
+            assert_eq!(go_duration(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_that_is_not_positive_is_ten_seconds() {
+        let object = object(|spec| spec["hooks"]["sync"]["webhook"]["timeout"] = json!("-3s"));
+
+        assert_eq!(Blueprint::parse(&object).unwrap().sync.timeout, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn resync_is_once_a_second_at_most() {
+        for (seconds, expected) in [(0, 1), (-5, 1), (30, 30)] {
+            let object = object(|spec| spec["resyncPeriodSeconds"] = json!(seconds));
+
+            assert_eq!(
+                Blueprint::parse(&object).unwrap().resync_period,
+                Some(Duration::from_secs(expected))
+            );
+        }
+    }
+
+    #[test]
+    fn garbage_is_rejected_and_not_fatal() {
+        for garbage in ["", "null", "[]", "{}", r#"{"metadata":{"name":"a"}}"#, "\u{0}"] {
+            assert!(Blueprint::parse(&Bytes::from(garbage)).is_err(), "{garbage}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_fills_in_is_no_edit() {
+        let one = json!({
+            "parentResource": {"apiVersion": "v1", "resource": "things"},
+            "hooks": {"sync": {"webhook": {"url": "http://x"}}}
+        });
+        let mut other = one.clone();
+        other["hooks"]["sync"]["version"] = json!("v1");
+
+        assert!(same_spec(&one, &other));
+
+        other["resyncPeriodSeconds"] = json!(5);
+        assert!(!same_spec(&one, &other));
+    }
+}

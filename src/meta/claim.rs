@@ -1,0 +1,168 @@
+//! Which objects are a parent's children: a pure decision, object by object.
+
+use serde::Deserialize;
+
+use super::{LabelSelector, Selector, selection};
+use crate::informer::Header;
+
+/// Label by which generated selectors find children.
+pub(crate) const UID_LABEL: &str = "controller-uid";
+
+/// What is to be done about an object of a child type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// It is a child.
+    Owned,
+    /// Nobody's, and it matches: it becomes a child, if the parent still lives.
+    Adopt,
+    /// It was a child and matches no more.
+    Release,
+    /// Somebody else's, or nobody's and no match.
+    Ignore,
+}
+
+/// Decides on one object.
+pub(crate) fn claim(
+    object: &Header,
+    parent_uid: &str,
+    parent_terminating: bool,
+    selector: &Selector,
+) -> Claim {
+    let matches = selector.matches(&object.labels);
+    match object.owners.iter().find(|owner| owner.controller) {
+        Some(owner) if *owner.uid == *parent_uid => match (matches, parent_terminating) {
+            (true, _) => Claim::Owned,
+            (false, false) => Claim::Release,
+            // The garbage collector takes it with its owner.
+            (false, true) => Claim::Ignore,
+        },
+        Some(_) => Claim::Ignore,
+        None if matches && !parent_terminating && object.deletion_timestamp.is_none() => {
+            Claim::Adopt
+        }
+        None => Claim::Ignore,
+    }
+}
+
+/// The selector of a parent's children.
+///
+/// # Errors
+///
+/// Names the field of the parent that is missing or wrong.
+pub(crate) fn selector_of(
+    parent_json: &[u8],
+    parent_uid: &str,
+    generate: bool,
+) -> Result<Selector, String> {
+    #[derive(Deserialize)]
+    struct Parent {
+        spec: Option<Spec>,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        selector: Option<LabelSelector>,
+    }
+    if generate {
+        return Ok(Selector::label(UID_LABEL, parent_uid));
+    }
+    let parent: Parent = serde_json::from_slice(parent_json)
+        .map_err(|error| format!("spec.selector: is no label selector: {error}"))?;
+    let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();
+    if selector == LabelSelector::default() {
+        return Err(
+            "spec.selector: must select something; or set generateSelector in the controller"
+                .to_owned(),
+        );
+    }
+    selection::parse(&selector)
+        .map_err(|(field, message)| format!("spec.selector.{field}: {message}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::{ObjectKey, OwnerReference, StringMap};
+
+    fn object(owner: Option<&str>, labelled: bool, terminating: bool) -> Header {
+        Header {
+            key: ObjectKey { namespace: Some("ns".into()), name: "a".into() },
+            uid: "u".into(),
+            resource_version: "1".into(),
+            generation: 0,
+            deletion_timestamp: terminating.then(k8s_openapi::jiff::Timestamp::now),
+            labels: labelled.then_some(("a", "b")).into_iter().collect(),
+            annotations: StringMap::default(),
+            owners: owner
+                .map(|uid| OwnerReference {
+                    group: "example.com".into(),
+                    kind: "Thing".into(),
+                    name: "p".into(),
+                    uid: uid.into(),
+                    controller: true,
+                })
+                .into_iter()
+                .collect(),
+            finalizers: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn every_case_is_decided() {
+        let selector = Selector::label("a", "b");
+        for (owner, labelled, terminating, parent_terminating, expected) in [
+            (Some("p"), true, false, false, Claim::Owned),
+            (Some("p"), true, true, false, Claim::Owned),
+            (Some("p"), true, false, true, Claim::Owned),
+            (Some("p"), false, false, false, Claim::Release),
+            (Some("p"), false, false, true, Claim::Ignore),
+            (Some("other"), true, false, false, Claim::Ignore),
+            (None, true, false, false, Claim::Adopt),
+            (None, true, true, false, Claim::Ignore),
+            (None, true, false, true, Claim::Ignore),
+            (None, false, false, false, Claim::Ignore),
+        ] {
+            let object = object(owner, labelled, terminating);
+
+            assert_eq!(
+                claim(&object, "p", parent_terminating, &selector),
+                expected,
+                "{owner:?} {labelled} {terminating} {parent_terminating}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_owner_that_is_no_controller_is_no_owner() {
+        let mut object = object(Some("other"), true, false);
+        object.owners[0].controller = false;
+
+        let selector = Selector::label("a", "b");
+        assert_eq!(claim(&object, "p", false, &selector), Claim::Adopt);
+    }
+
+    #[test]
+    fn a_selector_that_is_missing_empty_or_wrong_is_an_error() {
+        for (parent, field) in [
+            (r#"{}"#, "spec.selector:"),
+            (r#"{"spec":null}"#, "spec.selector:"),
+            (r#"{"spec":{"selector":{}}}"#, "spec.selector:"),
+            (r#"{"spec":{"selector":{"app":"x"}}}"#, "spec.selector:"),
+            (r#"{"spec":{"selector":"x"}}"#, "spec.selector:"),
+            (
+                r#"{"spec":{"selector":{"matchExpressions":[{"key":"a","operator":"x"}]}}}"#,
+                "spec.selector.matchExpressions[0].operator:",
+            ),
+        ] {
+            let error = selector_of(parent.as_bytes(), "u", false).unwrap_err();
+
+            assert!(error.starts_with(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_generated_selector_is_the_uid() {
+        let selector = selector_of(b"{}", "u1", true).unwrap();
+
+        assert_eq!(selector.to_string(), "controller-uid=u1");
+    }
+}

@@ -1,0 +1,526 @@
+//! `CompositeController`: a controller of parents and their children, declared as an object.
+//!
+//! The fields are Metacontroller's, all of them, so that the API server prunes nothing of what
+//! its users wrote; what is not executed is refused by [`Blueprint`](super::Blueprint) and not
+//! here. Enumerations are text here and schema in the CRD, so that an object stored under a more
+//! liberal schema can still be read and answered with the name of the field that is wrong.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What a CompositeController declares.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "metacontroller.k8s.io",
+    version = "v1alpha1",
+    kind = "CompositeController",
+    plural = "compositecontrollers",
+    shortname = "cc",
+    shortname = "cctl",
+    status = "CompositeControllerStatus",
+    derive = "PartialEq",
+    doc = "A controller of parents and their children, whose decisions are made by hooks.",
+    annotation("api-approved.kubernetes.io", "unapproved, request not yet submitted"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
+    printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
+    printcolumn(name = "Parent", type_ = "string", json_path = ".spec.parentResource.resource"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct CompositeControllerSpec {
+    /// The type whose objects are reconciled.
+    pub parent_resource: ParentResource,
+    /// The types that hooks may answer with.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub child_resources: Vec<ChildResource>,
+    /// Who decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hooks: Option<CompositeHooks>,
+    /// TLS and credentials of hooks, by host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoint_configs: Vec<EndpointConfig>,
+    /// Every parent is synced again after this many seconds; at least 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resync_period_seconds: Option<i32>,
+    /// Children are selected by a label with the parent's uid, and `spec.selector` is ignored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generate_selector: Option<bool>,
+}
+
+/// The parent type, and which of its objects.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ParentResource {
+    /// `group/version`, or the version alone for the core group.
+    pub api_version: String,
+    /// Plural name.
+    pub resource: String,
+    /// What makes a new revision of a parent in a rolling update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision_history: Option<RevisionHistory>,
+    /// Only parents that match; absent is all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_selector: Option<LabelSelector>,
+    /// Changes of nothing but a parent's status do not sync it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ignore_status_changes: Option<bool>,
+}
+
+/// What makes a new revision.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RevisionHistory {
+    /// Paths of the fields; `spec` when absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub field_paths: Vec<String>,
+}
+
+/// A label selector, as everywhere in Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSelector {
+    /// Labels with exactly these values.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub match_labels: BTreeMap<String, String>,
+    /// Requirements, all of which must hold.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub match_expressions: Vec<LabelSelectorRequirement>,
+}
+
+/// One requirement of a label selector.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LabelSelectorRequirement {
+    /// Label.
+    pub key: String,
+    /// `In`, `NotIn`, `Exists` or `DoesNotExist`.
+    pub operator: String,
+    /// Values of `In` and `NotIn`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub values: Vec<String>,
+}
+
+/// A type of children.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ChildResource {
+    /// `group/version`, or the version alone for the core group.
+    pub api_version: String,
+    /// Plural name.
+    pub resource: String,
+    /// How children that exist are brought to what the hook wants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update_strategy: Option<UpdateStrategy>,
+    /// The controller runs also while this type is not served; required when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optional: Option<bool>,
+}
+
+/// How children are updated.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct UpdateStrategy {
+    /// `OnDelete` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend(
+        "enum" = ["OnDelete", "Recreate", "InPlace", "RollingRecreate", "RollingInPlace"]
+    ))]
+    pub method: Option<String>,
+    /// What a child must say before a rolling update moves on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status_checks: Option<StatusChecks>,
+}
+
+/// What a child must say.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusChecks {
+    /// Conditions that must be found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<StatusConditionCheck>,
+}
+
+/// A condition that must be found.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct StatusConditionCheck {
+    /// Its type.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// Its status; absent is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<String>,
+    /// Its reason; absent is any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+/// The hooks of a CompositeController.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompositeHooks {
+    /// Asked which children and which status a parent should have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sync: Option<HookSpec>,
+    /// Asked instead of sync while a parent is being deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub finalize: Option<HookSpec>,
+    /// Asked which other objects the hooks want to see.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub customize: Option<HookSpec>,
+    /// Accepted and never called, as in Metacontroller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pre_update_child: Option<HookSpec>,
+    /// Accepted and never called, as in Metacontroller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub post_update_child: Option<HookSpec>,
+}
+
+/// A hook.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct HookSpec {
+    /// Version of the hook's protocol.
+    #[serde(default = "first_version", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["v1", "v2"]))]
+    pub version: Option<String>,
+    /// The hook is asked over HTTP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub webhook: Option<WebhookSpec>,
+}
+
+fn first_version() -> Option<String> {
+    Some("v1".to_owned())
+}
+
+/// A hook that is asked over HTTP.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WebhookSpec {
+    /// Where it is; wins over `service` and `path`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The longest an exchange may take, such as `10s`; 10 s when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "duration"))]
+    pub timeout: Option<String>,
+    /// Path on the service.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// The service that answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service: Option<ServiceReference>,
+    /// Whether answers are cached by their ETag.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etag: Option<EtagSpec>,
+    /// Whether unknown and duplicate fields of an answer are errors; `loose` when absent in v1,
+    /// `strict` in v2.
+    #[serde(default, rename = "responseUnMarshallMode", skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("enum" = ["loose", "strict"]))]
+    pub response_unmarshall_mode: Option<String>,
+    /// Certificates that are trusted instead of the system's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<CaBundle>,
+    /// The certificate that the hook is shown.
+    #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
+    pub client_tls: Option<ClientTls>,
+    /// A header that authorises.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorization: Option<Authorization>,
+    /// User name and password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basic_auth: Option<BasicAuth>,
+}
+
+/// A service of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceReference {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Port; 80 when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<i32>,
+    /// `http`, the default, or `https`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<String>,
+}
+
+/// Caching of answers by their ETag.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EtagSpec {
+    /// Whether it is on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enabled: Option<bool>,
+    /// How long an answer is kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_timeout_seconds: Option<i32>,
+    /// How often the cache is swept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_cleanup_seconds: Option<i32>,
+}
+
+/// Trusted certificates, from exactly one place.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CaBundle {
+    /// PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inline: Option<String>,
+    /// A Secret; key `ca.crt` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<CaReference>,
+    /// A ConfigMap; key `ca.crt` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_map_ref: Option<CaReference>,
+}
+
+/// A key of a Secret or ConfigMap.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CaReference {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+}
+
+/// A Secret.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretReference {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+}
+
+/// A key of a Secret.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SecretKeyReference {
+    /// Name.
+    pub name: String,
+    /// Namespace.
+    pub namespace: String,
+    /// Key.
+    pub key: String,
+}
+
+/// A client certificate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ClientTls {
+    /// Where it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+    /// Key of the certificate; `tls.crt` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cert_key: Option<String>,
+    /// Key of the private key; `tls.key` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private_key_key: Option<String>,
+}
+
+/// An `Authorization` header.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Authorization {
+    /// Scheme; `Bearer` when absent.
+    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
+    pub type_: Option<String>,
+    /// Where the credentials are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretKeyReference>,
+}
+
+/// Basic authentication.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BasicAuth {
+    /// Where the credentials are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub secret_ref: Option<SecretReference>,
+    /// Key of the user name; `username` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub username_key: Option<String>,
+    /// Key of the password; `password` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_key: Option<String>,
+}
+
+/// TLS and credentials of the hooks on one host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EndpointConfig {
+    /// Host, with or without port.
+    pub host: String,
+    /// Certificates that are trusted instead of the system's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca_bundle: Option<CaBundle>,
+    /// The certificate that the hook is shown.
+    #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
+    pub client_tls: Option<ClientTls>,
+    /// A header that authorises.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub authorization: Option<Authorization>,
+    /// User name and password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub basic_auth: Option<BasicAuth>,
+}
+
+/// How a CompositeController is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompositeControllerStatus {
+    /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend(
+        "x-kubernetes-list-type" = "map",
+        "x-kubernetes-list-map-keys" = ["type"]
+    ))]
+    pub conditions: Vec<StatusCondition>,
+    /// The generation of the specification that all of this is said of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The number of the current or last run, counted per process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<i64>,
+    /// `Waiting`, `Starting`, `Running`, `Stopping`, `BackingOff`, `Stopped`, `Paused` or
+    /// `Invalid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Why, in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The types that it watches or waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub watches: Vec<WatchStatus>,
+}
+
+/// One condition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusCondition {
+    /// Which one.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `True`, `False` or `Unknown`.
+    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
+    pub status: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, in a sentence.
+    #[serde(default)]
+    pub message: String,
+    /// When the status last changed.
+    #[schemars(schema_with = "date_time")]
+    pub last_transition_time: Timestamp,
+    /// The generation that it is said of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "string", "format": "date-time"})
+}
+
+/// One watched type.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchStatus {
+    /// Plural name.
+    pub resource: String,
+    /// `group/version`, or the version alone for the core group.
+    pub api_version: String,
+    /// `Waiting`, `Syncing`, `Synced`, `Stale` or `Forbidden`.
+    pub state: String,
+    /// What is wrong, while something is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_of_metacontroller_survives_a_round_trip() {
+        let spec = serde_json::json!({
+            "parentResource": {
+                "apiVersion": "example.com/v1", "resource": "things",
+                "revisionHistory": {"fieldPaths": ["spec.template"]},
+                "labelSelector": {
+                    "matchLabels": {"a": "b"},
+                    "matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}]
+                },
+                "ignoreStatusChanges": true
+            },
+            "childResources": [{
+                "apiVersion": "v1", "resource": "pods",
+                "updateStrategy": {
+                    "method": "RollingRecreate",
+                    "statusChecks": {"conditions": [
+                        {"type": "Ready", "status": "True", "reason": "Fine"}
+                    ]}
+                }
+            }],
+            "hooks": {
+                "sync": {"version": "v2", "webhook": {
+                    "url": "https://hook", "timeout": "5s", "path": "/sync",
+                    "service": {"name": "n", "namespace": "ns", "port": 1, "protocol": "https"},
+                    "etag": {
+                        "enabled": true, "cacheTimeoutSeconds": 1, "cacheCleanupSeconds": 2
+                    },
+                    "responseUnMarshallMode": "strict",
+                    "caBundle": {"configMapRef": {"name": "c", "namespace": "n", "key": "k"}},
+                    "clientTLS": {
+                        "secretRef": {"name": "s", "namespace": "n"},
+                        "certKey": "c", "privateKeyKey": "k"
+                    },
+                    "authorization": {
+                        "type": "Token",
+                        "secretRef": {"name": "s", "namespace": "n", "key": "k"}
+                    },
+                    "basicAuth": {
+                        "secretRef": {"name": "s", "namespace": "n"},
+                        "usernameKey": "u", "passwordKey": "p"
+                    }
+                }},
+                "finalize": {"version": "v1"}, "customize": {"version": "v1"},
+                "preUpdateChild": {"version": "v1"}, "postUpdateChild": {"version": "v1"}
+            },
+            "endpointConfigs": [{"host": "h", "caBundle": {"inline": "pem"}}],
+            "resyncPeriodSeconds": 5,
+            "generateSelector": true
+        });
+
+        let typed: CompositeControllerSpec = serde_json::from_value(spec.clone()).unwrap();
+
+        assert_eq!(serde_json::to_value(typed).unwrap(), spec);
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_no_error() {
+        let spec = serde_json::json!({
+            "parentResource": {"apiVersion": "v1", "resource": "things", "later": 1},
+            "later": {}
+        });
+
+        assert!(serde_json::from_value::<CompositeControllerSpec>(spec).is_ok());
+    }
+}

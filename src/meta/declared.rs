@@ -1,0 +1,180 @@
+//! What the supervisor remembers of each declared controller, and of which there is news.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use serde_json::Value;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
+
+use super::{Blueprint, CompositeControllerStatus, roster::Health};
+
+/// Events of one controller that wait to be written; a crash loop drops the oldest.
+const EVENTS: usize = 32;
+
+/// One declared controller.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Declared {
+    /// uid of the object.
+    pub(crate) uid: Arc<str>,
+    /// What the manager was given last.
+    pub(crate) run: Option<Run>,
+    /// uid of the CRD under which the object was last seen.
+    pub(crate) seen_under: Option<Arc<str>>,
+    /// Since when the object is missing under another CRD.
+    pub(crate) missing_since: Option<Instant>,
+    /// The rejection that an Event told of.
+    pub(crate) rejected: Option<String>,
+    /// The status that was written last, and when.
+    pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
+    /// The server keeps something else of the status.
+    pub(crate) pruned: bool,
+}
+
+/// What the manager was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// The specification, for telling an edit from a touch.
+    pub(crate) spec: Value,
+    /// The same, executable.
+    pub(crate) blueprint: Arc<Blueprint>,
+    /// Whether its hook answers.
+    pub(crate) health: watch::Receiver<Health>,
+}
+
+/// All declared controllers, and those of which there is news.
+///
+/// The work queue reconciles a name once at a time, so taking an entry out and putting it back
+/// loses nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    state: Mutex<State>,
+    news: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    declared: BTreeMap<Arc<str>, Declared>,
+    marked: BTreeSet<Arc<str>>,
+    events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
+}
+
+impl Changes {
+    /// Names of all declared controllers.
+    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+        self.lock().declared.keys().cloned().collect()
+    }
+
+    /// Says that there is news of a controller.
+    pub(crate) fn mark(&self, name: &str) {
+        self.lock().marked.insert(name.into());
+        self.news.notify_one();
+    }
+
+    /// The next controller of which there is news. Cancel safe.
+    pub(crate) async fn next(&self) -> Arc<str> {
+        loop {
+            let news = self.news.notified();
+            let next = self.lock().marked.pop_first();
+            if let Some(name) = next {
+                return name;
+            }
+            news.await;
+        }
+    }
+
+    /// Notes an Event to be written with the next look.
+    pub(crate) fn note_event(&self, name: &str, reason: &'static str, message: String) {
+        let mut state = self.lock();
+        if !state.declared.contains_key(name) {
+            return;
+        }
+        let events = state.events.entry(name.into()).or_default();
+        if events.len() == EVENTS {
+            events.remove(0);
+        }
+        events.push((reason, message));
+        drop(state);
+        self.mark(name);
+    }
+
+    /// The noted Events, in their order.
+    pub(crate) fn take_events(&self, name: &str) -> Vec<(&'static str, String)> {
+        self.lock().events.remove(name).unwrap_or_default()
+    }
+
+    /// What is known of a controller; known from now on.
+    pub(crate) fn take(&self, name: &Arc<str>) -> Declared {
+        self.lock().declared.entry(name.clone()).or_default().clone()
+    }
+
+    /// What is known of a controller, if it is.
+    pub(crate) fn peek(&self, name: &str) -> Option<Declared> {
+        self.lock().declared.get(name).cloned()
+    }
+
+    /// Remembers a controller.
+    pub(crate) fn put(&self, name: &Arc<str>, declared: Declared) {
+        self.lock().declared.insert(name.clone(), declared);
+    }
+
+    /// Changes what is known of a controller.
+    pub(crate) fn update(&self, name: &str, change: impl FnOnce(&mut Declared)) {
+        if let Some(declared) = self.lock().declared.get_mut(name) {
+            change(declared);
+        }
+    }
+
+    /// Forgets a controller.
+    pub(crate) fn remove(&self, name: &str) {
+        let mut state = self.lock();
+        state.declared.remove(name);
+        state.events.remove(name);
+        state.marked.remove(name);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn news_is_told_once_and_never_lost() {
+        let changes = Changes::default();
+        changes.mark("b");
+        changes.mark("a");
+        changes.mark("a");
+
+        assert_eq!(&*changes.next().await, "a");
+        assert_eq!(&*changes.next().await, "b");
+        let mut next = Box::pin(changes.next());
+        assert!(futures::poll!(&mut next).is_pending());
+        changes.mark("c");
+        assert_eq!(&*next.await, "c");
+    }
+
+    #[test]
+    fn events_of_a_crash_loop_are_bounded() {
+        let changes = Changes::default();
+        changes.put(&"a".into(), Declared::default());
+
+        for index in 0..100 {
+            changes.note_event("a", "Started", index.to_string());
+            changes.note_event("stranger", "Started", String::new());
+        }
+
+        let events = changes.take_events("a");
+        assert_eq!(events.len(), EVENTS);
+        assert_eq!(events.last().unwrap().1, "99");
+        assert!(changes.take_events("a").is_empty());
+        assert!(changes.take_events("stranger").is_empty());
+    }
+}

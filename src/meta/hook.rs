@@ -1,0 +1,146 @@
+//! Hooks: who decides what a parent should have.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+
+use crate::manager::{Epoch, FenceClosed};
+
+/// Answers a JSON request with a JSON response.
+///
+/// Open on purpose: a hook may be a web server, a function, or an expression.
+pub trait Hook: Send + Sync + 'static {
+    /// Asks once; repeating is the work queue's business.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the exchange up.
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>>;
+
+    /// Gives up what is kept between calls, such as connections, and resolves when it is gone.
+    /// Called when an epoch has ended; the hook may be called again later.
+    fn release(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// Why a hook gave no usable answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HookError {
+    /// It asks to be left alone for a while: neither an error nor a reason to back off.
+    #[error("hook is busy, again in {0:?}")]
+    Busy(Duration),
+    /// The epoch ends; what the hook made of the request is unknown.
+    #[error("hook call was given up: the epoch ends")]
+    Cancelled,
+    /// It did not answer in time; raise `timeout` or make it faster.
+    #[error("hook did not answer within {0:?}")]
+    Timeout(Duration),
+    /// It could not be reached, or the exchange broke off.
+    #[error("hook could not be asked: {0}")]
+    Transport(String),
+    /// It answered with another status than 200.
+    #[error("hook answered with status {code}{}", excerpt(.body))]
+    Status {
+        /// HTTP status.
+        code: u16,
+        /// The first bytes of the body.
+        body: String,
+    },
+    /// Its answer is larger than it may be.
+    #[error("hook answered with more than {limit} bytes")]
+    TooLarge {
+        /// The most bytes that are read.
+        limit: usize,
+    },
+    /// Its answer is compressed although that was not offered.
+    #[error("hook answered with content encoding {0:?}; send it unencoded")]
+    Encoded(String),
+}
+
+fn excerpt(body: &str) -> String {
+    if body.is_empty() { String::new() } else { format!(": {body:?}") }
+}
+
+impl HookError {
+    /// CamelCase, for a condition's reason.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Busy(_) => "HookBusy",
+            Self::Cancelled => "HookCancelled",
+            Self::Timeout(_) => "HookTimeout",
+            Self::Transport(_) => "HookUnreachable",
+            Self::Status { .. } => "HookRefused",
+            Self::TooLarge { .. } | Self::Encoded(_) => "HookAnswerInvalid",
+        }
+    }
+}
+
+impl From<FenceClosed> for HookError {
+    fn from(FenceClosed: FenceClosed) -> Self {
+        Self::Cancelled
+    }
+}
+
+/// Calls a hook on behalf of an epoch: behind its fence until the answer is whole, and given up
+/// when it ends.
+///
+/// # Errors
+///
+/// [`HookError::Cancelled`] when the epoch ends first, else what the hook says.
+pub(crate) async fn call(
+    hook: &dyn Hook,
+    epoch: &Epoch,
+    request: Bytes,
+) -> Result<Bytes, HookError> {
+    let passage = epoch.fence().pass()?;
+    let token = epoch.token();
+    let answer = tokio::select! {
+        biased;
+        () = token.cancelled() => Err(HookError::Cancelled),
+        answer = hook.call(request) => answer,
+    };
+    drop(passage);
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::StopReason;
+
+    struct Silent;
+
+    impl Hook for Silent {
+        fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_is_under_way_until_it_is_answered_and_ends_with_its_epoch() {
+        let epoch = Epoch::new("c", 1, Duration::ZERO);
+        let mut asked = tokio_test(call(&Silent, &epoch, Bytes::new()));
+
+        assert!(futures::poll!(&mut asked).is_pending());
+        assert_eq!(epoch.fence().under_way(), 1);
+
+        epoch.stop(StopReason::TypeGone);
+        assert_eq!(asked.await, Err(HookError::Cancelled));
+        assert_eq!(epoch.fence().under_way(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_asked_once_the_fence_is_closed() {
+        let epoch = Epoch::new("c", 1, Duration::ZERO);
+        epoch.fence().close();
+
+        assert_eq!(call(&Silent, &epoch, Bytes::new()).await, Err(HookError::Cancelled));
+    }
+
+    fn tokio_test<F: Future>(future: F) -> std::pin::Pin<Box<F>> {
+        Box::pin(future)
+    }
+}

@@ -1,0 +1,239 @@
+//! Hook metrics, under Metacontroller's names.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicI64},
+};
+
+use http::StatusCode;
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use tokio::time::Instant;
+
+/// Go's default buckets, which dashboards expect.
+const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct SeriesLabels {
+    controller_name: String,
+    controller_type: String,
+    url: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct DurationLabels {
+    controller_name: String,
+    controller_type: String,
+    url: String,
+    method: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RequestLabels {
+    controller_name: String,
+    controller_type: String,
+    url: String,
+    method: String,
+    code: String,
+}
+
+/// The metrics of all sync hooks; cheap to clone.
+#[derive(Clone, Default)]
+pub struct HookMetrics {
+    families: Arc<Families>,
+}
+
+struct Families {
+    requests: Family<RequestLabels, Counter>,
+    durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
+    // Who counts into a series, and with which codes: a replaced controller's series belong to
+    // its successor too.
+    users: Mutex<BTreeMap<SeriesLabels, Users>>,
+}
+
+#[derive(Default)]
+struct Users {
+    count: usize,
+    codes: BTreeSet<String>,
+}
+
+impl Default for Families {
+    fn default() -> Self {
+        Self {
+            requests: Family::default(),
+            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            in_flight: Family::default(),
+            users: Mutex::default(),
+        }
+    }
+}
+
+impl HookMetrics {
+    /// Adds the metrics to a registry.
+    pub fn register(&self, registry: &mut Registry) {
+        registry.register(
+            "metacontroller_sync_requests",
+            "Answers of sync hooks, by status code",
+            self.families.requests.clone(),
+        );
+        registry.register(
+            "metacontroller_sync_request_duration_histogram_seconds",
+            "How long sync hooks took",
+            self.families.durations.clone(),
+        );
+        registry.register(
+            "metacontroller_sync_in_flight_requests",
+            "Sync hook calls under way",
+            self.families.in_flight.clone(),
+        );
+    }
+
+    /// The series of one controller's hook; gone when the last of its kind is dropped.
+    pub fn series(&self, controller_name: &str, controller_type: &str, url: &str) -> HookSeries {
+        let labels = SeriesLabels {
+            controller_name: controller_name.to_owned(),
+            controller_type: controller_type.to_owned(),
+            url: url.to_owned(),
+        };
+        self.families.users().entry(labels.clone()).or_default().count += 1;
+        HookSeries { families: self.families.clone(), labels }
+    }
+}
+
+impl Families {
+    fn users(&self) -> std::sync::MutexGuard<'_, BTreeMap<SeriesLabels, Users>> {
+        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for HookMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookMetrics").finish_non_exhaustive()
+    }
+}
+
+/// The series of one hook.
+pub struct HookSeries {
+    families: Arc<Families>,
+    labels: SeriesLabels,
+}
+
+/// One call under way.
+pub(crate) struct Observation<'a> {
+    series: &'a HookSeries,
+    since: Instant,
+}
+
+impl HookSeries {
+    /// A call begins.
+    pub(crate) fn begin(&self) -> Observation<'_> {
+        self.families.in_flight.get_or_create(&self.labels).inc();
+        Observation { series: self, since: Instant::now() }
+    }
+
+    fn durations(&self) -> DurationLabels {
+        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
+        DurationLabels { controller_name, controller_type, url, method: "post".to_owned() }
+    }
+
+    fn requests(&self, code: &str) -> RequestLabels {
+        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
+        RequestLabels {
+            controller_name,
+            controller_type,
+            url,
+            method: "post".to_owned(),
+            code: code.to_owned(),
+        }
+    }
+}
+
+impl Observation<'_> {
+    /// It was answered with this status, or not at all.
+    pub(crate) fn end(self, status: Option<StatusCode>) {
+        let Some(status) = status else { return };
+        let series = self.series;
+        let code = status.as_str().to_owned();
+        let took = self.since.elapsed().as_secs_f64();
+        series.families.durations.get_or_create(&series.durations()).observe(took);
+        series.families.requests.get_or_create(&series.requests(&code)).inc();
+        if let Some(users) = series.families.users().get_mut(&series.labels) {
+            users.codes.insert(code);
+        }
+    }
+}
+
+impl Drop for Observation<'_> {
+    fn drop(&mut self) {
+        // A call that was given up is under way no more.
+        self.series.families.in_flight.get_or_create(&self.series.labels).dec();
+    }
+}
+
+impl Drop for HookSeries {
+    fn drop(&mut self) {
+        let mut users = self.families.users();
+        let Some(entry) = users.get_mut(&self.labels) else { return };
+        entry.count -= 1;
+        if entry.count == 0 {
+            for code in std::mem::take(&mut entry.codes) {
+                self.families.requests.remove(&self.requests(&code));
+            }
+            self.families.durations.remove(&self.durations());
+            self.families.in_flight.remove(&self.labels);
+            users.remove(&self.labels);
+        }
+    }
+}
+
+impl fmt::Debug for HookSeries {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HookSeries").field(&self.labels).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(registry: &Registry) -> String {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        text
+    }
+
+    #[test]
+    fn series_have_metacontrollers_names_and_go_with_their_controller() {
+        let mut registry = Registry::default();
+        let metrics = HookMetrics::default();
+        metrics.register(&mut registry);
+        let bare = text(&registry);
+
+        let (old, new) = (
+            metrics.series("c", "CompositeController", "http://x/"),
+            metrics.series("c", "CompositeController", "http://x/"),
+        );
+        old.begin().end(Some(StatusCode::OK));
+        let counted = text(&registry);
+        assert!(
+            counted.contains(
+                "metacontroller_sync_requests_total{controller_name=\"c\",\
+                 controller_type=\"CompositeController\",url=\"http://x/\",method=\"post\",\
+                 code=\"200\"} 1"
+            ),
+            "{counted}"
+        );
+        assert!(counted.contains("metacontroller_sync_request_duration_histogram_seconds_count"));
+        assert!(counted.contains("metacontroller_sync_in_flight_requests{"));
+
+        drop(old);
+        assert_eq!(text(&registry), counted);
+        drop(new);
+        assert_eq!(text(&registry), bare);
+    }
+}

@@ -1,0 +1,202 @@
+//! The annotation that remembers what a hook wanted last.
+//!
+//! It is Metacontroller's, so that both read each other's children; it is compared by meaning and
+//! not by bytes, so that another encoder's spelling recreates nothing.
+
+use std::io;
+
+use serde::Serialize;
+use serde_json::{Map, Value, ser::Formatter};
+
+/// Name of the annotation.
+pub const LAST_APPLIED: &str = "metacontroller.k8s.io/last-applied-configuration";
+
+/// Metadata that the server owns: never taken from a hook.
+pub(crate) const SYSTEM_FIELDS: [&str; 8] = [
+    "selfLink",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "managedFields",
+];
+
+/// What the annotation of `child` holds; `None` without one, or when it is unreadable.
+pub(crate) fn read(child: &Value) -> Option<Value> {
+    let text = child.get("metadata")?.get("annotations")?.get(LAST_APPLIED)?.as_str()?;
+    serde_json::from_str(text).ok()
+}
+
+/// Sets the annotation of `child` to `desired`.
+pub(crate) fn write(child: &mut Value, desired: &Value) {
+    let text = encode(desired);
+    if let Some(annotations) = object_at(child, "metadata")
+        .map(|metadata| metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new())))
+    {
+        if !annotations.is_object() {
+            *annotations = Value::Object(Map::new());
+        }
+        annotations[LAST_APPLIED] = Value::String(text);
+    }
+}
+
+fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, Value>> {
+    value.as_object_mut()?.entry(key).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
+}
+
+/// What of a desired object says anything: without what the server owns, the status, and an
+/// annotation that was copied from the live object.
+pub(crate) fn essence(desired: &Value) -> Value {
+    let mut essence = desired.clone();
+    let Some(object) = essence.as_object_mut() else { return essence };
+    object.remove("status");
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in SYSTEM_FIELDS {
+            metadata.remove(field);
+        }
+        metadata.remove("ownerReferences");
+        let empty = match metadata.get_mut("annotations").and_then(Value::as_object_mut) {
+            Some(annotations) => {
+                annotations.remove(LAST_APPLIED);
+                annotations.is_empty()
+            }
+            None => false,
+        };
+        if empty {
+            metadata.remove("annotations");
+        }
+    }
+    essence
+}
+
+/// Whether two values mean the same: numbers by value, `null` as an absent field.
+pub(crate) fn same(one: &Value, other: &Value) -> bool {
+    match (one, other) {
+        (Value::Object(one), Value::Object(other)) => {
+            let absent = |value: Option<&Value>| value.is_none_or(Value::is_null);
+            one.iter().all(|(key, value)| match other.get(key) {
+                Some(other) => same(value, other),
+                None => value.is_null(),
+            }) && other.iter().all(|(key, value)| value.is_null() || !absent(one.get(key)))
+        }
+        (Value::Array(one), Value::Array(other)) => {
+            one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))
+        }
+        (Value::Number(one), Value::Number(other)) => {
+            one == other || (one.is_f64() || other.is_f64()) && one.as_f64() == other.as_f64()
+        }
+        (one, other) => one == other,
+    }
+}
+
+/// JSON as Go's encoder writes it: sorted keys, `<`, `>` and `&` escaped, whole floats without
+/// a point. Metacontroller compares the annotation's bytes.
+pub(crate) fn encode(value: &Value) -> String {
+    let mut bytes = Vec::new();
+    value
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut bytes, Go))
+        .expect("a value is always encodable, and a vector takes every byte");
+    String::from_utf8(bytes).expect("JSON is text")
+}
+
+struct Go;
+
+impl Formatter for Go {
+    fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        let size = value.abs();
+        if size != 0.0 && !(1e-6..1e21).contains(&size) {
+            // Go writes 1e+21 and 1e-07.
+            let text = format!("{value:e}");
+            let (mantissa, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+            match exponent.strip_prefix('-') {
+                Some(digits) => write!(writer, "{mantissa}e-{digits:0>2}"),
+                None => write!(writer, "{mantissa}e+{exponent:0>2}"),
+            }
+        } else {
+            write!(writer, "{value}")
+        }
+    }
+
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        writer: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        let mut start = 0;
+        for (index, character) in fragment.char_indices() {
+            if matches!(character, '<' | '>' | '&' | '\u{2028}' | '\u{2029}') {
+                writer.write_all(&fragment.as_bytes()[start..index])?;
+                write!(writer, "\\u{:04x}", u32::from(character))?;
+                start = index + character.len_utf8();
+            }
+        }
+        writer.write_all(&fragment.as_bytes()[start..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn it_is_written_as_go_writes_it() {
+        let desired = json!({
+            "b": "<a>&\u{2028}é", "a": [1, 1.5, 2.0, 1e21, 1e-7, -0.25, true, null], "c": {}
+        });
+
+        assert_eq!(
+            encode(&desired),
+            r#"{"a":[1,1.5,2,1e+21,1e-07,-0.25,true,null],"b":"\u003ca\u003e\u0026\u2028é","c":{}}"#
+        );
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let desired = json!({"metadata": {"name": "a"}, "data": {"x": "<"}});
+        let mut child = json!({"metadata": {"name": "a"}});
+
+        write(&mut child, &desired);
+
+        assert_eq!(read(&child), Some(desired));
+    }
+
+    #[test]
+    fn an_unreadable_annotation_counts_as_none() {
+        let child = json!({"metadata": {"annotations": {LAST_APPLIED: "{"}}});
+
+        assert_eq!(read(&child), None);
+    }
+
+    #[test]
+    fn values_are_compared_by_meaning() {
+        for (one, other, expected) in [
+            (json!({"a": 1}), json!({"a": 1.0}), true),
+            (json!({"a": 1}), json!({"a": 2}), false),
+            (json!({"a": null}), json!({}), true),
+            (json!({}), json!({"a": null}), true),
+            (json!({}), json!({"a": {}}), false),
+            (json!([1, 2]), json!([2, 1]), false),
+            (json!([null]), json!([]), false),
+            (json!(u64::MAX), json!(u64::MAX - 1), false),
+        ] {
+            assert_eq!(same(&one, &other), expected, "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn what_the_server_owns_says_nothing() {
+        let desired = json!({
+            "metadata": {
+                "name": "a", "creationTimestamp": null, "uid": "u",
+                "annotations": {LAST_APPLIED: "{}"}
+            },
+            "status": {}
+        });
+
+        assert_eq!(essence(&desired), json!({"metadata": {"name": "a"}}));
+    }
+}

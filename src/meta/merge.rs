@@ -1,0 +1,383 @@
+//! The three-way merge of a child: what is there, what was wanted last, what is wanted now.
+//!
+//! Removes only what was wanted before and is no longer; keeps whatever others wrote. Semantics:
+//! Metacontroller's dynamic apply, except that list items whose merge key repeats are paired in
+//! order instead of being collapsed into one.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+use super::last_applied::{self, SYSTEM_FIELDS};
+
+/// Fields by which the items of a list are told apart, the first that all of them have.
+const MERGE_KEYS: [&str; 7] = ["containerPort", "port", "mountPath", "name", "uid", "ip", "path"];
+
+/// The child as it should be, of `observed` and `desired`.
+///
+/// What the server owns and the status stay as observed. The annotation that remembers `desired`
+/// is left alone while it means the same.
+pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
+    let wanted = last_applied::essence(desired);
+    let last = last_applied::read(observed);
+    let mut merged = merge(Some(observed), last.as_ref(), &wanted);
+    restore(&mut merged, observed);
+    match last {
+        Some(last) if last_applied::same(&last_applied::essence(&last), &wanted) => {}
+        _ => last_applied::write(&mut merged, &wanted),
+    }
+    merged
+}
+
+/// Puts back what no hook decides: system metadata, owners, and the status.
+fn restore(merged: &mut Value, observed: &Value) {
+    let put =
+        |merged: &mut Map<String, Value>, observed: Option<&Value>, field: &str| match observed
+            .and_then(|observed| observed.get(field))
+        {
+            Some(value) => {
+                merged.insert(field.to_owned(), value.clone());
+            }
+            None => {
+                merged.remove(field);
+            }
+        };
+    let Some(object) = merged.as_object_mut() else { return };
+    put(object, Some(observed), "status");
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        for field in SYSTEM_FIELDS {
+            put(metadata, observed.get("metadata"), field);
+        }
+        put(metadata, observed.get("metadata"), "ownerReferences");
+        // The old annotation stays until it is known to mean something else.
+        let text = observed
+            .pointer("/metadata/annotations")
+            .and_then(|annotations| annotations.get(last_applied::LAST_APPLIED));
+        if let Some(text) = text {
+            let annotations =
+                metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+            if let Some(annotations) = annotations.as_object_mut() {
+                annotations.insert(last_applied::LAST_APPLIED.to_owned(), text.clone());
+            }
+        }
+    }
+}
+
+/// Merges one value. The kind of the observed value decides how; one of another kind that is
+/// wanted in the place of an object or a list counts as an empty one.
+fn merge(observed: Option<&Value>, last: Option<&Value>, desired: &Value) -> Value {
+    match observed {
+        Some(Value::Object(observed)) => {
+            let (none, last) = (Map::new(), last.and_then(Value::as_object));
+            merge_objects(observed, last.unwrap_or(&none), desired.as_object().unwrap_or(&none))
+        }
+        Some(Value::Array(observed)) => {
+            let items = |value: Option<&Value>| {
+                value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default().to_vec()
+            };
+            merge_lists(observed, &items(last), items(Some(desired)))
+        }
+        Some(Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_)) | None => {
+            desired.clone()
+        }
+    }
+}
+
+fn merge_objects(
+    observed: &Map<String, Value>,
+    last: &Map<String, Value>,
+    desired: &Map<String, Value>,
+) -> Value {
+    let mut merged = observed.clone();
+    for key in last.keys().filter(|key| !desired.contains_key(*key)) {
+        merged.remove(key);
+    }
+    for (key, value) in desired {
+        merged.insert(key.clone(), merge(observed.get(key), last.get(key), value));
+    }
+    Value::Object(merged)
+}
+
+fn merge_lists(observed: &[Value], last: &[Value], desired: Vec<Value>) -> Value {
+    let Some(key) = merge_key([observed, last, desired.as_slice()]) else {
+        return Value::Array(desired);
+    };
+    let (observed, last, desired) = (keyed(observed, key), keyed(last, key), keyed(&desired, key));
+    let last: BTreeMap<_, _> = last.into_iter().collect();
+    let wanted: BTreeMap<_, _> = desired.iter().map(|(id, item)| (id, *item)).collect();
+    let mut merged = Vec::with_capacity(observed.len().max(desired.len()));
+    let mut seen = BTreeSet::new();
+    for (id, item) in &observed {
+        match wanted.get(id) {
+            Some(wanted) => merged.push(merge(Some(item), last.get(id).copied(), wanted)),
+            None if last.contains_key(id) => continue,
+            None => merged.push((*item).clone()),
+        }
+        seen.insert(id);
+    }
+    for (id, item) in &desired {
+        if !seen.contains(id) {
+            merged.push((*item).clone());
+        }
+    }
+    Value::Array(merged)
+}
+
+/// The field that every item of all lists has, if they are objects; none for empty lists.
+fn merge_key(lists: [&[Value]; 3]) -> Option<&'static str> {
+    let mut items = lists.into_iter().flatten().peekable();
+    items.peek()?;
+    let items: Vec<_> = items.collect();
+    MERGE_KEYS.into_iter().find(|key| {
+        items.iter().all(|item| item.as_object().is_some_and(|item| item.contains_key(*key)))
+    })
+}
+
+/// Items by the text of their key and how often it came before.
+fn keyed<'a>(items: &'a [Value], key: &str) -> Vec<((String, usize), &'a Value)> {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    items
+        .iter()
+        .map(|item| {
+            let id = match item.get(key) {
+                Some(Value::String(text)) => text.clone(),
+                Some(other) => other.to_string(),
+                None => String::new(),
+            };
+            let count = counts.entry(id.clone()).or_default();
+            *count += 1;
+            ((id, *count), item)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(observed: Value, last: Value, desired: Value, expected: Value) {
+        assert_eq!(merge(Some(&observed), Some(&last), &desired), expected);
+    }
+
+    #[test]
+    fn scalars_are_replaced() {
+        check(json!({"a": 1}), json!({}), json!({"a": 2}), json!({"a": 2}));
+        check(json!({"a": "1"}), json!({"a": "1"}), json!({"a": "2"}), json!({"a": "2"}));
+        check(json!({}), json!({}), json!({"a": 1}), json!({"a": 1}));
+    }
+
+    #[test]
+    fn what_was_wanted_and_is_no_longer_is_removed() {
+        check(json!({"a": 1, "b": 2}), json!({"a": 1}), json!({}), json!({"b": 2}));
+        check(
+            json!({"x": {"a": 1, "b": 2}}),
+            json!({"x": {"a": 1}}),
+            json!({"x": {}}),
+            json!({"x": {"b": 2}}),
+        );
+    }
+
+    #[test]
+    fn what_others_wrote_stays() {
+        check(
+            json!({"a": 1, "b": {"c": 1}}),
+            json!({}),
+            json!({"a": 1}),
+            json!({"a": 1, "b": {"c": 1}}),
+        );
+    }
+
+    #[test]
+    fn another_kind_of_value_counts_as_empty() {
+        check(json!({"a": {"b": 1}}), json!({}), json!({"a": "x"}), json!({"a": {"b": 1}}));
+        check(json!({"a": [1]}), json!({}), json!({"a": "x"}), json!({"a": []}));
+        check(json!({"a": "x"}), json!({}), json!({"a": {"b": 1}}), json!({"a": {"b": 1}}));
+    }
+
+    #[test]
+    fn plain_lists_are_replaced() {
+        check(json!({"a": [1, 2]}), json!({"a": [1]}), json!({"a": [3]}), json!({"a": [3]}));
+        check(
+            json!({"a": [{"name": "x"}, 1]}),
+            json!({}),
+            json!({"a": [{"name": "y"}]}),
+            json!({"a": [{"name": "y"}]}),
+        );
+        check(
+            json!({"a": [{"other": "x"}]}),
+            json!({}),
+            json!({"a": [{"other": "y"}]}),
+            json!({"a": [{"other": "y"}]}),
+        );
+    }
+
+    #[test]
+    fn lists_with_a_common_key_are_merged_by_it() {
+        check(
+            json!([{"name": "a", "x": 1, "filled": true}, {"name": "foreign"}, {"name": "old"}]),
+            json!([{"name": "a", "x": 1}, {"name": "old"}]),
+            json!([{"name": "new"}, {"name": "a", "x": 2}]),
+            json!([{"name": "a", "x": 2, "filled": true}, {"name": "foreign"}, {"name": "new"}]),
+        );
+    }
+
+    #[test]
+    fn keys_have_an_order_of_precedence() {
+        check(
+            json!([{"name": "one", "containerPort": 80, "protocol": "TCP"}]),
+            json!([]),
+            json!([{"name": "two", "containerPort": 80}]),
+            json!([{"name": "two", "containerPort": 80, "protocol": "TCP"}]),
+        );
+    }
+
+    #[test]
+    fn items_whose_key_repeats_are_paired_in_order() {
+        check(
+            json!([{"port": 53, "protocol": "TCP", "x": 1}, {"port": 53, "protocol": "UDP", "x": 2}]),
+            json!([]),
+            json!([{"port": 53, "protocol": "TCP"}, {"port": 53, "protocol": "UDP"}]),
+            json!([{"port": 53, "protocol": "TCP", "x": 1}, {"port": 53, "protocol": "UDP", "x": 2}]),
+        );
+    }
+
+    #[test]
+    fn what_the_server_owns_is_restored() {
+        let observed = json!({
+            "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "generation": 2,
+                "ownerReferences": [{"uid": "p"}]},
+            "status": {"ready": true}
+        });
+        let desired = json!({
+            "metadata": {"name": "a", "uid": "other", "creationTimestamp": null, "labels": {"a": "b"}},
+            "status": {"ready": false}
+        });
+
+        let merged = apply(&observed, &desired);
+
+        assert_eq!(merged["status"], json!({"ready": true}));
+        assert_eq!(merged["metadata"]["uid"], "u");
+        assert_eq!(merged["metadata"]["ownerReferences"], json!([{"uid": "p"}]));
+        assert_eq!(merged["metadata"]["labels"], json!({"a": "b"}));
+        assert!(merged["metadata"].get("creationTimestamp").is_none());
+    }
+
+    #[test]
+    fn an_annotation_that_means_the_same_is_left_as_it_is() {
+        let text = r#"{ "metadata": {"name":"a","creationTimestamp":null}, "data": {"x": 1.0} }"#;
+        let observed = json!({
+            "metadata": {"name": "a", "annotations": {last_applied::LAST_APPLIED: text}},
+            "data": {"x": 1}
+        });
+        let desired = json!({"metadata": {"name": "a"}, "data": {"x": 1}});
+
+        assert_eq!(apply(&observed, &desired), observed);
+    }
+
+    fn scalar() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            any::<bool>().prop_map(Value::from),
+            (0..4i64).prop_map(Value::from),
+            "[ab]".prop_map(Value::from),
+        ]
+    }
+
+    fn named_list() -> impl Strategy<Value = Value> {
+        prop::collection::btree_map("[abc]", scalar(), 0..4).prop_map(|items| {
+            items.into_iter().map(|(name, x)| json!({"name": name, "x": x})).collect()
+        })
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            3 => scalar(),
+            1 => named_list(),
+            1 => prop::collection::vec(scalar(), 0..3).prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 24, 4, |inner| {
+            prop::collection::btree_map("[abcd]", inner, 0..4)
+                .prop_map(|fields| Value::Object(fields.into_iter().collect()))
+        })
+    }
+
+    fn object() -> impl Strategy<Value = Value> {
+        prop::collection::btree_map("[abcd]", value(), 0..5)
+            .prop_map(|fields| Value::Object(fields.into_iter().collect()))
+    }
+
+    /// The same shape, so that lists and objects meet lists and objects.
+    fn paths(value: &Value, prefix: &str, found: &mut Vec<String>) {
+        if let Value::Object(fields) = value {
+            for (key, value) in fields {
+                let path = format!("{prefix}/{key}");
+                found.push(path.clone());
+                paths(value, &path, found);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn merging_twice_is_merging_once(
+            observed in object(), last in object(), desired in object()
+        ) {
+            let once = merge(Some(&observed), Some(&last), &desired);
+            let twice = merge(Some(&once), Some(&desired), &desired);
+
+            prop_assert_eq!(once, twice);
+        }
+
+        #[test]
+        fn only_what_was_wanted_before_is_removed(
+            observed in object(), last in object(), desired in object()
+        ) {
+            let merged = merge(Some(&observed), Some(&last), &desired);
+
+            for (key, value) in observed.as_object().unwrap() {
+                if last.get(key).is_none() && desired.get(key).is_none() {
+                    prop_assert_eq!(merged.get(key), Some(value));
+                }
+                if merged.get(key).is_none() {
+                    prop_assert!(last.get(key).is_some() && desired.get(key).is_none());
+                }
+            }
+        }
+
+        #[test]
+        fn everything_wanted_is_there(observed in object(), last in object(), desired in object()) {
+            let merged = merge(Some(&observed), Some(&last), &desired);
+
+            let mut wanted = Vec::new();
+            paths(&desired, "", &mut wanted);
+            for path in wanted {
+                // Where kinds clash, an object or list that is there outlives the wish.
+                let clash = path.match_indices('/').map(|(at, _)| &path[..at]).chain([path.as_str()])
+                    .any(|part| {
+                        let there = observed.pointer(part);
+                        let wish = desired.pointer(part);
+                        matches!((there, wish), (Some(Value::Object(_)), Some(wish)) if !wish.is_object())
+                            || matches!((there, wish), (Some(Value::Array(_)), Some(wish)) if !wish.is_array())
+                    });
+                prop_assert!(clash || merged.pointer(&path).is_some(), "{}", path);
+            }
+        }
+
+        #[test]
+        fn applying_settles(observed in object(), desired in object()) {
+            let named = |mut value: Value| {
+                value["metadata"] = json!({"name": "a"});
+                value
+            };
+            let (observed, desired) = (named(observed), named(desired));
+
+            let once = apply(&observed, &desired);
+            let twice = apply(&once, &desired);
+
+            prop_assert_eq!(once, twice);
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! The hook protocol: requests assembled from cached bytes, answers decoded with care.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Map, Value};
+
+use super::{
+    HookVersion,
+    children::{Child, Group, Parent},
+};
+use crate::{
+    informer::ObjectKey,
+    kind::{Scope, ServedType},
+};
+
+/// The most children of one answer.
+pub const MAX_CHILDREN: usize = 10_000;
+/// The longest time that an answer may ask for.
+const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The request of a sync hook of a composite controller.
+///
+/// Objects are copied as they are cached: nothing is decoded, nothing is encoded again.
+pub(crate) fn sync_request(
+    version: HookVersion,
+    controller: &[u8],
+    parent: &Parent,
+    parent_json: &[u8],
+    groups: &[Group],
+    children: &[Child],
+) -> Bytes {
+    let size: usize =
+        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
+    let mut body = Vec::with_capacity(controller.len() + parent_json.len() + size + 256);
+    body.extend_from_slice(b"{\"controller\":");
+    body.extend_from_slice(controller);
+    body.extend_from_slice(b",\"parent\":");
+    body.extend_from_slice(parent_json);
+    body.extend_from_slice(b",\"children\":{");
+    let mut order: Vec<(String, usize)> =
+        groups.iter().enumerate().map(|(index, group)| (group_key(&group.served), index)).collect();
+    order.sort();
+    for (position, (name, index)) in order.iter().enumerate() {
+        if position > 0 {
+            body.push(b',');
+        }
+        push_text(&mut body, name);
+        body.extend_from_slice(b":{");
+        let mut members: Vec<(String, &Child)> = children
+            .iter()
+            .filter(|child| child.group == *index)
+            .filter_map(|child| {
+                let scope = groups[*index].served.identity.scope;
+                Some((child_key(version, parent, scope, &child.key)?, child))
+            })
+            .collect();
+        members.sort_by(|one, other| one.0.cmp(&other.0));
+        for (position, (key, child)) in members.iter().enumerate() {
+            if position > 0 {
+                body.push(b',');
+            }
+            push_text(&mut body, key);
+            body.push(b':');
+            body.extend_from_slice(&child.json);
+        }
+        body.push(b'}');
+    }
+    body.extend_from_slice(b"},\"related\":{},\"finalizing\":false}");
+    body.into()
+}
+
+/// `Pod.v1`, `Deployment.apps/v1`.
+fn group_key(served: &ServedType) -> String {
+    format!("{}.{}", served.kind, served.identity.api_version())
+}
+
+/// The key of a child; none for what version 1 does not show.
+fn child_key(
+    version: HookVersion,
+    parent: &Parent,
+    scope: Scope,
+    key: &ObjectKey,
+) -> Option<String> {
+    match (version, &parent.key.namespace, scope) {
+        (HookVersion::V2, _, _) | (HookVersion::V1, None, _) => Some(key.to_string()),
+        (HookVersion::V1, Some(_), Scope::Cluster) => None,
+        (HookVersion::V1, Some(own), Scope::Namespaced) => {
+            (key.namespace.as_ref() == Some(own)).then(|| key.name.to_string())
+        }
+    }
+}
+
+fn push_text(body: &mut Vec<u8>, text: &str) {
+    body.extend_from_slice(Value::from(text).to_string().as_bytes());
+}
+
+/// The answer of a sync hook of a composite controller.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct SyncResponse {
+    /// The parent's status; `null` and absent are the same.
+    pub(crate) status: Option<Map<String, Value>>,
+    /// All children that should be.
+    pub(crate) children: Vec<Value>,
+    /// Sync again after this time.
+    pub(crate) resync_after: Option<Duration>,
+}
+
+/// Decodes an answer.
+///
+/// As in Metacontroller an absent `children` means none, so that all there are get deleted; an
+/// empty body, `null` and anything that is cut are errors.
+///
+/// # Errors
+///
+/// Names the field that is wrong. With `strict`, unknown and duplicate fields are wrong too.
+pub(crate) fn sync_response(body: &[u8], strict: bool) -> Result<SyncResponse, String> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Err("hook answered with an empty body".to_owned());
+    }
+    let mut decoder = serde_json::Deserializer::from_slice(body);
+    let response = decoder
+        .deserialize_map(Response { strict })
+        .and_then(|response| decoder.end().map(|()| response))
+        .map_err(|error| format!("hook answer is unusable: {error}"))?;
+    Ok(response)
+}
+
+struct Response {
+    strict: bool,
+}
+
+impl<'de> Visitor<'de> for Response {
+    type Value = SyncResponse;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with status and children")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SyncResponse, A::Error> {
+        let mut response = SyncResponse::default();
+        let mut seen: [bool; 4] = [false; 4];
+        while let Some(key) = map.next_key::<String>()? {
+            let known = ["status", "children", "resyncAfterSeconds", "finalized"]
+                .iter()
+                .position(|name| *name == key);
+            let twice = known.is_some_and(|index| std::mem::replace(&mut seen[index], true));
+            if known.is_none() || twice {
+                let key: String = key.chars().take(64).collect();
+                let wrong = if twice { "duplicate field" } else { "unknown field" };
+                if self.strict {
+                    return Err(A::Error::custom(format!("{wrong} {key:?}")));
+                }
+                tracing::debug!(field = key, wrong, "hook answer has a field too many");
+            }
+            match key.as_str() {
+                "status" => {
+                    response.status = match map.next_value::<Value>()? {
+                        Value::Null => None,
+                        Value::Object(status) => Some(status),
+                        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                            return Err(A::Error::custom("status: must be an object or null"));
+                        }
+                    };
+                }
+                "children" => {
+                    response.children = map
+                        .next_value::<Option<Children>>()
+                        .map_err(|error| A::Error::custom(format!("children: {error}")))?
+                        .map(|Children(children)| children)
+                        .unwrap_or_default();
+                }
+                "resyncAfterSeconds" => {
+                    let seconds = map.next_value::<Option<f64>>().map_err(|error| {
+                        A::Error::custom(format!("resyncAfterSeconds: {error}"))
+                    })?;
+                    response.resync_after = seconds.and_then(resync_after);
+                }
+                "finalized" => {
+                    map.next_value::<Option<bool>>()
+                        .map_err(|error| A::Error::custom(format!("finalized: {error}")))?;
+                }
+                _ => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(response)
+    }
+}
+
+/// Zero, negative and no number at all mean not at all.
+fn resync_after(seconds: f64) -> Option<Duration> {
+    (seconds > 0.0)
+        .then(|| Duration::try_from_secs_f64(seconds).unwrap_or(MAX_RESYNC).min(MAX_RESYNC))
+}
+
+struct Children(Vec<Value>);
+
+impl<'de> Deserialize<'de> for Children {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = Children;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of objects")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Children, A::Error> {
+                let mut children = Vec::new();
+                while let Some(child) = items.next_element()? {
+                    if children.len() == MAX_CHILDREN {
+                        return Err(A::Error::custom(format!("more than {MAX_CHILDREN} of them")));
+                    }
+                    children.push(child);
+                }
+                Ok(Children(children))
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::{UpdateMethod, children::fixtures::*},
+        *,
+    };
+
+    fn request(version: HookVersion, namespace: Option<&str>) -> String {
+        let at = |namespace: Option<&str>, name: &str| match namespace {
+            Some(namespace) => json!({"metadata": {"name": name, "namespace": namespace}}),
+            None => json!({"metadata": {"name": name}}),
+        };
+        let children = [
+            child(0, "b", at(Some("ns"), "b")),
+            child(0, "a", at(Some("ns"), "a")),
+            child(0, "far", at(Some("other"), "far")),
+            child(2, "wide", at(None, "wide")),
+        ];
+        let body = sync_request(
+            version,
+            br#"{"kind":"CompositeController"}"#,
+            &parent(namespace),
+            br#"{"kind":"Thing"}"#,
+            &groups(UpdateMethod::OnDelete),
+            &children,
+        );
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn version_1_shows_a_namespaced_parent_its_own_namespace() {
+        assert_eq!(
+            request(HookVersion::V1, Some("ns")),
+            concat!(
+                r#"{"controller":{"kind":"CompositeController"},"parent":{"kind":"Thing"},"#,
+                r#""children":{"ConfigMap.v1":{"a":{"metadata":{"name":"a","namespace":"ns"}},"#,
+                r#""b":{"metadata":{"name":"b","namespace":"ns"}}},"Deployment.apps/v1":{},"#,
+                r#""Namespace.v1":{}},"related":{},"finalizing":false}"#
+            )
+        );
+    }
+
+    #[test]
+    fn version_1_shows_a_cluster_scoped_parent_everything() {
+        let request: Value = serde_json::from_str(&request(HookVersion::V1, None)).unwrap();
+
+        let keys = |group: &str| -> Vec<String> {
+            request["children"][group].as_object().unwrap().keys().cloned().collect()
+        };
+        assert_eq!(keys("ConfigMap.v1"), ["ns/a", "ns/b", "other/far"]);
+        assert_eq!(keys("Namespace.v1"), ["wide"]);
+    }
+
+    #[test]
+    fn version_2_keys_by_namespace_and_name_always() {
+        assert_eq!(
+            request(HookVersion::V2, Some("ns")),
+            concat!(
+                r#"{"controller":{"kind":"CompositeController"},"parent":{"kind":"Thing"},"#,
+                r#""children":{"ConfigMap.v1":{"ns/a":{"metadata":{"name":"a","namespace":"ns"}},"#,
+                r#""ns/b":{"metadata":{"name":"b","namespace":"ns"}},"#,
+                r#""other/far":{"metadata":{"name":"far","namespace":"other"}}},"#,
+                r#""Deployment.apps/v1":{},"Namespace.v1":{"wide":{"metadata":{"name":"wide"}}}},"#,
+                r#""related":{},"finalizing":false}"#
+            )
+        );
+    }
+
+    #[track_caller]
+    fn check(body: &str, strict: bool, expected: Result<usize, &str>) {
+        let decoded = sync_response(body.as_bytes(), strict);
+
+        match (&decoded, expected) {
+            (Ok(response), Ok(children)) => assert_eq!(response.children.len(), children),
+            (Err(error), Err(part)) => assert!(error.contains(part), "{error}"),
+            (decoded, expected) => panic!("{decoded:?} {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn answers_that_say_nothing_are_errors() {
+        for body in ["", " \n", "null", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}"] {
+            assert!(sync_response(body.as_bytes(), false).is_err(), "{body:?}");
+        }
+        assert!(sync_response(b"{\"children\":[\"\xff\"]}", false).is_err());
+    }
+
+    #[test]
+    fn absent_children_are_none() {
+        check("{}", false, Ok(0));
+        check(r#"{"children":null}"#, true, Ok(0));
+        check(r#"{"children":[{},null]}"#, true, Ok(2));
+    }
+
+    #[test]
+    fn unknown_and_duplicate_fields_are_errors_when_strict() {
+        check(r#"{"childs":[{}]}"#, false, Ok(0));
+        check(r#"{"Children":[{}]}"#, false, Ok(0));
+        check(r#"{"childs":[{}]}"#, true, Err("unknown field \"childs\""));
+        check(r#"{"children":[{}],"children":[{},{}]}"#, false, Ok(2));
+        check(r#"{"children":[],"children":[]}"#, true, Err("duplicate field \"children\""));
+        check(r#"{"finalized":false,"status":{},"children":[]}"#, true, Ok(0));
+    }
+
+    #[test]
+    fn fields_of_the_wrong_kind_are_named() {
+        check(r#"{"children":{}}"#, false, Err("children: "));
+        check(r#"{"status":[]}"#, false, Err("status: "));
+        check(r#"{"resyncAfterSeconds":"1"}"#, false, Err("resyncAfterSeconds: "));
+        check(r#"{"finalized":1}"#, false, Err("finalized: "));
+    }
+
+    #[test]
+    fn too_many_children_are_refused() {
+        let body = |count: usize| format!("{{\"children\":[{}]}}", vec!["{}"; count].join(","));
+
+        check(&body(MAX_CHILDREN), false, Ok(MAX_CHILDREN));
+        check(&body(MAX_CHILDREN + 1), false, Err("children: more than"));
+    }
+
+    #[test]
+    fn the_resync_time_is_clamped() {
+        for (value, expected) in [
+            ("null", None),
+            ("0", None),
+            ("-1", None),
+            ("0.5", Some(Duration::from_millis(500))),
+            ("60", Some(Duration::from_secs(60))),
+            ("1e300", Some(MAX_RESYNC)),
+        ] {
+            let body = format!("{{\"resyncAfterSeconds\":{value}}}");
+
+            let response = sync_response(body.as_bytes(), true).unwrap();
+
+            assert_eq!(response.resync_after, expected, "{value}");
+        }
+        assert!(sync_response(b"{\"resyncAfterSeconds\":1e999}", false).is_err());
+        assert!(sync_response(b"{\"resyncAfterSeconds\":NaN}", false).is_err());
+        assert_eq!(resync_after(f64::NAN), None);
+    }
+
+    #[test]
+    fn integers_stay_integers() {
+        let response = sync_response(br#"{"status":{"n":9007199254740993}}"#, true).unwrap();
+
+        assert_eq!(response.status.unwrap()["n"], json!(9_007_199_254_740_993_i64));
+    }
+}

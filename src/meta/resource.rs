@@ -1,0 +1,179 @@
+//! Requests about single objects of a type, as JSON.
+//!
+//! Every request has a deadline and none is repeated: repeating is the work queue's business.
+
+use std::{error::Error, time::Duration};
+
+use http::{Method, Request};
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::{
+    informer::ObjectKey,
+    kind::{ServedType, TypeIdentity},
+    manager::FenceClosed,
+};
+
+/// The longest that a request may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// In whose name fields are written: Metacontroller's, so that its children stay ours.
+const FIELD_MANAGER: &str = "metacontroller";
+
+/// A type's objects, one at a time.
+#[derive(Clone, Copy)]
+pub(crate) struct Resource<'a> {
+    client: &'a Client,
+    identity: &'a TypeIdentity,
+}
+
+impl<'a> Resource<'a> {
+    /// The objects of a type, through this client.
+    pub(crate) fn new(client: &'a Client, served: &'a ServedType) -> Self {
+        Self { client, identity: &served.identity }
+    }
+
+    /// The object as it is on the server now.
+    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Value, kube::Error> {
+        self.send(Method::GET, self.path(key), "", None).await
+    }
+
+    /// Creates an object.
+    pub(crate) async fn create(
+        &self,
+        key: &ObjectKey,
+        object: &Value,
+    ) -> Result<Value, kube::Error> {
+        let path = self.identity.path(key.namespace.as_deref());
+        let path = format!("{path}?fieldManager={FIELD_MANAGER}");
+        self.send(Method::POST, path, "application/json", Some(object)).await
+    }
+
+    /// Replaces an object whose resourceVersion is still the one given.
+    pub(crate) async fn update(
+        &self,
+        key: &ObjectKey,
+        object: &Value,
+    ) -> Result<Value, kube::Error> {
+        let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
+        self.send(Method::PUT, path, "application/json", Some(object)).await
+    }
+
+    /// Replaces the status of an object whose resourceVersion is still the one given.
+    pub(crate) async fn update_status(
+        &self,
+        key: &ObjectKey,
+        object: &Value,
+    ) -> Result<Value, kube::Error> {
+        let path = format!("{}/status?fieldManager={FIELD_MANAGER}", self.path(key));
+        self.send(Method::PUT, path, "application/json", Some(object)).await
+    }
+
+    /// Merges into an object, or into its status.
+    pub(crate) async fn merge_patch(
+        &self,
+        key: &ObjectKey,
+        subresource: Option<&str>,
+        patch: &Value,
+    ) -> Result<Value, kube::Error> {
+        let tail = subresource.map(|name| format!("/{name}")).unwrap_or_default();
+        let path = format!("{}{tail}?fieldManager={FIELD_MANAGER}", self.path(key));
+        self.send(Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
+    }
+
+    /// Deletes the one object with this uid; what it owns goes in the background.
+    pub(crate) async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), kube::Error> {
+        let options = json!({
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": {"uid": uid},
+        });
+        self.send(Method::DELETE, self.path(key), "application/json", Some(&options)).await?;
+        Ok(())
+    }
+
+    fn path(&self, key: &ObjectKey) -> String {
+        format!("{}/{}", self.identity.path(key.namespace.as_deref()), key.name)
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        path: String,
+        content_type: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, kube::Error> {
+        send(self.client, method, path, content_type, body).await
+    }
+}
+
+/// Sends one request, within the deadline.
+pub(crate) async fn send(
+    client: &Client,
+    method: Method,
+    path: String,
+    content_type: &str,
+    body: Option<&Value>,
+) -> Result<Value, kube::Error> {
+    let mut request = Request::builder().method(method).uri(path);
+    let body = match body {
+        Some(body) => {
+            request = request.header(http::header::CONTENT_TYPE, content_type);
+            serde_json::to_vec(body).map_err(kube::Error::SerdeError)?
+        }
+        None => Vec::new(),
+    };
+    let request = request.body(body).map_err(kube::Error::HttpError)?;
+    timeout(DEADLINE, client.request(request))
+        .await
+        .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
+}
+
+/// The outcome of the request is unknown.
+#[derive(Debug, thiserror::Error)]
+#[error("the API server did not answer within {DEADLINE:?}")]
+struct NoAnswer;
+
+/// HTTP status and reason, if the server answered.
+fn status(error: &kube::Error) -> Option<(u16, &str)> {
+    match error {
+        kube::Error::Api(status) => Some((status.code, status.reason.as_str())),
+        _ => None,
+    }
+}
+
+/// There is no such object, or no such type.
+pub(crate) fn is_not_found(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, _)| code == 404)
+}
+
+/// Somebody else wrote first.
+pub(crate) fn is_conflict(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists")
+}
+
+/// An object of that name exists.
+pub(crate) fn is_already_there(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
+}
+
+/// The epoch was over before the request was sent.
+pub(crate) fn is_fenced(error: &kube::Error) -> bool {
+    let mut source: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = source {
+        if error.is::<FenceClosed>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
+/// The error in a few words: kube prints the server's answer twice.
+pub(crate) fn explain(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        other => other.to_string(),
+    }
+}

@@ -1,0 +1,397 @@
+//! The status of a declared controller: what the manager knows, in the words of conditions.
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{
+    Blueprint, CompositeControllerStatus, Rejected, StatusCondition, WatchStatus, roster::Health,
+};
+use crate::{
+    kind::{TypeName, TypeRef},
+    manager::{ControllerState, RunnableStatus},
+};
+
+/// The longest message of a condition; a specification may have very many problems.
+const MESSAGE_CHARS: usize = 1024;
+
+/// What is said of the object itself.
+#[derive(Clone, Debug)]
+pub(crate) enum Judgement {
+    /// It is executed, or waits to be.
+    Accepted,
+    /// It is not; what ran before goes on.
+    Rejected(Rejected),
+    /// It is stopped on request.
+    Paused,
+}
+
+/// Everything that a status is made of.
+#[derive(Debug)]
+pub(crate) struct View<'a> {
+    pub(crate) generation: i64,
+    pub(crate) judgement: &'a Judgement,
+    pub(crate) blueprint: Option<&'a Blueprint>,
+    pub(crate) run: Option<&'a RunnableStatus>,
+    pub(crate) health: &'a Health,
+    pub(crate) previous: &'a CompositeControllerStatus,
+    pub(crate) now: Timestamp,
+}
+
+/// Status, reason, message.
+type Said = (&'static str, String, String);
+
+impl View<'_> {
+    /// The status as it should be.
+    pub(crate) fn status(&self) -> CompositeControllerStatus {
+        let ready = self.ready();
+        let (state, reason) = match (self.judgement, self.run) {
+            (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
+            (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
+            (_, None) => ("Waiting", "NotStarted".to_owned()),
+            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.clone()),
+            (_, Some(run)) => (run.state.word(), ready.1.clone()),
+        };
+        CompositeControllerStatus {
+            conditions: vec![
+                self.condition("Ready", ready),
+                self.condition("TypesReady", self.types_ready()),
+                self.condition("Running", self.running()),
+                self.condition("HooksHealthy", self.hooks_healthy()),
+            ],
+            observed_generation: Some(self.generation),
+            epoch: self.run.and_then(|run| i64::try_from(run.epoch).ok()),
+            state: Some(state.to_owned()),
+            reason: Some(reason),
+            watches: self.watches(),
+        }
+    }
+
+    fn ready(&self) -> Said {
+        match (self.judgement, self.run) {
+            (Judgement::Rejected(rejected), _) => {
+                ("False", rejected.reason().to_owned(), rejected.to_string())
+            }
+            (Judgement::Paused, _) => {
+                ("False", "Paused".to_owned(), "paused by annotation".to_owned())
+            }
+            (Judgement::Accepted, None) => ("False", "NotStarted".to_owned(), String::new()),
+            (Judgement::Accepted, Some(run)) => match &run.pending {
+                Some(pending) => (
+                    "False",
+                    "SpecPending".to_owned(),
+                    format!("the old specification goes on: {pending}"),
+                ),
+                None if !run.report.forbidden.is_empty() => {
+                    ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
+                }
+                None => self.running(),
+            },
+        }
+    }
+
+    fn types_ready(&self) -> Said {
+        let Some(run) = self.run else {
+            return ("Unknown", "NotStarted".to_owned(), String::new());
+        };
+        if let Some(first) = run.unmet.first() {
+            let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
+            let status = if run.unmet.iter().all(|unmet| unmet.reason == "TypeUnknown") {
+                "Unknown"
+            } else {
+                "False"
+            };
+            return (status, first.reason.clone(), messages.join("; "));
+        }
+        match run.state {
+            ControllerState::Waiting => ("Unknown", run.reason.clone(), run.message.clone()),
+            ControllerState::Starting
+            | ControllerState::Running
+            | ControllerState::Stopping
+            | ControllerState::BackingOff
+            | ControllerState::Stopped => {
+                let missing: Vec<_> = run.report.missing.iter().map(TypeRef::to_string).collect();
+                if missing.is_empty() {
+                    ("True", "TypesServed".to_owned(), String::new())
+                } else {
+                    let message = format!("optional types are missing: {}", missing.join(", "));
+                    ("True", "OptionalTypesMissing".to_owned(), message)
+                }
+            }
+        }
+    }
+
+    fn running(&self) -> Said {
+        let Some(run) = self.run else {
+            let reason = match self.judgement {
+                Judgement::Paused => "Paused",
+                Judgement::Rejected(rejected) => rejected.reason(),
+                Judgement::Accepted => "NotStarted",
+            };
+            return ("False", reason.to_owned(), String::new());
+        };
+        let status = if run.state == ControllerState::Running { "True" } else { "False" };
+        let mut message = run.message.clone();
+        if message.is_empty()
+            && let Some(error) = run.last_error()
+        {
+            message = format!("last error: {error}");
+        }
+        (status, run.reason.clone(), message)
+    }
+
+    fn hooks_healthy(&self) -> Said {
+        match (&self.health.example, self.health.proven) {
+            (Some((parent, failure)), _) => {
+                let message = match self.health.failing {
+                    1 => format!("{parent}: {}", failure.message),
+                    count => format!("{count} parents fail, first {parent}: {}", failure.message),
+                };
+                ("False", failure.reason.to_owned(), message)
+            }
+            (None, true) => ("True", "HooksAnswer".to_owned(), String::new()),
+            (None, false) => ("Unknown", "NotAsked".to_owned(), String::new()),
+        }
+    }
+
+    fn condition(&self, type_: &str, (status, reason, message): Said) -> StatusCondition {
+        let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
+        let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
+        let last_transition_time = match before {
+            Some(before) if before.status == status => before.last_transition_time,
+            Some(_) | None => now,
+        };
+        StatusCondition {
+            type_: type_.to_owned(),
+            status: status.to_owned(),
+            reason: if reason.is_empty() { "Unknown".to_owned() } else { reason },
+            message: message.chars().take(MESSAGE_CHARS).collect(),
+            last_transition_time,
+            observed_generation: Some(self.generation),
+        }
+    }
+
+    fn watches(&self) -> Vec<WatchStatus> {
+        if let Some(run) = self.run
+            && matches!(run.state, ControllerState::Starting | ControllerState::Running)
+            && !run.report.watches.is_empty()
+        {
+            return run
+                .report
+                .watches
+                .iter()
+                .map(|watch| {
+                    row(&watch.type_ref, watch.state, watch.error.clone().unwrap_or_default())
+                })
+                .collect();
+        }
+        let Some(blueprint) = self.blueprint else { return Vec::new() };
+        let types = blueprint.children.iter().map(|rule| &rule.type_ref);
+        std::iter::once(&blueprint.parent)
+            .chain(types)
+            .map(|type_ref| {
+                let unmet = self.run.iter().flat_map(|run| &run.unmet);
+                let message = unmet
+                    .filter(|unmet| unmet.type_ref.as_ref() == Some(type_ref))
+                    .map(|unmet| unmet.message.clone())
+                    .next()
+                    .unwrap_or_default();
+                row(type_ref, "Waiting", message)
+            })
+            .collect()
+    }
+}
+
+fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
+    let (TypeName::Resource(resource) | TypeName::Kind(resource)) = &type_ref.name;
+    let version = type_ref.version.as_deref().unwrap_or_default();
+    WatchStatus {
+        resource: resource.clone(),
+        api_version: match type_ref.group.as_str() {
+            "" => version.to_owned(),
+            group => format!("{group}/{version}"),
+        },
+        state: state.to_owned(),
+        message: message.chars().take(MESSAGE_CHARS).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::{Report, RunnableGroup, Unmet, WatchReport};
+
+    fn run(state: ControllerState, reason: &str) -> RunnableStatus {
+        RunnableStatus {
+            name: "CompositeController-a".into(),
+            group: RunnableGroup::LeaderElection,
+            state,
+            reason: reason.to_owned(),
+            message: String::new(),
+            since: Timestamp::UNIX_EPOCH,
+            epoch: 3,
+            unmet: Vec::new(),
+            report: Report::default(),
+            last_done: None,
+            pending: None,
+            stuck: false,
+            failures: 0,
+        }
+    }
+
+    fn said(
+        judgement: &Judgement,
+        run: Option<&RunnableStatus>,
+        health: &Health,
+    ) -> CompositeControllerStatus {
+        let previous = CompositeControllerStatus::default();
+        View {
+            generation: 7,
+            judgement,
+            blueprint: None,
+            run,
+            health,
+            previous: &previous,
+            now: Timestamp::UNIX_EPOCH,
+        }
+        .status()
+    }
+
+    #[track_caller]
+    fn check(status: &CompositeControllerStatus, expected: [(&str, &str, &str); 4]) {
+        let found: Vec<_> = status
+            .conditions
+            .iter()
+            .map(|condition| (&*condition.type_, &*condition.status, &*condition.reason))
+            .collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn a_controller_that_runs_is_ready() {
+        let health = Health { proven: true, ..Health::default() };
+
+        let status =
+            said(&Judgement::Accepted, Some(&run(ControllerState::Running, "Running")), &health);
+
+        assert_eq!(status.state.as_deref(), Some("Running"));
+        assert_eq!(status.epoch, Some(3));
+        assert_eq!(status.observed_generation, Some(7));
+        check(
+            &status,
+            [
+                ("Ready", "True", "Running"),
+                ("TypesReady", "True", "TypesServed"),
+                ("Running", "True", "Running"),
+                ("HooksHealthy", "True", "HooksAnswer"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_controller_that_waits_says_for_what() {
+        let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
+        waiting.unmet = vec![Unmet {
+            reason: "TypeAbsent".to_owned(),
+            message: "things.example.com/v1 is not installed".to_owned(),
+            type_ref: None,
+        }];
+
+        let status = said(&Judgement::Accepted, Some(&waiting), &Health::default());
+
+        assert_eq!(status.reason.as_deref(), Some("TypeAbsent"));
+        assert!(status.conditions[1].message.contains("things.example.com"));
+        check(
+            &status,
+            [
+                ("Ready", "False", "TypeAbsent"),
+                ("TypesReady", "False", "TypeAbsent"),
+                ("Running", "False", "TypeAbsent"),
+                ("HooksHealthy", "Unknown", "NotAsked"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_rejected_edit_leaves_the_old_one_running_and_says_so() {
+        let rejected =
+            Rejected::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
+
+        let status = said(
+            &Judgement::Rejected(rejected.clone()),
+            Some(&run(ControllerState::Running, "Running")),
+            &Health::default(),
+        );
+        let alone = said(&Judgement::Rejected(rejected), None, &Health::default());
+
+        assert_eq!(status.state.as_deref(), Some("Running"));
+        assert_eq!(status.reason.as_deref(), Some("SpecInvalid"));
+        assert_eq!(status.conditions[0].message, "spec.x: wrong");
+        assert_eq!(status.conditions[2].status, "True");
+        assert_eq!(alone.state.as_deref(), Some("Invalid"));
+    }
+
+    #[test]
+    fn a_pending_edit_says_why() {
+        let mut running = run(ControllerState::Running, "Running");
+        running.pending = Some("pods is not installed".to_owned());
+
+        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
+
+        assert_eq!(status.reason.as_deref(), Some("SpecPending"));
+        assert!(status.conditions[0].message.contains("pods is not installed"));
+    }
+
+    #[test]
+    fn a_paused_controller_says_so() {
+        let status = said(&Judgement::Paused, None, &Health::default());
+
+        assert_eq!(status.state.as_deref(), Some("Paused"));
+        assert_eq!(status.conditions[0].reason, "Paused");
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_while_its_status_holds() {
+        let later: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
+        let (judgement, health) = (Judgement::Accepted, Health::default());
+        let view = |previous: &CompositeControllerStatus, run: &RunnableStatus, now| {
+            View {
+                generation: 1,
+                judgement: &judgement,
+                blueprint: None,
+                run: Some(run),
+                health: &health,
+                previous,
+                now,
+            }
+            .status()
+        };
+        let starting = run(ControllerState::Starting, "SourcesSyncing");
+        let first = view(&CompositeControllerStatus::default(), &starting, Timestamp::UNIX_EPOCH);
+
+        let second = view(&first, &run(ControllerState::Running, "Running"), later);
+
+        assert_eq!(second.conditions[1].last_transition_time, Timestamp::UNIX_EPOCH);
+        assert_eq!(second.conditions[2].last_transition_time.to_string(), "2026-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn watches_are_listed() {
+        let mut running = run(ControllerState::Running, "Running");
+        running.report.watches = vec![WatchReport {
+            type_ref: TypeRef::resource("apps", "v1", "deployments"),
+            state: "Forbidden",
+            error: Some("no rule".to_owned()),
+        }];
+
+        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
+
+        assert_eq!(
+            status.watches,
+            [WatchStatus {
+                resource: "deployments".to_owned(),
+                api_version: "apps/v1".to_owned(),
+                state: "Forbidden".to_owned(),
+                message: "no rule".to_owned(),
+            }]
+        );
+    }
+}

@@ -1,0 +1,461 @@
+//! A hook that is asked over HTTP.
+//!
+//! One POST, one answer: no redirects, no repeats, nothing encoded, nothing read beyond the
+//! budget. Success is status 200 and no other, as in Metacontroller.
+
+use std::{
+    error::Error,
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use futures::future::BoxFuture;
+use http::{Method, Request, Response, StatusCode, Uri, header};
+use http_body::Body;
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, rt::Executor};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioTimer,
+};
+use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::{Hook, HookError, HookSeries};
+
+/// The largest answer that is read, unless said otherwise.
+pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
+/// The most of an error's body that is repeated: bodies hold secrets.
+const EXCERPT_BYTES: usize = 256;
+/// The longest that a hook may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+/// The wait of a hook that asks for none that is understood.
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
+const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
+
+type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// A hook at a URL.
+pub struct Webhook {
+    url: Uri,
+    timeout: Duration,
+    max_response_bytes: usize,
+    series: Option<HookSeries>,
+    connections: Mutex<Option<Connections>>,
+}
+
+/// Connections that are kept for the next call, and the tasks that drive them.
+struct Connections {
+    client: HttpClient,
+    tasks: TaskTracker,
+}
+
+/// Runs connections where they can be awaited.
+#[derive(Clone)]
+struct Tracked(TaskTracker);
+
+impl<F> Executor<F> for Tracked
+where
+    F: Future + Send + 'static,
+    F::Output: Send + 'static,
+{
+    fn execute(&self, connection: F) {
+        drop(self.0.spawn(connection));
+    }
+}
+
+impl Webhook {
+    /// A hook at this URL, whose whole exchange may take as long as `timeout`.
+    pub fn new(url: Uri, timeout: Duration) -> Self {
+        Self {
+            url,
+            timeout,
+            max_response_bytes: MAX_RESPONSE_BYTES,
+            series: None,
+            connections: Mutex::new(None),
+        }
+    }
+
+    /// Reads answers up to this size; [`MAX_RESPONSE_BYTES`].
+    #[must_use]
+    pub fn max_response_bytes(mut self, limit: usize) -> Self {
+        self.max_response_bytes = limit;
+        self
+    }
+
+    /// Counts calls.
+    #[must_use]
+    pub fn series(mut self, series: HookSeries) -> Self {
+        self.series = Some(series);
+        self
+    }
+
+    fn client(&self) -> Result<HttpClient, HookError> {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connections) = &*connections {
+            return Ok(connections.client.clone());
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let connector = HttpsConnectorBuilder::new()
+            .with_provider_and_platform_verifier(provider)
+            .map_err(|error| HookError::Transport(format!("loading trusted roots: {error}")))?
+            .https_or_http()
+            .enable_http1()
+            .build();
+        let tasks = TaskTracker::new();
+        let client = Client::builder(Tracked(tasks.clone()))
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(90))
+            .pool_max_idle_per_host(32)
+            .build(connector);
+        *connections = Some(Connections { client: client.clone(), tasks });
+        Ok(client)
+    }
+
+    async fn exchange(&self, request: Bytes) -> (Option<StatusCode>, Result<Bytes, HookError>) {
+        let client = match self.client() {
+            Ok(client) => client,
+            Err(error) => return (None, Err(error)),
+        };
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(self.url.clone())
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, "application/json")
+            .header(header::ACCEPT_ENCODING, "identity")
+            .header(header::USER_AGENT, concat!("pilotlight/", env!("CARGO_PKG_VERSION")))
+            .body(Full::new(request));
+        let request = match request {
+            Ok(request) => request,
+            Err(error) => return (None, Err(HookError::Transport(error.to_string()))),
+        };
+        match client.request(request).await {
+            Ok(response) => (Some(response.status()), self.read(response).await),
+            Err(error) => (None, Err(HookError::Transport(chain(&error)))),
+        }
+    }
+
+    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, HookError> {
+        let (head, body) = response.into_parts();
+        let encoding = head.headers.get(header::CONTENT_ENCODING);
+        let encoding = encoding.map(|encoding| String::from_utf8_lossy(encoding.as_bytes()));
+        match head.status {
+            StatusCode::OK => match encoding {
+                Some(encoding) if !encoding.eq_ignore_ascii_case("identity") => {
+                    Err(HookError::Encoded(encoding.chars().take(32).collect()))
+                }
+                _ => read_body(body, self.max_response_bytes).await,
+            },
+            StatusCode::TOO_MANY_REQUESTS => {
+                let value = head.headers.get(header::RETRY_AFTER);
+                let value = value.and_then(|value| value.to_str().ok());
+                Err(HookError::Busy(retry_after(value, Timestamp::now())))
+            }
+            status => {
+                let excerpt = read_excerpt(body).await;
+                Err(HookError::Status { code: status.as_u16(), body: excerpt })
+            }
+        }
+    }
+}
+
+impl Hook for Webhook {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        Box::pin(async move {
+            let observation = self.series.as_ref().map(HookSeries::begin);
+            let (status, answer) = timeout(self.timeout, self.exchange(request))
+                .await
+                .unwrap_or((None, Err(HookError::Timeout(self.timeout))));
+            if let Some(observation) = observation {
+                observation.end(status);
+            }
+            answer
+        })
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Box::pin(async move {
+            if let Some(Connections { client, tasks }) = connections {
+                // The pool goes with the client, and its connections with the pool.
+                drop(client);
+                tasks.close();
+                tasks.wait().await;
+            }
+        })
+    }
+}
+
+impl fmt::Debug for Webhook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webhook")
+            .field("url", &self.url)
+            .field("timeout", &self.timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, HookError> {
+    // A declared length is refused before a byte is read.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(HookError::TooLarge { limit });
+    }
+    let mut bytes = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| HookError::Transport(chain(&error)))?;
+        if let Ok(data) = frame.into_data() {
+            if bytes.len().saturating_add(data.len()) > limit {
+                return Err(HookError::TooLarge { limit });
+            }
+            bytes.extend_from_slice(&data);
+        }
+    }
+    Ok(bytes.freeze())
+}
+
+/// The first bytes of an error's body, as far as it can be read.
+async fn read_excerpt(mut body: Incoming) -> String {
+    let mut bytes = Vec::new();
+    while bytes.len() < EXCERPT_BYTES {
+        let Some(Ok(frame)) = body.frame().await else { break };
+        if let Ok(data) = frame.into_data() {
+            bytes.extend_from_slice(&data[..data.len().min(EXCERPT_BYTES - bytes.len())]);
+        }
+    }
+    String::from_utf8_lossy(&bytes).trim().to_owned()
+}
+
+/// How long a hook wants to be left alone: seconds, or until a date.
+fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
+    let Some(value) = value.map(str::trim) else { return DEFAULT_RETRY_AFTER };
+    let number = |text: &str| {
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let plain =
+            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        plain.then(|| text.parse::<f64>().ok()).flatten()
+    };
+    let wait = match (number(value), rfc2822::DateTimeParser::new().parse_timestamp(value)) {
+        (Some(seconds), _) => {
+            Duration::from_secs_f64(seconds.clamp(0.0, MAX_RETRY_AFTER.as_secs_f64()))
+        }
+        (None, Ok(date)) => {
+            let wait: SignedDuration = date.duration_since(now);
+            Duration::try_from(wait).unwrap_or(Duration::ZERO)
+        }
+        (None, Err(_)) => DEFAULT_RETRY_AFTER,
+    };
+    wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
+}
+
+/// An error with everything that it says of its causes.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+        task::JoinSet,
+    };
+
+    use super::*;
+
+    /// A server that answers its first request with these bytes, then closes.
+    struct Server {
+        url: Uri,
+        tasks: JoinSet<String>,
+    }
+
+    async fn server(answer: impl Into<Vec<u8>>, linger: bool) -> Server {
+        let answer = answer.into();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/sync", listener.local_addr().unwrap()).parse().unwrap();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"{}") {
+                let mut buffer = [0; 4096];
+                let read = stream.read(&mut buffer).await.unwrap();
+                if read == 0 {
+                    break;
+                }
+                request.extend_from_slice(&buffer[..read]);
+            }
+            // The client may leave before it has read everything.
+            drop(stream.write_all(&answer).await);
+            if linger {
+                std::future::pending::<()>().await;
+            }
+            drop(stream.shutdown().await);
+            String::from_utf8(request).unwrap()
+        });
+        Server { url, tasks }
+    }
+
+    async fn ask(answer: impl Into<Vec<u8>>) -> Result<Bytes, HookError> {
+        let server = server(answer, false).await;
+        Webhook::new(server.url.clone(), Duration::from_secs(5))
+            .max_response_bytes(1000)
+            .call(Bytes::from_static(b"{}"))
+            .await
+    }
+
+    fn response(head: &str, body: &str) -> String {
+        format!("HTTP/1.1 {head}\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+    }
+
+    #[tokio::test]
+    async fn status_200_is_success_and_the_request_is_json() {
+        let mut server = server(response("200 OK", "{\"a\":1}"), false).await;
+        let hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
+
+        let answer = hook.call(Bytes::from_static(b"{}")).await.unwrap();
+
+        assert_eq!(&answer[..], b"{\"a\":1}");
+        let request = server.tasks.join_next().await.unwrap().unwrap().to_lowercase();
+        assert!(request.starts_with("post /sync http/1.1\r\n"), "{request}");
+        assert!(request.contains("content-type: application/json\r\n"), "{request}");
+        assert!(request.contains("accept-encoding: identity\r\n"), "{request}");
+    }
+
+    #[tokio::test]
+    async fn no_other_status_is_success() {
+        for code in [201, 204, 302, 304, 400, 404, 412, 500, 503] {
+            let head = format!("{code} Word\r\nLocation: http://127.0.0.1:1/");
+            let body = if matches!(code, 204 | 304) { "" } else { "sorry" };
+            let answer = ask(response(&head, body)).await;
+
+            assert_eq!(answer, Err(HookError::Status { code, body: body.to_owned() }));
+        }
+    }
+
+    #[tokio::test]
+    async fn an_error_repeats_no_more_than_an_excerpt() {
+        let Err(HookError::Status { body, .. }) =
+            ask(response("500 Word", &"x".repeat(5000))).await
+        else {
+            panic!("no status")
+        };
+
+        assert_eq!(body.len(), EXCERPT_BYTES);
+    }
+
+    #[tokio::test]
+    async fn status_429_is_no_error() {
+        let answer = ask(response("429 Busy\r\nRetry-After: 7", "")).await;
+
+        assert_eq!(answer, Err(HookError::Busy(Duration::from_secs(7))));
+    }
+
+    #[test]
+    fn retry_after_is_clamped() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for (value, expected) in [
+            (None, 1000),
+            (Some("7"), 7000),
+            (Some(" 7 "), 7000),
+            (Some("1.5"), 1500),
+            (Some("0"), 100),
+            (Some("-5"), 100),
+            (Some("1000000000"), 300_000),
+            (Some("99999999999999999999999999"), 300_000),
+            (Some("NaN"), 1000),
+            (Some("inf"), 1000),
+            (Some("soon"), 1000),
+            (Some(""), 1000),
+            (Some("Thu, 01 Jan 2026 00:00:30 GMT"), 30_000),
+            (Some("Thu, 01 Jan 2026 10:00:00 GMT"), 300_000),
+            (Some("Wed, 31 Dec 2025 23:00:00 GMT"), 100),
+        ] {
+            assert_eq!(retry_after(value, now), Duration::from_millis(expected), "{value:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_that_is_cut_is_an_error() {
+        let answer = ask("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"children\":[").await;
+
+        assert!(matches!(answer, Err(HookError::Transport(_))), "{answer:?}");
+
+        let chunked = ask("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n{\"chi").await;
+
+        assert!(matches!(chunked, Err(HookError::Transport(_))), "{chunked:?}");
+    }
+
+    #[tokio::test]
+    async fn a_body_beyond_the_budget_is_refused() {
+        let too_large = Err(HookError::TooLarge { limit: 1000 });
+
+        assert_eq!(ask(response("200 OK", &"x".repeat(1001))).await, too_large);
+        let endless = format!("{}\r\n\r\n{}", "HTTP/1.1 200 OK", "x".repeat(5000));
+        assert_eq!(ask(endless).await, too_large);
+        assert!(ask(response("200 OK", &"x".repeat(1000))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_encoded_body_is_refused() {
+        let answer = ask(response("200 OK\r\nContent-Encoding: gzip", "xx")).await;
+
+        assert_eq!(answer, Err(HookError::Encoded("gzip".to_owned())));
+    }
+
+    #[tokio::test]
+    async fn the_timeout_covers_the_whole_exchange() {
+        let slow = Duration::from_millis(50);
+        for answer in ["", "HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{"] {
+            let server = server(answer, true).await;
+            let hook = Webhook::new(server.url.clone(), slow);
+
+            let answer = hook.call(Bytes::from_static(b"{}")).await;
+
+            assert_eq!(answer, Err(HookError::Timeout(slow)));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_connection_says_so() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+        drop(listener);
+
+        let answer = Webhook::new(url, Duration::from_secs(5)).call(Bytes::new()).await;
+
+        let Err(HookError::Transport(message)) = answer else { panic!("{answer:?}") };
+        assert!(message.to_lowercase().contains("refused"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn garbage_instead_of_http_is_an_error() {
+        let answer = ask("hello\r\n\r\n").await;
+
+        assert!(matches!(answer, Err(HookError::Transport(_))), "{answer:?}");
+    }
+
+    #[tokio::test]
+    async fn nothing_is_left_after_release() {
+        let server = server(response("200 OK", "{}"), true).await;
+        let hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
+        hook.call(Bytes::from_static(b"{}")).await.unwrap();
+        let tasks = hook.connections.lock().unwrap().as_ref().unwrap().tasks.clone();
+        assert!(!tasks.is_empty());
+
+        hook.release().await;
+
+        assert!(tasks.is_empty());
+    }
+}

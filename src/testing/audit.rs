@@ -1,0 +1,304 @@
+//! Who asked the API server for what: its audit log.
+//!
+//! This is the proof of absence (nothing polls, a stopped controller is silent) that no counter on
+//! the client's side can give.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use serde::Deserialize;
+
+use super::Error;
+
+/// Two events of a request at most. When the server starts to answer is logged too: a watch would
+/// otherwise appear only at its end.
+pub(super) const POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: None
+  users: ['system:apiserver']
+- level: Metadata
+";
+
+/// The API server's audit log. Clones read the same one.
+#[derive(Clone, Debug)]
+pub struct AuditLog {
+    path: PathBuf,
+}
+
+/// A place in an [`AuditLog`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AuditMark(u64);
+
+/// One stage of one request.
+#[derive(Clone, Debug)]
+pub struct AuditEvent {
+    /// The same for all stages of a request.
+    pub audit_id: String,
+    /// How far the request has come.
+    pub stage: AuditStage,
+    /// Who asked.
+    pub user: String,
+    /// What the client calls itself.
+    pub user_agent: String,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; the HTTP
+    /// method in lower case for what is no resource.
+    pub verb: String,
+    /// Path and query.
+    pub uri: String,
+    /// The API group asked for; empty for the core group and for what is no resource.
+    pub group: String,
+    /// The version of the group.
+    pub version: String,
+    /// The plural name of the type; empty for what is no resource.
+    pub resource: String,
+    /// `status`, `scale` and the like; empty for the object itself.
+    pub subresource: String,
+    /// The namespace; empty for all of them and for what has none.
+    pub namespace: String,
+    /// The object's name; empty for requests about many and for most creations.
+    pub name: String,
+    /// The HTTP status, once the server answers.
+    pub code: Option<u16>,
+    /// When the request came in.
+    pub received: MicroTime,
+    /// When this stage was reached.
+    pub reached: MicroTime,
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[non_exhaustive]
+pub enum AuditStage {
+    /// The head of the answer was sent, its body follows: watches only.
+    ResponseStarted,
+    /// The answer was sent whole.
+    ResponseComplete,
+    /// The server panicked.
+    Panic,
+}
+
+impl AuditEvent {
+    /// Whether it is about this type, any version, any subresource.
+    pub fn is_about(&self, group: &str, resource: &str) -> bool {
+        self.group == group && self.resource == resource
+    }
+}
+
+impl AuditLog {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    /// Where the log lies.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The present end of the log.
+    ///
+    /// An answer may reach its client shortly before its event reaches the log: wait for
+    /// [`ControlPlane::audit_settled`](super::ControlPlane::audit_settled) first where earlier
+    /// requests must not count.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the log cannot be read.
+    pub fn mark(&self) -> Result<AuditMark, Error> {
+        let length = self.open()?.metadata().map_err(self.io())?.len();
+        Ok(AuditMark(length))
+    }
+
+    /// The events after `mark`, in the order in which the server wrote them.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the log cannot be read, [`Error::AuditLine`] when it holds something else.
+    pub fn since(&self, mark: AuditMark) -> Result<Vec<AuditEvent>, Error> {
+        let mut file = self.open()?;
+        file.seek(SeekFrom::Start(mark.0)).map_err(self.io())?;
+        let mut text = Vec::new();
+        file.read_to_end(&mut text).map_err(self.io())?;
+        self.parse(&text)
+    }
+
+    /// All events since the control plane was started.
+    ///
+    /// # Errors
+    ///
+    /// As of [`since`](Self::since).
+    pub fn all(&self) -> Result<Vec<AuditEvent>, Error> {
+        self.since(AuditMark(0))
+    }
+
+    fn parse(&self, text: &[u8]) -> Result<Vec<AuditEvent>, Error> {
+        // The server may be writing the last line just now.
+        let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        let (whole, _) = text.split_at(whole);
+        whole
+            .split(|byte| *byte == b'\n')
+            .filter(|line| !line.is_empty())
+            .map(|line| serde_json::from_slice::<wire::Event>(line).map(AuditEvent::from))
+            .collect::<Result<_, _>>()
+            .map_err(|source| Error::AuditLine { path: self.path.clone(), source })
+    }
+
+    fn open(&self) -> Result<File, Error> {
+        File::open(&self.path).map_err(self.io())
+    }
+
+    fn io(&self) -> impl FnOnce(std::io::Error) -> Error {
+        Error::io(format!("reading {}", self.path.display()))
+    }
+}
+
+/// The watches among `events` that have begun and not ended.
+///
+/// A killed API server writes no end: ask for events since its restart.
+pub fn open_watches(events: &[AuditEvent]) -> Vec<&AuditEvent> {
+    let mut open = BTreeMap::new();
+    for (order, event) in events.iter().enumerate() {
+        match event.stage {
+            AuditStage::ResponseStarted if event.verb == "watch" => {
+                open.insert(&event.audit_id, (order, event));
+            }
+            AuditStage::ResponseStarted => {}
+            AuditStage::ResponseComplete | AuditStage::Panic => {
+                open.remove(&event.audit_id);
+            }
+        }
+    }
+    let mut open: Vec<_> = open.into_values().collect();
+    open.sort_by_key(|(order, _)| *order);
+    open.into_iter().map(|(_, event)| event).collect()
+}
+
+/// `audit.k8s.io/v1`, as far as it is read.
+mod wire {
+    use super::{AuditEvent, AuditStage, Deserialize, MicroTime};
+
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    pub(super) struct Event {
+        #[serde(rename = "auditID")]
+        audit_id: String,
+        stage: AuditStage,
+        user: User,
+        #[serde(default)]
+        user_agent: String,
+        verb: String,
+        #[serde(rename = "requestURI")]
+        request_uri: String,
+        #[serde(default)]
+        object_ref: ObjectRef,
+        response_status: Option<Status>,
+        request_received_timestamp: MicroTime,
+        stage_timestamp: MicroTime,
+    }
+
+    #[derive(Deserialize)]
+    struct User {
+        #[serde(default)]
+        username: String,
+    }
+
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct ObjectRef {
+        api_group: String,
+        api_version: String,
+        resource: String,
+        subresource: String,
+        namespace: String,
+        name: String,
+    }
+
+    #[derive(Deserialize)]
+    struct Status {
+        code: Option<u16>,
+    }
+
+    impl From<Event> for AuditEvent {
+        fn from(event: Event) -> Self {
+            Self {
+                audit_id: event.audit_id,
+                stage: event.stage,
+                user: event.user.username,
+                user_agent: event.user_agent,
+                verb: event.verb,
+                uri: event.request_uri,
+                group: event.object_ref.api_group,
+                version: event.object_ref.api_version,
+                resource: event.object_ref.resource,
+                subresource: event.object_ref.subresource,
+                namespace: event.object_ref.namespace,
+                name: event.object_ref.name,
+                code: event.response_status.and_then(|status| status.code),
+                received: event.request_received_timestamp,
+                reached: event.stage_timestamp,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn line(id: &str, stage: &str, verb: &str) -> String {
+        format!(
+            r#"{{"kind":"Event","level":"Metadata","auditID":"{id}","stage":"{stage}","requestURI":"/apis/x.test/v1/widgets?watch=1","verb":"{verb}","user":{{"username":"alice","groups":["g"]}},"sourceIPs":["127.0.0.1"],"objectRef":{{"resource":"widgets","apiGroup":"x.test","apiVersion":"v1"}},"responseStatus":{{"metadata":{{}},"code":200}},"requestReceivedTimestamp":"2026-01-02T03:04:05.123456Z","stageTimestamp":"2026-01-02T03:04:05.223456Z"}}"#
+        ) + "\n"
+    }
+
+    #[test]
+    fn a_half_written_line_waits_for_its_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = AuditLog::new(directory.path().join("audit.log"));
+        let whole = line("1", "ResponseComplete", "list");
+        fs::write(&log.path, format!("{whole}{}", &whole[..30])).unwrap();
+
+        let events = log.all().unwrap();
+
+        assert_eq!(events.len(), 1);
+        assert!(events[0].is_about("x.test", "widgets"));
+        assert_eq!((events[0].user.as_str(), events[0].code), ("alice", Some(200)));
+    }
+
+    #[test]
+    fn only_what_follows_the_mark_is_returned() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = AuditLog::new(directory.path().join("audit.log"));
+        let first = line("1", "ResponseComplete", "list");
+        fs::write(&log.path, &first).unwrap();
+
+        let mark = log.mark().unwrap();
+        fs::write(&log.path, first + &line("2", "ResponseComplete", "get")).unwrap();
+
+        let ids: Vec<_> =
+            log.since(mark).unwrap().into_iter().map(|event| event.audit_id).collect();
+        assert_eq!(ids, ["2"]);
+    }
+
+    #[test]
+    fn an_open_watch_is_one_that_has_begun_and_not_ended() {
+        let log = AuditLog::new(PathBuf::new());
+        let text = line("1", "ResponseStarted", "watch")
+            + &line("2", "ResponseStarted", "watch")
+            + &line("1", "ResponseComplete", "watch");
+        let events = log.parse(text.as_bytes()).unwrap();
+
+        let open = open_watches(&events);
+
+        assert_eq!(open.iter().map(|event| &event.audit_id).collect::<Vec<_>>(), ["2"]);
+    }
+}

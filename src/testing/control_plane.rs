@@ -1,0 +1,304 @@
+//! etcd, kube-apiserver and kube-controller-manager as one value.
+
+mod cluster;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
+use kube::{Api, Client, Config, api::PostParams};
+use tokio::time;
+
+use self::cluster::{Cluster, client, get};
+use super::{
+    AuditLog, Binary, BinarySources, Error, PrintProgress, Progress, Silent, TestScope,
+    kubeconfig::Credentials, own_thread,
+};
+
+/// An event is in the log some milliseconds after its answer.
+const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// What a control plane consists of.
+#[derive(Clone, Debug)]
+pub struct ControlPlaneOptions {
+    /// Runs kube-controller-manager with garbage collection and namespace deletion. On by default.
+    /// The garbage collector notices a new type within 30 s.
+    pub controller_manager: bool,
+    /// Keeps the API server's audit log. On by default.
+    pub audit: bool,
+    /// More flags for kube-apiserver, such as `--goaway-chance=0.01`; the last one of a name wins.
+    pub api_server_flags: Vec<String>,
+    /// Where binaries come from; by default what [`BinarySources::from_env`] says.
+    pub binaries: Option<BinarySources>,
+    /// Learns what is built and started. By default nobody does.
+    pub progress: Arc<dyn Progress>,
+}
+
+impl Default for ControlPlaneOptions {
+    fn default() -> Self {
+        Self {
+            controller_manager: true,
+            audit: true,
+            api_server_flags: Vec::new(),
+            binaries: None,
+            progress: Arc::new(Silent),
+        }
+    }
+}
+
+/// A running control plane on loopback, thrown away at its end.
+///
+/// It belongs to no runtime: its processes are plain children, and what waits for them runs on a
+/// thread of its own. They end, and their data goes, with [`stop`](Self::stop), with this value, and
+/// with this process, however that ends.
+#[derive(Debug)]
+pub struct ControlPlane {
+    cluster: Arc<Cluster>,
+}
+
+impl ControlPlane {
+    /// Finds or builds the binaries, starts the processes and waits until they are ready: some
+    /// seconds once binaries exist.
+    ///
+    /// # Errors
+    ///
+    /// Whatever keeps it from running, with the end of the log of the process that failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: what was started is ended.
+    pub async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
+        own_thread::run(|| Cluster::start(options)).await.map(Self::new)
+    }
+
+    /// Like [`start`](Self::start), but blocks; inside a runtime too.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start`](Self::start).
+    pub fn start_blocking(options: ControlPlaneOptions) -> Result<Self, Error> {
+        own_thread::block_on(|| Cluster::start(options)).map(Self::new)
+    }
+
+    /// The control plane that all tests of this process share, started by whoever asks first; the
+    /// others block until it runs. It has everything that is on by default, and prints its progress.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started, each time with the same reason.
+    pub fn shared() -> &'static Self {
+        static SHARED: OnceLock<Result<ControlPlane, String>> = OnceLock::new();
+        let shared = SHARED.get_or_init(|| {
+            let progress = Arc::new(PrintProgress);
+            let options = ControlPlaneOptions { progress, ..ControlPlaneOptions::default() };
+            Self::start_blocking(options).map_err(|error| error.to_string())
+        });
+        shared.as_ref().unwrap_or_else(|error| panic!("no control plane: {error}"))
+    }
+
+    /// The kubeconfig file of a user with every right, in the data directory.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.cluster.kubeconfig
+    }
+
+    /// The configuration of a user with every right; kube's own retries are off.
+    pub fn config(&self) -> Config {
+        self.cluster.endpoint.config(&self.cluster.admin)
+    }
+
+    /// A client with every right. It belongs to the runtime in which it is made.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Api`] when no client can be made of the configuration.
+    pub fn client(&self) -> Result<Client, Error> {
+        client(self.config())
+    }
+
+    /// The configuration of this user, who has only the rights that RBAC gives to the name and the
+    /// groups. Two groups at most.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Certificate`] or [`Error::TooManyGroups`].
+    pub fn user(&self, name: &str, groups: &[&str]) -> Result<Config, Error> {
+        let identity = self.cluster.authority.user(name, groups)?;
+        Ok(self.cluster.endpoint.config(&Credentials::Certificate(identity)))
+    }
+
+    /// A client of [`user`](Self::user).
+    ///
+    /// # Errors
+    ///
+    /// As of [`user`](Self::user) and [`client`](Self::client).
+    pub fn client_as(&self, name: &str, groups: &[&str]) -> Result<Client, Error> {
+        client(self.user(name, groups)?)
+    }
+
+    /// The kubeconfig file of [`user`](Self::user), written into the data directory.
+    ///
+    /// # Errors
+    ///
+    /// As of [`user`](Self::user), and [`Error::Io`].
+    pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
+        let identity = self.cluster.authority.user(name, groups)?;
+        self.write_kubeconfig(&Credentials::Certificate(identity))
+    }
+
+    /// Asks the API server for a token of this service account, which must exist; good for an hour.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Api`] when the server refuses.
+    pub async fn service_account_token(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<String, Error> {
+        let what = format!("asking for a token of {namespace}/{name}");
+        let accounts = Api::<ServiceAccount>::namespaced(self.client()?, namespace);
+        let answer = accounts
+            .create_token_request(name, &PostParams::default(), &TokenRequest::default())
+            .await
+            .map_err(Error::api(what))?;
+        Ok(answer.status.map(|status| status.token).unwrap_or_default())
+    }
+
+    /// The configuration of whoever holds this token.
+    pub fn token_config(&self, token: &str) -> Config {
+        self.cluster.endpoint.config(&Credentials::Token(token.to_owned()))
+    }
+
+    /// The kubeconfig file of whoever holds this token, written into the data directory.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`].
+    pub fn token_kubeconfig(&self, token: &str) -> Result<PathBuf, Error> {
+        self.write_kubeconfig(&Credentials::Token(token.to_owned()))
+    }
+
+    /// A certificate and its key, as PEM, for a test's own TLS server on loopback, signed by the
+    /// authority that clients of this control plane trust.
+    ///
+    /// The backend of an aggregated API, for one: its APIService names a Service of type
+    /// `ExternalName` with `externalName: localhost` and the server's port.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Certificate`].
+    pub fn serving_certificate(&self) -> Result<(String, String), Error> {
+        let identity = self.cluster.authority.server()?;
+        Ok((identity.certificate, identity.key))
+    }
+
+    /// Creates a namespace for one test, and finds an API group that nobody uses. The name is for
+    /// people; it is made unique.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Api`] when the server refuses.
+    pub async fn scope(&self, name: &str) -> Result<TestScope, Error> {
+        TestScope::create(name, self.client()?).await
+    }
+
+    /// The API server's audit log.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAudit`] when it was not asked for.
+    pub fn audit(&self) -> Result<&AuditLog, Error> {
+        self.cluster.audit.as_ref().ok_or(Error::NoAudit)
+    }
+
+    /// Waits until all that was answered before this call is in the audit log.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAudit`] without a log, [`Error::Timeout`] after 10 s.
+    pub async fn audit_settled(&self) -> Result<(), Error> {
+        let audit = self.audit()?.clone();
+        let config = self.config();
+        own_thread::run(move || async move {
+            let mark = audit.mark()?;
+            let uri = format!("/version?marker={:016x}", fastrand::u64(..));
+            get(&client(config)?, &uri).await?;
+            let seen = async {
+                while !audit.since(mark)?.iter().any(|event| event.uri == uri) {
+                    time::sleep(Duration::from_millis(2)).await;
+                }
+                Ok(())
+            };
+            let what = "the audit log's last event".to_owned();
+            let late = |_| Error::Timeout { what, waited: AUDIT_DEADLINE };
+            time::timeout(AUDIT_DEADLINE, seen).await.map_err(late)?
+        })
+        .await
+    }
+
+    /// Kills the API server: connections are refused from then on.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe; the kill may then not have happened.
+    pub async fn stop_api_server(&self) {
+        let cluster = Arc::clone(&self.cluster);
+        own_thread::run(|| async move {
+            let _lifecycle = cluster.lifecycle.lock().await;
+            cluster.kill(Binary::KubeApiserver);
+        })
+        .await;
+    }
+
+    /// Starts the API server that was stopped, with the same address, certificates and data, and
+    /// waits until it is ready. Does nothing when it runs.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Exited`] or [`Error::NotReady`] when it does not come back.
+    pub async fn start_api_server(&self) -> Result<(), Error> {
+        let cluster = Arc::clone(&self.cluster);
+        own_thread::run(|| async move {
+            let _lifecycle = cluster.lifecycle.lock().await;
+            cluster.restart_api_server().await
+        })
+        .await
+    }
+
+    /// Kills the API server and starts it again.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start_api_server`](Self::start_api_server).
+    pub async fn restart_api_server(&self) -> Result<(), Error> {
+        self.stop_api_server().await;
+        self.start_api_server().await
+    }
+
+    /// The running processes.
+    pub fn processes(&self) -> Vec<(Binary, u32)> {
+        self.cluster.processes().iter().map(|process| (process.part(), process.id())).collect()
+    }
+
+    /// Logs, certificates, kubeconfigs and etcd's data; gone with the control plane.
+    pub fn data(&self) -> PathBuf {
+        self.cluster.files.path("")
+    }
+
+    /// Ends all processes, waits for their end and removes the data.
+    pub async fn stop(self) {
+        own_thread::run(|| async move { self.cluster.end() }).await;
+    }
+
+    fn new(cluster: Cluster) -> Self {
+        Self { cluster: Arc::new(cluster) }
+    }
+
+    fn write_kubeconfig(&self, credentials: &Credentials) -> Result<PathBuf, Error> {
+        let name = format!("user-{:08x}", fastrand::u32(..));
+        self.cluster.files.kubeconfig(&name, &self.cluster.endpoint, credentials)
+    }
+}

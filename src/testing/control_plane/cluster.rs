@@ -1,0 +1,221 @@
+//! The processes and files behind a control plane.
+
+use std::{
+    env,
+    path::PathBuf,
+    process,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use http::Request;
+use kube::{Client, Config};
+
+use super::ControlPlaneOptions;
+use crate::testing::{
+    AuditLog, Binary, BinarySources, Error, ProgressEvent,
+    certificates::Authority,
+    flags::{self, Files, Ports},
+    kubeconfig::{Credentials, Endpoint},
+    process::Process,
+    supervisor::Supervisor,
+};
+
+/// A port found free was taken by somebody else so many times.
+const PORT_RACES: usize = 5;
+/// Until the port of a killed API server is free again.
+const RESTART_RACES: usize = 50;
+/// What etcd logs when it serves.
+const ETCD_READY: &str = "ready to serve client requests";
+/// Those who may do everything.
+const MASTERS: &[&str] = &["system:masters"];
+
+/// What a control plane consists of; whoever drops it ends it.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    /// Before the supervisor, so that children are killed and awaited before their data goes.
+    processes: Mutex<Vec<Process>>,
+    supervisor: Mutex<Supervisor>,
+    /// One start or stop of the API server at a time.
+    pub(super) lifecycle: tokio::sync::Mutex<()>,
+    options: ControlPlaneOptions,
+    paths: Paths,
+    ports: Ports,
+    pub(super) files: Files,
+    pub(super) authority: Authority,
+    pub(super) endpoint: Endpoint,
+    pub(super) admin: Credentials,
+    pub(super) kubeconfig: PathBuf,
+    pub(super) audit: Option<AuditLog>,
+}
+
+#[derive(Clone, Debug)]
+struct Paths {
+    etcd: PathBuf,
+    api_server: PathBuf,
+    controller_manager: Option<PathBuf>,
+}
+
+impl Cluster {
+    /// Finds or builds the binaries, starts the processes and waits until they are ready.
+    pub(super) async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
+        let sources = match &options.binaries {
+            Some(sources) => sources.clone(),
+            None => BinarySources::from_env()?,
+        };
+        let mut parts = vec![Binary::Etcd, Binary::KubeApiserver];
+        parts.extend(options.controller_manager.then_some(Binary::KubeControllerManager));
+        let mut found = sources.find_or_build(&parts, &*options.progress).await?.into_iter();
+        let mut next = || found.next().expect("a path for each part");
+        let (etcd, api_server) = (next(), next());
+        let paths = Paths { etcd, api_server, controller_manager: found.next() };
+
+        let start = async || {
+            let cluster = Self::prepare(options.clone(), paths.clone())?;
+            cluster.start_processes().await?;
+            Ok(cluster)
+        };
+        retry_port_races(PORT_RACES, start).await
+    }
+
+    /// Everything but the processes.
+    fn prepare(options: ControlPlaneOptions, paths: Paths) -> Result<Self, Error> {
+        let name = format!("pilotlight-{}-{:08x}", process::id(), fastrand::u32(..));
+        let supervisor = Supervisor::start(env::temp_dir().join(name))?;
+        let ports = Ports::free()?;
+        let authority = Authority::new()?;
+        let files = Files::write(supervisor.data(), &authority)?;
+        let endpoint = Endpoint {
+            port: ports.api_server,
+            authority_pem: authority.pem(),
+            authority_der: authority.der(),
+        };
+        let admin = Credentials::Certificate(authority.user("pilotlight-admin", MASTERS)?);
+        let kubeconfig = files.kubeconfig("admin", &endpoint, &admin)?;
+        let audit = options.audit.then(|| AuditLog::new(files.path("audit.log")));
+        Ok(Self {
+            processes: Mutex::default(),
+            supervisor: Mutex::new(supervisor),
+            lifecycle: tokio::sync::Mutex::default(),
+            options,
+            paths,
+            ports,
+            files,
+            authority,
+            endpoint,
+            admin,
+            kubeconfig,
+            audit,
+        })
+    }
+
+    async fn start_processes(&self) -> Result<(), Error> {
+        let etcd = flags::etcd(&self.paths.etcd, &self.files, self.ports);
+        // A connection would be no proof: somebody else may have taken the port.
+        let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
+        self.run(Binary::Etcd, etcd, ready).await?;
+        self.start_api_server().await?;
+        let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
+        let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
+        let credentials = Credentials::Certificate(identity);
+        let kubeconfig =
+            self.files.kubeconfig("controller-manager", &self.endpoint, &credentials)?;
+        let command = flags::controller_manager(binary, &self.files, self.ports, &kubeconfig);
+        let endpoint = Endpoint { port: self.ports.controller_manager, ..self.endpoint.clone() };
+        let client = client(endpoint.config(&self.admin))?;
+        self.run(Binary::KubeControllerManager, command, async |process: &mut Process| {
+            process.ready(async || healthy(&client, "/healthz").await).await
+        })
+        .await
+    }
+
+    async fn start_api_server(&self) -> Result<(), Error> {
+        let command = flags::api_server(
+            &self.paths.api_server,
+            &self.files,
+            self.ports,
+            self.options.audit,
+            &self.options.api_server_flags,
+        );
+        let client = client(self.endpoint.config(&self.admin))?;
+        self.run(Binary::KubeApiserver, command, async |process: &mut Process| {
+            process.ready(async || healthy(&client, "/readyz").await).await
+        })
+        .await
+    }
+
+    /// Starts the API server unless it runs.
+    pub(super) async fn restart_api_server(&self) -> Result<(), Error> {
+        if self.processes().iter().any(|process| process.part() == Binary::KubeApiserver) {
+            return Ok(());
+        }
+        retry_port_races(RESTART_RACES, async || self.start_api_server().await).await
+    }
+
+    /// Starts a process and waits until it is ready.
+    async fn run(
+        &self,
+        part: Binary,
+        command: process::Command,
+        ready: impl AsyncFnOnce(&mut Process) -> Result<Duration, Error>,
+    ) -> Result<(), Error> {
+        let log = self.files.path(&format!("{}.log", part.file_name()));
+        let group = self.supervisor().group();
+        let mut process = Process::start(part, command, group, &log)?;
+        let took = ready(&mut process).await?;
+        self.processes().push(process);
+        self.options.progress.report(&ProgressEvent::Ready { part, took });
+        Ok(())
+    }
+
+    /// Kills that process, if it runs, and waits for its end.
+    pub(super) fn kill(&self, part: Binary) {
+        self.processes().retain_mut(|process| {
+            let keep = process.part() != part;
+            if !keep {
+                process.kill();
+            }
+            keep
+        });
+    }
+
+    /// Ends all processes and removes the data; at once when called again.
+    pub(super) fn end(&self) {
+        self.processes().clear();
+        self.supervisor().end();
+    }
+
+    pub(super) fn processes(&self) -> MutexGuard<'_, Vec<Process>> {
+        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn supervisor(&self) -> MutexGuard<'_, Supervisor> {
+        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn retry_port_races<T>(
+    limit: usize,
+    attempt: impl AsyncFn() -> Result<T, Error>,
+) -> Result<T, Error> {
+    for _ in 1..limit {
+        match attempt().await {
+            Err(Error::Exited { log, .. }) if log.contains("address already in use") => {}
+            result => return result,
+        }
+    }
+    attempt().await
+}
+
+pub(super) fn client(config: Config) -> Result<Client, Error> {
+    Client::try_from(config).map_err(Error::api("making a client"))
+}
+
+async fn healthy(client: &Client, path: &str) -> Result<(), String> {
+    get(client, path).await.map_err(|error| error.to_string())
+}
+
+pub(super) async fn get(client: &Client, path: &str) -> Result<(), Error> {
+    let request = Request::get(path).body(Vec::new()).expect("the path is a path");
+    client.request_text(request).await.map(drop).map_err(Error::api(format!("getting {path}")))
+}

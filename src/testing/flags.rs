@@ -1,0 +1,176 @@
+//! The command lines of the control plane's processes, and the files these name.
+
+use std::{
+    fs,
+    net::{Ipv4Addr, TcpListener},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::{
+    Error, audit,
+    certificates::{Authority, ServiceAccountKeys},
+    kubeconfig::{Credentials, Endpoint},
+};
+
+/// Those that do what clients rely on: deletion of namespaces and of what is owned, and the sum of
+/// aggregated ClusterRoles.
+const CONTROLLERS: &str =
+    "namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller";
+
+/// Where the processes listen on loopback.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ports {
+    pub(super) etcd: u16,
+    pub(super) api_server: u16,
+    pub(super) controller_manager: u16,
+}
+
+impl Ports {
+    /// Ports that are free now. Somebody may take one before its process does.
+    pub(super) fn free() -> Result<Self, Error> {
+        // All are held until the last one is known, so that they differ.
+        let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+        let ports = || {
+            let listeners = [bind()?, bind()?, bind()?];
+            let [etcd, api_server, controller_manager] = &listeners;
+            Ok(Self {
+                etcd: etcd.local_addr()?.port(),
+                api_server: api_server.local_addr()?.port(),
+                controller_manager: controller_manager.local_addr()?.port(),
+            })
+        };
+        ports().map_err(Error::io("finding free ports on 127.0.0.1"))
+    }
+}
+
+/// The files of one control plane, all in its data directory.
+#[derive(Debug)]
+pub(super) struct Files {
+    directory: PathBuf,
+}
+
+impl Files {
+    /// Writes all but the kubeconfigs into `directory`.
+    pub(super) fn write(directory: &Path, authority: &Authority) -> Result<Self, Error> {
+        let files = Self { directory: directory.to_owned() };
+        let server = authority.server()?;
+        let service_accounts = ServiceAccountKeys::new()?;
+        files.put("ca.crt", &authority.pem())?;
+        files.put("server.crt", &server.certificate)?;
+        files.put("server.key", &server.key)?;
+        files.put("service-accounts.pub", &service_accounts.public)?;
+        files.put("service-accounts.key", &service_accounts.private)?;
+        files.put("audit-policy.yaml", audit::POLICY)?;
+        Ok(files)
+    }
+
+    /// Writes a kubeconfig.
+    pub(super) fn kubeconfig(
+        &self,
+        name: &str,
+        endpoint: &Endpoint,
+        credentials: &Credentials,
+    ) -> Result<PathBuf, Error> {
+        self.put(&format!("{name}.kubeconfig"), &endpoint.kubeconfig(name, credentials))
+    }
+
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn put(&self, name: &str, content: &str) -> Result<PathBuf, Error> {
+        let path = self.path(name);
+        let write = || {
+            let mut file = fs::File::options()
+                .create(true)
+                .write(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)?;
+            std::io::Write::write_all(&mut file, content.as_bytes())
+        };
+        write().map_err(Error::io(format!("writing {}", path.display())))?;
+        Ok(path)
+    }
+}
+
+/// etcd that forgets on power loss, which is what makes it fast.
+pub(super) fn etcd(binary: &Path, files: &Files, ports: Ports) -> Command {
+    let url = etcd_url(ports);
+    let mut command = Command::new(binary);
+    command
+        .arg("--data-dir")
+        .arg(files.path("etcd"))
+        .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
+        .args(["--listen-peer-urls", "http://127.0.0.1:0", "--unsafe-no-fsync"]);
+    command
+}
+
+pub(super) fn api_server(
+    binary: &Path,
+    files: &Files,
+    ports: Ports,
+    audit: bool,
+    more: &[String],
+) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .args(["--etcd-servers", &etcd_url(ports)])
+        .args(["--bind-address", "127.0.0.1", "--secure-port", &ports.api_server.to_string()])
+        // Else it looks for a default route, which a machine without network does not have.
+        .args(["--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none"])
+        .args(["--authorization-mode", "RBAC"])
+        // It would wait for service account objects that no controller creates here.
+        .args(["--disable-admission-plugins", "ServiceAccount"])
+        .args(["--service-account-issuer", "https://kubernetes.default.svc"])
+        .args(["--service-cluster-ip-range", "10.0.0.0/24"]);
+    for (flag, name) in [
+        ("--cert-dir", ""),
+        ("--client-ca-file", "ca.crt"),
+        ("--tls-cert-file", "server.crt"),
+        ("--tls-private-key-file", "server.key"),
+        ("--service-account-key-file", "service-accounts.pub"),
+        ("--service-account-signing-key-file", "service-accounts.key"),
+    ] {
+        command.arg(flag).arg(files.path(name));
+    }
+    if audit {
+        command
+            .arg("--audit-policy-file")
+            .arg(files.path("audit-policy.yaml"))
+            .arg("--audit-log-path")
+            .arg(files.path("audit.log"))
+            // In MB: a rotated log would lose its marks.
+            .args(["--audit-log-maxsize", "1000000"]);
+    }
+    command.args(more);
+    command
+}
+
+pub(super) fn controller_manager(
+    binary: &Path,
+    files: &Files,
+    ports: Ports,
+    kubeconfig: &Path,
+) -> Command {
+    let mut command = Command::new(binary);
+    command
+        .arg("--kubeconfig")
+        .arg(kubeconfig)
+        .args(["--controllers", CONTROLLERS])
+        .args(["--leader-elect=false", "--kube-api-qps", "200", "--kube-api-burst", "400"])
+        .args(["--bind-address", "127.0.0.1"])
+        .args(["--secure-port", &ports.controller_manager.to_string()]);
+    for (flag, name) in
+        [("--tls-cert-file", "server.crt"), ("--tls-private-key-file", "server.key")]
+    {
+        command.arg(flag).arg(files.path(name));
+    }
+    command
+}
+
+fn etcd_url(ports: Ports) -> String {
+    format!("http://127.0.0.1:{}", ports.etcd)
+}

@@ -1,0 +1,106 @@
+//! How clients find the API server and say who they are.
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use kube::config::{AuthInfo, Config};
+use serde_json::{Value, json};
+
+use super::certificates::Identity;
+
+/// What a client shows to say who it is.
+#[derive(Clone, Debug)]
+pub(super) enum Credentials {
+    Certificate(Identity),
+    Token(String),
+}
+
+impl Credentials {
+    /// As a kubeconfig's `user`.
+    fn to_json(&self) -> Value {
+        match self {
+            Self::Certificate(identity) => json!({
+                "client-certificate-data": STANDARD.encode(&identity.certificate),
+                "client-key-data": STANDARD.encode(&identity.key),
+            }),
+            Self::Token(token) => json!({ "token": token }),
+        }
+    }
+}
+
+/// An API server, as its clients see it.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
+    pub(super) port: u16,
+    pub(super) authority_pem: String,
+    pub(super) authority_der: Vec<u8>,
+}
+
+impl Endpoint {
+    /// A configuration without kube's own retries, which would hide what tests want to see.
+    pub(super) fn config(&self, credentials: &Credentials) -> Config {
+        let url = self.url().parse().expect("a loopback address with a port is a URI");
+        let mut config = Config::new(url);
+        config.root_cert = Some(vec![self.authority_der.clone()]);
+        config.auth_info = serde_json::from_value::<AuthInfo>(credentials.to_json())
+            .expect("every field of a kubeconfig's user is optional");
+        config.default_retry = false;
+        config
+    }
+
+    /// A kubeconfig file's content: the JSON that YAML is a superset of.
+    pub(super) fn kubeconfig(&self, user: &str, credentials: &Credentials) -> String {
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "pilotlight", "cluster": {
+                "server": self.url(),
+                "certificate-authority-data": STANDARD.encode(&self.authority_pem),
+            }}],
+            "users": [{ "name": user, "user": credentials.to_json() }],
+            "contexts": [{ "name": "pilotlight", "context": {
+                "cluster": "pilotlight",
+                "user": user,
+            }}],
+            "current-context": "pilotlight",
+        });
+        format!("{config:#}\n")
+    }
+
+    fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::config::{KubeConfigOptions, Kubeconfig};
+
+    use super::*;
+    use crate::testing::certificates::Authority;
+
+    #[tokio::test]
+    async fn the_file_and_the_configuration_say_the_same() {
+        let authority = Authority::new().unwrap();
+        let endpoint =
+            Endpoint { port: 6443, authority_pem: authority.pem(), authority_der: authority.der() };
+        let credentials = Credentials::Certificate(authority.user("alice", &[]).unwrap());
+
+        let direct = endpoint.config(&credentials);
+        let file = Kubeconfig::from_yaml(&endpoint.kubeconfig("alice", &credentials)).unwrap();
+        let from_file =
+            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+
+        assert_eq!(direct.cluster_url, from_file.cluster_url);
+        assert_eq!(direct.root_cert, from_file.root_cert);
+        assert_eq!(
+            direct.auth_info.client_certificate_data,
+            from_file.auth_info.client_certificate_data
+        );
+    }
+
+    #[test]
+    fn a_token_is_a_credential() {
+        let endpoint = Endpoint { port: 1, authority_pem: String::new(), authority_der: vec![] };
+
+        assert!(endpoint.config(&Credentials::Token("t".to_owned())).auth_info.token.is_some());
+    }
+}

@@ -1,0 +1,176 @@
+//! One connection: being opened, open, or closed to new streams.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use hyper::client::conn::http2;
+use kube::client::Body;
+use tokio::sync::{Notify, watch};
+
+use super::{Error, pool::Pool};
+
+/// Larger than any number of streams: no place is left for good.
+const RETIRED: usize = usize::MAX / 2;
+
+/// A connection, as the pool and its streams see it; the task that drives it is elsewhere.
+pub(super) struct Connection {
+    state: watch::Sender<State>,
+    // How many streams hold a place, or RETIRED and more once there are none to be had.
+    streams: AtomicUsize,
+    limit: AtomicUsize,
+    // Rung when the last stream leaves.
+    emptied: Notify,
+}
+
+#[derive(Clone)]
+enum State {
+    Opening,
+    Http2(http2::SendRequest<Body>),
+    /// The server does not speak HTTP/2.
+    Http1,
+    Closed,
+    Failed(Error),
+}
+
+/// What a request can be sent on.
+pub(super) enum Opened {
+    Http2(http2::SendRequest<Body>),
+    Http1,
+    /// Look for another connection: this one is closed, or the server allows fewer streams than
+    /// were counted on while it was being opened.
+    Elsewhere,
+}
+
+impl Connection {
+    /// A connection that is being opened, with places for `limit` streams.
+    pub(super) fn opening(limit: usize) -> Self {
+        Self {
+            state: watch::Sender::new(State::Opening),
+            streams: AtomicUsize::new(0),
+            limit: AtomicUsize::new(limit),
+            emptied: Notify::new(),
+        }
+    }
+
+    /// Takes a place, if one is left.
+    pub(super) fn slot(self: &Arc<Self>, pool: &Arc<Pool>) -> Option<Slot> {
+        let limit = self.limit.load(Ordering::Acquire);
+        let streams = &self.streams;
+        streams
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |streams| {
+                (streams < limit).then_some(streams + 1)
+            })
+            .ok()?;
+        Some(Slot { connection: self.clone(), _pool: pool.clone() })
+    }
+
+    /// Whether new streams may ever find a place.
+    pub(super) fn usable(&self) -> bool {
+        self.streams.load(Ordering::Acquire) < RETIRED
+    }
+
+    /// It is open, and the server allows this many streams.
+    pub(super) fn opened(&self, sender: http2::SendRequest<Body>, limit: usize) {
+        self.limit(limit);
+        self.state.send_replace(State::Http2(sender));
+    }
+
+    /// The server allows this many streams now.
+    pub(super) fn limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Release);
+    }
+
+    /// The server speaks HTTP/1.1 alone.
+    pub(super) fn is_http1(&self) {
+        self.end(State::Http1);
+    }
+
+    /// It could not be opened.
+    pub(super) fn failed(&self, error: Error) {
+        self.end(State::Failed(error));
+    }
+
+    /// Takes no more streams; those that it has go on.
+    pub(super) fn retire(&self) {
+        self.end(State::Closed);
+    }
+
+    fn end(&self, state: State) {
+        // Places that are held are still counted above RETIRED, so their return cannot revive it.
+        let retire = |streams: usize| (streams < RETIRED).then(|| streams + RETIRED);
+        if self.streams.fetch_update(Ordering::AcqRel, Ordering::Acquire, retire).is_ok() {
+            self.state.send_replace(state);
+        }
+    }
+
+    /// Retires it if it has no stream at this moment.
+    pub(super) fn retire_if_empty(&self) -> bool {
+        let retired =
+            self.streams.compare_exchange(0, RETIRED, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if retired {
+            self.state.send_replace(State::Closed);
+        }
+        retired
+    }
+
+    /// Resolves when it may have lost its last stream since this was last awaited. Cancel safe.
+    pub(super) async fn emptied(&self) {
+        self.emptied.notified().await;
+    }
+}
+
+/// A place on a connection, given back when dropped. Keeps the pool, and so the connection, alive.
+pub(super) struct Slot {
+    connection: Arc<Connection>,
+    _pool: Arc<Pool>,
+}
+
+impl Slot {
+    /// Waits for the connection to be open.
+    ///
+    /// # Errors
+    ///
+    /// Why it could not be opened.
+    pub(super) async fn opened(&self) -> Result<Opened, Error> {
+        let mut state = self.connection.state.subscribe();
+        let state = state.wait_for(|state| !matches!(state, State::Opening)).await;
+        match state.as_deref() {
+            Ok(State::Http2(sender)) => {
+                let limit = self.connection.limit.load(Ordering::Acquire);
+                let crowded = self.connection.streams.load(Ordering::Acquire) > limit;
+                Ok(if crowded { Opened::Elsewhere } else { Opened::Http2(sender.clone()) })
+            }
+            Ok(State::Http1) => Ok(Opened::Http1),
+            Ok(State::Failed(error)) => Err(error.clone()),
+            Ok(State::Opening | State::Closed) | Err(_) => Ok(Opened::Elsewhere),
+        }
+    }
+
+    /// The connection takes no more streams.
+    pub(super) fn retire_connection(&self) {
+        self.connection.retire();
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let before = self.connection.streams.fetch_sub(1, Ordering::AcqRel);
+        if before == 1 {
+            self.connection.emptied.notify_one();
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("streams", &self.streams)
+            .field("limit", &self.limit)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,70 @@
+//! The time that a request has.
+
+use std::{
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tower::{BoxError, Service};
+
+use super::{Error, Lane, TransportOptions, body::ResponseBody};
+
+/// Ends every request that is not answered in time: a black hole looks like a slow server for
+/// many minutes otherwise. A watch has this time for its head alone; how long it may be silent
+/// afterwards is for its informer to judge.
+#[derive(Clone, Debug)]
+pub(super) struct Deadlines<S> {
+    inner: S,
+    requests: Duration,
+    leases: Duration,
+}
+
+impl<S> Deadlines<S> {
+    pub(super) fn new(inner: S, options: &TransportOptions) -> Self {
+        Self { inner, requests: options.request_timeout, leases: options.lease_timeout }
+    }
+}
+
+impl<S, B> Service<Request<B>> for Deadlines<S>
+where
+    S: Service<Request<B>, Response = Response<ResponseBody>, Error = BoxError>,
+    S::Future: Send + 'static,
+{
+    type Response = Response<ResponseBody>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let lane = Lane::of(&request);
+        let after = match lane {
+            Lane::Requests | Lane::Watches => self.requests,
+            Lane::Leases => self.leases,
+        };
+        let deadline = Instant::now() + after;
+        let late = Error::Deadline {
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+            after,
+        };
+        let answer = self.inner.call(request);
+        Box::pin(async move {
+            let response = match timeout_at(deadline, answer).await {
+                Ok(response) => response?,
+                Err(_) => return Err(late.into()),
+            };
+            Ok(match lane {
+                Lane::Watches => response,
+                Lane::Requests | Lane::Leases => {
+                    response.map(|body| body.complete_by(Box::pin(sleep_until(deadline)), late))
+                }
+            })
+        })
+    }
+}

@@ -1,0 +1,171 @@
+//! Opens connections and drives them.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use http::Uri;
+use hyper::client::conn::http2;
+use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
+use hyper_util::{
+    client::legacy::connect::{Connection as _, HttpConnector},
+    rt::{TokioIo, TokioTimer},
+};
+use kube::client::Body;
+use tokio::{net::TcpStream, sync::Notify, time::timeout};
+use tower::ServiceExt;
+use tracing::{debug, info};
+
+use super::{
+    Error, Lane, TransportOptions,
+    connection::Connection,
+    describe, host,
+    tasks::{Tasks, Watched},
+};
+
+pub(super) type Connector = HttpsConnector<HttpConnector>;
+type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+type Driver = http2::Connection<Stream, Body, Watched>;
+
+/// What a stream may have buffered while nobody reads it, in bytes. A connection may have as much
+/// for each of its streams, so that readers who are slow cannot hold up those who are not.
+const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
+
+/// No server allows so many streams: the value that stands until it has said how many it allows.
+const NOT_SAID: usize = 0x5eed;
+
+/// What it takes to open a connection.
+#[derive(Clone)]
+pub(super) struct Dialer {
+    pub(super) server: Uri,
+    pub(super) host: Arc<str>,
+    pub(super) connector: Connector,
+    pub(super) options: TransportOptions,
+    // Streams on a connection, as far as is known: what is counted on while one is being opened.
+    pub(super) allowed: Arc<AtomicUsize>,
+}
+
+impl Dialer {
+    pub(super) fn new(server: Uri, connector: Connector, options: TransportOptions) -> Self {
+        let allowed = Arc::new(AtomicUsize::new(options.max_streams.max(1)));
+        Self { host: host(&server).into(), server, connector, options, allowed }
+    }
+
+    /// Opens a connection and drives it until it is closed.
+    pub(super) async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: Tasks) {
+        // Whoever waits for the connection is told, also when this is dropped.
+        let ending = Ending(connection);
+        let connection = &ending.0;
+        let polled = Arc::new(Notify::new());
+        let executor = Watched { tasks, polled: Arc::downgrade(&polled) };
+        let within = self.options.connect_timeout;
+        let opened = match timeout(within, self.open(lane, executor, polled)).await {
+            Ok(opened) => opened,
+            Err(_) => Err(self.error(format!("not open within {within:?}"))),
+        };
+        let (sender, driver) = match opened {
+            Ok(Some(opened)) => opened,
+            Ok(None) => {
+                info!(host = %self.host, "the API server does not speak HTTP/2, using HTTP/1.1");
+                return connection.is_http1();
+            }
+            Err(error) => return connection.failed(error),
+        };
+        let allowed = |driver: &Driver| {
+            driver.current_max_send_streams().clamp(1, self.options.max_streams.max(1))
+        };
+        self.allowed.store(allowed(&driver), Ordering::Relaxed);
+        connection.opened(sender, allowed(&driver));
+
+        let mut driver = driver;
+        let driven = poll_fn(|context| {
+            let end = pin!(&mut driver).poll(context);
+            connection.limit(allowed(&driver));
+            end
+        });
+        let idle = async {
+            loop {
+                connection.emptied().await;
+                // Another stream that comes and goes meanwhile begins the wait anew.
+                while timeout(self.options.idle_timeout, connection.emptied()).await.is_ok() {}
+                if connection.retire_if_empty() {
+                    break;
+                }
+            }
+        };
+        let mut driven = pin!(driven);
+        tokio::select! {
+            end = &mut driven => match end {
+                Ok(()) => debug!(host = %self.host, "the connection ended"),
+                Err(error) => debug!(host = %self.host, error = describe(&error), "the connection broke"),
+            },
+            () = idle => debug!(host = %self.host, "closing an idle connection"),
+        }
+    }
+
+    /// An open connection over which the server has said how many streams it allows, or none
+    /// when it does not speak HTTP/2.
+    async fn open(
+        &self,
+        lane: Lane,
+        executor: Watched,
+        polled: Arc<Notify>,
+    ) -> Result<Option<(http2::SendRequest<Body>, Driver)>, Error> {
+        let stream = self.connector.clone().oneshot(self.server.clone()).await;
+        let stream = stream.map_err(|error| self.error(describe(&*error)))?;
+        if !stream.connected().is_negotiated_h2() {
+            return Ok(None);
+        }
+        let streams = u32::try_from(self.options.max_streams).unwrap_or(u32::MAX);
+        let window = STREAM_WINDOW_BYTES.saturating_mul(streams.max(1)).min(i32::MAX as u32);
+        let options = &self.options;
+        let (interval, timeout) = match lane {
+            Lane::Requests | Lane::Watches => {
+                (options.keep_alive_interval, options.keep_alive_timeout)
+            }
+            // A dead connection must be found before the lease is lost over it.
+            Lane::Leases => (options.lease_timeout / 2, options.lease_timeout / 2),
+        };
+        let (sender, mut driver) = http2::Builder::new(executor)
+            .timer(TokioTimer::new())
+            .initial_max_send_streams(NOT_SAID)
+            .initial_stream_window_size(STREAM_WINDOW_BYTES)
+            .initial_connection_window_size(window)
+            .keep_alive_interval(interval)
+            .keep_alive_timeout(timeout)
+            .keep_alive_while_idle(true)
+            .handshake(stream)
+            .await
+            .map_err(|error| self.error(describe(&error)))?;
+        while driver.current_max_send_streams() == NOT_SAID {
+            tokio::select! {
+                end = &mut driver => {
+                    let why = end.err().map_or_else(
+                        || "closed by the server".to_owned(),
+                        |error| describe(&error),
+                    );
+                    return Err(self.error(why));
+                }
+                () = polled.notified() => {}
+            }
+        }
+        Ok(Some((sender, driver)))
+    }
+
+    pub(super) fn error(&self, message: String) -> Error {
+        Error::Connect { host: self.host.to_string(), message }
+    }
+}
+
+struct Ending(Arc<Connection>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.retire();
+    }
+}

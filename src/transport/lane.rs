@@ -1,0 +1,66 @@
+//! Which connections a request travels on.
+
+use http::Request;
+
+/// A set of connections of its own, so that one sort of requests never waits for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lane {
+    /// Reads and writes.
+    Requests,
+    /// Watches, which stay open.
+    Watches,
+    /// Leases: a renewal that is late costs the leadership.
+    Leases,
+}
+
+impl Lane {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Requests, Self::Watches, Self::Leases];
+
+    /// The lane of a request. A watch of leases is a watch.
+    pub fn of<B>(request: &Request<B>) -> Self {
+        let query = request.uri().query().unwrap_or_default();
+        if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch")) {
+            return Self::Watches;
+        }
+        let path = request.uri().path();
+        let of_leases = path.contains("/apis/coordination.k8s.io/")
+            && path.split('/').any(|segment| segment == "leases");
+        if of_leases { Self::Leases } else { Self::Requests }
+    }
+
+    /// One word for metrics and logs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Requests => "requests",
+            Self::Watches => "watches",
+            Self::Leases => "leases",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(uri: &str, expected: Lane) {
+        let request = Request::get(uri).body(()).unwrap();
+
+        assert_eq!(Lane::of(&request), expected, "{uri}");
+    }
+
+    #[test]
+    fn watches_and_leases_have_lanes_of_their_own() {
+        check("/api/v1/pods?limit=500", Lane::Requests);
+        check("/api/v1/pods?limit=500&watch=true&resourceVersion=7", Lane::Watches);
+        check("/api/v1/pods?watch=1", Lane::Watches);
+        check("/api/v1/pods?watch=false", Lane::Requests);
+        check("/api/v1/pods?labelSelector=watch%3Dtrue", Lane::Requests);
+        check("/apis/example.com/v1/namespaces/a/leases/x", Lane::Requests);
+        check("/apis/coordination.k8s.io/v1/namespaces/a/leases/x", Lane::Leases);
+        check("/k8s/clusters/c-1/apis/coordination.k8s.io/v1/leases", Lane::Leases);
+        check("/apis/coordination.k8s.io/v1/leases?watch=true", Lane::Watches);
+        check("/apis/apps/v1/namespaces/leases/deployments", Lane::Requests);
+    }
+}

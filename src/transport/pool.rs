@@ -1,0 +1,197 @@
+//! The connections of a transport.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use hyper::rt::Executor;
+use hyper_util::{client::legacy, rt::TokioTimer};
+use kube::client::Body;
+use tower::{BoxError, Service};
+use tracing::debug;
+
+use super::{
+    Error, Lane,
+    body::{Held, ResponseBody},
+    connection::{Connection, Opened, Slot},
+    describe,
+    dialer::{Connector, Dialer},
+    tasks::Tasks,
+};
+
+/// How often a request may meet a connection that was closed under it, before it is an error.
+const ATTEMPTS: usize = 5;
+
+/// The connections to one server. Their tasks end when it is dropped.
+pub(super) struct Pool {
+    dialer: Dialer,
+    lanes: [Mutex<Vec<Arc<Connection>>>; 3],
+    http1: legacy::Client<Connector, Body>,
+    // Set once the server has been found to speak nothing better; asked once in a process.
+    http1_only: AtomicBool,
+    tasks: Tasks,
+}
+
+impl Pool {
+    pub(super) fn new(dialer: Dialer) -> Self {
+        let tasks = Tasks::default();
+        // The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
+        let http1 = legacy::Client::builder(tasks.clone())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(dialer.options.idle_timeout)
+            .build(dialer.connector.clone());
+        let http1_only = dialer.server.scheme() == Some(&http::uri::Scheme::HTTP);
+        Self { dialer, lanes: Default::default(), http1, http1_only: http1_only.into(), tasks }
+    }
+
+    /// HTTP/2 connections that are open or being opened.
+    pub(super) fn connections(&self) -> usize {
+        let open = |lane: &Mutex<Vec<Arc<Connection>>>| {
+            let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            lane.iter().filter(|connection| connection.usable()).count()
+        };
+        self.lanes.iter().map(open).sum()
+    }
+
+    /// Ends every task and waits for them.
+    pub(super) async fn close(&self) {
+        self.tasks.end().await;
+    }
+
+    /// A place for one request: on the first connection that has one, else on a new one.
+    fn slot(self: &Arc<Self>, lane: Lane) -> Slot {
+        let connections = match lane {
+            Lane::Requests => &self.lanes[0],
+            Lane::Watches => &self.lanes[1],
+            Lane::Leases => &self.lanes[2],
+        };
+        let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.retain(|connection| connection.usable());
+        // First come, first filled: the later ones run empty and are closed.
+        if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
+            return slot;
+        }
+        let dialer = self.dialer.clone();
+        let connection = Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed)));
+        let slot = connection.slot(self).expect("a new connection has a place");
+        let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
+        debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
+        connections.push(connection);
+        drop(connections);
+        self.tasks.execute(driver);
+        slot
+    }
+
+    async fn send(
+        self: Arc<Self>,
+        mut request: Request<Body>,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let lane = Lane::of(&request);
+        let mut last = self.dialer.error("closed as soon as it was open".to_owned());
+        for _ in 0..ATTEMPTS {
+            if self.tasks.are_cancelled() {
+                return Err(Error::Closed);
+            }
+            if self.http1_only.load(Ordering::Relaxed) {
+                let answer = self.http1.request(request).await;
+                let response = answer.map_err(|error| self.broken(&error))?;
+                let (host, held) = (self.dialer.host.clone(), Held::Pool(self));
+                return Ok(response.map(|body| ResponseBody::new(body, host, held)));
+            }
+            let slot = self.slot(lane);
+            let mut sender = match slot.opened().await? {
+                Opened::Http2(sender) => sender,
+                Opened::Http1 => {
+                    self.http1_only.store(true, Ordering::Relaxed);
+                    continue;
+                }
+                Opened::Elsewhere => continue,
+            };
+            let spare = spare(&request);
+            let mut error = match sender.try_send_request(request).await {
+                Ok(response) => {
+                    let (host, held) = (self.dialer.host.clone(), Held::Slot(slot));
+                    return Ok(response.map(|body| ResponseBody::new(body, host, held)));
+                }
+                Err(error) => error,
+            };
+            last = self.broken(error.error());
+            let unsent = match error.take_message() {
+                Some(unsent) => Some(unsent),
+                None if never_looked_at(error.error()) => spare,
+                None => None,
+            };
+            let Some(unsent) = unsent else { return Err(last) };
+            debug!(error = %last, "the connection was closed under a request, sent again");
+            slot.retire_connection();
+            request = unsent;
+        }
+        Err(last)
+    }
+
+    fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Error {
+        Error::Broken { host: self.dialer.host.to_string(), message: describe(error) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.tasks.cancel();
+    }
+}
+
+/// The request once more, where its body allows it.
+fn spare(request: &Request<Body>) -> Option<Request<Body>> {
+    let mut spare = Request::new(request.body().try_clone()?);
+    *spare.method_mut() = request.method().clone();
+    *spare.uri_mut() = request.uri().clone();
+    *spare.headers_mut() = request.headers().clone();
+    Some(spare)
+}
+
+/// Whether the server said that it did nothing about a request: it refused the stream, or it was
+/// closing the connection and the stream came after the last one that it would look at.
+fn never_looked_at(error: &hyper::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<h2::Error>() {
+            let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+            let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+            return error.is_remote() && (closing || refused);
+        }
+        cause = error.source();
+    }
+    false
+}
+
+/// The pool as a service.
+#[derive(Clone)]
+pub(super) struct PoolService(Arc<Pool>);
+
+impl PoolService {
+    pub(super) fn new(pool: Arc<Pool>) -> Self {
+        Self(pool)
+    }
+}
+
+impl Service<Request<Body>> for PoolService {
+    type Response = Response<ResponseBody>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let pool = self.0.clone();
+        Box::pin(async move { pool.send(request).await.map_err(BoxError::from) })
+    }
+}

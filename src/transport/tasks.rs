@@ -1,0 +1,68 @@
+//! The tasks of a pool.
+
+use std::{
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Weak,
+};
+
+use hyper::rt::Executor;
+use tokio::sync::Notify;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// The tasks of a pool: they end when its token is cancelled.
+#[derive(Clone, Default)]
+pub(super) struct Tasks {
+    tracker: TaskTracker,
+    token: CancellationToken,
+}
+
+impl Tasks {
+    /// Ends them; those that are spawned later end at once.
+    pub(super) fn cancel(&self) {
+        self.token.cancel();
+    }
+
+    pub(super) fn are_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Ends them and waits for their end.
+    pub(super) async fn end(&self) {
+        self.token.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, future: F) {
+        let token = self.token.clone();
+        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(future).await }));
+    }
+}
+
+/// Rings whenever one of a connection's tasks has been polled, until nobody listens any more:
+/// hyper tells nobody that the server's settings have arrived.
+#[derive(Clone)]
+pub(super) struct Watched {
+    pub(super) tasks: Tasks,
+    pub(super) polled: Weak<Notify>,
+}
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Watched {
+    fn execute(&self, future: F) {
+        let polled = self.polled.clone();
+        self.tasks.execute(async move {
+            let mut future = pin!(future);
+            poll_fn(|context| {
+                let end = future.as_mut().poll(context);
+                if let Some(polled) = polled.upgrade() {
+                    polled.notify_one();
+                }
+                end
+            })
+            .await;
+        });
+    }
+}

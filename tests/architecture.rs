@@ -1,0 +1,105 @@
+//! The rooms stand in one order, and imports never run backwards.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Each room with what it may import besides itself.
+const ROOMS: [(&str, &[&str]); 7] = [
+    ("kind", &[]),
+    ("discovery", &["kind"]),
+    ("manager", &["kind", "discovery"]),
+    ("informer", &["kind"]),
+    ("controller", &["kind", "discovery", "manager", "informer"]),
+    ("meta", &["kind", "discovery", "manager", "informer", "controller"]),
+    ("testing", &[]),
+];
+
+fn sources(room: &str) -> Vec<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut folders = vec![root.join(room)];
+    let mut files = vec![root.join(format!("{room}.rs"))];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        for entry in entries {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files
+}
+
+/// The rooms that a source names: `crate::room` anywhere, and `room::` inside `use crate::{…}`.
+fn imported(source: &str) -> Vec<&'static str> {
+    let mut text: String = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut named = Vec::new();
+    while let Some(begin) = text.find("use crate::{") {
+        let (mut depth, mut end) = (0, begin);
+        for (at, letter) in text[begin..].char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' if depth == 1 => {
+                    end = begin + at;
+                    break;
+                }
+                '}' => depth -= 1,
+                _ => {}
+            }
+        }
+        let tree = text[begin + "use crate::{".len()..end].to_owned();
+        let mut depth = 0;
+        let mut top = String::new();
+        for letter in tree.chars() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ if depth == 0 => top.push(letter),
+                _ => {}
+            }
+        }
+        for part in top.split(',') {
+            let first = part.trim().split("::").next().unwrap_or_default();
+            named.extend(ROOMS.iter().map(|(room, _)| *room).filter(|room| *room == first));
+        }
+        text.replace_range(begin..end, "");
+    }
+    for (room, _) in ROOMS {
+        if text.contains(&format!("crate::{room}::")) || text.contains(&format!("crate::{room};")) {
+            named.push(room);
+        }
+    }
+    named
+}
+
+#[test]
+fn imports_never_run_backwards() {
+    let mut wrong = Vec::new();
+    for (room, allowed) in ROOMS {
+        for file in sources(room) {
+            let source = fs::read_to_string(&file).unwrap();
+            for other in imported(&source) {
+                if other != room && !allowed.contains(&other) {
+                    wrong.push(format!("{} imports {other}", file.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn an_import_is_found_wherever_it_stands() {
+    let source = "use crate::{\n kind::{A, B},\n manager::{C, tree::{D}},\n};\nlet x = crate::meta::y();\n// crate::informer::z";
+    let mut found = imported(source);
+    found.sort_unstable();
+    assert_eq!(found, ["kind", "manager", "meta"]);
+}

@@ -1,0 +1,149 @@
+//! The binary, as a shell sees it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout, Command},
+    time::timeout,
+};
+
+/// Only bounds tests that fail.
+const DEADLINE: Duration = Duration::from_secs(120);
+
+fn pilotlight(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
+    command.args(arguments).current_dir(env!("CARGO_MANIFEST_DIR")).kill_on_drop(true);
+    command
+}
+
+async fn run(arguments: &[&str]) -> Output {
+    let output = pilotlight(arguments).output();
+    timeout(DEADLINE, output).await.expect("it ends").unwrap()
+}
+
+#[track_caller]
+fn assert_code(output: &Output, code: i32) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{errors}");
+    errors
+}
+
+#[tokio::test]
+async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
+    let workers = run(&["run", "--workers=none"]).await;
+    let of_metacontroller = run(&["run", "--client-go-qps=5"]).await;
+
+    assert!(assert_code(&workers, 2).contains("--workers"));
+    assert!(assert_code(&of_metacontroller, 2).contains("note: there is no limit"));
+}
+
+#[tokio::test]
+async fn a_failure_exits_with_1_and_says_what_to_set() {
+    let missing = run(&["types", "--kubeconfig=/does/not/exist"]).await;
+    let not_there = run(&["status", "--address=127.0.0.1:1"]).await;
+
+    assert!(assert_code(&missing, 1).contains("--kubeconfig /does/not/exist: "));
+    assert!(assert_code(&not_there, 1).contains("--metrics-address"));
+}
+
+#[tokio::test]
+async fn the_crds_in_the_repository_are_those_of_the_types() {
+    assert_code(&run(&["crds", "--check"]).await, 0);
+}
+
+/// `pilotlight dev`, running.
+struct Dev {
+    process: Child,
+    output: Lines<BufReader<ChildStdout>>,
+}
+
+impl Dev {
+    fn start(arguments: &[&str]) -> Self {
+        let mut command = pilotlight(&[&["dev"], arguments].concat());
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let output = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, output }
+    }
+
+    /// What comes after `prefix` on the next line that has it.
+    async fn says(&mut self, prefix: &str) -> String {
+        let said = async {
+            loop {
+                let line = self.output.next_line().await.unwrap().expect("it ended too early");
+                if let Some((_, rest)) = line.split_once(prefix) {
+                    return rest.to_owned();
+                }
+            }
+        };
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {prefix:?}"))
+    }
+
+    async fn end(mut self) -> (Option<i32>, String) {
+        let mut rest = String::new();
+        while let Some(line) = self.output.next_line().await.unwrap() {
+            rest.push_str(&line);
+            rest.push('\n');
+        }
+        (self.process.wait().await.unwrap().code(), rest)
+    }
+}
+
+#[tokio::test]
+async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
+    let mut dev = Dev::start(&[]);
+    let kubeconfig = PathBuf::from(dev.says("export KUBECONFIG=").await);
+    let address = dev.says("status --address ").await;
+    dev.says("Ctrl-C").await;
+    let file = kubeconfig.to_str().unwrap();
+
+    let types = run(&["types", "--kubeconfig", file, "--output=json"]).await;
+    let types_seen = run(&["types", "--address", &address]).await;
+    let declared = run(&["status", "--kubeconfig", file]).await;
+    let status = run(&["status", "--address", &address, "--output=json"]).await;
+    let id = dev.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    let (code, _) = dev.end().await;
+
+    assert_code(&types, 0);
+    let types: Vec<Value> = serde_json::from_slice(&types.stdout).unwrap();
+    assert!(types.iter().any(|row| {
+        row["name"] == "compositecontrollers.metacontroller.k8s.io" && row["state"] == "Served"
+    }));
+    assert_code(&types_seen, 0);
+    assert!(String::from_utf8(types_seen.stdout).unwrap().contains("deployments.apps"));
+    assert_code(&declared, 0);
+    assert_code(&status, 0);
+    let status: Value = serde_json::from_slice(&status.stdout).unwrap();
+    assert_eq!(status["discovery"]["mode"], "Watching");
+    assert_eq!(code, Some(0));
+    assert!(!Path::new(file).exists(), "its data is gone");
+}
+
+#[tokio::test]
+async fn the_demo_plays_a_controllers_life_to_its_end() {
+    let mut demo = Dev::start(&["--demo"]);
+
+    let waits_for = demo.says("it waits: ").await;
+    let (code, rest) = demo.end().await;
+
+    assert_eq!(waits_for, "greetings.demo.pilotlight.dev/v1 is not installed");
+    assert_eq!(code, Some(0), "{rest}");
+    let summary: Vec<_> = rest.lines().skip_while(|line| !line.starts_with("STEP")).collect();
+    let steps = [
+        "controller declared → its status says Waiting",
+        "CRD established → running, epoch 1",
+        "parent visible → its child created",
+        "parent visible → its status written",
+        "CRD gone → controller done (TypeGone)",
+        "CRD established → running, epoch 2",
+        "parent visible → its child created",
+        "parent visible → its status written",
+    ];
+    assert!(summary[1..].iter().zip(steps).all(|(line, step)| line.starts_with(step)), "{rest}");
+}

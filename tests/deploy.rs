@@ -1,0 +1,294 @@
+//! `deploy/` as it will run: its objects on a real API server with RBAC on, the binary with a
+//! token of its own service account.
+
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use axum::{Json, Router, routing::post};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Event, Pod},
+        rbac::v1::ClusterRole,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta},
+    core::GroupVersionKind,
+    discovery,
+    runtime::wait::await_condition,
+};
+use pilotlight::{
+    meta::{CompositeController, CompositeControllerStatus, WatchStatus},
+    testing::{ControlPlane, ControlPlaneOptions, CrdBuilder},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    net::{TcpListener, TcpStream},
+    process::{Child, ChildStderr, Command},
+    task::JoinSet,
+    time::timeout,
+};
+
+/// Only bounds tests that fail.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+const NAMESPACE: &str = "pilotlight";
+
+/// The files of the base, in the order of its kustomization.
+fn base() -> Vec<PathBuf> {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let resources = |directory: PathBuf| -> Vec<PathBuf> {
+        let text = std::fs::read_to_string(directory.join("kustomization.yaml")).unwrap();
+        let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
+        let resources = kustomization["resources"].as_array().unwrap();
+        resources.iter().map(|name| directory.join(name.as_str().unwrap())).collect()
+    };
+    resources(top.join("deploy"))
+        .into_iter()
+        .flat_map(|path| if path.is_dir() { resources(path) } else { vec![path] })
+        .collect()
+}
+
+fn read(path: &Path) -> Vec<Value> {
+    serde_saphyr::from_multiple(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+async fn apply(client: &Client, path: &Path) {
+    for object in read(path) {
+        let types: TypeMeta = serde_json::from_value(object.clone()).unwrap();
+        let object: DynamicObject = serde_json::from_value(object).unwrap();
+        let gvk = GroupVersionKind::try_from(&types).unwrap();
+        let (resource, capabilities) = discovery::pinned_kind(client, &gvk).await.unwrap();
+        let api: Api<DynamicObject> = match capabilities.scope {
+            discovery::Scope::Cluster => Api::all_with(client.clone(), &resource),
+            discovery::Scope::Namespaced => {
+                let namespace = object.namespace().expect("the manifest names its namespace");
+                Api::namespaced_with(client.clone(), &namespace, &resource)
+            }
+        };
+        let by = PatchParams::apply("deploy").force();
+        api.patch(&object.name_any(), &by, &Patch::Apply(&object)).await.unwrap();
+    }
+}
+
+/// The manager, with the flags of the Deployment.
+struct Manager {
+    process: Child,
+    log: Lines<BufReader<ChildStderr>>,
+    probes: SocketAddr,
+}
+
+impl Manager {
+    async fn start(kubeconfig: &Path, deployment: &Deployment) -> Self {
+        let template = deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
+        let container = &template.containers[0];
+        let arguments = container.args.clone().unwrap();
+        // The ports of a pod are its own; here they are whichever are free.
+        let arguments = arguments.into_iter().map(|argument| match argument.split_once("=:") {
+            Some((flag, _)) => format!("{flag}=127.0.0.1:0"),
+            None => argument,
+        });
+        let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+            .args(arguments)
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .stderr(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
+        let first = log.next_line().await.unwrap().expect("the manager says that it starts");
+        let first: Value = serde_json::from_str(&first).unwrap();
+        let probes = first["probes"].as_str().unwrap().parse().unwrap();
+        Self { process, log, probes }
+    }
+
+    async fn ready(&self) {
+        let ready = async {
+            while !get(self.probes, "/readyz").await.starts_with("HTTP/1.1 200") {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(DEADLINE, ready).await.expect("it becomes ready");
+    }
+
+    /// Ends as the kubelet ends it.
+    async fn terminate(mut self) {
+        let id = self.process.id().unwrap().to_string();
+        assert!(Command::new("kill").arg(&id).status().await.unwrap().success());
+        while self.log.next_line().await.unwrap().is_some() {}
+        assert!(self.process.wait().await.unwrap().success());
+    }
+}
+
+async fn get(address: SocketAddr, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+#[test]
+fn no_rule_has_a_wildcard() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let example = top.join("deploy/grant-example.yaml");
+
+    let roles = base().into_iter().chain([example]).flat_map(|path| read(&path));
+    let roles = roles.filter(|object| object["kind"] == "ClusterRole");
+
+    let mut count = 0;
+    for role in roles {
+        count += 1;
+        let role: ClusterRole = serde_json::from_value(role).unwrap();
+        for rule in role.rules.into_iter().flatten() {
+            let parts = [rule.api_groups, rule.resources, rule.non_resource_urls, Some(rule.verbs)];
+            assert!(parts.into_iter().flatten().flatten().all(|part| !part.contains('*')));
+        }
+    }
+    assert_eq!(count, 3);
+}
+
+#[tokio::test]
+async fn it_runs_with_the_rights_of_its_own_service_account() {
+    // A control plane of its own: ClusterRoles and CRDs are for all of it.
+    let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
+    let client = plane.client().unwrap();
+    for path in base() {
+        apply(&client, &path).await;
+    }
+    let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
+    let deployment = deployments.get("pilotlight").await.unwrap();
+
+    // The namespace takes restricted pods alone.
+    let template = deployment.spec.clone().unwrap().template;
+    let mut pod =
+        Pod { metadata: template.metadata.unwrap(), spec: template.spec, ..Pod::default() };
+    pod.metadata.name = Some("like-the-deployment".to_owned());
+    let dry_run = PostParams { dry_run: true, ..PostParams::default() };
+    Api::<Pod>::namespaced(client.clone(), NAMESPACE).create(&dry_run, &pod).await.unwrap();
+
+    let token = plane.service_account_token(NAMESPACE, "pilotlight").await.unwrap();
+    let kubeconfig = plane.token_kubeconfig(&token).unwrap();
+    let manager = Manager::start(&kubeconfig, &deployment).await;
+    manager.ready().await;
+
+    // Types of users are not granted by that.
+    let greetings = CrdBuilder::new("demo.pilotlight.dev", "Greeting");
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    crds.create(&PostParams::default(), &greetings.build()).await.unwrap();
+    let hook = Hook::start().await;
+    let controllers = Api::<CompositeController>::all(client.clone());
+    controllers.create(&PostParams::default(), &controller(&hook.url)).await.unwrap();
+    let forbidden = status(&controllers, |status| {
+        let forbidden = |watch: &&WatchStatus| watch.state == "Forbidden";
+        status.watches.iter().filter(forbidden).count() == 2
+    });
+    let forbidden = forbidden.await;
+    for (watch, resource) in forbidden.watches.iter().zip(["greetings", "configmaps"]) {
+        assert!(watch.message.contains(resource), "it names the rule: {}", watch.message);
+        assert!(watch.message.contains("list"), "it names the rule: {}", watch.message);
+    }
+
+    let grant = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grant-example.yaml");
+    apply(&client, &grant).await;
+    status(&controllers, |status| status.state.as_deref() == Some("Running")).await;
+    let parents = Api::<DynamicObject>::namespaced_with(
+        client.clone(),
+        "default",
+        &greetings.api_resource("v1"),
+    );
+    parents.create(&PostParams::default(), &greetings.object("hello", json!({}))).await.unwrap();
+    let children = Api::<ConfigMap>::namespaced(client.clone(), "default");
+    let child = await_condition(children, "hello", |child: Option<&ConfigMap>| child.is_some());
+    timeout(DEADLINE, child).await.expect("the child is created").unwrap();
+    let greeted = |parent: Option<&DynamicObject>| {
+        parent.is_some_and(|parent| parent.data["status"]["greeted"] == "hello")
+    };
+    let written = await_condition(parents, "hello", greeted);
+    timeout(DEADLINE, written).await.expect("the parent's status is written").unwrap();
+
+    // What it says of its controllers it may say in Events too.
+    let events = Api::<Event>::namespaced(client, "default");
+    let of_controller = ListParams::default().fields("involvedObject.kind=CompositeController");
+    let told = async {
+        while events.list(&of_controller).await.unwrap().items.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(DEADLINE, told).await.expect("an Event tells of the controller");
+
+    manager.terminate().await;
+    plane.stop().await;
+}
+
+/// Greetings with ConfigMaps, as the example grants them.
+fn controller(url: &str) -> CompositeController {
+    serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "greetings"},
+        "spec": {
+            "generateSelector": true,
+            "parentResource": {"apiVersion": "demo.pilotlight.dev/v1", "resource": "greetings"},
+            "childResources": [{
+                "apiVersion": "v1",
+                "resource": "configmaps",
+                "updateStrategy": {"method": "InPlace"},
+            }],
+            "hooks": {"sync": {"webhook": {"url": url}}},
+        },
+    }))
+    .unwrap()
+}
+
+/// The controller's status once it is as wanted.
+async fn status(
+    controllers: &Api<CompositeController>,
+    wanted: impl Fn(&CompositeControllerStatus) -> bool,
+) -> CompositeControllerStatus {
+    let as_wanted = |controller: Option<&CompositeController>| {
+        controller.and_then(|controller| controller.status.as_ref()).is_some_and(&wanted)
+    };
+    let seen = await_condition(controllers.clone(), "greetings", as_wanted);
+    match timeout(DEADLINE, seen).await {
+        Ok(controller) => controller.unwrap().unwrap().status.unwrap(),
+        Err(_) => panic!("{:#?}", controllers.get("greetings").await.unwrap().status),
+    }
+}
+
+/// Wants a ConfigMap of each parent's name.
+struct Hook {
+    url: String,
+    _serving: JoinSet<io::Result<()>>,
+}
+
+impl Hook {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/sync", listener.local_addr().unwrap());
+        let sync = async |Json(request): Json<Value>| {
+            let name = &request["parent"]["metadata"]["name"];
+            Json(json!({
+                "status": {"greeted": name},
+                "children": [{
+                    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name},
+                }],
+            }))
+        };
+        let router = Router::new().route("/sync", post(sync));
+        let mut serving = JoinSet::new();
+        serving.spawn(async { axum::serve(listener, router).await });
+        Self { url, _serving: serving }
+    }
+}

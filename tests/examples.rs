@@ -1,0 +1,129 @@
+//! The examples do what they say, while their type comes, goes and returns.
+
+use std::{
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use k8s_openapi::{
+    api::core::v1::ConfigMap,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, DynamicObject, PostParams},
+    core::{ApiResource, GroupVersionKind},
+    runtime::wait::await_condition,
+};
+use pilotlight::testing::ControlPlane;
+use serde_json::json;
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, Lines},
+    process::{Child, ChildStdout},
+    time::timeout,
+};
+
+/// Only bounds tests that fail.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A running example, and what it logs.
+struct Example {
+    process: Child,
+    log: Lines<BufReader<ChildStdout>>,
+}
+
+/// Builds the examples, which takes no time when the tests were built with them.
+fn build() {
+    let status = Command::new(env!("CARGO")).args(["build", "--quiet", "--examples"]).status();
+    assert!(status.unwrap().success(), "the examples do not build");
+}
+
+fn example(name: &str) -> Command {
+    let directory = Path::new(env!("CARGO_BIN_EXE_pilotlight")).parent().unwrap();
+    Command::new(directory.join("examples").join(name))
+}
+
+impl Example {
+    fn start(name: &str, kubeconfig: &Path) -> Self {
+        let mut command = tokio::process::Command::from(example(name));
+        command.env("KUBECONFIG", kubeconfig).env("NO_COLOR", "1").kill_on_drop(true);
+        let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(process.stdout.take().unwrap()).lines();
+        Self { process, log }
+    }
+
+    /// Reads on until a line has all of these in it.
+    async fn says(&mut self, parts: &[&str]) {
+        let said = async {
+            loop {
+                let line = self.log.next_line().await.unwrap().expect("it ended too early");
+                if parts.iter().all(|part| line.contains(part)) {
+                    return;
+                }
+            }
+        };
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {parts:?}"));
+    }
+
+    /// Ends as Ctrl-C ends it.
+    async fn interrupt(mut self) {
+        let id = self.process.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        while self.log.next_line().await.unwrap().is_some() {}
+        assert!(self.process.wait().await.unwrap().success());
+    }
+}
+
+async fn install(client: &Client, crd: &CustomResourceDefinition) {
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    crds.create(&PostParams::default(), crd).await.unwrap();
+}
+
+async fn remove(client: &Client, crd: &CustomResourceDefinition) {
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    drop(crds.delete(&crd.name_any(), &DeleteParams::default()).await.unwrap());
+}
+
+/// Creates a widget, and waits for its ConfigMap.
+async fn greeted(client: &Client, namespace: &str, name: &str) {
+    let gvk = GroupVersionKind::gvk("example.com", "v1", "Widget");
+    let widgets = ApiResource::from_gvk_with_plural(&gvk, "widgets");
+    let widget = DynamicObject::new(name, &widgets).data(json!({"spec": {"greeting": "Hello"}}));
+    let widgets = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &widgets);
+    widgets.create(&PostParams::default(), &widget).await.unwrap();
+    let config_maps = Api::<ConfigMap>::namespaced(client.clone(), namespace);
+    let there = |config_map: Option<&ConfigMap>| {
+        let data = config_map.and_then(|config_map| config_map.data.as_ref());
+        data.is_some_and(|data| data["greeting"] == "Hello")
+    };
+    await_condition(config_maps, &format!("{name}-greeting"), there).await.unwrap();
+}
+
+#[tokio::test]
+async fn they_start_stop_and_start_again_with_their_type() {
+    build();
+    let plane = ControlPlane::shared();
+    let client = plane.client().unwrap();
+    let scope = plane.scope("examples").await.unwrap();
+    let printed = example("embed").arg("crd").output().unwrap();
+    let crd: CustomResourceDefinition = serde_json::from_slice(&printed.stdout).unwrap();
+    let mut embed = Example::start("embed", plane.kubeconfig());
+    let mut runnable = Example::start("runnable", plane.kubeconfig());
+    embed.says(&["running", "controller=cluster"]).await;
+    runnable.says(&["running", "controller=cluster"]).await;
+
+    for (epoch, name) in [("epoch=1", "first"), ("epoch=2", "second")] {
+        install(&client, &crd).await;
+        embed.says(&["running", "controller=widgets", epoch]).await;
+        greeted(&client, &scope.namespace, name).await;
+        runnable.says(&["counted", epoch]).await;
+
+        remove(&client, &crd).await;
+        embed.says(&["done", "controller=widgets", epoch, "TypeGone"]).await;
+        runnable.says(&["done", "controller=census", epoch, "TypeGone"]).await;
+    }
+
+    embed.interrupt().await;
+    runnable.interrupt().await;
+}

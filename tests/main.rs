@@ -1,0 +1,36 @@
+//! Behaviour seen from outside, on a real control plane: one module per promise.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+mod architecture;
+#[cfg(feature = "cli")]
+mod cli;
+#[cfg(feature = "cli")]
+mod composite_python;
+mod control_plane;
+#[cfg(feature = "cli")]
+mod deploy;
+#[cfg(feature = "cli")]
+mod examples;
+mod faults;
+mod identity;
+mod rig;
+mod sharing;
+mod story;
+mod terminating;
+
+use futures::{Stream, StreamExt};
+use kube::api::WatchEvent;
+
+/// Reads a watch until an object appears.
+async fn added<K: std::fmt::Debug>(
+    watch: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
+) -> K {
+    loop {
+        match watch.next().await {
+            Some(Ok(WatchEvent::Added(object))) => return object,
+            Some(Ok(WatchEvent::Bookmark(_))) => {}
+            other => panic!("no object: {other:?}"),
+        }
+    }
+}
