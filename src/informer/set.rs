@@ -141,6 +141,8 @@ impl InformerSet {
 
     /// The types that have informers, each with how many, and every later change: whoever knows
     /// what the server serves follows these.
+    ///
+    /// Copy what you need out of a borrow before you call this set: it publishes under its lock.
     pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
         self.shared.types.subscribe()
     }
