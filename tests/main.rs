@@ -5,14 +5,19 @@
 mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "cli")]
+mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
 mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod identity;
 mod rig;
+mod sharing;
 mod story;
+mod terminating;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;
