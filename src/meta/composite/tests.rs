@@ -15,6 +15,7 @@ use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::meta::last_applied;
 use crate::{
     controller::ClusterOptions,
     manager::{Manager, ManagerHandle, ManagerOptions, RunnableOptions},
@@ -40,7 +41,11 @@ impl Hook for Scripted {
         Box::pin(std::future::ready(answer.map(|answer| match answer {
             // For bodies that are no JSON.
             Value::String(raw) => raw.into(),
-            answer => answer.to_string().into(),
+            answer @ (Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Array(_)
+            | Value::Object(_)) => answer.to_string().into(),
         })))
     }
 }
