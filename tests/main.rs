@@ -11,6 +11,8 @@ mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod rig;
+mod story;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

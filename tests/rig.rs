@@ -1,0 +1,404 @@
+//! A manager on the control plane, its client that the audit log tells apart, and what a test can
+//! see of both.
+//!
+//! Everything of Pilotlight's runs in a runtime of its own, so that the count of its tasks is not
+//! the test's.
+
+mod absence;
+mod carrier;
+mod metrics;
+mod recorder;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::StreamExt;
+use http::Request;
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Config,
+    api::{ListParams, WatchParams},
+    client::Body,
+};
+use pilotlight::{
+    controller::Cluster,
+    discovery::{Discovery, DiscoveryOptions, TypeRegistry, TypeState},
+    informer::{InformerOptions, InformerSet},
+    kind::TypeRef,
+    manager::{
+        ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
+        ManagerMetrics, ManagerOptions, RestartBackoff, Runnable, RunnableOptions, RunnableStatus,
+        Transition, TransitionKind,
+    },
+    testing::{
+        AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope,
+    },
+    transport::{Transport, TransportMetrics, TransportOptions},
+};
+use prometheus_client::registry::Registry;
+use tokio::{
+    runtime::{self, Runtime},
+    sync::watch,
+    task::JoinSet,
+    time::{self, Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+pub(crate) use self::{
+    absence::Absence,
+    carrier::{Carrier, Embedded, Listening},
+    recorder::{Act, Recorder, Seen},
+};
+
+/// Only bounds tests that fail.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a rig is set up.
+pub(crate) struct RigOptions {
+    /// Groups of the user; all rights by default.
+    pub(crate) groups: Vec<&'static str>,
+    pub(crate) discovery: DiscoveryOptions,
+    pub(crate) informers: InformerOptions,
+    pub(crate) restart_backoff: RestartBackoff,
+}
+
+impl Default for RigOptions {
+    fn default() -> Self {
+        Self {
+            groups: vec!["system:masters"],
+            discovery: DiscoveryOptions::default(),
+            informers: InformerOptions::default(),
+            restart_backoff: RestartBackoff::default(),
+        }
+    }
+}
+
+/// One manager and its surroundings.
+pub(crate) struct Rig<'plane> {
+    pub(crate) plane: &'plane ControlPlane,
+    pub(crate) scope: TestScope,
+    pub(crate) user: String,
+    /// Between the client and the server.
+    pub(crate) faults: Faults,
+    pub(crate) transport: Transport,
+    pub(crate) cluster: Cluster,
+    pub(crate) manager: ManagerHandle,
+    pub(crate) metrics: Registry,
+    /// Where the user's requests begin in the audit log.
+    pub(crate) begin: AuditMark,
+    transitions: watch::Receiver<Vec<(Instant, Transition)>>,
+    tasks: JoinSet<()>,
+    stop: CancellationToken,
+    result: Arc<Mutex<Option<Result<(), String>>>>,
+    runtime: Option<Runtime>,
+}
+
+impl Rig<'static> {
+    /// A rig on the shared control plane.
+    pub(crate) async fn start(name: &str) -> Self {
+        Self::with(name, RigOptions::default()).await
+    }
+
+    pub(crate) async fn with(name: &str, options: RigOptions) -> Self {
+        Rig::on(ControlPlane::shared(), name, options).await
+    }
+}
+
+impl<'plane> Rig<'plane> {
+    pub(crate) async fn on(plane: &'plane ControlPlane, name: &str, options: RigOptions) -> Self {
+        let scope = plane.scope(name).await.unwrap();
+        let user = format!("pilot-{}", scope.namespace);
+        let begin = plane.audit().unwrap().mark().unwrap();
+        let faults = Faults::default();
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name(name)
+            .enable_all()
+            .build()
+            .unwrap();
+        let config = plane.user(&user, &options.groups).unwrap();
+        let connection = TransportMetrics::default();
+        let (transport, client) = {
+            let _runtime = runtime.enter();
+            connect(config, &connection, &faults)
+        };
+        let (types, discovery) = TypeRegistry::new(client.clone(), options.discovery);
+        let informers = InformerSet::new(client.clone(), options.informers);
+        let cluster = Cluster::of(client, types, informers, None);
+        let manager_metrics = ManagerMetrics::default();
+        let mut metrics = Registry::default();
+        manager_metrics.register(&mut metrics);
+        connection.register(&mut metrics);
+        cluster.metrics.register(&mut metrics);
+        cluster.informers.metrics().register(&mut metrics);
+        cluster.types.register_metrics(&mut metrics);
+        let manager = Manager::new(ManagerOptions {
+            metrics: manager_metrics,
+            restart_backoff: options.restart_backoff,
+            ..ManagerOptions::default()
+        });
+        let handle = manager.handle();
+        let stop = CancellationToken::new();
+        let result = Arc::new(Mutex::new(None));
+        let mut tasks = JoinSet::new();
+        let transitions = record(&handle, &mut tasks);
+        let inside = runtime.handle();
+        tasks.spawn_on(keep_current(discovery, stop.clone()), inside);
+        let (stopping, ended) = (stop.clone(), result.clone());
+        tasks.spawn_on(
+            async move {
+                let end = manager.run(stopping).await.map_err(|error| error.to_string());
+                *ended.lock().unwrap() = Some(end);
+            },
+            inside,
+        );
+        Self {
+            plane,
+            scope,
+            user,
+            faults,
+            transport,
+            cluster,
+            manager: handle,
+            metrics,
+            begin,
+            transitions,
+            tasks,
+            stop,
+            result,
+            runtime: Some(runtime),
+        }
+    }
+
+    /// A CRD in this rig's group.
+    pub(crate) fn widgets(&self) -> CrdBuilder {
+        CrdBuilder::new(&self.scope.group, "Widget")
+    }
+
+    pub(crate) async fn add(&self, name: &str, runnable: Arc<dyn ConditionalRunnable>) {
+        self.manager.add(name, runnable, RunnableOptions::default()).await.unwrap();
+    }
+
+    /// How the manager ended.
+    pub(crate) async fn end(mut self) -> Result<(), String> {
+        self.stop.cancel();
+        self.tasks.detach_all();
+        let result = self.result.clone();
+        eventually("the manager ends", || {
+            result.lock().unwrap().is_some().then_some(()).ok_or_else(String::new)
+        })
+        .await;
+        self.cluster.informers.shutdown().await;
+        self.result.lock().unwrap().take().unwrap()
+    }
+
+    // --- what is seen of the manager
+
+    pub(crate) fn status(&self, name: &str) -> Arc<RunnableStatus> {
+        self.manager.status_of(name).unwrap_or_else(|| panic!("no runnable is named {name}"))
+    }
+
+    /// Waits until the status of a runnable is as wanted.
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&RunnableStatus) -> bool,
+    ) -> Arc<RunnableStatus> {
+        let mut snapshots = self.manager.watch();
+        let name = ControllerName::from(name);
+        let seen = async {
+            loop {
+                let status = snapshots.borrow_and_update().get(&name).cloned();
+                if let Some(status) = status.filter(|status| wanted(status)) {
+                    return status;
+                }
+                snapshots.changed().await.expect("the manager runs");
+            }
+        };
+        timeout(PATIENCE, seen)
+            .await
+            .unwrap_or_else(|_| panic!("{name}: {what}: not in time, but {:#?}", self.status(name.as_str())))
+    }
+
+    pub(crate) async fn state(&self, name: &str, state: ControllerState) -> Arc<RunnableStatus> {
+        self.until(name, state.word(), |status| status.state == state).await
+    }
+
+    pub(crate) async fn running(&self, name: &str, epoch: u64) -> Arc<RunnableStatus> {
+        let running = |status: &RunnableStatus| {
+            status.state == ControllerState::Running && status.epoch == epoch
+        };
+        self.until(name, &format!("running epoch {epoch}"), running).await
+    }
+
+    /// Waits until an epoch is done, and says why.
+    pub(crate) async fn done(&self, name: &str, epoch: u64) -> DoneReason {
+        let mut transitions = self.transitions.clone();
+        let found = transitions.wait_for(|all| reason(all, name, epoch).is_some());
+        let all = timeout(PATIENCE, found).await.unwrap_or_else(|_| {
+            panic!("{name}: epoch {epoch} is not done in time: {:#?}", self.status(name))
+        });
+        reason(&all.unwrap(), name, epoch).unwrap()
+    }
+
+    /// Every step in the life of a runnable so far.
+    pub(crate) fn life(&self, name: &str) -> Vec<Transition> {
+        let name = ControllerName::from(name);
+        let all = self.transitions.borrow();
+        all.iter().filter(|(_, step)| step.name == name).map(|(_, step)| step.clone()).collect()
+    }
+
+    /// Asserts that epochs came one after the other, each done exactly once; how many are done.
+    pub(crate) fn assert_orderly(&self, name: &str) -> u64 {
+        let (mut begun, mut done) = (0, 0);
+        for Transition { epoch, kind, .. } in self.life(name) {
+            match kind {
+                TransitionKind::Entered(ControllerState::Starting) => {
+                    assert_eq!(begun, done, "{name}: epoch {epoch} began before {begun} was done");
+                    assert_eq!(epoch, begun + 1, "{name}: epochs are counted");
+                    begun = epoch;
+                }
+                TransitionKind::Done(_) => {
+                    assert_eq!(epoch, begun, "{name}: only what has begun is done");
+                    assert_eq!(epoch, done + 1, "{name}: epoch {epoch} is done once");
+                    done = epoch;
+                }
+                TransitionKind::Entered(
+                    ControllerState::Waiting
+                    | ControllerState::Running
+                    | ControllerState::Stopping
+                    | ControllerState::BackingOff
+                    | ControllerState::Stopped,
+                )
+                | TransitionKind::Removed => {}
+            }
+        }
+        done
+    }
+
+    // --- what is seen of discovery
+
+    pub(crate) async fn type_state(
+        &self,
+        type_ref: &TypeRef,
+        what: &str,
+        wanted: impl Fn(&TypeState) -> bool,
+    ) {
+        let mut status = self.cluster.types.subscribe(type_ref);
+        let found = status.wait_for(|status| wanted(&status.state));
+        let late = timeout(PATIENCE, found).await.is_err();
+        assert!(!late, "{type_ref} {what}: not in time, but {:?}", self.cluster.types.get(type_ref));
+    }
+
+    // --- what is seen of the server
+
+    /// The user's requests about a type since `mark`, as the API server has them.
+    pub(crate) async fn requests(
+        &self,
+        crd: &CrdBuilder,
+        mark: AuditMark,
+    ) -> Vec<AuditEvent> {
+        self.plane.audit_settled().await.unwrap();
+        let resource = crd.api_resource("v1");
+        let mut events = self.plane.audit().unwrap().since(mark).unwrap();
+        events.retain(|event| {
+            event.user == self.user && event.is_about(&resource.group, &resource.plural)
+        });
+        events
+    }
+
+    pub(crate) fn mark(&self) -> AuditMark {
+        self.plane.audit().unwrap().mark().unwrap()
+    }
+
+    /// Tasks alive in Pilotlight's runtime.
+    pub(crate) fn alive_tasks(&self) -> usize {
+        self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
+    }
+
+    /// Opens the connections that are kept, so that they are there before anything is counted.
+    pub(crate) async fn warm_up(&self) {
+        let namespaces = Api::<Namespace>::all(self.cluster.client.clone());
+        let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();
+        let version = listed.metadata.resource_version.unwrap();
+        let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
+        drop(watch);
+    }
+}
+
+impl Drop for Rig<'_> {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Whether a request is about the objects of this CRD.
+pub(crate) fn about(crd: &CrdBuilder) -> impl Fn(&RequestInfo) -> bool + use<> {
+    let resource = crd.api_resource("v1");
+    move |info| info.group == resource.group && info.resource == resource.plural
+}
+
+/// The type of a CRD at a version, by plural name.
+pub(crate) fn type_of(crd: &CrdBuilder, version: &str) -> TypeRef {
+    let resource = crd.api_resource(version);
+    TypeRef::resource(resource.group, resource.version, resource.plural)
+}
+
+/// Asks again and again, for what nothing announces.
+pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(problem) => assert!(Instant::now() < deadline, "{what}: not in time: {problem}"),
+        }
+        time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn connect(config: Config, metrics: &TransportMetrics, faults: &Faults) -> (Transport, Client) {
+    let options = TransportOptions { metrics: metrics.clone(), ..TransportOptions::default() };
+    let transport = Transport::new(config, options).unwrap();
+    let inner = transport.client().unwrap();
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move { inner.send(request).await }
+    });
+    let service = tower::ServiceBuilder::new().layer(faults.layer()).service(service);
+    (transport, Client::new(service, "default"))
+}
+
+fn record(
+    manager: &ManagerHandle,
+    tasks: &mut JoinSet<()>,
+) -> watch::Receiver<Vec<(Instant, Transition)>> {
+    let (all, seen) = watch::channel(Vec::new());
+    let mut transitions = manager.transitions();
+    tasks.spawn(async move {
+        // The end of the manager; a test that lags by over a thousand fails for want of a step.
+        while let Ok(transition) = transitions.recv().await {
+            all.send_modify(|all| all.push((Instant::now(), transition)));
+        }
+        std::future::pending::<()>().await;
+    });
+    seen
+}
+
+async fn keep_current(discovery: Discovery, stop: CancellationToken) {
+    discovery.run(stop).await;
+}
+
+fn reason(all: &[(Instant, Transition)], name: &str, epoch: u64) -> Option<DoneReason> {
+    all.iter().find_map(|(_, step)| match &step.kind {
+        TransitionKind::Done(reason) if step.name.as_str() == name && step.epoch == epoch => {
+            Some(reason.clone())
+        }
+        TransitionKind::Done(_) | TransitionKind::Entered(_) | TransitionKind::Removed => None,
+    })
+}

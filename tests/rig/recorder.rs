@@ -1,0 +1,161 @@
+//! A reconciler that remembers what it saw, and does as it is told.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use kube::api::ObjectMeta;
+use pilotlight::{
+    controller::{Context, Outcome, ReconcileError, Reconciler, Request},
+    informer::{Object, Store},
+    kind::TypeRef,
+};
+use serde::{Deserialize, Serialize};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
+
+use super::PATIENCE;
+
+/// One object as it was seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) controller: String,
+    pub(crate) epoch: u64,
+    pub(crate) name: String,
+    /// None when it is gone.
+    pub(crate) uid: Option<String>,
+    /// `spec.size`, if it is there and a number.
+    pub(crate) size: Option<i64>,
+    pub(crate) stale: bool,
+    pub(crate) at: Instant,
+}
+
+/// What a reconcile does after it has seen its object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Act {
+    Panic,
+    /// Until it is cancelled and then some.
+    Hang,
+}
+
+/// Clones share what was seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Recorder {
+    type_ref: TypeRef,
+    seen: watch::Sender<Vec<Seen>>,
+    acts: Arc<Mutex<BTreeMap<String, Act>>>,
+    stores: Arc<Mutex<BTreeMap<u64, Store>>>,
+}
+
+/// What the tests' CRDs describe, typed.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Widget {
+    pub(crate) metadata: ObjectMeta,
+    #[serde(default)]
+    pub(crate) spec: WidgetSpec,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct WidgetSpec {
+    pub(crate) size: Option<i64>,
+}
+
+impl Recorder {
+    /// Records objects of this type.
+    pub(crate) fn new(type_ref: TypeRef) -> Self {
+        Self {
+            type_ref,
+            seen: watch::Sender::default(),
+            acts: Arc::default(),
+            stores: Arc::default(),
+        }
+    }
+
+    pub(crate) fn type_ref(&self) -> &TypeRef {
+        &self.type_ref
+    }
+
+    /// From now on, whoever sees the object of this name does that.
+    pub(crate) fn act(&self, name: &str, act: Act) {
+        self.acts.lock().unwrap().insert(name.to_owned(), act);
+    }
+
+    pub(crate) fn all(&self) -> Vec<Seen> {
+        self.seen.borrow().clone()
+    }
+
+    pub(crate) fn clear(&self) {
+        self.seen.send_modify(Vec::clear);
+    }
+
+    /// Waits until something like this was seen.
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
+        let mut seen = self.seen.subscribe();
+        let found = seen.wait_for(|all| all.iter().any(&wanted));
+        match timeout(PATIENCE, found).await {
+            Ok(all) => all.unwrap().iter().find(|seen| wanted(seen)).unwrap().clone(),
+            Err(_) => panic!("{what}: not seen in time, but {:#?}", self.all()),
+        }
+    }
+
+    /// Waits until an object was seen alive in this epoch.
+    pub(crate) async fn saw(&self, name: &str, epoch: u64) -> Seen {
+        let wanted = |seen: &Seen| seen.name == name && seen.epoch == epoch && seen.uid.is_some();
+        self.until(&format!("{name} in epoch {epoch}"), wanted).await
+    }
+
+    /// The cache that an epoch read from.
+    pub(crate) fn store(&self, epoch: u64) -> Option<Store> {
+        self.stores.lock().unwrap().get(&epoch).cloned()
+    }
+
+    pub(crate) fn keep_store(&self, epoch: u64, store: &Store) {
+        self.stores.lock().unwrap().entry(epoch).or_insert_with(|| store.clone());
+    }
+
+    pub(crate) fn record(
+        &self,
+        controller: &str,
+        epoch: u64,
+        name: &str,
+        object: Option<&Object>,
+        stale: bool,
+    ) {
+        let widget = object.map(|object| object.decode::<Widget>().unwrap());
+        let seen = Seen {
+            controller: controller.to_owned(),
+            epoch,
+            name: name.to_owned(),
+            uid: widget.as_ref().and_then(|widget| widget.metadata.uid.clone()),
+            size: widget.and_then(|widget| widget.spec.size),
+            stale,
+            at: Instant::now(),
+        };
+        self.seen.send_modify(|all| all.push(seen));
+    }
+}
+
+impl Reconciler for Recorder {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let epoch = context.epoch();
+        let store = context.store(&self.type_ref).ok_or("the type is no input")?;
+        self.keep_store(epoch.number(), &store);
+        let object = store.get(&request);
+        let (controller, stale) = (epoch.controller().as_str(), context.stale());
+        self.record(controller, epoch.number(), &request.name, object.as_ref(), stale);
+        let act = self.acts.lock().unwrap().get(&*request.name).copied();
+        match act {
+            None => {}
+            Some(Act::Panic) => panic!("told to panic at {request}"),
+            Some(Act::Hang) => std::future::pending().await,
+        }
+        Ok(Outcome::Done)
+    }
+}
