@@ -14,6 +14,7 @@ mod handover;
 mod input;
 mod instance;
 mod kind_source;
+mod messenger;
 mod metrics;
 mod outcome;
 mod predicate;

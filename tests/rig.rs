@@ -23,18 +23,16 @@ use kube::{
     client::Body,
 };
 use pilotlight::{
-    controller::Cluster,
-    discovery::{Discovery, DiscoveryOptions, TypeRegistry, TypeState},
-    informer::{InformerOptions, InformerSet},
+    controller::{Cluster, ClusterOptions},
+    discovery::{DiscoveryOptions, TypeState},
+    informer::InformerOptions,
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
-        ManagerMetrics, ManagerOptions, RestartBackoff, Runnable, RunnableOptions, RunnableStatus,
+        ManagerMetrics, ManagerOptions, RestartBackoff, RunnableOptions, RunnableStatus,
         Transition, TransitionKind,
     },
-    testing::{
-        AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope,
-    },
+    testing::{AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -124,9 +122,9 @@ impl<'plane> Rig<'plane> {
             let _runtime = runtime.enter();
             connect(config, &connection, &faults)
         };
-        let (types, discovery) = TypeRegistry::new(client.clone(), options.discovery);
-        let informers = InformerSet::new(client.clone(), options.informers);
-        let cluster = Cluster::of(client, types, informers, None);
+        let RigOptions { discovery, informers, .. } = options;
+        let options_of_cluster = ClusterOptions { discovery, informers, namespace: None };
+        let (cluster, keeper) = Cluster::new(client, options_of_cluster);
         let manager_metrics = ManagerMetrics::default();
         let mut metrics = Registry::default();
         manager_metrics.register(&mut metrics);
@@ -134,25 +132,24 @@ impl<'plane> Rig<'plane> {
         cluster.metrics.register(&mut metrics);
         cluster.informers.metrics().register(&mut metrics);
         cluster.types.register_metrics(&mut metrics);
-        let manager = Manager::new(ManagerOptions {
+        let mut manager = Manager::new(ManagerOptions {
             metrics: manager_metrics,
             restart_backoff: options.restart_backoff,
             ..ManagerOptions::default()
         });
+        manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
         let stop = CancellationToken::new();
         let result = Arc::new(Mutex::new(None));
         let mut tasks = JoinSet::new();
         let transitions = record(&handle, &mut tasks);
-        let inside = runtime.handle();
-        tasks.spawn_on(keep_current(discovery, stop.clone()), inside);
         let (stopping, ended) = (stop.clone(), result.clone());
         tasks.spawn_on(
             async move {
                 let end = manager.run(stopping).await.map_err(|error| error.to_string());
                 *ended.lock().unwrap() = Some(end);
             },
-            inside,
+            runtime.handle(),
         );
         Self {
             plane,
@@ -182,15 +179,13 @@ impl<'plane> Rig<'plane> {
     }
 
     /// How the manager ended.
-    pub(crate) async fn end(mut self) -> Result<(), String> {
+    pub(crate) async fn end(self) -> Result<(), String> {
         self.stop.cancel();
-        self.tasks.detach_all();
         let result = self.result.clone();
         eventually("the manager ends", || {
             result.lock().unwrap().is_some().then_some(()).ok_or_else(String::new)
         })
         .await;
-        self.cluster.informers.shutdown().await;
         self.result.lock().unwrap().take().unwrap()
     }
 
@@ -218,9 +213,9 @@ impl<'plane> Rig<'plane> {
                 snapshots.changed().await.expect("the manager runs");
             }
         };
-        timeout(PATIENCE, seen)
-            .await
-            .unwrap_or_else(|_| panic!("{name}: {what}: not in time, but {:#?}", self.status(name.as_str())))
+        timeout(PATIENCE, seen).await.unwrap_or_else(|_| {
+            panic!("{name}: {what}: not in time, but {:#?}", self.status(name.as_str()))
+        })
     }
 
     pub(crate) async fn state(&self, name: &str, state: ControllerState) -> Arc<RunnableStatus> {
@@ -290,17 +285,17 @@ impl<'plane> Rig<'plane> {
         let mut status = self.cluster.types.subscribe(type_ref);
         let found = status.wait_for(|status| wanted(&status.state));
         let late = timeout(PATIENCE, found).await.is_err();
-        assert!(!late, "{type_ref} {what}: not in time, but {:?}", self.cluster.types.get(type_ref));
+        assert!(
+            !late,
+            "{type_ref} {what}: not in time, but {:?}",
+            self.cluster.types.get(type_ref)
+        );
     }
 
     // --- what is seen of the server
 
     /// The user's requests about a type since `mark`, as the API server has them.
-    pub(crate) async fn requests(
-        &self,
-        crd: &CrdBuilder,
-        mark: AuditMark,
-    ) -> Vec<AuditEvent> {
+    pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: AuditMark) -> Vec<AuditEvent> {
         self.plane.audit_settled().await.unwrap();
         let resource = crd.api_resource("v1");
         let mut events = self.plane.audit().unwrap().since(mark).unwrap();
@@ -388,10 +383,6 @@ fn record(
         std::future::pending::<()>().await;
     });
     seen
-}
-
-async fn keep_current(discovery: Discovery, stop: CancellationToken) {
-    discovery.run(stop).await;
 }
 
 fn reason(all: &[(Instant, Transition)], name: &str, epoch: u64) -> Option<DoneReason> {

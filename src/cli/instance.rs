@@ -9,7 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
-    meta::{self, HookMetrics, MetaOptions},
+    meta::{HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -106,9 +106,13 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
-        let options = MetaOptions { workers: manager.workers.get(), hooks };
-        let composites = meta::composites(&cluster, &handle, options)?;
-        owner.add(composites.name().clone(), Arc::new(composites), RunnableOptions::default())?;
+        let options = MetaOptions {
+            workers: manager.workers.get(),
+            metrics: hooks,
+            ..MetaOptions::default()
+        };
+        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
+        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
         let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;

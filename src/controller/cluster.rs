@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
-use super::{handover::Handovers, metrics::ControllerMetrics};
+use super::{handover::Handovers, messenger, metrics::ControllerMetrics};
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
@@ -42,9 +42,11 @@ pub struct ClusterOptions {
     pub informers: InformerOptions,
 }
 
-/// Keeps a [`Cluster`] current: discovery, and the end of its informers.
+/// Keeps a [`Cluster`] current: discovery, what becomes of the informers' types, and the end of
+/// the informers.
 #[derive(Debug)]
 pub struct ClusterRunnable {
+    types: TypeRegistry,
     // Taken by the first start.
     discovery: Mutex<Option<Discovery>>,
     informers: InformerSet,
@@ -58,10 +60,18 @@ struct RunBefore;
 impl Cluster {
     /// A cluster, and what has to run for it to be of use. Spawns nothing.
     pub fn new(client: Client, options: ClusterOptions) -> (Self, ClusterRunnable) {
-        let ClusterOptions { namespace, discovery, informers } = options;
+        let ClusterOptions { namespace, discovery, mut informers } = options;
         let (types, discovery) = TypeRegistry::new(client.clone(), discovery);
+        let (hinted, also) = (types.clone(), informers.on_missing.take());
+        informers.on_missing = Some(Arc::new(move |identity| {
+            hinted.hint(identity);
+            if let Some(also) = &also {
+                also(identity);
+            }
+        }));
         let informers = InformerSet::new(client.clone(), informers);
         let runnable = ClusterRunnable {
+            types: types.clone(),
             discovery: Mutex::new(Some(discovery)),
             informers: informers.clone(),
         };
@@ -89,10 +99,13 @@ impl Cluster {
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let discovery = self.discovery.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let informers = self.informers.clone();
+        let (types, informers) = (self.types.clone(), self.informers.clone());
         async move {
             let discovery = discovery.ok_or(RunBefore)?;
-            discovery.run(epoch.token()).await;
+            tokio::select! {
+                () = discovery.run(epoch.token()) => {}
+                () = messenger::tell(types, informers.clone()) => {}
+            }
             informers.shutdown().await;
             Ok(())
         }

@@ -63,6 +63,7 @@ pub struct TypeRegistry {
 pub(super) struct Shared {
     known: RwLock<Known>,
     pub(super) mode: watch::Sender<Mode>,
+    changes: watch::Sender<()>,
     pub(super) hints: Notify,
     pub(super) metrics: Metrics,
 }
@@ -89,6 +90,7 @@ impl TypeRegistry {
                 created: now,
             }),
             mode: watch::Sender::new(Mode::Watching),
+            changes: watch::Sender::default(),
             hints: Notify::new(),
             metrics: Metrics::default(),
         });
@@ -122,6 +124,12 @@ impl TypeRegistry {
         if self.shared.read().catalog.is_discovered(identity) {
             self.shared.hints.notify_one();
         }
+    }
+
+    /// Marked as changed whenever anything is known better, of whatever type: for whoever follows
+    /// many.
+    pub fn changes(&self) -> watch::Receiver<()> {
+        self.shared.changes.subscribe()
     }
 
     /// How the registry learns of changes.
@@ -165,17 +173,22 @@ impl Shared {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells those whose type changed.
+    pub(super) fn publish(&self, touched: &Touched) {
+        if touched.is_empty() {
+            return;
+        }
+        self.write().publish(touched, &self.metrics);
+        self.changes.send_replace(());
+    }
+
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, Known> {
         self.known.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Known {
-    /// Tells those whose type changed.
-    pub(super) fn publish(&mut self, touched: &Touched, metrics: &Metrics) {
-        if touched.is_empty() {
-            return;
-        }
+    fn publish(&mut self, touched: &Touched, metrics: &Metrics) {
         let now = Timestamp::now();
         self.ledger.update(touched, &self.catalog, metrics, now);
         self.subscriptions.publish(touched, now, |type_ref| self.catalog.status(type_ref));

@@ -111,7 +111,7 @@ impl Discovery {
                 }
                 running.on_event(event, &mut touched);
             }
-            running.shared.write().publish(&touched, &running.shared.metrics);
+            running.shared.publish(&touched);
         }
     }
 }

@@ -81,12 +81,16 @@ impl Hub {
         Some(mailbox)
     }
 
-    /// Removes a subscriber; whether it was the last one.
+    /// Removes a subscriber; whether it was the last one. Nobody reads from a closed hub's store
+    /// after that.
     pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) -> bool {
         let mut state = self.lock();
         let before = state.subscribers.len();
         state.subscribers.retain(|other| !Arc::ptr_eq(other, mailbox));
         let last = state.subscribers.is_empty() && before > 0;
+        if last && state.closed.is_some() {
+            self.store.clear();
+        }
         if last {
             self.idle.send_replace(Some(Instant::now()));
         }
@@ -116,9 +120,12 @@ impl Hub {
         Change::Applied
     }
 
-    /// Takes an object out of the store and tells the subscribers.
+    /// Takes an object out of the store and tells the subscribers; nothing once closed.
     pub(super) fn remove(&self, key: &ObjectKey) -> Change {
         let mut state = self.lock();
+        if state.closed.is_some() {
+            return Change::None;
+        }
         state.quarantine.remove(key);
         let Some(old) = self.store.remove(key) else { return Change::None };
         state.tell(key, Some(&old), None);
@@ -141,6 +148,10 @@ impl Hub {
     /// Forgets wrong objects that are no longer there.
     pub(super) fn retain_quarantined(&self, keep: impl Fn(&ObjectKey) -> bool) {
         self.lock().quarantine.retain(|key, _| keep(key));
+    }
+
+    pub(super) fn has_quarantined(&self) -> bool {
+        !self.lock().quarantine.is_empty()
     }
 
     pub(super) fn quarantined(&self) -> Vec<ObjectError> {
@@ -177,8 +188,11 @@ impl Hub {
         self.progress.subscribe()
     }
 
-    /// Ends it: subscribers are told, the store is emptied, the task is asked to end. The first
-    /// reason stands. Whether this was the first.
+    /// Ends it: subscribers are told, the task is asked to end. The first reason stands. Whether
+    /// this was the first.
+    ///
+    /// The store is emptied when the last subscriber leaves: what is still being worked on must
+    /// not take objects for deleted.
     pub(super) fn close(&self, reason: Ended) -> bool {
         self.close_if(reason, |_subscribers| true)
     }
@@ -195,10 +209,12 @@ impl Hub {
         }
         state.closed = Some(reason.clone());
         state.quarantine.clear();
-        for mailbox in state.subscribers.drain(..) {
+        for mailbox in &state.subscribers {
             mailbox.end(reason.clone());
         }
-        self.store.clear();
+        if state.subscribers.is_empty() {
+            self.store.clear();
+        }
         drop(state);
         self.progress.send_replace(Progress::Ended(reason));
         self.stop.cancel();

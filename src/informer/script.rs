@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tower::service_fn;
 
 use super::{
-    InformerKey, InformerOptions, InformerSet, Object, Subscription,
+    InformerKey, InformerOptions, InformerSet, Object, Progress, Subscription,
     fixture::{Fixture, widgets},
 };
 
@@ -310,4 +310,14 @@ pub(super) async fn settle() {
 /// A widget of this name and resourceVersion.
 pub(super) fn widget(name: &str, version: u64) -> Value {
     Fixture::new(name).version(version).json()
+}
+
+/// What [`stored`] gives for these.
+pub(super) fn names(stored: &[(&str, u64)]) -> Vec<(String, u64)> {
+    stored.iter().map(|(name, version)| ((*name).to_owned(), *version)).collect()
+}
+
+/// How the subscriber's informer is doing.
+pub(super) fn progress(subscription: &Subscription) -> Progress {
+    subscription.progress().borrow().clone()
 }

@@ -2,48 +2,28 @@
 
 use std::{
     any::Any,
-    collections::{HashMap, hash_map::Entry},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     convert::Infallible,
     fmt,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use futures::FutureExt;
 use kube::Client;
-use tokio::{sync::Semaphore, time::sleep_until};
+use tokio::{
+    sync::{Semaphore, watch},
+    time::sleep_until,
+};
 use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, Linger, ObjectError, Progress, Subscription,
-    decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox, wire::Wire,
+    Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
+    Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
+    wire::Wire,
 };
 use crate::kind::{ServedType, TypeIdentity};
-
-/// Called with a type that the server answers 404 for.
-pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
-
-/// Budgets and times of a set's informers.
-#[derive(Clone)]
-pub struct InformerOptions {
-    /// How long an informer outlives its last subscriber; 10 s.
-    pub linger: Duration,
-    /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
-    pub page_limit: u32,
-    /// The longest page that is read; 256 MiB.
-    pub max_page_bytes: usize,
-    /// The longest event of a watch that is read; 16 MiB.
-    pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is slow to answer does not count.
-    pub max_concurrent_lists: usize,
-    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
-    pub request_deadline: Duration,
-    /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
-    /// at each such answer, from the informer's task; must not block.
-    pub on_missing: Option<OnMissing>,
-}
 
 /// One informer of a set, for status and metrics.
 #[derive(Clone, Debug)]
@@ -74,6 +54,7 @@ pub(super) struct Shared {
     options: Arc<InformerOptions>,
     /// Held before a hub's lock, never across an await.
     informers: Mutex<Informers>,
+    types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     tasks: TaskTracker,
     lists: Arc<Semaphore>,
     metrics: InformerMetrics,
@@ -95,6 +76,7 @@ impl InformerSet {
                 client,
                 options: Arc::new(options),
                 informers: Mutex::default(),
+                types: watch::Sender::default(),
                 tasks: TaskTracker::new(),
                 lists,
                 metrics: InformerMetrics::default(),
@@ -111,23 +93,15 @@ impl InformerSet {
     ///
     /// Outside a tokio runtime, when the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
-        let mut informers = self.shared.lock();
-        if informers.shut_down {
-            return Shared::late(&self.shared, key);
-        }
-        let hub = match informers.live.entry(key) {
-            Entry::Occupied(entry) => entry.get().clone(),
-            Entry::Vacant(entry) => {
-                let hub = Arc::new(Hub::new(entry.key().clone()));
-                entry.insert(hub.clone());
-                Shared::start(&self.shared, &hub, served);
-                hub
+        loop {
+            let Some(hub) = self.shared.find_or_start(served, &key) else {
+                return Shared::late(&self.shared, key);
+            };
+            // Not under the set's lock: a large store must not hold up those who join another.
+            if let Some(mailbox) = hub.join() {
+                return Subscription::new(self.shared.clone(), hub, mailbox);
             }
-        };
-        // Whoever closes a hub takes it out of the map under the same lock.
-        match hub.join() {
-            Some(mailbox) => Subscription::new(self.shared.clone(), hub, mailbox),
-            None => Shared::late(&self.shared, hub.key.clone()),
+            // It has closed in between, and is no longer to be found.
         }
     }
 
@@ -147,8 +121,8 @@ impl InformerSet {
 
     /// Says that a type is proven gone: its informers end, whoever still listens.
     ///
-    /// On return their stores are empty and their subscribers see the end; their requests are
-    /// dropped when [`InformerSet::ended`] resolves.
+    /// On return their subscribers see the end; their requests are dropped when
+    /// [`InformerSet::ended`] resolves. A store is emptied when its last subscriber has left.
     pub fn type_gone(&self, identity: &TypeIdentity) {
         let gone = |hub: &Hub| hub.key.identity == *identity;
         self.shared.close(gone, &Ended::TypeGone);
@@ -159,9 +133,16 @@ impl InformerSet {
     pub fn type_served(&self, identity: &TypeIdentity) {
         for hub in self.shared.lock().live.values() {
             if hub.key.identity == *identity {
-                hub.nudge.notify_waiters();
+                // Kept for one that is waiting for an answer just now.
+                hub.nudge.notify_one();
             }
         }
+    }
+
+    /// The types that have informers, each with how many, and every later change: whoever knows
+    /// what the server serves follows these.
+    pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
+        self.shared.types.subscribe()
     }
 
     /// Every informer.
@@ -198,13 +179,29 @@ impl InformerSet {
 }
 
 impl Shared {
+    /// The informer of a key that can be joined; none once shut down.
+    fn find_or_start(self: &Arc<Self>, served: &ServedType, key: &InformerKey) -> Option<Arc<Hub>> {
+        let mut informers = self.lock();
+        if informers.shut_down {
+            return None;
+        }
+        if let Some(hub) = informers.live.get(key) {
+            return Some(hub.clone());
+        }
+        let hub = Arc::new(Hub::new(key.clone()));
+        informers.live.insert(key.clone(), hub.clone());
+        self.count(&hub.key.identity);
+        self.start(&hub, served);
+        Some(hub)
+    }
+
     /// Makes a subscriber leave; whether its informer is ending.
     pub(super) fn release(&self, hub: &Arc<Hub>, mailbox: &Arc<Mailbox>, linger: Linger) -> bool {
         hub.leave(mailbox);
         match linger {
             Linger::Default => {}
             Linger::None => {
-                self.close_unused(hub);
+                self.close_unused(hub, Ended::TypeGone);
             }
         }
         hub.closed().is_some()
@@ -215,7 +212,7 @@ impl Shared {
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(set: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
+    fn start(self: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
         let identity = &hub.key.identity;
         let span = info_span!(
             "informer",
@@ -224,19 +221,19 @@ impl Shared {
             resource = %identity.plural,
             namespace = hub.key.namespace.as_deref(),
         );
-        let metrics = set.metrics.join(identity);
-        let wire = Wire::new(set.client.clone(), &hub.key, set.options.request_deadline);
+        let metrics = self.metrics.join(identity);
+        let wire = Wire::new(self.client.clone(), &hub.key, self.options.request_deadline);
         let decoder = Decoder::new(served, hub.key.projection, hub.key.managed_fields);
         let reflector = Reflector::new(
             hub.clone(),
             wire,
             decoder,
-            set.options.clone(),
-            set.lists.clone(),
+            self.options.clone(),
+            self.lists.clone(),
             metrics,
         );
-        let ending = Ending { set: set.clone(), hub: hub.clone() };
-        set.tasks.spawn(drive(ending, reflector).instrument(span));
+        let ending = Ending { set: self.clone(), hub: hub.clone() };
+        self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
     /// A subscription that has ended before it began.
@@ -253,16 +250,17 @@ impl Shared {
             let matches = condition(hub);
             if matches {
                 hub.close(reason.clone());
+                self.discount(&hub.key.identity);
             }
             !matches
         });
     }
 
-    fn close_unused(&self, hub: &Arc<Hub>) -> bool {
+    fn close_unused(&self, hub: &Arc<Hub>, reason: Ended) -> bool {
         let mut informers = self.lock();
-        let closed = hub.close_if_unused(Ended::Released);
+        let closed = hub.close_if_unused(reason);
         if closed {
-            informers.forget(hub);
+            self.forget(&mut informers, hub);
         }
         closed
     }
@@ -270,18 +268,32 @@ impl Shared {
     fn close_one(&self, hub: &Arc<Hub>, reason: Ended) {
         let mut informers = self.lock();
         hub.close(reason);
-        informers.forget(hub);
+        self.forget(&mut informers, hub);
     }
-}
 
-impl Informers {
     /// Takes a hub out, unless another one has its place.
-    fn forget(&mut self, hub: &Arc<Hub>) {
-        if let Entry::Occupied(entry) = self.live.entry(hub.key.clone())
+    fn forget(&self, informers: &mut Informers, hub: &Arc<Hub>) {
+        if let Entry::Occupied(entry) = informers.live.entry(hub.key.clone())
             && Arc::ptr_eq(entry.get(), hub)
         {
             entry.remove();
+            self.discount(&hub.key.identity);
         }
+    }
+
+    fn count(&self, identity: &TypeIdentity) {
+        self.types.send_modify(|types| *types.entry(identity.clone()).or_default() += 1);
+    }
+
+    fn discount(&self, identity: &TypeIdentity) {
+        self.types.send_modify(|types| {
+            if let Some(count) = types.get_mut(identity) {
+                *count -= 1;
+                if *count == 0 {
+                    types.remove(identity);
+                }
+            }
+        });
     }
 }
 
@@ -322,7 +334,7 @@ async fn unused(ending: &Ending) {
         };
         tokio::select! {
             () = lingered => {
-                if ending.set.close_unused(&ending.hub) {
+                if ending.set.close_unused(&ending.hub, Ended::Released) {
                     return;
                 }
             }
@@ -351,33 +363,6 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("without a message").to_owned()
 }
 
-impl Default for InformerOptions {
-    fn default() -> Self {
-        Self {
-            linger: Duration::from_secs(10),
-            page_limit: 500,
-            max_page_bytes: 256 << 20,
-            max_line_bytes: 16 << 20,
-            max_concurrent_lists: 16,
-            request_deadline: Duration::from_secs(30),
-            on_missing: None,
-        }
-    }
-}
-
-impl fmt::Debug for InformerOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerOptions")
-            .field("linger", &self.linger)
-            .field("page_limit", &self.page_limit)
-            .field("max_page_bytes", &self.max_page_bytes)
-            .field("max_line_bytes", &self.max_line_bytes)
-            .field("max_concurrent_lists", &self.max_concurrent_lists)
-            .field("request_deadline", &self.request_deadline)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for InformerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let informers = self.shared.lock();
@@ -387,6 +372,8 @@ impl fmt::Debug for InformerSet {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::informer::script::{Rig, change, settle, stored, widget};
 
@@ -521,7 +508,7 @@ mod tests {
 
         assert!(watch.dropped().now_or_never().is_some());
         assert_eq!((store.len(), store.bytes()), (0, 0));
-        assert_eq!(ended.now_or_never(), Some(Ended::Released));
+        assert_eq!(ended.now_or_never(), Some(Ended::TypeGone));
         settle().await;
         assert_eq!(rig.set.tasks(), 0);
     }
@@ -571,9 +558,11 @@ mod tests {
         rig.set.type_gone(&rig.key.identity);
 
         assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
-        assert!(store.is_empty());
+        assert_eq!(store.len(), 1, "what is still being worked on goes on over what is known");
         assert_eq!(*progress.borrow(), Progress::Ended(Ended::TypeGone));
+        assert!(rig.set.types().borrow().is_empty());
         subscription.release(Linger::None).await;
+        assert!(store.is_empty());
         assert!(watch.dropped().now_or_never().is_some());
         assert_eq!(ended.await, Ended::TypeGone);
     }

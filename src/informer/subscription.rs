@@ -97,12 +97,15 @@ impl Subscription {
     ///
     /// # Errors
     ///
-    /// Once the informer has ended; changes that were not taken by then are gone with its store.
+    /// Once the informer has ended; changes that were not taken by then are lost, and the store
+    /// stays as it is until its last subscriber has left.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: a change is lost only with the subscription.
     pub async fn next(&mut self) -> Result<Delta, Ended> {
+        // A long backlog must not keep the runtime from other tasks.
+        tokio::task::coop::consume_budget().await;
         loop {
             match self.mailbox.take() {
                 Some(result) => return result,

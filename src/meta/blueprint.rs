@@ -102,6 +102,9 @@ pub enum Rejected {
     /// It asks for what this version does not do; remove the fields that are named.
     #[error("{}", list(.0))]
     Unsupported(Vec<Problem>),
+    /// No controller can be built of it; a defect of ours.
+    #[error("{0}")]
+    Unbuildable(String),
 }
 
 impl Rejected {
@@ -110,6 +113,7 @@ impl Rejected {
         match self {
             Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
             Self::Unsupported(_) => "SpecUnsupported",
+            Self::Unbuildable(_) => "NotBuildable",
         }
     }
 }
@@ -535,6 +539,7 @@ mod tests {
         let fields: Vec<String> = match Blueprint::parse(&object) {
             Ok(_) => Vec::new(),
             Err(Rejected::Undecodable { field, .. }) => vec![field],
+            Err(Rejected::Unbuildable(error)) => vec![error],
             Err(Rejected::Invalid(problems) | Rejected::Unsupported(problems)) => {
                 problems.into_iter().map(|problem| problem.field).collect()
             }

@@ -1,7 +1,6 @@
 //! A composite controller: parents, their children, and the hook that decides on them.
 
 use std::{
-    convert::Infallible,
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
     sync::Arc,
@@ -20,8 +19,7 @@ use super::{
     hook, last_applied, protocol,
     recorder::{Recorder, Severity, Subject},
     resource::{Resource, explain, is_already_there, is_conflict, is_fenced, is_not_found},
-    roster::{Failure, Roster},
-    status::HOOKS_HEALTHY,
+    roster::{Failure, Health, Roster},
 };
 use crate::{
     controller::{
@@ -64,8 +62,9 @@ impl CompositeRunnable {
         cluster: &Cluster,
         recorder: Recorder,
         workers: usize,
+        health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let roster = Arc::new(Roster::default());
+        let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
         let mut builder = Controller::builder(name)
@@ -97,31 +96,19 @@ impl CompositeRunnable {
             hook,
         })
     }
-}
 
-/// Reports whether the hook answers, and never ends.
-async fn report_health(roster: Arc<Roster>, epoch: Epoch) -> Infallible {
-    let mut health = roster.health();
-    loop {
-        let finding = health.borrow_and_update().finding();
-        epoch.report(|report| {
-            report.findings.extend(finding.map(|finding| (HOOKS_HEALTHY, finding)));
-        });
-        if health.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
+    /// Whether its hook answers.
+    pub(crate) fn health(&self) -> tokio::sync::watch::Receiver<Health> {
+        self.roster.health()
     }
 }
 
 impl Runnable for CompositeRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let run = self.controller.start(epoch.clone());
+        let run = self.controller.start(epoch);
         let (roster, hook) = (Arc::clone(&self.roster), Arc::clone(&self.hook));
         Box::pin(async move {
-            let end = tokio::select! {
-                end = run => end,
-                never = report_health(Arc::clone(&roster), epoch) => match never {},
-            };
+            let end = run.await;
             roster.clear();
             hook.release().await;
             end

@@ -5,22 +5,36 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use tokio::sync::watch;
 
 use super::{Selector, claim::UID_LABEL};
-use crate::{
-    informer::{Delta, Object, ObjectKey},
-    manager::Finding,
-};
+use crate::informer::{Delta, Object, ObjectKey};
 
 /// What is known of the parents of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct Roster {
     parents: Mutex<Parents>,
     health: watch::Sender<Health>,
+    changed: OnChange,
+}
+
+/// Told of every change of health.
+struct OnChange(Box<dyn Fn() + Send + Sync>);
+
+impl Default for OnChange {
+    fn default() -> Self {
+        Self(Box::new(|| {}))
+    }
+}
+
+impl fmt::Debug for OnChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnChange")
+    }
 }
 
 #[derive(Debug, Default)]
@@ -58,32 +72,12 @@ pub(crate) struct Health {
     pub(crate) example: Option<(ObjectKey, Failure)>,
 }
 
-impl Health {
-    /// In the words of a condition; nothing before the first answer.
-    pub(crate) fn finding(&self) -> Option<Finding> {
-        match &self.example {
-            Some((parent, failure)) => {
-                let others = match self.failing {
-                    0 | 1 => String::new(),
-                    more => format!(" (and {} more parents)", more - 1),
-                };
-                Some(Finding {
-                    holds: Some(false),
-                    reason: failure.reason.to_owned(),
-                    message: format!("{parent}: {}{others}", failure.message),
-                })
-            }
-            None if self.proven => Some(Finding {
-                holds: Some(true),
-                reason: "HooksAnswer".to_owned(),
-                message: String::new(),
-            }),
-            None => None,
-        }
-    }
-}
-
 impl Roster {
+    /// An empty roster that calls `changed` when the health changes; it must not block.
+    pub(crate) fn new(changed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { changed: OnChange(Box::new(changed)), ..Self::default() }
+    }
+
     /// Notes a parent, before its children are read: what changes afterwards finds it.
     pub(crate) fn enrol(&self, key: &ObjectKey, uid: &Arc<str>, selector: &Selector) {
         let mut parents = self.lock();
@@ -117,6 +111,7 @@ impl Roster {
     pub(crate) fn clear(&self) {
         *self.lock() = Parents::default();
         self.health.send_replace(Health::default());
+        (self.changed.0)();
     }
 
     /// The hook's answer was usable.
@@ -168,7 +163,7 @@ impl Roster {
     }
 
     fn publish(&self, parents: &Parents, proven: bool) {
-        self.health.send_if_modified(|health| {
+        let changed = self.health.send_if_modified(|health| {
             let first = parents.failing.first_key_value();
             let now = Health {
                 proven: proven || health.proven,
@@ -179,6 +174,9 @@ impl Roster {
             *health = now;
             changed
         });
+        if changed {
+            (self.changed.0)();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Parents> {
