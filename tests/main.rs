@@ -11,8 +11,11 @@ mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod identity;
 mod rig;
+mod sharing;
 mod story;
+mod terminating;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

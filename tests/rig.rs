@@ -19,7 +19,7 @@ use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, Config,
-    api::{ListParams, WatchParams},
+    api::{ListParams, PostParams, WatchParams},
     client::Body,
 };
 use pilotlight::{
@@ -36,6 +36,7 @@ use pilotlight::{
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
+use serde_json::json;
 use tokio::{
     runtime::{self, Runtime},
     sync::watch,
@@ -172,6 +173,14 @@ impl<'plane> Rig<'plane> {
     /// A CRD in this rig's group.
     pub(crate) fn widgets(&self) -> CrdBuilder {
         CrdBuilder::new(&self.scope.group, "Widget")
+    }
+
+    /// Creates an object of `spec.size`; its uid.
+    pub(crate) async fn create(&self, crd: &CrdBuilder, name: &str, size: i64) -> String {
+        let object = crd.object(name, json!({ "size": size }));
+        let api = self.scope.api(crd, "v1");
+        let created = api.create(&PostParams::default(), &object).await.unwrap();
+        created.metadata.uid.unwrap()
     }
 
     pub(crate) async fn add(&self, name: &str, runnable: Arc<dyn ConditionalRunnable>) {
@@ -312,6 +321,12 @@ impl<'plane> Rig<'plane> {
     /// Tasks alive in Pilotlight's runtime.
     pub(crate) fn alive_tasks(&self) -> usize {
         self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
+    }
+
+    /// Calls something that starts tasks of Pilotlight's.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _runtime = self.runtime.as_ref().expect("until dropped").enter();
+        call()
     }
 
     /// Opens the connections that are kept, so that they are there before anything is counted.

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use kube::api::PostParams;
 use pilotlight::{
     informer::{Ended, InformerKey},
     manager::{ControllerState, DoneReason},
 };
-use serde_json::json;
 use tokio::time::timeout;
 
 use crate::rig::{Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, type_of};
@@ -43,11 +41,10 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
         rig.scope.install_crd(&crd).await.unwrap();
         rig.running("story", round).await;
         let served = rig.cluster.types.served(&widgets).unwrap();
-        let api = rig.scope.api(&crd, "v1");
-        let object = crd.object("gear", json!({ "size": round }));
-        let created = api.create(&PostParams::default(), &object).await.unwrap();
+        let size = i64::try_from(round).unwrap();
+        let uid = rig.create(&crd, "gear", size).await;
         let seen = recorder.saw("gear", round).await;
-        assert_eq!((seen.uid, seen.size), (created.metadata.uid, i64::try_from(round).ok()));
+        assert_eq!((seen.uid, seen.size), (Some(uid), Some(size)));
         let stored = recorder.store(round).unwrap();
         assert!(stored.len() == 1 && stored.bytes() > 0);
         let ended = rig.cluster.informers.ended(&InformerKey::new(served.identity.clone()));

@@ -1,0 +1,72 @@
+//! A CRD that was deleted and created again is another type, however soon.
+
+use pilotlight::{
+    kind::Scope,
+    manager::{DoneReason, TransitionKind},
+};
+
+use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, about, type_of};
+
+#[tokio::test]
+async fn an_embedded_controller_starts_anew_with_another_crd() {
+    starts_anew_with_another_crd("identity-embedded", Embedded).await;
+}
+
+#[tokio::test]
+async fn a_conditional_runnable_starts_anew_with_another_crd() {
+    starts_anew_with_another_crd("identity-runnable", Listening).await;
+}
+
+async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
+    let rig = Rig::start(name).await;
+    let mut crd = rig.widgets();
+    let widgets = type_of(&crd, "v1");
+    let recorder = Recorder::new(widgets.clone());
+    carrier.add(&rig, "anew", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("anew", 1).await;
+
+    // The same scope first, then the other one, and back.
+    let others = [crd.clone(), crd.clone().cluster_scoped(), crd.clone()];
+    for (epoch, other) in (1..).zip(others) {
+        // Its name is in every life of the type, so only the uid tells them apart.
+        let old = rig.create(&crd, "same", 1).await;
+        assert_eq!(recorder.saw("same", epoch).await.uid.as_ref(), Some(&old));
+        let before = rig.cluster.types.served(&widgets).unwrap();
+        let (old_path, store) = (before.identity.path(None), recorder.store(epoch).unwrap());
+
+        rig.scope.delete_crd(&crd).await.unwrap();
+        rig.scope.wait_gone(&crd).await.unwrap();
+        rig.scope.install_crd(&other).await.unwrap();
+
+        assert_eq!(rig.done("anew", epoch).await, DoneReason::TypeGone);
+        rig.running("anew", epoch + 1).await;
+        assert!(store.is_empty(), "the old cache is empty");
+        let after = rig.cluster.types.served(&widgets).unwrap();
+        assert_ne!(before.identity.uid, after.identity.uid);
+        let scope = if other.is_namespaced() { Scope::Namespaced } else { Scope::Cluster };
+        assert_eq!((after.identity.scope, after.identity.path(None)), (scope, old_path));
+        assert!(recorder.store(epoch + 1).is_none_or(|store| store.is_empty()));
+        let created = rig.create(&other, "new", 1).await;
+        assert_eq!(recorder.saw("new", epoch + 1).await.uid, Some(created));
+        let ghosts: Vec<_> = recorder.all().into_iter().filter(|seen| seen.epoch > epoch).collect();
+        assert!(
+            ghosts.iter().all(|seen| seen.uid.as_ref() != Some(&old)),
+            "old objects are seen: {ghosts:#?}"
+        );
+        if !other.is_namespaced() {
+            let namespaced = |seen: &str| seen.contains("/namespaces/");
+            let sent = rig.faults.seen().into_iter().filter(about(&other));
+            assert!(!sent.map(|sent| sent.path).any(|path| namespaced(&path)));
+        }
+        crd = other;
+    }
+
+    assert_eq!(rig.assert_orderly("anew"), 3);
+    let reasons = rig.life("anew").into_iter().filter_map(|step| match step.kind {
+        TransitionKind::Done(reason) => Some(reason),
+        TransitionKind::Entered(_) | TransitionKind::Removed => None,
+    });
+    assert!(reasons.eq([DoneReason::TypeGone, DoneReason::TypeGone, DoneReason::TypeGone]));
+    rig.end().await.unwrap();
+}

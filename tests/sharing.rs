@@ -1,0 +1,102 @@
+//! Those who want the same objects share one watch, and their coming and going costs the others
+//! nothing.
+
+use pilotlight::{
+    informer::{Ended, InformerKey, Progress},
+    manager::ControllerState,
+    testing::{AuditStage, open_watches},
+};
+use tokio::time::timeout;
+
+use crate::rig::{Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, Seen, type_of};
+
+#[tokio::test]
+async fn embedded_controllers_share_one_watch() {
+    share_one_watch("sharing-embedded", Embedded, Embedded).await;
+}
+
+#[tokio::test]
+async fn a_runnable_and_a_controller_share_one_watch() {
+    share_one_watch("sharing-mixed", Listening, Embedded).await;
+}
+
+async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) {
+    let rig = Rig::start(name).await;
+    let crd = rig.widgets();
+    let widgets = type_of(&crd, "v1");
+    let (ones, others) = (Recorder::new(widgets.clone()), Recorder::new(widgets.clone()));
+    first.add(&rig, "one", &ones).await;
+    second.add(&rig, "other", &others).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("one", 1).await;
+    rig.running("other", 1).await;
+    rig.create(&crd, "shared", 1).await;
+    let one = ones.saw("shared", 1).await;
+    assert_eq!(one.uid, others.saw("shared", 1).await.uid);
+    assert_eq!(rig.cluster.informers.status()[0].subscribers, 2);
+    let requests = rig.requests(&crd, rig.begin).await;
+    assert_eq!(open_watches(&requests).len(), 1, "{requests:#?}");
+    let before = requests.len();
+
+    // Changes flow while one leaves, and while a late one comes.
+    for round in 0..20 {
+        rig.create(&crd, &format!("gapless-{round}"), 1).await;
+        if round == 5 {
+            rig.manager.remove("one").await;
+        }
+        if round == 12 {
+            first.add(&rig, "late", &ones).await;
+        }
+    }
+
+    for round in 0..20 {
+        others.saw(&format!("gapless-{round}"), 1).await;
+    }
+    rig.running("late", 1).await;
+    let late = |name: &str| {
+        let name = name.to_owned();
+        let ones = &ones;
+        async move {
+            let by_late = |seen: &Seen| seen.controller == "late" && seen.name == name;
+            ones.until("everything, by the late one", by_late).await
+        }
+    };
+    late("shared").await;
+    for round in 0..20 {
+        late(&format!("gapless-{round}")).await;
+    }
+    let requests = rig.requests(&crd, rig.begin).await;
+    assert_eq!(requests.len(), before, "nobody asked the server again: {requests:#?}");
+    assert_eq!(open_watches(&requests).len(), 1);
+    let lists = requests.iter().filter(|event| {
+        event.verb == "list"
+            && event.stage == AuditStage::ResponseComplete
+            && event.code == Some(200)
+    });
+    assert_eq!(lists.count(), 1, "{requests:#?}");
+    assert_eq!(rig.status("other").state, ControllerState::Running);
+    assert_eq!(rig.assert_orderly("other"), 0);
+    rig.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn whoever_subscribes_without_a_controller_hears_that_the_type_is_gone() {
+    let rig = Rig::start("sharing-end").await;
+    let crd = rig.widgets();
+    let widgets = type_of(&crd, "v1");
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.type_state(&widgets, "is served", |state| state.word() == "Served").await;
+    let served = rig.cluster.types.served(&widgets).unwrap();
+    let key = InformerKey::new(served.identity.clone());
+    // An informer belongs to the runtime of whoever asks for it first.
+    let mut subscription = rig.enter(|| rig.cluster.informers.subscribe(&served, key));
+    let mut progress = subscription.progress();
+    timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+
+    let ended = timeout(PATIENCE, subscription.next()).await.unwrap();
+    assert_eq!(ended.unwrap_err(), Ended::TypeGone);
+    assert!(rig.cluster.informers.status().is_empty());
+    rig.end().await.unwrap();
+}

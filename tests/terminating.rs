@@ -1,0 +1,61 @@
+//! Terminating is not gone: a controller outlives the deletion of its type's CRD until finalizers
+//! have finished.
+
+use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use pilotlight::{
+    discovery::TypeState,
+    manager::{ControllerState, DoneReason},
+};
+use serde_json::json;
+
+use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, type_of};
+
+#[tokio::test]
+async fn an_embedded_controller_runs_until_finalizers_are_gone() {
+    runs_until_finalizers_are_gone("terminating-embedded", Embedded).await;
+}
+
+#[tokio::test]
+async fn a_conditional_runnable_runs_until_finalizers_are_gone() {
+    runs_until_finalizers_are_gone("terminating-runnable", Listening).await;
+}
+
+async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
+    let rig = Rig::start(name).await;
+    let crd = rig.widgets();
+    let widgets = type_of(&crd, "v1");
+    let recorder = Recorder::new(widgets.clone());
+    carrier.add(&rig, "finisher", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("finisher", 1).await;
+    let api = rig.scope.api(&crd, "v1");
+    let mut held = crd.object("held", json!({ "size": 1 }));
+    held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
+    api.create(&PostParams::default(), &held).await.unwrap();
+    recorder.saw("held", 1).await;
+    recorder.clear();
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+    let terminating = |state: &TypeState| *state == TypeState::Terminating;
+    rig.type_state(&widgets, "terminates", terminating).await;
+    // The server deletes every object, and this one stays with a deletion timestamp.
+    recorder.saw("held", 1).await;
+    assert_eq!(rig.status("finisher").state, ControllerState::Running);
+    // What is changed now is seen: the watch is open.
+    recorder.clear();
+    let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
+    api.patch("held", &PatchParams::default(), &resize).await.unwrap();
+    recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
+    assert_eq!(rig.status("finisher").state, ControllerState::Running);
+
+    // As a finalizer does, through the epoch's own rights.
+    let release = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    let _released: DynamicObject =
+        api.patch("held", &PatchParams::default(), &release).await.unwrap();
+
+    recorder.until("the deletion", |seen| seen.name == "held" && seen.uid.is_none()).await;
+    assert_eq!(rig.done("finisher", 1).await, DoneReason::TypeGone);
+    rig.scope.wait_gone(&crd).await.unwrap();
+    assert_eq!(rig.assert_orderly("finisher"), 1);
+    rig.end().await.unwrap();
+}
