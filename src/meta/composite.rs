@@ -589,3 +589,6 @@ fn digest(value: Option<&Value>) -> u64 {
     value.map(last_applied::encode).hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(all(test, feature = "testing"))]
+mod tests;
