@@ -6,7 +6,7 @@ mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
 #[cfg(feature = "meta")]
-mod composite;
+mod composite_children;
 #[cfg(feature = "cli")]
 mod composite_python;
 mod control_plane;

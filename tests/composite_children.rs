@@ -1,4 +1,4 @@
-//! Declared controllers with scripted hooks: children, claims, statuses, Events and refusals.
+//! What becomes of the children and the status of one parent, with scripted hooks.
 
 use std::{
     collections::{HashMap, VecDeque},
