@@ -9,7 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
-    meta::{HookMetrics, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -31,6 +31,10 @@ pub(super) struct ManagerArgs {
     /// Parents of one controller that are synced at the same time.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
     workers: NonZeroUsize,
+    /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`; one
+    /// that stops matching is stopped. All by default.
+    #[arg(long, value_name = "SELECTOR")]
+    target_label_selector: Option<Selector>,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
     /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
@@ -109,6 +113,7 @@ impl Instance {
         let options = MetaOptions {
             workers: manager.workers.get(),
             metrics: hooks,
+            target: manager.target_label_selector.clone().unwrap_or_default(),
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;

@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::{
-    Blueprint, CompositeController, CompositeControllerStatus, Hook, HookMetrics, Webhook,
+    Blueprint, CompositeController, CompositeControllerStatus, Hook, HookMetrics, Selector,
+    Webhook,
     blueprint::same_spec,
     composite::CompositeRunnable,
     declared::{Changes, Declared, Run},
@@ -26,7 +27,8 @@ use super::{
 };
 use crate::{
     controller::{
-        BuildError, Cluster, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+        BuildError, Cluster, Context, Controller, Outcome, Predicate, ReconcileError, Reconciler,
+        Request,
     },
     discovery::TypeState,
     informer::Object,
@@ -66,6 +68,9 @@ pub struct MetaOptions {
     pub metrics: HookMetrics,
     /// Makes hooks; `None` asks the declared webhook.
     pub hooks: Option<HookFactory>,
+    /// Only the CompositeControllers that it selects are run, and only their status is written;
+    /// all. One that stops matching is stopped.
+    pub target: Selector,
 }
 
 impl Default for MetaOptions {
@@ -75,13 +80,17 @@ impl Default for MetaOptions {
             runnable: RunnableOptions::default(),
             metrics: HookMetrics::default(),
             hooks: None,
+            target: Selector::default(),
         }
     }
 }
 
 impl fmt::Debug for MetaOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MetaOptions").field("workers", &self.workers).finish_non_exhaustive()
+        f.debug_struct("MetaOptions")
+            .field("workers", &self.workers)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
     }
 }
 
@@ -106,6 +115,7 @@ impl Supervisor {
             return Err(BuildError::NoWorkers(SUPERVISOR.into()));
         }
         let changes = Arc::new(Changes::default());
+        let target = options.target.clone();
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
         let keeper = Keeper {
             cluster: cluster.clone(),
@@ -117,6 +127,11 @@ impl Supervisor {
         let controller = Controller::builder(SUPERVISOR)
             .for_type(own_type())
             .conditional()
+            .predicate(Predicate::new(move |delta| {
+                // One that stops matching passes once more.
+                let mut looks = delta.old.iter().chain(&delta.new);
+                looks.any(|object| target.matches(&object.header().labels))
+            }))
             .source(source)
             // Stopping one may take its grace, and holds up nobody else.
             .max_concurrent_reconciles(16)
@@ -170,7 +185,10 @@ impl Reconciler for Keeper {
     ) -> Result<Outcome, ReconcileError> {
         let object = context.store(&own_type()).and_then(|store| store.get(&request));
         match object {
-            Some(object) => self.keep(&object, &context).await,
+            Some(object) if self.options.target.matches(&object.header().labels) => {
+                self.keep(&object, &context).await
+            }
+            Some(_) => Ok(self.let_go(&request.name).await),
             None => self.retire(&request.name, &context).await,
         }
     }
@@ -291,6 +309,19 @@ impl Keeper {
         timeout(STOP_PATIENCE, self.manager.remove(runnable_name(name))).await
     }
 
+    /// The object is another instance's now: removes the runnable and leaves the object alone.
+    async fn let_go(&self, name: &str) -> Outcome {
+        if self.changes.peek(name).is_none() {
+            return Outcome::Done;
+        }
+        if self.stop(name).await.is_err() {
+            return Outcome::RequeueAfter(STOP_PATIENCE);
+        }
+        tracing::info!(name, "declared controller is no target any more");
+        self.changes.remove(name);
+        Outcome::Done
+    }
+
     /// The object is not there: removes the runnable, if that is because it was deleted.
     async fn retire(&self, name: &str, context: &Context) -> Result<Outcome, ReconcileError> {
         let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
@@ -306,6 +337,7 @@ impl Keeper {
                 // Who may not read CRDs knows no better than that the object is gone.
                 Ok(false) => {}
                 Err(error) if is_forbidden(&error) => {}
+                // It may have gone with its CRD, and nothing stops without proof.
                 Err(error) => return Err(error.into()),
             }
         } else {
