@@ -5,6 +5,8 @@
 mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "meta")]
+mod composite_children;
 #[cfg(feature = "cli")]
 mod composite_python;
 mod control_plane;
