@@ -11,6 +11,7 @@ mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod flaps;
 mod identity;
 mod rig;
 mod sharing;

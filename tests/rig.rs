@@ -323,6 +323,16 @@ impl<'plane> Rig<'plane> {
         self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
     }
 
+    /// Tasks alive when nothing is going on: the least that is seen for a while.
+    pub(crate) async fn settled_tasks(&self) -> usize {
+        let mut least = self.alive_tasks();
+        for _ in 0..50 {
+            time::sleep(Duration::from_millis(5)).await;
+            least = least.min(self.alive_tasks());
+        }
+        least
+    }
+
     /// Calls something that starts tasks of Pilotlight's.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _runtime = self.runtime.as_ref().expect("until dropped").enter();
