@@ -31,7 +31,7 @@ async fn main() {
         ControlPlaneOptions { progress: std::sync::Arc::new(PrintProgress), ..Default::default() };
     let plane = ControlPlane::start(options).await.unwrap();
     println!("\n{:<58} {:>4} {:>9} {:>9} {:>9} {:>9}", "", "n", "p50", "p90", "p99", "max");
-    for carrier in [Carrier::Embedded] {
+    for carrier in [Carrier::Embedded, Carrier::Composite] {
         let mut rig = Rig::start(&plane, carrier).await;
         life_of_a_crd(&mut rig, installs).await;
         reaction_to_objects(&mut rig, installs).await;

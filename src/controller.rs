@@ -3,12 +3,56 @@
 //! A [`Controller`] describes itself: what it listens to, whom a change concerns, and what is to
 //! be done then. Every epoch builds sources, queue and workers from that description, and takes
 //! all of them down again before it is done.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use k8s_openapi::api::core::v1::ConfigMap;
+//! use pilotlight::{
+//!     controller::{
+//!         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+//!     },
+//!     kind::TypeRef,
+//!     manager::{Manager, ManagerOptions, RunnableOptions},
+//! };
+//! use tokio_util::sync::CancellationToken;
+//!
+//! struct Widgets;
+//!
+//! impl Reconciler for Widgets {
+//!     async fn reconcile(
+//!         &self,
+//!         request: Request,
+//!         context: Context,
+//!     ) -> Result<Outcome, ReconcileError> {
+//!         let config: Option<ConfigMap> = context.lister().get(&request)?;
+//!         println!("{request} has a config map: {}", config.is_some());
+//!         Ok(Outcome::Done)
+//!     }
+//! }
+//!
+//! # async fn example(client: kube::Client) -> Result<(), Box<dyn std::error::Error>> {
+//! let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+//! let controller = Controller::builder("widgets")
+//!     .for_type(TypeRef::kind("example.com", "v1", "Widget"))
+//!     .conditional()
+//!     .owns::<ConfigMap>()
+//!     .build(&cluster, Widgets)?;
+//! let mut manager = Manager::new(ManagerOptions::default());
+//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default())?;
+//! manager.add("widgets", Arc::new(controller), RunnableOptions::default())?;
+//! manager.run(CancellationToken::new()).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod board;
 mod builder;
 mod channel_source;
 mod cluster;
 mod context;
+#[cfg(test)]
+mod fixture;
 mod handler;
 mod handover;
 mod input;
@@ -21,7 +65,12 @@ mod predicate;
 mod queue;
 mod reconciler;
 mod run;
+#[cfg(test)]
+mod script;
 mod source;
+mod spec;
+#[cfg(test)]
+mod tests;
 
 pub use builder::{BuildError, Builder};
 pub use channel_source::ChannelSource;

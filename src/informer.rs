@@ -10,6 +10,7 @@ mod hub;
 mod mark;
 mod metrics;
 mod object;
+mod options;
 mod pending;
 mod reader;
 mod reflector;
@@ -26,7 +27,8 @@ mod script;
 
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
-pub use set::{InformerOptions, InformerSet, InformerStatus, OnMissing};
+pub use options::{InformerOptions, OnMissing};
+pub use set::{InformerSet, InformerStatus};
 pub use store::{Index, Store};
 pub use string_map::StringMap;
 pub use subscription::{Delta, Ended, Linger, Progress, Subscription};

@@ -40,7 +40,7 @@ pub use condition::{
     Always, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of, optional,
     type_served,
 };
-pub use epoch::{Epoch, Finding, Report, StopReason, WatchReport};
+pub use epoch::{Epoch, Report, StopReason, WatchReport};
 pub use fence::{Fence, FenceClosed, Passage};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;

@@ -3,23 +3,26 @@
 mod blueprint;
 mod children;
 mod claim;
+mod composite;
 mod composite_controller;
 mod crds;
 mod declared;
 mod hook;
 mod hook_metrics;
+mod hook_rule;
 mod last_applied;
+mod manager_source;
 mod merge;
-mod news;
 mod protocol;
 mod recorder;
 mod resource;
+mod roster;
 mod selection;
 mod status;
 mod supervisor;
 mod webhook;
 
-pub use blueprint::{Blueprint, ChildRule, HookRule, HookVersion, Problem, Rejected, UpdateMethod};
+pub use blueprint::{Blueprint, ChildRule, Problem, Rejected, UpdateMethod};
 pub use composite_controller::{
     Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
     CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
@@ -30,7 +33,9 @@ pub use composite_controller::{
 pub use crds::crds;
 pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
+pub use hook_rule::{HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub use protocol::MAX_CHILDREN;
-pub use selection::Selector;
+pub use selection::{Selector, SelectorError};
+pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

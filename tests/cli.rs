@@ -124,3 +124,26 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert_eq!(code, Some(0));
     assert!(!Path::new(file).exists(), "its data is gone");
 }
+
+#[tokio::test]
+async fn the_demo_plays_a_controllers_life_to_its_end() {
+    let mut demo = Dev::start(&["--demo"]);
+
+    let waits_for = demo.says("it waits: ").await;
+    let (code, rest) = demo.end().await;
+
+    assert_eq!(waits_for, "greetings.demo.pilotlight.dev/v1 is not installed");
+    assert_eq!(code, Some(0), "{rest}");
+    let summary: Vec<_> = rest.lines().skip_while(|line| !line.starts_with("STEP")).collect();
+    let steps = [
+        "controller declared → its status says Waiting",
+        "CRD established → running, epoch 1",
+        "parent visible → its child created",
+        "parent visible → its status written",
+        "CRD gone → controller done (TypeGone)",
+        "CRD established → running, epoch 2",
+        "parent visible → its child created",
+        "parent visible → its status written",
+    ];
+    assert!(summary[1..].iter().zip(steps).all(|(line, step)| line.starts_with(step)), "{rest}");
+}

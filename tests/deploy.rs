@@ -2,25 +2,39 @@
 //! token of its own service account.
 
 use std::{
+    io,
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod, rbac::v1::ClusterRole};
+use axum::{Json, Router, routing::post};
+use k8s_openapi::{
+    api::{
+        apps::v1::Deployment,
+        core::v1::{ConfigMap, Event, Pod},
+        rbac::v1::ClusterRole,
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DynamicObject, Patch, PatchParams, PostParams, TypeMeta},
+    api::{DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta},
     core::GroupVersionKind,
     discovery,
+    runtime::wait::await_condition,
 };
-use pilotlight::testing::{ControlPlane, ControlPlaneOptions};
-use serde_json::Value;
+use pilotlight::{
+    meta::{CompositeController, CompositeControllerStatus, WatchStatus},
+    testing::{ControlPlane, ControlPlaneOptions, CrdBuilder},
+};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
-    net::TcpStream,
+    net::{TcpListener, TcpStream},
     process::{Child, ChildStderr, Command},
+    task::JoinSet,
     time::timeout,
 };
 
@@ -168,6 +182,113 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     let kubeconfig = plane.token_kubeconfig(&token).unwrap();
     let manager = Manager::start(&kubeconfig, &deployment).await;
     manager.ready().await;
+
+    // Types of users are not granted by that.
+    let greetings = CrdBuilder::new("demo.pilotlight.dev", "Greeting");
+    let crds = Api::<CustomResourceDefinition>::all(client.clone());
+    crds.create(&PostParams::default(), &greetings.build()).await.unwrap();
+    let hook = Hook::start().await;
+    let controllers = Api::<CompositeController>::all(client.clone());
+    controllers.create(&PostParams::default(), &controller(&hook.url)).await.unwrap();
+    let forbidden = status(&controllers, |status| {
+        let forbidden = |watch: &&WatchStatus| watch.state == "Forbidden";
+        status.watches.iter().filter(forbidden).count() == 2
+    });
+    let forbidden = forbidden.await;
+    for (watch, resource) in forbidden.watches.iter().zip(["greetings", "configmaps"]) {
+        assert!(watch.message.contains(resource), "it names the rule: {}", watch.message);
+        assert!(watch.message.contains("list"), "it names the rule: {}", watch.message);
+    }
+
+    let grant = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grant-example.yaml");
+    apply(&client, &grant).await;
+    status(&controllers, |status| status.state.as_deref() == Some("Running")).await;
+    let parents = Api::<DynamicObject>::namespaced_with(
+        client.clone(),
+        "default",
+        &greetings.api_resource("v1"),
+    );
+    parents.create(&PostParams::default(), &greetings.object("hello", json!({}))).await.unwrap();
+    let children = Api::<ConfigMap>::namespaced(client.clone(), "default");
+    let child = await_condition(children, "hello", |child: Option<&ConfigMap>| child.is_some());
+    timeout(DEADLINE, child).await.expect("the child is created").unwrap();
+    let greeted = |parent: Option<&DynamicObject>| {
+        parent.is_some_and(|parent| parent.data["status"]["greeted"] == "hello")
+    };
+    let written = await_condition(parents, "hello", greeted);
+    timeout(DEADLINE, written).await.expect("the parent's status is written").unwrap();
+
+    // What it says of its controllers it may say in Events too.
+    let events = Api::<Event>::namespaced(client, "default");
+    let of_controller = ListParams::default().fields("involvedObject.kind=CompositeController");
+    let told = async {
+        while events.list(&of_controller).await.unwrap().items.is_empty() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(DEADLINE, told).await.expect("an Event tells of the controller");
+
     manager.terminate().await;
     plane.stop().await;
+}
+
+/// Greetings with ConfigMaps, as the example grants them.
+fn controller(url: &str) -> CompositeController {
+    serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "greetings"},
+        "spec": {
+            "generateSelector": true,
+            "parentResource": {"apiVersion": "demo.pilotlight.dev/v1", "resource": "greetings"},
+            "childResources": [{
+                "apiVersion": "v1",
+                "resource": "configmaps",
+                "updateStrategy": {"method": "InPlace"},
+            }],
+            "hooks": {"sync": {"webhook": {"url": url}}},
+        },
+    }))
+    .unwrap()
+}
+
+/// The controller's status once it is as wanted.
+async fn status(
+    controllers: &Api<CompositeController>,
+    wanted: impl Fn(&CompositeControllerStatus) -> bool,
+) -> CompositeControllerStatus {
+    let as_wanted = |controller: Option<&CompositeController>| {
+        controller.and_then(|controller| controller.status.as_ref()).is_some_and(&wanted)
+    };
+    let seen = await_condition(controllers.clone(), "greetings", as_wanted);
+    match timeout(DEADLINE, seen).await {
+        Ok(controller) => controller.unwrap().unwrap().status.unwrap(),
+        Err(_) => panic!("{:#?}", controllers.get("greetings").await.unwrap().status),
+    }
+}
+
+/// Wants a ConfigMap of each parent's name.
+struct Hook {
+    url: String,
+    _serving: JoinSet<io::Result<()>>,
+}
+
+impl Hook {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/sync", listener.local_addr().unwrap());
+        let sync = async |Json(request): Json<Value>| {
+            let name = &request["parent"]["metadata"]["name"];
+            Json(json!({
+                "status": {"greeted": name},
+                "children": [{
+                    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name},
+                }],
+            }))
+        };
+        let router = Router::new().route("/sync", post(sync));
+        let mut serving = JoinSet::new();
+        serving.spawn(async { axum::serve(listener, router).await });
+        Self { url, _serving: serving }
+    }
 }

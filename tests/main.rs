@@ -5,6 +5,8 @@
 mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "cli")]
+mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
 mod deploy;

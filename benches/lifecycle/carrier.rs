@@ -16,6 +16,14 @@ impl Carrier {
         }
     }
 
+    /// What the manager calls it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Embedded => "measured",
+            Self::Composite => "CompositeController-measured",
+        }
+    }
+
     pub(crate) fn reaction(self) -> &'static str {
         match self {
             Self::Embedded => "its reconcile",

@@ -2,12 +2,16 @@
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
+use axum::{Json, Router, routing::post};
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    api::{DynamicObject, ListParams, WatchEvent, WatchParams},
-    runtime::{conditions::is_crd_established, wait::Condition},
+    api::{DynamicObject, ListParams, PostParams, WatchEvent, WatchParams},
+    runtime::{
+        conditions::is_crd_established,
+        wait::{Condition, await_condition},
+    },
 };
 use pilotlight::{
     controller::{
@@ -17,18 +21,55 @@ use pilotlight::{
     manager::{
         ControllerState, Manager, ManagerOptions, RunnableOptions, Transition, TransitionKind,
     },
+    meta::{self, CompositeController, MetaOptions, SUPERVISOR, Supervisor},
     testing::{ControlPlane, CrdBuilder, TestScope},
 };
+use serde_json::{Value, json};
 use tokio::{
+    net::TcpListener,
     sync::{broadcast, watch},
-    task::{JoinHandle, JoinSet},
+    task::{AbortHandle, JoinHandle, JoinSet},
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::carrier::Carrier;
 
-const NAME: &str = "measured";
+/// A hook that answers with no children, and its URL.
+async fn hook(recorder: Recorder, tasks: &mut JoinSet<()>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/sync", listener.local_addr().unwrap());
+    let answer = post(move |Json(request): Json<Value>| async move {
+        recorder.record(request["parent"]["metadata"]["name"].as_str().unwrap());
+        Json(json!({"status": {}, "children": []}))
+    });
+    let router = Router::new().route("/sync", answer);
+    tasks.spawn(async move { axum::serve(listener, router).await.unwrap() });
+    url
+}
+
+/// Installs our CRDs and declares a controller of widgets.
+async fn declare(client: Client, scope: &TestScope, hook: &str) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for crd in meta::crds() {
+        crds.create(&PostParams::default(), &crd).await.unwrap();
+        let name = crd.metadata.name.unwrap();
+        await_condition(crds.clone(), &name, is_crd_established()).await.unwrap();
+    }
+    let controller: CompositeController = serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "measured"},
+        "spec": {
+            "parentResource": {"apiVersion": format!("{}/v1", scope.group), "resource": "widgets"},
+            "childResources": [{"apiVersion": "v1", "resource": "configmaps"}],
+            "generateSelector": true,
+            "hooks": {"sync": {"webhook": {"url": hook}}}
+        }
+    }))
+    .unwrap();
+    Api::all(client).create(&PostParams::default(), &controller).await.unwrap();
+}
 
 pub(crate) struct Rig {
     pub(crate) carrier: Carrier,
@@ -38,6 +79,7 @@ pub(crate) struct Rig {
     crds: watch::Receiver<PlainCrd>,
     transitions: broadcast::Receiver<Transition>,
     stop: CancellationToken,
+    manager: AbortHandle,
     tasks: JoinSet<()>,
 }
 
@@ -53,28 +95,37 @@ impl Rig {
         let mut tasks = JoinSet::new();
         match carrier {
             Carrier::Embedded => {
-                let controller = Controller::builder(NAME)
+                let controller = Controller::builder(carrier.name())
                     .for_type(TypeRef::resource(&scope.group, "v1", "widgets"))
                     .conditional()
                     .build(&cluster, recorder.clone())
                     .unwrap();
-                manager.add(NAME, Arc::new(controller), RunnableOptions::default()).unwrap();
+                manager
+                    .add(carrier.name(), Arc::new(controller), RunnableOptions::default())
+                    .unwrap();
             }
-            Carrier::Composite => unimplemented!(),
+            Carrier::Composite => {
+                let hook = hook(recorder.clone(), &mut tasks).await;
+                declare(plane.client().unwrap(), &scope, &hook).await;
+                let options = MetaOptions::default();
+                let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
+                manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
+            }
         }
         let stop = CancellationToken::new();
         let crds = PlainCrd::watch(plane.client().unwrap(), &scope, stop.clone(), &mut tasks).await;
         let transitions = manager.handle().transitions();
         let token = stop.clone();
-        tasks.spawn(async move { manager.run(token).await.unwrap() });
-        Self { carrier, scope, requests, recorder, crds, transitions, stop, tasks }
+        let manager = tasks.spawn(async move { manager.run(token).await.unwrap() });
+        Self { carrier, scope, requests, recorder, crds, transitions, stop, manager, tasks }
     }
 
     pub(crate) async fn stop(mut self) {
         self.stop.cancel();
-        while let Some(ended) = self.tasks.join_next().await {
-            ended.unwrap();
+        while !self.manager.is_finished() {
+            self.transitions.recv().await.ok();
         }
+        self.tasks.shutdown().await;
     }
 
     pub(crate) fn crd(&self) -> CrdBuilder {
@@ -107,7 +158,7 @@ impl Rig {
     async fn transition(&mut self, wanted: impl Fn(&TransitionKind) -> bool) -> Instant {
         loop {
             let transition = self.transitions.recv().await.unwrap();
-            if transition.name.as_str() == NAME && wanted(&transition.kind) {
+            if transition.name.as_str() == self.carrier.name() && wanted(&transition.kind) {
                 return Instant::now();
             }
         }

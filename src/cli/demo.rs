@@ -6,7 +6,7 @@ mod sight;
 
 pub(super) use hook::HookServer;
 
-use std::{fmt::Display, future::Future, time::Duration};
+use std::{collections::BTreeSet, fmt::Display, future::Future, time::Duration};
 
 use anyhow::{Context, anyhow, bail};
 use k8s_openapi::{
@@ -71,18 +71,26 @@ impl Story<'_> {
     /// Applied while its parent type is missing, the controller waits and says for what.
     async fn declare(&mut self, url: &str) -> anyhow::Result<()> {
         let api = Api::<CompositeController>::all(self.client.clone());
-        let began = Instant::now();
-        within("creating the CompositeController", async {
-            Ok(api.create(&PostParams::default(), &objects::composite_controller(url)).await?)
-        })
-        .await?;
-        let waiting = |status: &RunnableStatus| {
-            status.state == ControllerState::Waiting && !status.unmet.is_empty()
+        let mut controllers = Sight::begin(api.clone()).await?;
+        let waits = |controller: &CompositeController| {
+            let state = controller.status.as_ref().and_then(|status| status.state.as_deref());
+            state == Some(ControllerState::Waiting.word())
         };
-        let (status, at) = self.until("waiting", waiting).await?;
-        self.step("declared → waiting", at - began)?;
-        for unmet in &status.unmet {
-            say(&format!("it waits: {} ({})", unmet.message, unmet.reason))?;
+        let seen = async {
+            let visible = controllers.until(objects::CONTROLLER, |_| true).await?;
+            Ok((visible, controllers.until(objects::CONTROLLER, waits).await?))
+        };
+        let create = within("creating the CompositeController", async {
+            let controller = objects::composite_controller(url);
+            Ok(api.create(&PostParams::default(), &controller).await?)
+        });
+        let (_, (visible, told)) =
+            tokio::try_join!(create, within("the controller's status", seen))?;
+        self.step("controller declared → its status says Waiting", told - visible)?;
+        let (status, _) = self.until("waiting", |status| !status.unmet.is_empty()).await?;
+        let waits_for: BTreeSet<_> = status.unmet.iter().map(|unmet| &unmet.message).collect();
+        for message in waits_for {
+            say(&format!("it waits: {message}"))?;
         }
         Ok(())
     }

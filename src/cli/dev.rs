@@ -7,7 +7,8 @@ use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{DynamicObject, ListParams, Patch, PatchParams},
+    core::{ApiResource, GroupVersionKind},
     runtime::wait::{await_condition, conditions},
 };
 use pilotlight::{
@@ -26,7 +27,7 @@ use super::{
 };
 
 /// How long a CRD may take to be usable.
-const ESTABLISHED_WITHIN: Duration = Duration::from_secs(30);
+const USABLE_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(super) struct DevArgs {
@@ -150,7 +151,7 @@ impl DevArgs {
     }
 }
 
-/// Installs CRDs and waits until they can be used.
+/// Installs CRDs and waits until whoever comes next can use them.
 pub(super) async fn install(
     client: &Client,
     crds: &[CustomResourceDefinition],
@@ -162,11 +163,32 @@ pub(super) async fn install(
         api.patch(name, &by, &Patch::Apply(crd))
             .await
             .with_context(|| format!("installing {name}"))?;
-        let established = await_condition(api.clone(), name, conditions::is_crd_established());
-        match tokio::time::timeout(ESTABLISHED_WITHIN, established).await {
-            Ok(seen) => drop(seen.with_context(|| format!("waiting for {name}"))?),
-            Err(_) => bail!("{name} is not established after {ESTABLISHED_WITHIN:?}"),
+        let usable = async {
+            let established = conditions::is_crd_established();
+            drop(await_condition(api.clone(), name, established).await?);
+            answered(client, crd).await
+        };
+        match tokio::time::timeout(USABLE_WITHIN, usable).await {
+            Ok(usable) => usable.with_context(|| format!("waiting for {name}"))?,
+            Err(_) => bail!("{name} cannot be used after {USABLE_WITHIN:?}"),
         }
     }
     Ok(())
+}
+
+/// For some milliseconds a new type is refused with 429, or not known, to whoever lists or watches.
+async fn answered(client: &Client, crd: &CustomResourceDefinition) -> anyhow::Result<()> {
+    let version = crd.spec.versions.first().context("a CRD has a version")?;
+    let gvk = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
+    let resource = ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural);
+    let api = Api::<DynamicObject>::all_with(client.clone(), &resource);
+    loop {
+        match api.list(&ListParams::default()).await {
+            Ok(_) => return Ok(()),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 429) => {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }

@@ -39,9 +39,6 @@ pub(super) fn of_metacontroller(flag: &str) -> Option<&'static str> {
              deploy/ does"
         }
         "pprof-address" => "there is no pprof endpoint; see /debug/status at --metrics-address",
-        "target-label-selector" => {
-            "all declared controllers are run; --target-label-selector is not supported yet"
-        }
         "apply-strategy" | "apply-strategy-ssa-field-manager" => {
             "children are applied as with dynamic-apply; server-side apply is not supported yet"
         }

@@ -9,6 +9,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
+    meta::{HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -30,6 +31,10 @@ pub(super) struct ManagerArgs {
     /// Parents of one controller that are synced at the same time.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
     workers: NonZeroUsize,
+    /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`; one
+    /// that stops matching is stopped. All by default.
+    #[arg(long, value_name = "SELECTOR")]
+    target_label_selector: Option<Selector>,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
     /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
@@ -90,12 +95,14 @@ impl Instance {
         let (cluster, cluster_runnable) = Cluster::new(transport.client()?, options);
 
         let lifecycle = ManagerMetrics::default();
+        let hooks = HookMetrics::default();
         let mut metrics = Registry::default();
         requests.register(&mut metrics);
         lifecycle.register(&mut metrics);
         cluster.types.register_metrics(&mut metrics);
         cluster.informers.metrics().register(&mut metrics);
         cluster.metrics.register(&mut metrics);
+        hooks.register(&mut metrics);
 
         let mut owner = Manager::new(ManagerOptions {
             graceful_shutdown_timeout: Some(manager.graceful_shutdown_timeout),
@@ -103,6 +110,14 @@ impl Instance {
             ..ManagerOptions::default()
         });
         let handle = owner.handle();
+        let options = MetaOptions {
+            workers: manager.workers.get(),
+            metrics: hooks,
+            target: manager.target_label_selector.clone().unwrap_or_default(),
+            ..MetaOptions::default()
+        };
+        let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
+        owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
         let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
         // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
@@ -191,7 +206,8 @@ mod tests {
         assert!(scraped.ends_with("# EOF\n"), "{scraped}");
         let status: Value = serde_json::from_str(status.rsplit("\r\n").next().unwrap()).unwrap();
         assert_eq!(status["controllers"][0]["name"], "admin");
-        assert!(types.ends_with("[]"), "{types}");
+        let types: Value = serde_json::from_str(types.rsplit("\r\n").next().unwrap()).unwrap();
+        assert_eq!(types[0]["state"], "Unknown", "asked for, and not answered: {types}");
         assert!(elsewhere.starts_with("HTTP/1.1 404"), "probes and data are kept apart");
     }
 

@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use crate::{
-    informer::{Object, Store, Subscription},
+    informer::{Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport},
 };
@@ -46,8 +46,8 @@ pub(super) struct Row {
     /// What is wrong, while something is.
     pub(super) error: Option<String>,
     pub(super) attached: Option<Attached>,
-    /// What handlers were told of and have lost sight of since: told again when the type is back.
-    pub(super) lost: Vec<Object>,
+    /// What is read from until the informer that takes its place is synced.
+    pub(super) held: Option<Subscription>,
     /// Acquired before the epoch began.
     pub(super) prepared: Option<Subscription>,
     synced: bool,
@@ -134,10 +134,7 @@ impl Board {
     /// Lets go of every cache, whoever still holds a context.
     pub(super) fn clear(&self) {
         let mut rows = self.rows();
-        let held: Vec<_> = rows
-            .iter_mut()
-            .map(|row| (row.detach(), mem::take(&mut row.lost), row.prepared.take()))
-            .collect();
+        let held: Vec<_> = rows.iter_mut().map(|row| (row.detach(), row.prepared.take())).collect();
         drop(rows);
         drop(held);
     }
@@ -188,7 +185,7 @@ impl Row {
             state: State::Waiting,
             error: None,
             attached: None,
-            lost: Vec::new(),
+            held: None,
             prepared: None,
             synced: false,
             settled: false,
@@ -207,10 +204,10 @@ impl Row {
         self.set(state, Some(why));
     }
 
-    /// Nothing of it can be read from now on, and nothing was ever synced.
-    pub(super) fn detach(&mut self) -> Option<Attached> {
-        self.synced = false;
-        self.attached.take()
+    /// Nothing of it can be read from now on. Without an optional one nothing is behind.
+    pub(super) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
+        self.synced &= self.mode != Mode::Optional;
+        (self.attached.take(), self.held.take())
     }
 
     /// It was synced once, and is not now.

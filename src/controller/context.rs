@@ -34,6 +34,10 @@ impl Context {
     /// A context without inputs, to call a reconciler by hand: in a test, say.
     ///
     /// `client` is put behind the epoch's fence.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, as every construction of a client does.
     pub fn new(epoch: Epoch, client: &Client) -> Self {
         let (board, _settled) = Board::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
@@ -136,6 +140,11 @@ pub struct Lister<K> {
 }
 
 impl<K: DeserializeOwned> Lister<K> {
+    /// Typed reads from a store, whatever its type is called.
+    pub fn of(store: Store) -> Self {
+        Self { store: Some(store), kind: PhantomData }
+    }
+
     /// The object as last seen; `None` when there is none.
     ///
     /// # Errors

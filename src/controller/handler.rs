@@ -112,3 +112,98 @@ impl std::fmt::Debug for Handler {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    fn owner(kind: &str, name: &str, controller: bool) -> Value {
+        json!({
+            "apiVersion": "example.com/v7", "kind": kind, "name": name, "uid": name,
+            "controller": controller,
+        })
+    }
+
+    fn owned(owners: &[Value]) -> Object {
+        widget(json!({"ownerReferences": owners}))
+    }
+
+    fn requests(handler: &Handler, delta: &Delta, scope: Option<Scope>) -> Vec<String> {
+        let mut requests = Vec::new();
+        handler.requests(delta, |_| scope, &mut requests);
+        requests.iter().map(ToString::to_string).collect()
+    }
+
+    fn owner_of(only_controller: bool) -> Handler {
+        let owner = GroupKind { group: "example.com".into(), kind: "Set".into() };
+        Handler::Owner { owner, only_controller }
+    }
+
+    #[test]
+    fn object_concerns_itself_also_when_it_is_gone() {
+        let gone = delta(Some(widget(json!({}))), None);
+
+        assert_eq!(requests(&Handler::Object, &gone, None), ["ns/w"]);
+    }
+
+    #[test]
+    fn owner_is_found_by_group_and_kind_in_any_version() {
+        let owners = [owner("Set", "a", true), owner("Other", "b", false)];
+        let created = delta(None, Some(owned(&owners)));
+
+        assert_eq!(requests(&owner_of(true), &created, Some(Scope::Namespaced)), ["ns/a"]);
+        assert_eq!(requests(&owner_of(true), &created, Some(Scope::Cluster)), ["a"]);
+        assert_eq!(requests(&owner_of(true), &created, None), ["ns/a"]);
+    }
+
+    #[test]
+    fn owners_that_are_no_controller_count_when_asked_for() {
+        let owners = [owner("Set", "a", false), owner("Set", "b", true)];
+        let created = delta(None, Some(owned(&owners)));
+
+        assert_eq!(requests(&owner_of(true), &created, None), ["ns/b"]);
+        assert_eq!(requests(&owner_of(false), &created, None), ["ns/a", "ns/b"]);
+    }
+
+    #[test]
+    fn old_owner_and_new_owner_hear_of_a_move() {
+        let one = owned(&[owner("Set", "a", true)]);
+        let other = owned(&[owner("Set", "b", true)]);
+
+        let moved = delta(Some(one.clone()), Some(other.clone()));
+        assert_eq!(requests(&owner_of(true), &moved, None), ["ns/a", "ns/b"]);
+        let kept = delta(Some(one.clone()), Some(one.clone()));
+        assert_eq!(requests(&owner_of(true), &kept, None), ["ns/a"]);
+        let orphaned = delta(Some(one), Some(owned(&[])));
+        assert_eq!(requests(&owner_of(true), &orphaned, None), ["ns/a"]);
+    }
+
+    #[test]
+    fn map_is_asked_for_the_old_and_the_new_object() {
+        let by_label = Handler::map(|object| {
+            let name = object.header().labels.get("for").map(Arc::from);
+            name.map(|name| ObjectKey { namespace: None, name }).into_iter().collect()
+        });
+        let labelled = |value: &str| widget(json!({"labels": {"for": value}}));
+
+        let moved = delta(Some(labelled("a")), Some(labelled("b")));
+
+        assert_eq!(requests(&by_label, &moved, None), ["a", "b"]);
+    }
+
+    #[test]
+    fn delta_handler_sees_the_whole_change() {
+        let handler = Handler::delta(|delta, queue| {
+            if delta.new.is_none() {
+                queue.add(delta.key.clone());
+            }
+        });
+        let object = || Some(widget(json!({})));
+
+        assert!(requests(&handler, &delta(None, object()), None).is_empty());
+        assert_eq!(requests(&handler, &delta(object(), None), None), ["ns/w"]);
+    }
+}

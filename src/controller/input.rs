@@ -9,13 +9,16 @@ use std::{
 };
 
 use futures::FutureExt;
-use tokio::{select, time::sleep};
+use tokio::{
+    select,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd,
-    board::{Board, Mode, State},
+    board::{Board, Mode, Row, State},
     kind_source::KindSource,
     metrics::Series,
     queue::Queue,
@@ -84,7 +87,11 @@ impl Follower {
             let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
                 return SourceEnd::Stopped;
             };
+            let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
+            if started.elapsed() > LONGEST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
             debug!(input = %source.name(), ?end, "source ended");
             if self.feed.is_cancelled() {
                 return end;
@@ -131,6 +138,10 @@ impl Follower {
                     "its type is another one than the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
+                Verdict::Unmet(why) if is_absent(&why) => {
+                    drop(self.board.change(self.number, Row::detach));
+                    messages(&why)
+                }
                 Verdict::Unmet(why) | Verdict::Unknown(why) => messages(&why),
             };
             self.board.change(self.number, |row| row.wait(why));
@@ -192,20 +203,29 @@ impl Follower {
                     // What a source says after it could not sync is no news.
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
                 }
-                () = readiness.changed(), if self.input.mode != Mode::Required => {
-                    match readiness.verdict() {
-                        Verdict::Met(now) if now == basis => {}
-                        // Nothing is proven: what is there stays.
-                        Verdict::Unknown(_) => {}
-                        Verdict::Met(_) | Verdict::Unmet(_) => {
-                            stop.cancel();
-                            release.cancel();
-                        }
+                () = readiness.changed() => match readiness.verdict() {
+                    Verdict::Met(now) if now == basis => {}
+                    // Nothing is proven: what is there stays.
+                    Verdict::Unknown(_) => {}
+                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
+                        debug!("condition lost, the epoch is about to stop");
                     }
-                }
+                    Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
+                        self.board.change(self.number, |row| row.wait(messages(&why)));
+                    }
+                    Verdict::Met(_) | Verdict::Unmet(_) => {
+                        stop.cancel();
+                        release.cancel();
+                    }
+                },
             }
         }
     }
+}
+
+/// Whether a type itself is gone, rather than out of reach for now.
+fn is_absent(unmet: &[Unmet]) -> bool {
+    unmet.iter().any(|unmet| unmet.reason == "TypeAbsent")
 }
 
 fn messages(unmet: &[Unmet]) -> String {

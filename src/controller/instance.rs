@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use futures::{
@@ -16,7 +17,8 @@ use super::{
     board::Mode,
     input::InputSource,
     kind_source::KindSource,
-    run::{self, Spec},
+    run::{self, human},
+    spec::Spec,
 };
 use crate::{
     informer::{Ended, Progress, Subscription},
@@ -44,8 +46,8 @@ enum PrepareError {
     #[error("{0} is not served")]
     NotServed(TypeRef),
     /// Mend what the reason names.
-    #[error("{type_ref} is not synced after {after:?}: {why}")]
-    NotSynced { type_ref: TypeRef, after: std::time::Duration, why: String },
+    #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
+    NotSynced { type_ref: TypeRef, after: Duration, why: String },
     /// It is tried again with the next change.
     #[error("the informer of {0} ended: {1:?}")]
     Ended(TypeRef, Ended),
@@ -124,7 +126,7 @@ impl ConditionalRunnable for Controller {
 async fn prepare(
     number: usize,
     kind: Arc<KindSource>,
-    after: std::time::Duration,
+    after: Duration,
 ) -> Result<(usize, Subscription), PrepareError> {
     let type_ref = kind.type_ref().clone();
     let Some(served) = kind.types.served(&type_ref) else {

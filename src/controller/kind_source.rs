@@ -12,12 +12,12 @@ use tracing::error;
 
 use super::{
     ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Attached, Mode, State},
+    board::{Attached, Mode, Row, State},
     input::panic_message,
     queue::{Add, LOW_PRIORITY},
 };
 use crate::{
-    discovery::{TypeRegistry, TypeState},
+    discovery::{TypeRegistry, TypeState, TypeStatus},
     informer::{
         Delta, Ended, Index, InformerKey, InformerSet, Linger, Object, Progress, Projection, Store,
         Subscription,
@@ -57,6 +57,29 @@ pub(super) enum Concern {
     OwnerOf { primary: TypeRef, only_controller: bool },
 }
 
+/// Why a source leaves its informer.
+enum Left {
+    /// The epoch stops.
+    Stopped,
+    /// The type is gone, and its objects with it.
+    Gone,
+    /// The type is there all the same: it is served again, or at another version.
+    Back,
+}
+
+/// What is known of a type.
+#[derive(Clone, Copy)]
+enum Standing {
+    Here,
+    /// Served at another version.
+    Moved,
+    /// Not served at the moment.
+    Hidden,
+    /// Proven not to exist, or another one of that name.
+    Gone,
+    Unknown,
+}
+
 /// One start of a source.
 struct Pump<'a> {
     source: &'a KindSource,
@@ -86,7 +109,11 @@ impl KindSource {
 
     /// Joins the informer.
     pub(super) fn subscribe(&self, served: &ServedType) -> Subscription {
-        self.informers.subscribe(served, self.key(served))
+        let subscription = self.informers.subscribe(served, self.key(served));
+        for index in &self.indexes {
+            subscription.store().add_index(index.clone());
+        }
+        subscription
     }
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
@@ -103,35 +130,87 @@ impl KindSource {
         let mut pump = Pump { source: self, context, requests: Vec::new() };
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();
-        let lost = context.lost() || (ended.is_some() && !context.stop.is_cancelled());
-        if lost {
-            pump.lose();
-        } else {
-            // Reconciles that are still running read from the cache.
-            context.released().await;
-            drop(context.board.change(context.input, |row| row.detach()));
-        }
-        let linger = if self.is_served(&identity) { Linger::Default } else { Linger::None };
-        subscription.release(linger).await;
-        match ended {
-            Some(Ended::Panicked(message)) => {
-                SourceEnd::Failed(format!("its informer panicked: {message}"))
+        let failed = match &ended {
+            Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) => {
+                Some(SourceEnd::Failed(format!("its informer ended: {ended}")))
             }
-            Some(Ended::Shutdown) => SourceEnd::Failed("the informers are shut down".to_owned()),
-            Some(Ended::TypeGone | Ended::Released) => SourceEnd::TypeGone,
-            None if linger == Linger::None => SourceEnd::TypeGone,
+            Some(Ended::TypeGone | Ended::Released) | None => None,
+        };
+        let left = match failed {
+            Some(_) => Left::Gone,
+            None => self.leave(&context, &identity).await,
+        };
+        match left {
+            Left::Stopped => {
+                // Reconciles that are still running read from the cache.
+                context.released().await;
+                drop(context.board.change(context.input, Row::detach));
+            }
+            Left::Gone => pump.lose(),
+            Left::Back => {
+                // Reconciles go on over what is known until there is something newer.
+                let spare = context.board.change(context.input, |row| match &row.held {
+                    None => row.held.replace(subscription),
+                    Some(_) => Some(subscription),
+                });
+                drop(spare);
+                return SourceEnd::TypeGone;
+            }
+        }
+        let standing = Self::standing(&identity, &self.types.get(self.type_ref()));
+        let gone = matches!(standing, Standing::Gone | Standing::Hidden | Standing::Moved);
+        subscription.release(if gone { Linger::None } else { Linger::Default }).await;
+        match failed {
+            Some(failed) => failed,
+            None if gone => SourceEnd::TypeGone,
             None => SourceEnd::Stopped,
         }
     }
 
-    /// Whether the server still has the very type that was started with, as far as is known.
-    fn is_served(&self, identity: &TypeIdentity) -> bool {
-        let status = self.types.get(self.type_ref());
-        match status.state {
-            TypeState::Served | TypeState::Terminating | TypeState::Unknown(_) => {
-                status.served.is_none_or(|served| served.identity == *identity)
+    /// Waits until it is clear why the informer is left, and what becomes of what it knows.
+    ///
+    /// An informer ends when its type is not served any more. That says nothing of the objects
+    /// as long as the type itself is there.
+    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> Left {
+        let mut status = self.types.subscribe(self.type_ref());
+        loop {
+            if context.feed.is_cancelled() {
+                return Left::Stopped;
             }
-            TypeState::Absent | TypeState::Installing(_) => false,
+            let standing = Self::standing(identity, &status.borrow_and_update());
+            match (self.mode, standing) {
+                (Mode::Optional, _) | (Mode::Plain, Standing::Gone) => return Left::Gone,
+                (Mode::Plain, Standing::Here | Standing::Moved)
+                | (Mode::Required, Standing::Here) => return Left::Back,
+                // The manager is about to stop the epoch.
+                (Mode::Required, Standing::Gone | Standing::Moved) => {}
+                (Mode::Required | Mode::Plain, Standing::Hidden | Standing::Unknown) => {}
+            }
+            select! {
+                () = context.feed.cancelled() => return Left::Stopped,
+                Ok(()) = status.changed() => {}
+            }
+        }
+    }
+
+    /// What is known of the type that was started with.
+    fn standing(identity: &TypeIdentity, status: &TypeStatus) -> Standing {
+        match (&status.state, &status.served) {
+            (TypeState::Served | TypeState::Terminating, Some(served)) => {
+                let version = Arc::clone(&served.identity.version);
+                if served.identity == *identity {
+                    Standing::Here
+                } else if served.identity == (TypeIdentity { version, ..identity.clone() }) {
+                    Standing::Moved
+                } else {
+                    Standing::Gone
+                }
+            }
+            (TypeState::Absent, _) => Standing::Gone,
+            (TypeState::Installing(_), _) => Standing::Hidden,
+            (TypeState::Unknown(_), _) | (TypeState::Served | TypeState::Terminating, None) => {
+                Standing::Unknown
+            }
         }
     }
 
@@ -198,9 +277,11 @@ impl Pump<'_> {
         let mut progress = subscription.progress();
         let mut drained = pin!(subscription.drained());
         let mut synced = Some(synced);
-        let before = self.context.board.change(self.context.input, |row| {
-            row.attached = Some(attached);
-            std::mem::take(&mut row.lost)
+        let mut attached = Some(attached);
+        self.context.board.change(self.context.input, |row| {
+            if row.held.is_none() {
+                row.attached = attached.take();
+            }
         });
         self.show(&progress.borrow_and_update(), false);
         let stop = self.context.stop.clone();
@@ -209,7 +290,7 @@ impl Pump<'_> {
                 biased;
                 () = stop.cancelled() => return None,
                 () = &mut drained, if synced.is_some() => {
-                    self.catch_up(&before, &store);
+                    self.replace(attached.take(), &store).await;
                     self.show(&progress.borrow_and_update(), true);
                     // Nobody listens any more when the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
@@ -246,29 +327,32 @@ impl Pump<'_> {
         });
     }
 
-    /// Tells of what disappeared while nobody watched.
-    fn catch_up(&mut self, before: &[Object], store: &Store) {
-        for old in before {
-            if store.get(old.key()).is_none() {
-                self.deliver(&gone(old));
+    /// Takes the place of the informer that was read from until now, and tells of what is gone
+    /// with it.
+    async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+        let held = self.context.board.change(self.context.input, |row| {
+            row.attached = attached.or_else(|| row.attached.take());
+            row.held.take()
+        });
+        if let Some(held) = held {
+            for old in held.store().list() {
+                if store.get(old.key()).is_none() {
+                    self.deliver(&gone(&old));
+                }
             }
+            held.release(Linger::None).await;
         }
     }
 
-    /// The type is gone and the epoch goes on.
+    /// The type is gone and the epoch goes on: so are its objects.
     fn lose(&mut self) {
-        let (board, input) = (Arc::clone(&self.context.board), self.context.input);
-        if self.source.mode == Mode::Optional {
-            let attached = board.change(input, |row| row.detach());
-            // Only then: whoever is reconciled for this finds the type missing.
-            for object in attached.into_iter().flat_map(|attached| attached.store.list()) {
-                self.deliver(&gone(&object));
-            }
-        } else {
-            // Its objects may still be there, out of sight: reconciles go on over what is known.
-            board.change(input, |row| {
-                row.lost = row.attached.iter().flat_map(|it| it.store.list()).collect();
-            });
+        let (lost, held) = self.context.board.change(self.context.input, Row::detach);
+        // Read before the last subscriber leaves: that empties the store.
+        let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
+        drop(held);
+        // Only now: whoever is reconciled for this finds the type missing.
+        for object in objects {
+            self.deliver(&gone(&object));
         }
     }
 
@@ -302,7 +386,11 @@ fn gone(object: &Object) -> Delta {
 /// What was there before anybody looked, and what did not change, can wait.
 fn priority(delta: &Delta) -> i32 {
     let resync = match (&delta.old, &delta.new) {
-        (Some(old), Some(new)) => old.header().resource_version == new.header().resource_version,
+        // An aggregated API may give no resourceVersion at all.
+        (Some(old), Some(new)) => {
+            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
+            old == new && !new.is_empty()
+        }
         (None, _) | (_, None) => false,
     };
     if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }

@@ -36,7 +36,10 @@ impl Predicate {
 
     /// The object was written: drops what a resync repeats.
     pub fn resource_version() -> Self {
-        Self::changed(|old, new| old.resource_version != new.resource_version)
+        Self::changed(|old, new| {
+            // An aggregated API may give none at all.
+            old.resource_version != new.resource_version || new.resource_version.is_empty()
+        })
     }
 
     /// Labels changed.
@@ -99,5 +102,101 @@ impl std::ops::Not for Predicate {
 impl std::fmt::Debug for Predicate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Predicate")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::{delta, widget};
+
+    fn changed(predicate: &Predicate, old: Value, new: Value) -> bool {
+        predicate.passes(&delta(Some(widget(old)), Some(widget(new))))
+    }
+
+    #[track_caller]
+    fn check(predicate: &Predicate, old: Value, new: Value, expected: bool) {
+        assert_eq!(changed(predicate, old.clone(), new.clone()), expected, "{old} to {new}");
+    }
+
+    #[test]
+    fn creations_and_deletions_pass_whatever_must_have_changed() {
+        let any = || Some(widget(json!({})));
+        for predicate in [
+            Predicate::generation(),
+            Predicate::resource_version(),
+            Predicate::labels(),
+            Predicate::annotations(),
+        ] {
+            assert!(predicate.passes(&delta(None, any())));
+            assert!(predicate.passes(&delta(any(), None)));
+        }
+    }
+
+    #[test]
+    fn object_that_was_created_again_between_two_looks_passes() {
+        let (old, new) =
+            (json!({"uid": "a", "generation": 1}), json!({"uid": "b", "generation": 1}));
+        for predicate in [Predicate::generation(), Predicate::labels(), Predicate::annotations()] {
+            check(&predicate, old.clone(), new.clone(), true);
+        }
+    }
+
+    #[test]
+    fn generation_passes_changes_of_the_specification_and_the_begin_of_a_deletion() {
+        let generation = Predicate::generation();
+        let deleted = "2026-01-01T00:00:00Z";
+
+        check(&generation, json!({"generation": 1}), json!({"generation": 2}), true);
+        check(&generation, json!({"generation": 2}), json!({"generation": 2}), false);
+        check(
+            &generation,
+            json!({"generation": 2}),
+            json!({"generation": 2, "deletionTimestamp": deleted}),
+            true,
+        );
+        check(&generation, json!({}), json!({"labels": {"a": "b"}}), true);
+    }
+
+    #[test]
+    fn others_pass_what_they_are_named_after() {
+        let version = Predicate::resource_version();
+        check(&version, json!({"resourceVersion": "1"}), json!({"resourceVersion": "1"}), false);
+        check(&version, json!({"resourceVersion": "1"}), json!({"resourceVersion": "2"}), true);
+
+        let labels = Predicate::labels();
+        check(&labels, json!({"labels": {"a": "b"}}), json!({"labels": {"a": "c"}}), true);
+        check(&labels, json!({"labels": {"a": "b"}}), json!({"labels": {"a": "b"}}), false);
+        check(&labels, json!({}), json!({"annotations": {"a": "c"}}), false);
+
+        let annotations = Predicate::annotations();
+        check(&annotations, json!({}), json!({"annotations": {"a": "c"}}), true);
+        check(&annotations, json!({}), json!({"labels": {"a": "c"}}), false);
+    }
+
+    #[test]
+    fn selector_passes_what_matches_or_did() {
+        let selector = Predicate::selector([("app", "web")].into_iter().collect());
+        let (web, db) = (json!({"labels": {"app": "web"}}), json!({"labels": {"app": "db"}}));
+
+        check(&selector, web.clone(), web.clone(), true);
+        check(&selector, db.clone(), web.clone(), true);
+        check(&selector, web.clone(), db.clone(), true);
+        check(&selector, db.clone(), db.clone(), false);
+        assert!(selector.passes(&delta(Some(widget(web)), None)));
+        assert!(!selector.passes(&delta(None, Some(widget(db)))));
+    }
+
+    #[test]
+    fn predicates_combine() {
+        let yes = || Predicate::new(|_| true);
+        let no = || Predicate::new(|_| false);
+        let any = delta(None, Some(widget(json!({}))));
+
+        assert!(yes().and(yes()).passes(&any) && !yes().and(no()).passes(&any));
+        assert!(no().or(yes()).passes(&any) && !no().or(no()).passes(&any));
+        assert!((!no()).passes(&any) && !(!yes()).passes(&any));
     }
 }

@@ -96,7 +96,7 @@ struct State<K> {
     delays: DelayQueue<u32>,
     timers: Vec<Option<delay_queue::Key>>,
     // Kept for its capacity.
-    expired: Vec<(Instant, u32)>,
+    expired: Vec<((Instant, u64), u32)>,
     getters: usize,
 }
 

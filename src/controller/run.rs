@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
-use kube::Client;
 use tokio::{
     select,
     sync::mpsc,
@@ -18,37 +16,18 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, error, info_span, warn};
 
 use super::{
-    Context, Outcome, ReconcileError, Request, SourceEnd,
+    Context, Request, SourceEnd,
     board::{Board, Mode, Row},
-    handover::Handover,
-    input::{Follower, Input, panic_message},
+    input::{Follower, panic_message},
     metrics::Series,
     outcome::{Attempt, Next},
-    queue::{Add, Item, Queue, QueueOptions},
+    queue::{Add, Item, Queue},
+    spec::Spec,
 };
 use crate::{
     informer::Subscription,
-    manager::{BoxError, ControllerName, Epoch, RunResult, StopReason},
+    manager::{BoxError, Epoch, RunResult, StopReason},
 };
-
-/// A reconciler, its type forgotten.
-pub(super) type Reconcile = Arc<
-    dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
->;
-
-/// What a controller is made of: the description that each epoch is built from.
-pub(super) struct Spec {
-    pub(super) name: ControllerName,
-    pub(super) client: Client,
-    pub(super) inputs: Vec<Input>,
-    pub(super) reconcile: Reconcile,
-    pub(super) workers: usize,
-    pub(super) reconcile_timeout: Option<Duration>,
-    pub(super) sync_timeout: Duration,
-    pub(super) queue: QueueOptions,
-    pub(super) series: Arc<Series>,
-    pub(super) handover: Arc<Handover>,
-}
 
 /// Why a run ended by itself.
 #[derive(Debug, thiserror::Error)]
@@ -76,6 +55,8 @@ struct Run {
     active: HashMap<Id, Active>,
     context: Context,
     last_error: Option<Request>,
+    // When an error was last reported.
+    reported: Option<Instant>,
 }
 
 /// A reconcile that runs.
@@ -131,6 +112,7 @@ impl Run {
             active: HashMap::new(),
             context,
             last_error: None,
+            reported: None,
         };
         run.start_sources();
         run
@@ -154,8 +136,8 @@ impl Run {
                 epoch = self.epoch.number(),
                 source = %input.source().name(),
             );
-            let followed = async move { (number, follower.run().await) }.instrument(span);
-            self.sources.spawn(self.epoch.tasks().track_future(followed));
+            let follow = async move { (number, follower.run().await) };
+            self.sources.spawn(self.epoch.tasks().track_future(follow.instrument(span)));
         }
     }
 
@@ -291,14 +273,14 @@ impl Run {
                     debug!(%error, attempt, "reconcile failed while stopping");
                 } else {
                     warn!(%error, attempt, "reconcile failed");
-                    self.failed(&key, &error);
+                    self.failed(&key, &error, false);
                 }
             }
             Next::GiveUp(error) => {
                 self.spec.series.errors.inc();
                 self.spec.series.terminal.inc();
                 error!(%error, attempt, "reconcile failed and is not repeated");
-                self.failed(&key, &error);
+                self.failed(&key, &error, true);
             }
             Next::Abandon => {
                 debug!("reconcile aborted");
@@ -308,9 +290,16 @@ impl Run {
         self.queue.done(&key);
     }
 
-    fn failed(&mut self, key: &Request, error: &BoxError) {
+    /// Reports an error, unless there was another one just now: thousands of requests may fail
+    /// together, and those that are repeated will be heard of again.
+    fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
+        let just_now = self.reported.is_some_and(|reported| reported.elapsed() < REPORT_GAP);
+        if just_now && !last && self.last_error.as_ref() != Some(key) {
+            return;
+        }
         let message = format!("{key}: {error}");
         self.last_error = Some(key.clone());
+        self.reported = Some(Instant::now());
         self.epoch.report(|report| report.last_error = Some(message));
     }
 
@@ -349,33 +338,44 @@ impl Run {
         } else {
             self.epoch.grace()
         };
-        self.drain_workers(grace).await;
+        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+        self.drain_workers(deadline).await;
         self.epoch.fence().close();
-        self.epoch.fence().quiet().await;
-        if reason == Some(StopReason::Superseded) {
-            self.spec.handover.leave(self.queue.close());
-        }
+        // What is still under way was taken elsewhere by the reconciler; it has had its time.
+        drop(timeout_at(deadline + SLACK, self.epoch.fence().quiet()).await);
         self.release.cancel();
         while let Some(end) = self.sources.join_next().await {
             debug!(?end, "source released");
         }
         self.board.clear();
+        // One that blocks its thread is waited for: it may still be writing.
+        while let Some(end) = self.workers.join_next_with_id().await {
+            self.reconciled(end);
+        }
+        if reason == Some(StopReason::Superseded) {
+            self.spec.handover.leave(self.queue.close());
+        }
     }
 
-    /// Lets reconciles finish within the grace, then drops them at their next await.
-    ///
-    /// One that blocks its thread is waited for: it may still be writing.
-    async fn drain_workers(&mut self, grace: Duration) {
-        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+    /// Lets reconciles finish until the deadline, then drops them at their next await.
+    async fn drain_workers(&mut self, deadline: Instant) {
         while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
             self.reconciled(end);
         }
         self.workers.abort_all();
-        while let Some(end) = self.workers.join_next_with_id().await {
+        let deadline = deadline + SLACK;
+        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
             self.reconciled(end);
         }
     }
 }
+
+/// How long a dropped reconcile may take to get to its next await before informers are released
+/// without it.
+const SLACK: Duration = Duration::from_millis(100);
+
+/// Errors of different requests are reported this far apart.
+const REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// What is added to the clock must not overflow it.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -401,7 +401,7 @@ fn ended_badly(error: JoinError) -> Attempt {
 }
 
 /// `2 min`, `30 s`, `250 ms`.
-fn human(time: Duration) -> String {
+pub(super) fn human(time: Duration) -> String {
     match (time.as_secs(), time.subsec_millis()) {
         (0, millis) => format!("{millis} ms"),
         (secs, 0) if secs % 60 == 0 => format!("{} min", secs / 60),

@@ -2,7 +2,7 @@
 //!
 //! kube's own `request` has no read deadline, and logs a whole body that it cannot decode.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use http::Request;
@@ -24,19 +24,19 @@ pub(super) enum Error {
     #[error("{path} is no valid path: {source}")]
     Path { path: String, source: http::Error },
     /// The connection failed; asked again with back-off.
-    #[error("requesting {path}: {source}")]
+    #[error("requesting {path}: {}", Causes(source))]
     Request { path: String, source: Box<kube::Error> },
     /// The server refused.
     #[error("{path} was answered with {code}: {message}")]
     Status { path: String, code: u16, message: String },
     /// The body broke off or is beyond the budget.
-    #[error("reading the answer to {path}: {source}")]
+    #[error("reading the answer to {path}: {}", Causes(&**source))]
     Body { path: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The server speaks another dialect.
     #[error("decoding the answer to {path}: {source}")]
     Decode { path: String, source: serde_json::Error },
     /// The watch reported an error instead of an event.
-    #[error("watching {path}: {source}")]
+    #[error("watching {path}: {}", Causes(source))]
     Watch { path: String, source: Box<kube::Error> },
 }
 
@@ -57,6 +57,27 @@ impl Error {
     /// Whether the server says that it will never say: no right, or no such endpoint.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.code(), Some(403..=405))
+    }
+}
+
+/// An error with its causes: that a connection was refused is four layers down.
+struct Causes<'a>(&'a (dyn std::error::Error + 'a));
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            // Some layers repeat the message of the one below.
+            let message = error.to_string();
+            if !said.contains(&message) {
+                write!(f, ": {message}")?;
+            }
+            said = message;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 

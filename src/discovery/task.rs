@@ -214,6 +214,7 @@ impl Running {
             }
             Change::Failed(error) => {
                 known.health.api_services.failed(error.to_string(), Timestamp::now());
+                self.count_failure(ApiService::RESOURCE);
                 self.service_failures += 1;
                 let refused = error.is_refusal() && self.service_failures >= REFUSALS;
                 if refused || self.service_failures >= SERVICE_FAILURES {

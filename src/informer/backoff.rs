@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use super::classify::Pace;
+use super::classify::{Cause, Pace, Verdict};
 
+const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
 const SLOW: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
@@ -11,62 +12,61 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// takes a moment to be seen.
 const FORBIDDEN_TRIES: u32 = 3;
 
-/// One informer's back-off: each pace counts for itself, and health resets all.
+/// One informer's back-off. Each cause counts for itself: a type that was missing for an hour
+/// answers "initializing" for milliseconds when it returns. Health resets all.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
-    prompt: u32,
-    quick: u32,
-    slow: u32,
-    forbidden: u32,
+    counts: [u32; Cause::ALL.len()],
 }
 
 impl Backoff {
     /// The next delay; `random` is in 0.0..1.0.
-    pub(super) fn delay(&mut self, pace: Pace, random: f64) -> Duration {
-        match pace {
-            Pace::Prompt => {
-                self.prompt = self.prompt.saturating_add(1);
-                if self.prompt == 1 { Duration::ZERO } else { self.slow(random) }
-            }
-            Pace::Quick => {
-                let delay = doubled(QUICK, self.quick);
-                self.quick = self.quick.saturating_add(1);
-                delay.mul_f64(0.75 + random / 4.0)
-            }
-            Pace::Slow => self.slow(random),
+    pub(super) fn delay(&mut self, verdict: Verdict, random: f64) -> Duration {
+        let count = &mut self.counts[verdict.cause as usize];
+        let before = *count;
+        *count = before.saturating_add(1);
+        let halfway = 0.5 + random / 2.0;
+        let slow = doubled(SLOW, before).mul_f64(halfway);
+        match verdict.pace {
+            Pace::Prompt if before == 0 => Duration::ZERO,
+            Pace::Prompt => doubled(PROMPT, before - 1).mul_f64(halfway),
+            Pace::Quick => doubled(QUICK, before).mul_f64(0.75 + random / 4.0),
+            Pace::Slow => slow,
             // Spread upwards: the server's word is a minimum.
-            Pace::After(after) => after.mul_f64(1.0 + random / 10.0).max(self.slow(random)),
-            Pace::Forbidden => {
-                let tries = self.forbidden;
-                self.forbidden = tries.saturating_add(1);
-                if tries < FORBIDDEN_TRIES {
-                    doubled(SLOW, tries).mul_f64(0.5 + random / 2.0)
-                } else {
-                    LONGEST.mul_f64(1.0 + random / 10.0)
-                }
-            }
+            Pace::After(after) => after.mul_f64(1.0 + random / 10.0).max(slow),
+            Pace::Forbidden if before < FORBIDDEN_TRIES => slow,
+            Pace::Forbidden => LONGEST.mul_f64(1.0 + random / 10.0),
         }
     }
 
-    /// Whether failures of this pace have gone on for long enough to be worth a word.
-    pub(super) fn is_notable(&self, pace: Pace) -> bool {
-        match pace {
-            // The sixth comes after a third of a second.
-            Pace::Quick => self.quick >= 6,
-            Pace::Prompt => self.prompt > 1,
+    /// Whether this failure has gone on for long enough to be worth a word.
+    pub(super) fn is_notable(&self, verdict: Verdict) -> bool {
+        let count = self.counts[verdict.cause as usize];
+        match verdict.pace {
+            // The sixth comes after a sixth of a second.
+            Pace::Quick => count >= 6,
+            Pace::Prompt => count > 1,
             Pace::Slow | Pace::After(_) | Pace::Forbidden => true,
+        }
+    }
+
+    /// The server has answered as it should: what was missing, initializing or forbidden is not.
+    pub(super) fn answered(&mut self) {
+        for cause in [Cause::NotFound, Cause::Initializing, Cause::Forbidden] {
+            self.counts[cause as usize] = 0;
+        }
+    }
+
+    /// Somebody says that the type is served.
+    pub(super) fn nudged(&mut self) {
+        for cause in [Cause::NotFound, Cause::Initializing] {
+            self.counts[cause as usize] = 0;
         }
     }
 
     /// Forgets all failures.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
-    }
-
-    fn slow(&mut self, random: f64) -> Duration {
-        let delay = doubled(SLOW, self.slow);
-        self.slow = self.slow.saturating_add(1);
-        delay.mul_f64(0.5 + random / 2.0)
     }
 }
 
@@ -77,10 +77,16 @@ fn doubled(base: Duration, times: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::informer::classify::Step;
+
+    fn verdict(pace: Pace, cause: Cause) -> Verdict {
+        Verdict { step: Step::Again, pace, cause }
+    }
 
     fn delays(pace: Pace, random: f64, count: usize) -> Vec<u128> {
         let mut backoff = Backoff::default();
-        (0..count).map(|_| backoff.delay(pace, random).as_millis()).collect()
+        let verdict = verdict(pace, Cause::Server);
+        (0..count).map(|_| backoff.delay(verdict, random).as_millis()).collect()
     }
 
     #[test]
@@ -97,7 +103,7 @@ mod tests {
 
     #[test]
     fn prompt_is_prompt_once() {
-        assert_eq!(delays(Pace::Prompt, 1.0, 4), [0, 1000, 2000, 4000]);
+        assert_eq!(delays(Pace::Prompt, 1.0, 4), [0, 100, 200, 400]);
     }
 
     #[test]
@@ -116,14 +122,41 @@ mod tests {
     }
 
     #[test]
-    fn health_begins_anew() {
+    fn each_cause_counts_for_itself() {
         let mut backoff = Backoff::default();
-        for _ in 0..10 {
-            backoff.delay(Pace::Slow, 1.0);
+        let missing = verdict(Pace::Quick, Cause::NotFound);
+        for _ in 0..20 {
+            backoff.delay(missing, 1.0);
         }
 
-        backoff.reset();
+        let initializing = verdict(Pace::Quick, Cause::Initializing);
+        assert_eq!(backoff.delay(initializing, 1.0), QUICK);
+        assert_eq!(backoff.delay(verdict(Pace::Prompt, Cause::Expired), 1.0), Duration::ZERO);
+        assert!(backoff.is_notable(missing) && !backoff.is_notable(initializing));
+    }
 
-        assert_eq!(backoff.delay(Pace::Slow, 1.0), SLOW);
+    #[test]
+    fn an_answer_forgets_what_it_refutes_and_health_forgets_all() {
+        let mut backoff = Backoff::default();
+        let missing = verdict(Pace::Quick, Cause::NotFound);
+        let server = verdict(Pace::Slow, Cause::Server);
+        for _ in 0..10 {
+            backoff.delay(missing, 1.0);
+            backoff.delay(server, 1.0);
+        }
+
+        backoff.answered();
+        assert_eq!(backoff.delay(missing, 1.0), QUICK);
+        assert_eq!(backoff.delay(server, 1.0), LONGEST);
+
+        backoff.reset();
+        assert_eq!(backoff.delay(server, 1.0), SLOW);
+    }
+
+    #[test]
+    fn every_cause_has_its_count() {
+        for (index, cause) in Cause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, index);
+        }
     }
 }

@@ -24,7 +24,7 @@ pub(super) enum Phase {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
     /// A status of the server: of the response, or in an `ERROR` event of the stream.
-    #[error("{code} {reason}: {message}")]
+    #[error("{code}{}: {message}", spaced(reason))]
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
     #[error("{0}")]
     Transport(String),
@@ -64,9 +64,9 @@ pub(super) enum Step {
 /// How soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// At once, unless it was at once just before.
+    /// At once the first time, then from 100 ms, doubling to 30 s.
     Prompt,
-    /// From 5 ms, doubling: it passes within milliseconds.
+    /// From 5 ms, doubling to 30 s: it passes within milliseconds, or is long.
     Quick,
     /// From a second, doubling to 30 s.
     Slow,
@@ -120,6 +120,10 @@ pub(super) struct Verdict {
     pub(super) step: Step,
     pub(super) pace: Pace,
     pub(super) cause: Cause,
+}
+
+fn spaced(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(" {reason}") }
 }
 
 /// The longest that a server may send us away for.
@@ -301,6 +305,19 @@ mod tests {
         let long = Failure::TooLong { what: "line", budget: 1 };
         check(Phase::Watch, long.clone(), Step::Again, Pace::Slow);
         check(LIST, long, Step::ListSmaller, Pace::Prompt);
+    }
+
+    #[test]
+    fn a_failure_says_what_the_server_said() {
+        let failure = |reason: &str| Failure::Status {
+            code: 403,
+            reason: reason.into(),
+            message: "no".into(),
+            retry_after: None,
+        };
+
+        assert_eq!(failure("Forbidden").to_string(), "403 Forbidden: no");
+        assert_eq!(failure("").to_string(), "403: no");
     }
 
     #[test]

@@ -150,6 +150,10 @@ impl Hub {
         self.lock().quarantine.retain(|key, _| keep(key));
     }
 
+    pub(super) fn has_quarantined(&self) -> bool {
+        !self.lock().quarantine.is_empty()
+    }
+
     pub(super) fn quarantined(&self) -> Vec<ObjectError> {
         self.lock().quarantine.values().cloned().collect()
     }

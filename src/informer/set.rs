@@ -7,7 +7,6 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
 };
 
 use futures::FutureExt;
@@ -20,33 +19,11 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, Linger, ObjectError, Progress, Subscription,
-    decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox, wire::Wire,
+    Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
+    Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
+    wire::Wire,
 };
 use crate::kind::{ServedType, TypeIdentity};
-
-/// Called with a type that the server answers 404 for.
-pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
-
-/// Budgets and times of a set's informers.
-#[derive(Clone)]
-pub struct InformerOptions {
-    /// How long an informer outlives its last subscriber; 10 s.
-    pub linger: Duration,
-    /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
-    pub page_limit: u32,
-    /// The longest page that is read; 256 MiB.
-    pub max_page_bytes: usize,
-    /// The longest event of a watch that is read; 16 MiB.
-    pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is slow to answer does not count.
-    pub max_concurrent_lists: usize,
-    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
-    pub request_deadline: Duration,
-    /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
-    /// at each such answer, from the informer's task; must not block.
-    pub on_missing: Option<OnMissing>,
-}
 
 /// One informer of a set, for status and metrics.
 #[derive(Clone, Debug)]
@@ -116,24 +93,15 @@ impl InformerSet {
     ///
     /// Outside a tokio runtime, when the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
-        let mut informers = self.shared.lock();
-        if informers.shut_down {
-            return Shared::late(&self.shared, key);
-        }
-        let hub = match informers.live.entry(key) {
-            Entry::Occupied(entry) => entry.get().clone(),
-            Entry::Vacant(entry) => {
-                let hub = Arc::new(Hub::new(entry.key().clone()));
-                entry.insert(hub.clone());
-                self.shared.count(&hub.key.identity);
-                Shared::start(&self.shared, &hub, served);
-                hub
+        loop {
+            let Some(hub) = self.shared.find_or_start(served, &key) else {
+                return Shared::late(&self.shared, key);
+            };
+            // Not under the set's lock: a large store must not hold up those who join another.
+            if let Some(mailbox) = hub.join() {
+                return Subscription::new(self.shared.clone(), hub, mailbox);
             }
-        };
-        // Whoever closes a hub takes it out of the map under the same lock.
-        match hub.join() {
-            Some(mailbox) => Subscription::new(self.shared.clone(), hub, mailbox),
-            None => Shared::late(&self.shared, hub.key.clone()),
+            // It has closed in between, and is no longer to be found.
         }
     }
 
@@ -165,13 +133,16 @@ impl InformerSet {
     pub fn type_served(&self, identity: &TypeIdentity) {
         for hub in self.shared.lock().live.values() {
             if hub.key.identity == *identity {
-                hub.nudge.notify_waiters();
+                // Kept for one that is waiting for an answer just now.
+                hub.nudge.notify_one();
             }
         }
     }
 
     /// The types that have informers, each with how many, and every later change: whoever knows
     /// what the server serves follows these.
+    ///
+    /// Copy what you need out of a borrow before you call this set: it publishes under its lock.
     pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
         self.shared.types.subscribe()
     }
@@ -210,6 +181,22 @@ impl InformerSet {
 }
 
 impl Shared {
+    /// The informer of a key that can be joined; none once shut down.
+    fn find_or_start(self: &Arc<Self>, served: &ServedType, key: &InformerKey) -> Option<Arc<Hub>> {
+        let mut informers = self.lock();
+        if informers.shut_down {
+            return None;
+        }
+        if let Some(hub) = informers.live.get(key) {
+            return Some(hub.clone());
+        }
+        let hub = Arc::new(Hub::new(key.clone()));
+        informers.live.insert(key.clone(), hub.clone());
+        self.count(&hub.key.identity);
+        self.start(&hub, served);
+        Some(hub)
+    }
+
     /// Makes a subscriber leave; whether its informer is ending.
     pub(super) fn release(&self, hub: &Arc<Hub>, mailbox: &Arc<Mailbox>, linger: Linger) -> bool {
         hub.leave(mailbox);
@@ -227,7 +214,7 @@ impl Shared {
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(set: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
+    fn start(self: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
         let identity = &hub.key.identity;
         let span = info_span!(
             "informer",
@@ -236,19 +223,19 @@ impl Shared {
             resource = %identity.plural,
             namespace = hub.key.namespace.as_deref(),
         );
-        let metrics = set.metrics.join(identity);
-        let wire = Wire::new(set.client.clone(), &hub.key, set.options.request_deadline);
+        let metrics = self.metrics.join(identity);
+        let wire = Wire::new(self.client.clone(), &hub.key, self.options.request_deadline);
         let decoder = Decoder::new(served, hub.key.projection, hub.key.managed_fields);
         let reflector = Reflector::new(
             hub.clone(),
             wire,
             decoder,
-            set.options.clone(),
-            set.lists.clone(),
+            self.options.clone(),
+            self.lists.clone(),
             metrics,
         );
-        let ending = Ending { set: set.clone(), hub: hub.clone() };
-        set.tasks.spawn(drive(ending, reflector).instrument(span));
+        let ending = Ending { set: self.clone(), hub: hub.clone() };
+        self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
     /// A subscription that has ended before it began.
@@ -378,33 +365,6 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.unwrap_or("without a message").to_owned()
 }
 
-impl Default for InformerOptions {
-    fn default() -> Self {
-        Self {
-            linger: Duration::from_secs(10),
-            page_limit: 500,
-            max_page_bytes: 256 << 20,
-            max_line_bytes: 16 << 20,
-            max_concurrent_lists: 16,
-            request_deadline: Duration::from_secs(30),
-            on_missing: None,
-        }
-    }
-}
-
-impl fmt::Debug for InformerOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("InformerOptions")
-            .field("linger", &self.linger)
-            .field("page_limit", &self.page_limit)
-            .field("max_page_bytes", &self.max_page_bytes)
-            .field("max_line_bytes", &self.max_line_bytes)
-            .field("max_concurrent_lists", &self.max_concurrent_lists)
-            .field("request_deadline", &self.request_deadline)
-            .finish_non_exhaustive()
-    }
-}
-
 impl fmt::Debug for InformerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let informers = self.shared.lock();
@@ -414,8 +374,13 @@ impl fmt::Debug for InformerSet {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::informer::script::{Rig, change, settle, stored, widget};
+    use crate::informer::{
+        fixture::widgets,
+        script::{Rig, change, settle, stored, widget},
+    };
 
     impl InformerSet {
         fn tasks(&self) -> usize {
@@ -660,6 +625,45 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_of_any_number_of_informers() {
+        let mut rig = Rig::new();
+        let encoded = |set: &InformerSet| {
+            let mut registry = prometheus_client::registry::Registry::default();
+            set.metrics().register(&mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
+        first.release(Linger::None).await;
+        settle().await;
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let metrics = encoded(&rig.set);
+
+        for round in 0..100 {
+            let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+            match round % 4 {
+                0 => subscription.release(Linger::None).await,
+                1 => rig.set.type_gone(&rig.key.identity),
+                2 => {
+                    drop(watch);
+                    rig.script.watch(10).await.explode();
+                    subscription.ended().await;
+                }
+                _ => {
+                    drop(subscription);
+                    tokio::time::sleep(Duration::from_secs(11)).await;
+                }
+            }
+        }
+
+        settle().await;
+        assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), tasks);
+        assert_eq!(encoded(&rig.set), metrics);
+        rig.script.assert_quiet();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn unequal_keys_have_watches_of_their_own() {
         let mut rig = Rig::new();
         let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
@@ -669,6 +673,54 @@ mod tests {
         assert_eq!(stored(&first).len(), 1);
         assert!(stored(&second).is_empty());
         assert_eq!(rig.set.status().len(), 2);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn any_number_of_threads_may_join_leave_and_end_it() {
+        let mut rig = Rig::new();
+        let set = rig.set.clone();
+        let mut users = tokio::task::JoinSet::new();
+        for user in 0..8 {
+            let (set, key) = (set.clone(), rig.key.clone());
+            users.spawn(async move {
+                for round in 0..200 {
+                    let mut subscription = set.subscribe(&widgets(), key.clone());
+                    match subscription.next().await {
+                        Ok(delta) => assert_eq!(&*delta.key.name, "a"),
+                        Err(ended) => assert_eq!(ended, Ended::TypeGone),
+                    }
+                    match (user, round % 3) {
+                        (0, 0) => set.type_gone(&key.identity),
+                        (_, 0) => drop(subscription),
+                        (_, 1) => subscription.release(Linger::Default).await,
+                        (..) => subscription.release(Linger::None).await,
+                    }
+                }
+            });
+        }
+
+        let mut watches = Vec::new();
+        loop {
+            tokio::select! {
+                asked = rig.script.next() => {
+                    if asked.is_watch() {
+                        watches.push(asked.open());
+                    } else {
+                        asked.page(10, "", &[widget("a", 1)]);
+                    }
+                }
+                ended = users.join_next() => match ended {
+                    Some(ended) => ended.unwrap(),
+                    None => break,
+                },
+            }
+        }
+
+        set.shutdown().await;
+        assert_eq!(set.tasks(), 0);
+        for watch in watches {
+            watch.dropped().await;
+        }
     }
 
     #[tokio::test]

@@ -104,6 +104,8 @@ impl Subscription {
     ///
     /// Cancel safe: a change is lost only with the subscription.
     pub async fn next(&mut self) -> Result<Delta, Ended> {
+        // A long backlog must not keep the runtime from other tasks.
+        tokio::task::coop::consume_budget().await;
         loop {
             match self.mailbox.take() {
                 Some(result) => return result,

@@ -155,7 +155,7 @@ async fn refusal(response: Response<Body>) -> Failure {
 }
 
 /// Waits, and gives the place up when that takes long.
-async fn patient<F: Future>(slot: &mut Slot, future: F) -> F::Output {
+pub(super) async fn patient<F: Future>(slot: &mut Slot, future: F) -> F::Output {
     let mut future = std::pin::pin!(future);
     if slot.is_some() {
         match timeout(PATIENCE, future.as_mut()).await {
@@ -293,5 +293,15 @@ pub(super) fn in_stream(json: &str) -> Option<Failure> {
         reason: status.reason.unwrap_or_default(),
         message: shorten(&status.message.unwrap_or_default()),
         retry_after: status.details.and_then(Details::retry_after),
+    })
+}
+
+/// The failure of an `ERROR` event, whatever it carries.
+pub(super) fn error_event(json: &str) -> Failure {
+    in_stream(json).unwrap_or_else(|| Failure::Status {
+        code: 500,
+        reason: String::new(),
+        message: "an error event that says nothing".to_owned(),
+        retry_after: None,
     })
 }

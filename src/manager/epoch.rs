@@ -1,6 +1,6 @@
 //! One run of a runnable, seen from inside.
 
-use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::sync::watch;
@@ -33,17 +33,6 @@ pub struct WatchReport {
     pub error: Option<String>,
 }
 
-/// Something that a run says of itself beyond what every run has to say.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Whether it holds; `None` is unknown.
-    pub holds: Option<bool>,
-    /// Why, as one CamelCase word.
-    pub reason: String,
-    /// Why, as a sentence.
-    pub message: String,
-}
-
 /// What a run says of itself while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -59,8 +48,6 @@ pub struct Report {
     pub last_error: Option<String>,
     /// Its watches.
     pub watches: Vec<WatchReport>,
-    /// Findings of its own kind, by condition type such as `HooksHealthy`.
-    pub findings: BTreeMap<&'static str, Finding>,
 }
 
 /// One run of a runnable: its number, its stop signal and its right to write.

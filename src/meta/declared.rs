@@ -1,65 +1,180 @@
-//! Who has been started for which object, across the supervisor's own epochs.
+//! What the supervisor remembers of each declared controller, and of which there is news.
 
 use std::{
-    collections::HashMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use serde_json::Value;
-use tokio::time::Instant;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
-use super::{CompositeControllerStatus, status::Told};
+use super::{Blueprint, CompositeControllerStatus, roster::Health};
 
-/// What is remembered of one declared controller.
+/// Events of one controller that wait to be written; a crash loop drops the oldest.
+const EVENTS: usize = 32;
+
+/// One declared controller.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Known {
-    /// uid and spec of the object that runs, if one does.
-    pub(crate) running: Option<(String, Value)>,
-    /// The supervisor's epoch that saw the object last.
-    pub(crate) seen_in: u64,
-    /// Since when its object is missed although its type is served.
-    pub(crate) missed_since: Option<Instant>,
-    /// The status that was last written, and for which uid: a CRD that prunes it is not written
-    /// to for ever.
-    pub(crate) written: Option<(String, CompositeControllerStatus)>,
-    /// The rejection that was last told in an Event.
-    pub(crate) rejection: Option<String>,
-    /// What Events have told of its life.
-    pub(crate) told: Told,
-}
-
-/// Every declared controller by the name of its object.
-///
-/// It outlives the supervisor's epochs, since the controllers do: they keep the last good
-/// specification while their own CRD is away.
-#[derive(Debug, Default)]
 pub(crate) struct Declared {
-    known: Mutex<HashMap<String, Known>>,
+    /// uid of the object.
+    pub(crate) uid: Arc<str>,
+    /// What the manager was given last.
+    pub(crate) run: Option<Run>,
+    /// uid of the CRD under which the object was last seen.
+    pub(crate) seen_under: Option<Arc<str>>,
+    /// Since when the object is missing under another CRD.
+    pub(crate) missing_since: Option<Instant>,
+    /// The rejection that an Event told of.
+    pub(crate) rejected: Option<String>,
+    /// The status that was written last, and when.
+    pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
+    /// The server keeps something else of the status.
+    pub(crate) pruned: bool,
 }
 
-impl Declared {
-    /// What is remembered of a name; nothing yet for a new one.
-    pub(crate) fn get(&self, name: &str) -> Option<Known> {
-        self.lock().get(name).cloned()
+/// What the manager was given.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    /// The specification, for telling an edit from a touch.
+    pub(crate) spec: Value,
+    /// The same, executable.
+    pub(crate) blueprint: Arc<Blueprint>,
+    /// Whether its hook answers.
+    pub(crate) health: watch::Receiver<Health>,
+}
+
+/// All declared controllers, and those of which there is news.
+///
+/// The work queue reconciles a name once at a time, so taking an entry out and putting it back
+/// loses nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Changes {
+    state: Mutex<State>,
+    news: Notify,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    declared: BTreeMap<Arc<str>, Declared>,
+    marked: BTreeSet<Arc<str>>,
+    events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
+}
+
+impl Changes {
+    /// Names of all declared controllers.
+    pub(crate) fn names(&self) -> Vec<Arc<str>> {
+        self.lock().declared.keys().cloned().collect()
     }
 
-    /// Changes what is remembered.
-    pub(crate) fn change<T>(&self, name: &str, change: impl FnOnce(&mut Known) -> T) -> T {
-        change(self.lock().entry(name.to_owned()).or_default())
+    /// Says that there is news of a controller.
+    pub(crate) fn mark(&self, name: &str) {
+        self.lock().marked.insert(name.into());
+        self.news.notify_one();
     }
 
-    /// Forgets a name.
-    pub(crate) fn forget(&self, name: &str) {
-        self.lock().remove(name);
+    /// The next controller of which there is news. Cancel safe.
+    pub(crate) async fn next(&self) -> Arc<str> {
+        loop {
+            let news = self.news.notified();
+            let next = self.lock().marked.pop_first();
+            if let Some(name) = next {
+                return name;
+            }
+            news.await;
+        }
     }
 
-    /// Every name.
-    pub(crate) fn names(&self) -> Vec<String> {
-        self.lock().keys().cloned().collect()
+    /// Notes an Event to be written with the next look.
+    pub(crate) fn note_event(&self, name: &str, reason: &'static str, message: String) {
+        let mut state = self.lock();
+        if !state.declared.contains_key(name) {
+            return;
+        }
+        let events = state.events.entry(name.into()).or_default();
+        if events.len() == EVENTS {
+            events.remove(0);
+        }
+        events.push((reason, message));
+        drop(state);
+        self.mark(name);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Known>> {
-        // Each change is one assignment: nothing is left half done.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The noted Events, in their order.
+    pub(crate) fn take_events(&self, name: &str) -> Vec<(&'static str, String)> {
+        self.lock().events.remove(name).unwrap_or_default()
+    }
+
+    /// What is known of a controller; known from now on.
+    pub(crate) fn take(&self, name: &Arc<str>) -> Declared {
+        self.lock().declared.entry(name.clone()).or_default().clone()
+    }
+
+    /// What is known of a controller, if it is.
+    pub(crate) fn peek(&self, name: &str) -> Option<Declared> {
+        self.lock().declared.get(name).cloned()
+    }
+
+    /// Remembers a controller.
+    pub(crate) fn put(&self, name: &Arc<str>, declared: Declared) {
+        self.lock().declared.insert(name.clone(), declared);
+    }
+
+    /// Changes what is known of a controller.
+    pub(crate) fn update(&self, name: &str, change: impl FnOnce(&mut Declared)) {
+        if let Some(declared) = self.lock().declared.get_mut(name) {
+            change(declared);
+        }
+    }
+
+    /// Forgets a controller.
+    pub(crate) fn remove(&self, name: &str) {
+        let mut state = self.lock();
+        state.declared.remove(name);
+        state.events.remove(name);
+        state.marked.remove(name);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn news_is_told_once_and_never_lost() {
+        let changes = Changes::default();
+        changes.mark("b");
+        changes.mark("a");
+        changes.mark("a");
+
+        assert_eq!(&*changes.next().await, "a");
+        assert_eq!(&*changes.next().await, "b");
+        let mut next = Box::pin(changes.next());
+        assert!(futures::poll!(&mut next).is_pending());
+        changes.mark("c");
+        assert_eq!(&*next.await, "c");
+    }
+
+    #[test]
+    fn events_of_a_crash_loop_are_bounded() {
+        let changes = Changes::default();
+        changes.put(&"a".into(), Declared::default());
+
+        for index in 0..100 {
+            changes.note_event("a", "Started", index.to_string());
+            changes.note_event("stranger", "Started", String::new());
+        }
+
+        let events = changes.take_events("a");
+        assert_eq!(events.len(), EVENTS);
+        assert_eq!(events.last().unwrap().1, "99");
+        assert!(changes.take_events("a").is_empty());
+        assert!(changes.take_events("stranger").is_empty());
     }
 }

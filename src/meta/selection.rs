@@ -1,6 +1,6 @@
 //! Label selectors: parsed once, with errors that name the field.
 
-use std::fmt;
+use std::{fmt, str::FromStr};
 
 use kube::core::Expression;
 
@@ -42,6 +42,81 @@ impl fmt::Display for Selector {
             write!(f, "{comma}{expression}")?;
         }
         Ok(())
+    }
+}
+
+/// A text is no label selector; the message says which part of it, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{part:?} {problem}")]
+pub struct SelectorError {
+    part: String,
+    problem: &'static str,
+}
+
+/// As `kubectl --selector` reads it: `app=web,tier in (a,b),!old`.
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        requirements(text).into_iter().map(requirement).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// Cuts at the commas that stand in no parentheses.
+fn requirements(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut inside) = (Vec::new(), 0, false);
+    for (at, character) in text.char_indices() {
+        match character {
+            '(' => inside = true,
+            ')' => inside = false,
+            ',' if !inside => {
+                parts.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[begin..]);
+    parts
+}
+
+fn requirement(text: &str) -> Result<Expression, SelectorError> {
+    let text = text.trim();
+    let wrong = |problem| SelectorError { part: text.to_owned(), problem };
+    let allowed = |word: &str, more: &str| {
+        word.chars().all(|one| one.is_ascii_alphanumeric() || more.contains(one))
+    };
+    let key = |key: &str| match key.trim() {
+        "" => Err(wrong("names no label")),
+        key if allowed(key, "-_./") => Ok(key.to_owned()),
+        _ => Err(wrong("is no requirement such as app=web, app!=web, app in (a,b), app or !app")),
+    };
+    let value = |value: &str| match value.trim() {
+        value if value.len() <= 63 && allowed(value, "-_.") => Ok(value.to_owned()),
+        _ => Err(wrong("holds what can be no value of a label")),
+    };
+    if let Some((left, values)) = text.split_once('(') {
+        let values =
+            values.strip_suffix(')').ok_or_else(|| wrong("lacks a closing parenthesis"))?;
+        let values = values.split(',').map(value).collect::<Result<_, _>>()?;
+        return match left.trim().rsplit_once(char::is_whitespace) {
+            Some((left, "in")) => Ok(Expression::In(key(left)?, values)),
+            Some((left, "notin")) => Ok(Expression::NotIn(key(left)?, values)),
+            _ => Err(wrong("has neither in nor notin before its values")),
+        };
+    }
+    if let Some((left, right)) = text.split_once("!=") {
+        return Ok(Expression::NotEqual(key(left)?, value(right)?));
+    }
+    if let Some((left, right)) = text.split_once('=') {
+        return Ok(Expression::Equal(key(left)?, value(right.strip_prefix('=').unwrap_or(right))?));
+    }
+    match text.strip_prefix('!') {
+        Some(absent) => Ok(Expression::DoesNotExist(key(absent)?)),
+        None => Ok(Expression::Exists(key(text)?)),
     }
 }
 
@@ -121,5 +196,39 @@ mod tests {
         check(one("In", json!([])), Err("matchExpressions[0].values"));
         check(one("Exists", json!(["x"])), Err("matchExpressions[0].values"));
         check(one("Gt", json!(["1"])), Err("matchExpressions[0].operator"));
+    }
+
+    #[track_caller]
+    fn check_text(text: &str, expected: Result<bool, &str>) {
+        let labels = [("app", "web"), ("example.com/tier", "a")].into_iter().collect();
+
+        let parsed = text.parse::<Selector>().map(|selector| selector.matches(&labels));
+
+        match (parsed, expected) {
+            (Ok(matches), expected) => assert_eq!(Ok(matches), expected, "{text}"),
+            (Err(error), Err(part)) => assert_eq!(error.part, part, "{text}"),
+            (Err(error), Ok(_)) => panic!("{text}: {error}"),
+        }
+    }
+
+    #[test]
+    fn a_selector_is_read_as_kubectl_reads_it() {
+        check_text("", Ok(true));
+        check_text(" ", Ok(true));
+        check_text("app=web", Ok(true));
+        check_text("app == web , example.com/tier in (a, b)", Ok(true));
+        check_text("app!=web", Ok(false));
+        check_text("none!=web", Ok(true));
+        check_text("app notin (db,web)", Ok(false));
+        check_text("app,!old", Ok(true));
+        check_text("! app", Ok(false));
+        check_text("app=", Ok(false));
+        check_text("app=web,", Err(""));
+        check_text("=web", Err("=web"));
+        check_text("app in (a", Err("app in (a"));
+        check_text("app on (a)", Err("app on (a)"));
+        check_text("app>1", Err("app>1"));
+        check_text("app=a=b", Err("app=a=b"));
+        check_text("a b", Err("a b"));
     }
 }

@@ -1,291 +1,233 @@
-//! The status of a declared controller: what the manager knows, in Kubernetes' words. Pure.
+//! The status of a declared controller: what the manager knows, in the words of conditions.
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{CompositeControllerStatus, StatusCondition, WatchStatus};
+use super::{
+    Blueprint, CompositeControllerStatus, Rejected, StatusCondition, WatchStatus, roster::Health,
+};
 use crate::{
     kind::{TypeName, TypeRef},
     manager::{ControllerState, RunnableStatus},
 };
 
-/// The finding that a composite's run reports about its hooks.
-pub(crate) const HOOKS_HEALTHY: &str = "HooksHealthy";
+/// The longest message of a condition; a specification may have very many problems.
+const MESSAGE_CHARS: usize = 1024;
 
-/// All that a status is made of.
+/// What is said of the object itself.
+#[derive(Clone, Debug)]
+pub(crate) enum Judgement {
+    /// It is executed, or waits to be.
+    Accepted,
+    /// It is not; what ran before goes on.
+    Rejected(Rejected),
+    /// It is stopped on request.
+    Paused,
+}
+
+/// Everything that a status is made of.
 #[derive(Debug)]
-pub(crate) struct Facts<'a> {
-    /// Generation of the object that is answered.
+pub(crate) struct View<'a> {
     pub(crate) generation: i64,
-    /// Why the object's specification is not executed: reason and message.
-    pub(crate) rejected: Option<(&'a str, String)>,
-    /// Its author has paused it.
-    pub(crate) paused: bool,
-    /// What the manager says of the controller, if there is one.
-    pub(crate) runnable: Option<&'a RunnableStatus>,
-    /// The status as it stands.
-    pub(crate) before: &'a CompositeControllerStatus,
+    pub(crate) judgement: &'a Judgement,
+    pub(crate) blueprint: Option<&'a Blueprint>,
+    pub(crate) run: Option<&'a RunnableStatus>,
+    pub(crate) health: &'a Health,
+    pub(crate) previous: &'a CompositeControllerStatus,
+    pub(crate) now: Timestamp,
 }
 
-/// What a condition says.
-struct Verdict {
-    holds: Option<bool>,
-    reason: String,
-    message: String,
-}
+/// Status, reason, message.
+type Said = (&'static str, String, String);
 
-impl Verdict {
-    fn new(holds: Option<bool>, reason: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { holds, reason: reason.into(), message: message.into() }
-    }
-
-    fn word(&self) -> &'static str {
-        match self.holds {
-            Some(true) => "True",
-            Some(false) => "False",
-            None => "Unknown",
-        }
-    }
-}
-
-impl Facts<'_> {
-    /// The status to be written; equal to the one before when there is nothing new.
-    pub(crate) fn status(&self, now: Timestamp) -> CompositeControllerStatus {
-        let (state, reason) = self.state();
-        let conditions = [
-            ("Ready", self.ready()),
-            ("TypesReady", self.types_ready()),
-            ("Running", self.running()),
-            (HOOKS_HEALTHY, self.hooks_healthy()),
-        ];
+impl View<'_> {
+    /// The status as it should be.
+    pub(crate) fn status(&self) -> CompositeControllerStatus {
+        let ready = self.ready();
+        let (state, reason) = match (self.judgement, self.run) {
+            (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
+            (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
+            (_, None) => ("Waiting", "NotStarted".to_owned()),
+            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.clone()),
+            (_, Some(run)) => (run.state.word(), ready.1.clone()),
+        };
         CompositeControllerStatus {
-            conditions: conditions
-                .into_iter()
-                .map(|(name, verdict)| self.condition(name, verdict, now))
-                .collect(),
+            conditions: vec![
+                self.condition("Ready", ready),
+                self.condition("TypesReady", self.types_ready()),
+                self.condition("Running", self.running()),
+                self.condition("HooksHealthy", self.hooks_healthy()),
+            ],
             observed_generation: Some(self.generation),
-            epoch: self.runnable.and_then(|runnable| i64::try_from(runnable.epoch).ok()),
-            state: Some(state),
+            epoch: self.run.and_then(|run| i64::try_from(run.epoch).ok()),
+            state: Some(state.to_owned()),
             reason: Some(reason),
             watches: self.watches(),
         }
     }
 
-    fn state(&self) -> (String, String) {
-        match (self.runnable, &self.rejected) {
-            (Some(runnable), _) => (runnable.state.word().to_owned(), runnable.reason.clone()),
-            (None, Some((reason, _))) => ("Invalid".to_owned(), (*reason).to_owned()),
-            (None, None) if self.paused => ("Paused".to_owned(), "Paused".to_owned()),
-            (None, None) => ("Waiting".to_owned(), "NotStarted".to_owned()),
-        }
-    }
-
-    /// Ready is running as its author wants it now.
-    fn ready(&self) -> Verdict {
-        if let Some((reason, message)) = &self.rejected {
-            let suffix = match self.runnable {
-                Some(_) => "; the controller goes on with the specification before",
-                None => "",
-            };
-            return Verdict::new(Some(false), *reason, format!("{message}{suffix}"));
-        }
-        if let Some(pending) = self.runnable.and_then(|runnable| runnable.pending.as_ref()) {
-            return Verdict::new(
-                Some(false),
-                "SpecPending",
-                format!(
-                    "the controller goes on with the specification before, because the new one \
-                     cannot start: {pending}"
+    fn ready(&self) -> Said {
+        match (self.judgement, self.run) {
+            (Judgement::Rejected(rejected), _) => {
+                ("False", rejected.reason().to_owned(), rejected.to_string())
+            }
+            (Judgement::Paused, _) => {
+                ("False", "Paused".to_owned(), "paused by annotation".to_owned())
+            }
+            (Judgement::Accepted, None) => ("False", "NotStarted".to_owned(), String::new()),
+            (Judgement::Accepted, Some(run)) => match &run.pending {
+                Some(pending) => (
+                    "False",
+                    "SpecPending".to_owned(),
+                    format!("the old specification goes on: {pending}"),
                 ),
-            );
-        }
-        self.running()
-    }
-
-    fn types_ready(&self) -> Verdict {
-        let Some(runnable) = self.runnable else {
-            return Verdict::new(None, "NotRunning", "");
-        };
-        let typed: Vec<_> =
-            runnable.unmet.iter().filter(|unmet| unmet.type_ref.is_some()).collect();
-        let messages =
-            || typed.iter().map(|unmet| unmet.message.as_str()).collect::<Vec<_>>().join("; ");
-        match (runnable.state, typed.first()) {
-            (ControllerState::Waiting, Some(first)) => {
-                let holds = (first.reason != "TypeUnknown").then_some(false);
-                Verdict::new(holds, first.reason.as_str(), messages())
-            }
-            // Nothing is proven: what runs goes on, and says so.
-            (_, Some(first)) => Verdict::new(None, first.reason.as_str(), messages()),
-            (_, None) if !runnable.report.missing.is_empty() => {
-                let missing: Vec<_> =
-                    runnable.report.missing.iter().map(ToString::to_string).collect();
-                Verdict::new(
-                    Some(true),
-                    "OptionalTypesMissing",
-                    format!("not installed: {}", missing.join(", ")),
-                )
-            }
-            (_, None) => Verdict::new(Some(true), "TypesServed", ""),
-        }
-    }
-
-    fn running(&self) -> Verdict {
-        match self.runnable {
-            Some(runnable) => Verdict::new(
-                Some(runnable.state == ControllerState::Running),
-                runnable.reason.as_str(),
-                match runnable.last_error() {
-                    Some(error) if runnable.message.is_empty() => error,
-                    _ => runnable.message.as_str(),
-                },
-            ),
-            None if self.paused => Verdict::new(
-                Some(false),
-                "Paused",
-                "remove the annotation pilotlight.dev/paused to start it again",
-            ),
-            None => match &self.rejected {
-                Some((reason, message)) => Verdict::new(Some(false), *reason, message.as_str()),
-                None => Verdict::new(Some(false), "NotStarted", ""),
+                None if !run.report.forbidden.is_empty() => {
+                    ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
+                }
+                None => self.running(),
             },
         }
     }
 
-    fn hooks_healthy(&self) -> Verdict {
-        let finding = self.runnable.and_then(|it| it.report.findings.get(HOOKS_HEALTHY));
-        match finding {
-            Some(finding) => {
-                Verdict::new(finding.holds, finding.reason.as_str(), finding.message.as_str())
+    fn types_ready(&self) -> Said {
+        let Some(run) = self.run else {
+            return ("Unknown", "NotStarted".to_owned(), String::new());
+        };
+        if let Some(first) = run.unmet.first() {
+            let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
+            let status = if run.unmet.iter().all(|unmet| unmet.reason == "TypeUnknown") {
+                "Unknown"
+            } else {
+                "False"
+            };
+            return (status, first.reason.clone(), messages.join("; "));
+        }
+        match run.state {
+            ControllerState::Waiting => ("Unknown", run.reason.clone(), run.message.clone()),
+            ControllerState::Starting
+            | ControllerState::Running
+            | ControllerState::Stopping
+            | ControllerState::BackingOff
+            | ControllerState::Stopped => {
+                let missing: Vec<_> = run.report.missing.iter().map(TypeRef::to_string).collect();
+                if missing.is_empty() {
+                    ("True", "TypesServed".to_owned(), String::new())
+                } else {
+                    let message = format!("optional types are missing: {}", missing.join(", "));
+                    ("True", "OptionalTypesMissing".to_owned(), message)
+                }
             }
-            None => Verdict::new(None, "NotCalled", "no hook has been called in this run"),
         }
     }
 
-    fn condition(&self, name: &str, verdict: Verdict, now: Timestamp) -> StatusCondition {
-        let status = verdict.word();
-        let since = self
-            .before
-            .conditions
-            .iter()
-            .find(|before| before.type_ == name && before.status == status)
-            .map_or(now, |before| before.last_transition_time);
+    fn running(&self) -> Said {
+        let Some(run) = self.run else {
+            let reason = match self.judgement {
+                Judgement::Paused => "Paused",
+                Judgement::Rejected(rejected) => rejected.reason(),
+                Judgement::Accepted => "NotStarted",
+            };
+            return ("False", reason.to_owned(), String::new());
+        };
+        let status = if run.state == ControllerState::Running { "True" } else { "False" };
+        let mut message = run.message.clone();
+        if message.is_empty()
+            && let Some(error) = run.last_error()
+        {
+            message = format!("last error: {error}");
+        }
+        (status, run.reason.clone(), message)
+    }
+
+    fn hooks_healthy(&self) -> Said {
+        match (&self.health.example, self.health.proven) {
+            (Some((parent, failure)), _) => {
+                let message = match self.health.failing {
+                    1 => format!("{parent}: {}", failure.message),
+                    count => format!("{count} parents fail, first {parent}: {}", failure.message),
+                };
+                ("False", failure.reason.to_owned(), message)
+            }
+            (None, true) => ("True", "HooksAnswer".to_owned(), String::new()),
+            (None, false) => ("Unknown", "NotAsked".to_owned(), String::new()),
+        }
+    }
+
+    fn condition(&self, type_: &str, (status, reason, message): Said) -> StatusCondition {
+        let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
+        let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
+        let last_transition_time = match before {
+            Some(before) if before.status == status => before.last_transition_time,
+            Some(_) | None => now,
+        };
         StatusCondition {
-            type_: name.to_owned(),
+            type_: type_.to_owned(),
             status: status.to_owned(),
-            reason: verdict.reason,
-            message: verdict.message,
-            last_transition_time: since,
+            reason: if reason.is_empty() { "Unknown".to_owned() } else { reason },
+            message: message.chars().take(MESSAGE_CHARS).collect(),
+            last_transition_time,
             observed_generation: Some(self.generation),
         }
     }
 
-    /// The types that it watches, or waits for.
     fn watches(&self) -> Vec<WatchStatus> {
-        let Some(runnable) = self.runnable else { return Vec::new() };
-        let mut watches: Vec<_> = runnable
-            .report
-            .watches
-            .iter()
-            .map(|watch| row(&watch.type_ref, watch.state, watch.error.clone()))
-            .collect();
-        if watches.is_empty() {
-            watches.extend(runnable.unmet.iter().filter_map(|unmet| {
-                let type_ref = unmet.type_ref.as_ref()?;
-                Some(row(type_ref, &unmet.reason, Some(unmet.message.clone())))
-            }));
+        if let Some(run) = self.run
+            && matches!(run.state, ControllerState::Starting | ControllerState::Running)
+            && !run.report.watches.is_empty()
+        {
+            return run
+                .report
+                .watches
+                .iter()
+                .map(|watch| {
+                    row(&watch.type_ref, watch.state, watch.error.clone().unwrap_or_default())
+                })
+                .collect();
         }
-        watches
+        let Some(blueprint) = self.blueprint else { return Vec::new() };
+        let types = blueprint.children.iter().map(|rule| &rule.type_ref);
+        std::iter::once(&blueprint.parent)
+            .chain(types)
+            .map(|type_ref| {
+                let unmet = self.run.iter().flat_map(|run| &run.unmet);
+                let message = unmet
+                    .filter(|unmet| unmet.type_ref.as_ref() == Some(type_ref))
+                    .map(|unmet| unmet.message.clone())
+                    .next()
+                    .unwrap_or_default();
+                row(type_ref, "Waiting", message)
+            })
+            .collect()
     }
 }
 
-fn row(type_ref: &TypeRef, state: &str, message: Option<String>) -> WatchStatus {
+fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
     let (TypeName::Resource(resource) | TypeName::Kind(resource)) = &type_ref.name;
-    let version = type_ref.version.as_deref().unwrap_or("*");
+    let version = type_ref.version.as_deref().unwrap_or_default();
     WatchStatus {
+        resource: resource.clone(),
         api_version: match type_ref.group.as_str() {
             "" => version.to_owned(),
             group => format!("{group}/{version}"),
         },
-        resource: resource.clone(),
         state: state.to_owned(),
-        message: message.unwrap_or_default(),
-    }
-}
-
-/// What was told in Events of a controller's life: the last epoch, and whether it ran.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Told {
-    epoch: u64,
-    stage: Stage,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    #[default]
-    Idle,
-    Starting,
-    Running,
-    Stopping,
-}
-
-impl Told {
-    /// The reasons of the Events that are due, with Metacontroller's words, and what is told then.
-    ///
-    /// Steps that were too quick to be seen are told all the same, in their order.
-    pub(crate) fn next(self, runnable: Option<&RunnableStatus>) -> (Vec<&'static str>, Self) {
-        let (epoch, stage) = match runnable {
-            None => (self.epoch, Stage::Idle),
-            Some(runnable) => (
-                runnable.epoch,
-                match runnable.state {
-                    ControllerState::Starting => Stage::Starting,
-                    ControllerState::Running => Stage::Running,
-                    ControllerState::Stopping => Stage::Stopping,
-                    ControllerState::Waiting
-                    | ControllerState::BackingOff
-                    | ControllerState::Stopped => Stage::Idle,
-                },
-            ),
-        };
-        let mut events = Vec::new();
-        let same = epoch == self.epoch;
-        // The end of what was told before.
-        if self.stage != Stage::Idle && (!same || stage == Stage::Idle || stage == Stage::Stopping)
-        {
-            if self.stage != Stage::Stopping {
-                events.push("Stopping");
-            }
-            if !same || stage != Stage::Stopping {
-                events.push("Stopped");
-            }
-        }
-        if (!same || self.stage == Stage::Idle) && stage != Stage::Idle && stage != Stage::Stopping
-        {
-            events.push("Starting");
-        }
-        if stage == Stage::Running && (!same || self.stage != Stage::Running) {
-            events.push("Started");
-        }
-        (events, Self { epoch, stage })
+        message: message.chars().take(MESSAGE_CHARS).collect(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::manager::{Report, RunnableGroup, Unmet};
+    use crate::manager::{Report, RunnableGroup, Unmet, WatchReport};
 
-    fn runnable(state: ControllerState, epoch: u64) -> RunnableStatus {
+    fn run(state: ControllerState, reason: &str) -> RunnableStatus {
         RunnableStatus {
-            name: "CompositeController-things".into(),
+            name: "CompositeController-a".into(),
             group: RunnableGroup::LeaderElection,
             state,
-            reason: state.word().to_owned(),
+            reason: reason.to_owned(),
             message: String::new(),
             since: Timestamp::UNIX_EPOCH,
-            epoch,
+            epoch: 3,
             unmet: Vec::new(),
             report: Report::default(),
             last_done: None,
@@ -295,125 +237,161 @@ mod tests {
         }
     }
 
-    fn waiting() -> RunnableStatus {
-        let type_ref = TypeRef::resource("example.com", "v1", "things");
-        RunnableStatus {
-            reason: "TypeAbsent".into(),
-            unmet: vec![Unmet {
-                reason: "TypeAbsent".into(),
-                message: "things.example.com/v1 is not installed".into(),
-                type_ref: Some(type_ref),
-            }],
-            ..runnable(ControllerState::Waiting, 0)
+    fn said(
+        judgement: &Judgement,
+        run: Option<&RunnableStatus>,
+        health: &Health,
+    ) -> CompositeControllerStatus {
+        let previous = CompositeControllerStatus::default();
+        View {
+            generation: 7,
+            judgement,
+            blueprint: None,
+            run,
+            health,
+            previous: &previous,
+            now: Timestamp::UNIX_EPOCH,
         }
-    }
-
-    fn facts<'a>(
-        runnable: Option<&'a RunnableStatus>,
-        before: &'a CompositeControllerStatus,
-    ) -> Facts<'a> {
-        Facts { generation: 3, rejected: None, paused: false, runnable, before }
+        .status()
     }
 
     #[track_caller]
-    fn check(facts: &Facts<'_>, expected: &[(&str, &str, &str)]) {
-        let status = facts.status(Timestamp::UNIX_EPOCH);
-
-        let conditions: Vec<_> = status
+    fn check(status: &CompositeControllerStatus, expected: [(&str, &str, &str); 4]) {
+        let found: Vec<_> = status
             .conditions
             .iter()
-            .map(|it| (it.type_.as_str(), it.status.as_str(), it.reason.as_str()))
+            .map(|condition| (&*condition.type_, &*condition.status, &*condition.reason))
             .collect();
-        assert_eq!(conditions, expected);
-        assert_eq!(status.observed_generation, Some(3));
+        assert_eq!(found, expected);
     }
 
     #[test]
-    fn a_missing_type_is_named() {
-        let (runnable, before) = (waiting(), CompositeControllerStatus::default());
-        let facts = facts(Some(&runnable), &before);
+    fn a_controller_that_runs_is_ready() {
+        let health = Health { proven: true, ..Health::default() };
 
+        let status =
+            said(&Judgement::Accepted, Some(&run(ControllerState::Running, "Running")), &health);
+
+        assert_eq!(status.state.as_deref(), Some("Running"));
+        assert_eq!(status.epoch, Some(3));
+        assert_eq!(status.observed_generation, Some(7));
         check(
-            &facts,
-            &[
+            &status,
+            [
+                ("Ready", "True", "Running"),
+                ("TypesReady", "True", "TypesServed"),
+                ("Running", "True", "Running"),
+                ("HooksHealthy", "True", "HooksAnswer"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_controller_that_waits_says_for_what() {
+        let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
+        waiting.unmet = vec![Unmet {
+            reason: "TypeAbsent".to_owned(),
+            message: "things.example.com/v1 is not installed".to_owned(),
+            type_ref: None,
+        }];
+
+        let status = said(&Judgement::Accepted, Some(&waiting), &Health::default());
+
+        assert_eq!(status.reason.as_deref(), Some("TypeAbsent"));
+        assert!(status.conditions[1].message.contains("things.example.com"));
+        check(
+            &status,
+            [
                 ("Ready", "False", "TypeAbsent"),
                 ("TypesReady", "False", "TypeAbsent"),
                 ("Running", "False", "TypeAbsent"),
-                ("HooksHealthy", "Unknown", "NotCalled"),
-            ],
-        );
-        let watches = facts.status(Timestamp::UNIX_EPOCH).watches;
-        assert_eq!(watches[0].resource, "things");
-        assert_eq!(watches[0].message, "things.example.com/v1 is not installed");
-    }
-
-    #[test]
-    fn a_rejected_edit_does_not_hide_that_the_old_one_runs() {
-        let (runnable, before) =
-            (runnable(ControllerState::Running, 1), CompositeControllerStatus::default());
-        let facts = Facts {
-            rejected: Some(("SpecInvalid", "spec.hooks.sync: is required".to_owned())),
-            ..facts(Some(&runnable), &before)
-        };
-
-        check(
-            &facts,
-            &[
-                ("Ready", "False", "SpecInvalid"),
-                ("TypesReady", "True", "TypesServed"),
-                ("Running", "True", "Running"),
-                ("HooksHealthy", "Unknown", "NotCalled"),
+                ("HooksHealthy", "Unknown", "NotAsked"),
             ],
         );
     }
 
     #[test]
-    fn a_pause_says_how_to_end_it() {
-        let before = CompositeControllerStatus::default();
-        let facts = Facts { paused: true, ..facts(None, &before) };
+    fn a_rejected_edit_leaves_the_old_one_running_and_says_so() {
+        let rejected =
+            Rejected::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
 
-        let status = facts.status(Timestamp::UNIX_EPOCH);
+        let status = said(
+            &Judgement::Rejected(rejected.clone()),
+            Some(&run(ControllerState::Running, "Running")),
+            &Health::default(),
+        );
+        let alone = said(&Judgement::Rejected(rejected), None, &Health::default());
+
+        assert_eq!(status.state.as_deref(), Some("Running"));
+        assert_eq!(status.reason.as_deref(), Some("SpecInvalid"));
+        assert_eq!(status.conditions[0].message, "spec.x: wrong");
+        assert_eq!(status.conditions[2].status, "True");
+        assert_eq!(alone.state.as_deref(), Some("Invalid"));
+    }
+
+    #[test]
+    fn a_pending_edit_says_why() {
+        let mut running = run(ControllerState::Running, "Running");
+        running.pending = Some("pods is not installed".to_owned());
+
+        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
+
+        assert_eq!(status.reason.as_deref(), Some("SpecPending"));
+        assert!(status.conditions[0].message.contains("pods is not installed"));
+    }
+
+    #[test]
+    fn a_paused_controller_says_so() {
+        let status = said(&Judgement::Paused, None, &Health::default());
 
         assert_eq!(status.state.as_deref(), Some("Paused"));
-        assert!(status.conditions[0].message.contains("pilotlight.dev/paused"));
+        assert_eq!(status.conditions[0].reason, "Paused");
     }
 
     #[test]
-    fn a_condition_keeps_its_time_until_its_status_changes() {
-        let (waiting, running) = (waiting(), runnable(ControllerState::Running, 1));
-        let before = CompositeControllerStatus::default();
-        let first = facts(Some(&waiting), &before).status(Timestamp::from_second(1).unwrap());
+    fn a_condition_keeps_its_time_while_its_status_holds() {
+        let later: Timestamp = "2026-01-01T00:00:00.5Z".parse().unwrap();
+        let (judgement, health) = (Judgement::Accepted, Health::default());
+        let view = |previous: &CompositeControllerStatus, run: &RunnableStatus, now| {
+            View {
+                generation: 1,
+                judgement: &judgement,
+                blueprint: None,
+                run: Some(run),
+                health: &health,
+                previous,
+                now,
+            }
+            .status()
+        };
+        let starting = run(ControllerState::Starting, "SourcesSyncing");
+        let first = view(&CompositeControllerStatus::default(), &starting, Timestamp::UNIX_EPOCH);
 
-        let same = facts(Some(&waiting), &first).status(Timestamp::from_second(2).unwrap());
-        assert_eq!(same, first);
+        let second = view(&first, &run(ControllerState::Running, "Running"), later);
 
-        let next = facts(Some(&running), &first).status(Timestamp::from_second(3).unwrap());
-        assert_eq!(next.conditions[0].last_transition_time, Timestamp::from_second(3).unwrap());
-        assert_eq!(next.conditions[3].last_transition_time, Timestamp::from_second(1).unwrap());
+        assert_eq!(second.conditions[1].last_transition_time, Timestamp::UNIX_EPOCH);
+        assert_eq!(second.conditions[2].last_transition_time.to_string(), "2026-01-01T00:00:00Z");
     }
 
     #[test]
-    fn events_tell_a_life_in_order_and_each_step_once() {
-        use ControllerState::{Running, Starting, Stopping, Waiting};
-        let mut told = Told::default();
-        for (state, epoch, expected) in [
-            (Waiting, 0, vec![]),
-            (Starting, 1, vec!["Starting"]),
-            (Running, 1, vec!["Started"]),
-            (Running, 1, vec![]),
-            (Stopping, 1, vec!["Stopping"]),
-            (Waiting, 1, vec!["Stopped"]),
-            (Running, 2, vec!["Starting", "Started"]),
-            // An epoch went by unseen.
-            (Starting, 4, vec!["Stopping", "Stopped", "Starting"]),
-            (Waiting, 4, vec!["Stopping", "Stopped"]),
-        ] {
-            let status = Arc::new(runnable(state, epoch));
+    fn watches_are_listed() {
+        let mut running = run(ControllerState::Running, "Running");
+        running.report.watches = vec![WatchReport {
+            type_ref: TypeRef::resource("apps", "v1", "deployments"),
+            state: "Forbidden",
+            error: Some("no rule".to_owned()),
+        }];
 
-            let (events, next) = told.next(Some(&status));
+        let status = said(&Judgement::Accepted, Some(&running), &Health::default());
 
-            assert_eq!(events, expected, "{state:?} {epoch}");
-            told = next;
-        }
+        assert_eq!(
+            status.watches,
+            [WatchStatus {
+                resource: "deployments".to_owned(),
+                api_version: "apps/v1".to_owned(),
+                state: "Forbidden".to_owned(),
+                message: "no rule".to_owned(),
+            }]
+        );
     }
 }

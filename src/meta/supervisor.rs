@@ -1,111 +1,183 @@
-//! The controller of CompositeControllers: turns each object into a controller of the manager's,
-//! and what becomes of it into the object's status.
+//! The controller of declared controllers: each CompositeController becomes a runnable of the
+//! manager, and what the manager says of it becomes its status.
 //!
-//! It is a controller like any other, conditional on its own CRD. When that is missing it waits;
-//! when it is deleted, the controllers that were declared go on with their last specification.
+//! It waits for its own CRD like any other controller. While that is gone, what was declared goes
+//! on as declared; when it is back, objects and runnables are matched by name.
 
-use std::{sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
-use k8s_openapi::{
-    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    jiff::Timestamp,
-};
-use kube::{
-    Api,
-    api::{Patch, PatchParams},
-};
-use serde_json::json;
-use tokio::time::Instant;
-use tracing::{debug, info, warn};
+use futures::future::BoxFuture;
+use http::Method;
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
 
 use super::{
-    Blueprint, CompositeController, CompositeControllerStatus, Rejected,
+    Blueprint, CompositeController, CompositeControllerStatus, Hook, HookMetrics, Selector,
+    Webhook,
     blueprint::same_spec,
-    declared::Declared,
-    news::{News, PREFIX},
+    composite::CompositeRunnable,
+    declared::{Changes, Declared, Run},
+    manager_source::{ManagerSource, PREFIX},
     recorder::{Recorder, Severity, Subject},
-    status::Facts,
+    resource::{self, Resource, explain, is_forbidden, is_not_found},
+    roster::Health,
+    status::{Judgement, View},
 };
 use crate::{
     controller::{
-        BuildError, Cluster, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+        BuildError, Cluster, Context, Controller, Outcome, Predicate, ReconcileError, Reconciler,
+        Request,
     },
+    discovery::TypeState,
     informer::Object,
     kind::TypeRef,
     manager::{
-        AddError, BoxError, ConditionalRunnable, ControllerName, ManagerHandle, RunnableOptions,
+        AddError, ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult,
+        Runnable, RunnableOptions,
     },
 };
 
-/// Set to `true` on a declared controller, stops it until the annotation goes.
+/// Annotation that stops a declared controller while it is `"true"`.
 pub const PAUSED: &str = "pilotlight.dev/paused";
 
-/// How long a declared controller outlives its object when their CRD was away and came back
-/// without it: whoever restored the CRD may be about to restore the objects.
-const RETURN: Duration = Duration::from_secs(60);
+/// Name under which the supervisor itself is best added to the manager.
+pub const SUPERVISOR: &str = "compositecontrollers";
 
-/// How many declared controllers may be changed at once; one that drains holds up only itself.
-const WORKERS: usize = 8;
+/// How long a controller whose object is missing after the CRD came back is given.
+const MISSING_GRACE: Duration = Duration::from_secs(60);
+/// How long a stop is waited for before the status says that it lasts.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
+/// The shortest time between two writes of one status.
+const STATUS_INTERVAL: Duration = Duration::from_millis(500);
+/// How long our own write is given to come back through the watch.
+const ECHO: Duration = Duration::from_secs(5);
 
-/// Turns a specification into something that runs.
-pub(crate) type Build =
-    Arc<dyn Fn(Blueprint) -> Result<Arc<dyn ConditionalRunnable>, BoxError> + Send + Sync>;
+/// Makes the hook of a declared controller.
+pub type HookFactory = Arc<dyn Fn(&Blueprint) -> Arc<dyn Hook> + Send + Sync>;
 
-struct Supervisor {
-    cluster: Cluster,
-    manager: ManagerHandle,
-    build: Build,
-    declared: Arc<Declared>,
-    events: Recorder,
+/// How declared controllers are run.
+#[derive(Clone)]
+pub struct MetaOptions {
+    /// Parents of one controller that are synced at the same time; 5.
+    pub workers: usize,
+    /// How each runnable is supervised.
+    pub runnable: RunnableOptions,
+    /// Where hook calls are counted; register it with the process's registry.
+    pub metrics: HookMetrics,
+    /// Makes hooks; `None` asks the declared webhook.
+    pub hooks: Option<HookFactory>,
+    /// Only the CompositeControllers that it selects are run, and only their status is written;
+    /// all. One that stops matching is stopped.
+    pub target: Selector,
 }
 
-/// The controller of CompositeControllers.
-///
-/// # Errors
-///
-/// None that a caller can cause: see [`BuildError`].
-pub(crate) fn supervisor(
-    cluster: &Cluster,
-    manager: &ManagerHandle,
-    events: Recorder,
-    build: Build,
-) -> Result<Controller, BuildError> {
-    let declared = Arc::<Declared>::default();
-    let supervisor = Supervisor {
-        cluster: cluster.clone(),
-        manager: manager.clone(),
-        build,
-        declared: declared.clone(),
-        events,
-    };
-    Controller::builder("compositecontrollers")
-        .for_type(own_type())
-        .conditional()
-        .source(News { manager: manager.clone(), declared })
-        .max_concurrent_reconciles(WORKERS)
-        .build(cluster, supervisor)
+impl Default for MetaOptions {
+    fn default() -> Self {
+        Self {
+            workers: 5,
+            runnable: RunnableOptions::default(),
+            metrics: HookMetrics::default(),
+            hooks: None,
+            target: Selector::default(),
+        }
+    }
+}
+
+impl fmt::Debug for MetaOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MetaOptions")
+            .field("workers", &self.workers)
+            .field("target", &self.target)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs every CompositeController of a cluster; to be added to the manager that it drives.
+#[derive(Debug)]
+pub struct Supervisor {
+    controller: Controller,
+}
+
+impl Supervisor {
+    /// A supervisor that adds what is declared to `manager`. Starts nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`BuildError`], when the options leave no workers.
+    pub fn new(
+        cluster: &Cluster,
+        manager: ManagerHandle,
+        options: MetaOptions,
+    ) -> Result<Self, BuildError> {
+        if options.workers == 0 {
+            return Err(BuildError::NoWorkers(SUPERVISOR.into()));
+        }
+        let changes = Arc::new(Changes::default());
+        let target = options.target.clone();
+        let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
+        let keeper = Keeper {
+            cluster: cluster.clone(),
+            manager,
+            options,
+            recorder: Recorder::default(),
+            changes,
+        };
+        let controller = Controller::builder(SUPERVISOR)
+            .for_type(own_type())
+            .conditional()
+            .predicate(Predicate::new(move |delta| {
+                // One that stops matching passes once more.
+                let mut looks = delta.old.iter().chain(&delta.new);
+                looks.any(|object| target.matches(&object.header().labels))
+            }))
+            .source(source)
+            // Stopping one may take its grace, and holds up nobody else.
+            .max_concurrent_reconciles(16)
+            .build(cluster, keeper)?;
+        Ok(Self { controller })
+    }
+}
+
+impl Runnable for Supervisor {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        self.controller.start(epoch)
+    }
+
+    fn reports_running(&self) -> bool {
+        self.controller.reports_running()
+    }
+
+    fn keeps_grace(&self) -> bool {
+        self.controller.keeps_grace()
+    }
+}
+
+impl ConditionalRunnable for Supervisor {
+    fn ready(&self) -> Readiness {
+        self.controller.ready()
+    }
 }
 
 fn own_type() -> TypeRef {
     TypeRef::of::<CompositeController>()
 }
 
-fn controller_name(name: &str) -> ControllerName {
+fn runnable_name(name: &str) -> ControllerName {
     format!("{PREFIX}{name}").into()
 }
 
-fn subject(object: &Object) -> Subject {
-    let header = object.header();
-    Subject {
-        api_version: "metacontroller.k8s.io/v1alpha1".to_owned(),
-        kind: "CompositeController".to_owned(),
-        namespace: None,
-        name: header.key.name.clone(),
-        uid: header.uid.clone(),
-    }
+/// Keeps runnables as their objects declare them.
+struct Keeper {
+    cluster: Cluster,
+    manager: ManagerHandle,
+    options: MetaOptions,
+    recorder: Recorder,
+    changes: Arc<Changes>,
 }
 
-impl Reconciler for Supervisor {
+impl Reconciler for Keeper {
     async fn reconcile(
         &self,
         request: Request,
@@ -113,183 +185,320 @@ impl Reconciler for Supervisor {
     ) -> Result<Outcome, ReconcileError> {
         let object = context.store(&own_type()).and_then(|store| store.get(&request));
         match object {
-            Some(object) => self.present(&object, &context).await,
-            None => self.absent(&request.name, &context).await,
+            Some(object) if self.options.target.matches(&object.header().labels) => {
+                self.keep(&object, &context).await
+            }
+            Some(_) => Ok(self.let_go(&request.name).await),
+            None => self.retire(&request.name, &context).await,
         }
     }
 }
 
-impl Supervisor {
-    async fn present(&self, object: &Object, context: &Context) -> Result<Outcome, ReconcileError> {
+impl Keeper {
+    /// Brings the runnable to what the object declares, and the object's status to what is.
+    async fn keep(&self, object: &Object, context: &Context) -> Result<Outcome, ReconcileError> {
+        let name = &object.key().name;
         let header = object.header();
-        let name = &*header.key.name;
-        self.declared.change(name, |known| {
-            known.seen_in = context.epoch().number();
-            known.missed_since = None;
-        });
+        let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
+        let mut declared = self.changes.take(name);
+        if declared.uid != header.uid {
+            // Another object of that name: what it runs is matched up, what was said is not.
+            declared =
+                Declared { uid: header.uid.clone(), run: declared.run, ..Declared::default() };
+        }
+        declared.seen_under = crd_uid;
+        declared.missing_since = None;
         let paused = header.annotations.get(PAUSED) == Some("true");
-        let rejected = if paused {
-            self.pause(name).await;
-            None
+        let judgement = if paused {
+            Judgement::Paused
         } else {
             match Blueprint::parse(object.json()) {
-                Ok(blueprint) => {
-                    self.declare(&header.uid, blueprint).await?;
-                    None
-                }
-                Err(rejected) => Some(rejected),
+                Ok(blueprint) => self.execute(name, blueprint, &mut declared).await,
+                Err(rejected) => Judgement::Rejected(rejected),
             }
         };
-        self.write_status(object, context, rejected.as_ref(), paused).await?;
-        self.tell(object, context, rejected.as_ref()).await;
-        Ok(Outcome::Done)
-    }
-
-    /// Makes the manager run this specification, if it does not already.
-    async fn declare(&self, uid: &str, blueprint: Blueprint) -> Result<(), ReconcileError> {
-        let name = blueprint.name.clone();
-        let running = self.declared.get(&name).and_then(|known| known.running);
-        if let Some((old_uid, old_spec)) = &running
-            && old_uid == uid
-            && same_spec(old_spec, &blueprint.spec)
-        {
-            return Ok(());
-        }
-        let spec = blueprint.spec.clone();
-        let runnable = (self.build)(blueprint).map_err(ReconcileError::Retry)?;
-        let options = RunnableOptions::default();
-        let added = match running {
-            Some(_) => {
-                info!(name, "specification changed");
-                self.manager.replace(controller_name(&name), runnable, options).await
+        let mut again = None;
+        if paused && self.manager.status_of(runnable_name(name)).is_some() {
+            declared.run = None;
+            if self.stop(name).await.is_err() {
+                again = Some(STOP_PATIENCE);
             }
-            None => self.manager.add(controller_name(&name), runnable, options).await,
+        }
+        let subject = subject(name, &header.uid);
+        self.publish(name, &subject, &judgement, &mut declared, context.client()).await;
+        let written = self.write_status(object, &judgement, &mut declared, context).await;
+        self.changes.put(name, declared);
+        match (written?, again) {
+            (Some(one), Some(other)) => Ok(Outcome::RequeueAfter(one.min(other))),
+            (Some(wait), None) | (None, Some(wait)) => Ok(Outcome::RequeueAfter(wait)),
+            (None, None) => Ok(Outcome::Done),
+        }
+    }
+
+    /// Adds or replaces the runnable, unless it is what the blueprint says already.
+    async fn execute(
+        &self,
+        name: &str,
+        blueprint: Blueprint,
+        declared: &mut Declared,
+    ) -> Judgement {
+        let runnable = runnable_name(name);
+        let there = self.manager.status_of(runnable.clone()).is_some();
+        if there && declared.run.as_ref().is_some_and(|run| same_spec(&run.spec, &blueprint.spec)) {
+            return Judgement::Accepted;
+        }
+        let blueprint = Arc::new(blueprint);
+        let hook = match &self.options.hooks {
+            Some(make) => make(&blueprint),
+            None => self.webhook(&blueprint),
         };
-        match added {
-            Ok(()) => {}
-            // The manager stops, and this controller with it.
-            Err(AddError::Stopping) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let changes = Arc::clone(&self.changes);
+        let changed = {
+            let name: Arc<str> = name.into();
+            move || changes.mark(&name)
+        };
+        let built = CompositeRunnable::new(
+            runnable.clone(),
+            Arc::clone(&blueprint),
+            hook,
+            &self.cluster,
+            self.recorder.clone(),
+            self.options.workers,
+            changed,
+        );
+        let built = match built {
+            Ok(built) => Arc::new(built),
+            Err(error) => {
+                return Judgement::Rejected(super::Rejected::Unbuildable(error.to_string()));
+            }
+        };
+        let health = built.health();
+        let options = self.options.runnable.clone();
+        let mut taken = if there {
+            self.manager.replace(runnable.clone(), built.clone(), options.clone()).await
+        } else {
+            self.manager.add(runnable.clone(), built.clone(), options.clone()).await
+        };
+        // It came or went between the look and the call.
+        taken = match taken {
+            Err(AddError::AlreadyThere(_)) => self.manager.replace(runnable, built, options).await,
+            Err(AddError::NotThere(_)) => self.manager.add(runnable, built, options).await,
+            other => other,
+        };
+        match taken {
+            Ok(()) => {
+                tracing::info!(name, "declared controller accepted");
+                let spec = blueprint.spec.clone();
+                declared.run = Some(Run { spec, blueprint, health });
+            }
+            // The manager ends, and this with it.
+            Err(error) => tracing::debug!(%error, name, "declared controller not taken"),
         }
-        self.declared.change(&name, |known| known.running = Some((uid.to_owned(), spec)));
-        Ok(())
+        Judgement::Accepted
     }
 
-    async fn pause(&self, name: &str) {
-        if self.declared.change(name, |known| known.running.take()).is_some() {
-            info!(name, "paused");
-            self.manager.remove(controller_name(name)).await;
-        }
+    fn webhook(&self, blueprint: &Blueprint) -> Arc<dyn Hook> {
+        let url = blueprint.sync.url.to_string();
+        let series = self.options.metrics.series(&blueprint.name, "CompositeController", &url);
+        Arc::new(Webhook::new(blueprint.sync.url.clone(), blueprint.sync.timeout).series(series))
     }
 
-    /// There is no object of this name. It was deleted, or it went with its CRD.
-    async fn absent(&self, name: &str, context: &Context) -> Result<Outcome, ReconcileError> {
-        let Some(known) = self.declared.get(name) else { return Ok(Outcome::Done) };
-        if known.seen_in == context.epoch().number() {
-            if self.own_crd_is_going(context).await? {
-                info!(name, "its CRD is being deleted: it keeps its last specification");
-                return Ok(Outcome::Done);
+    /// Removes the runnable; an error when that lasts.
+    async fn stop(&self, name: &str) -> Result<(), tokio::time::error::Elapsed> {
+        // It is removed all the same when nobody waits any more.
+        timeout(STOP_PATIENCE, self.manager.remove(runnable_name(name))).await
+    }
+
+    /// The object is another instance's now: removes the runnable and leaves the object alone.
+    async fn let_go(&self, name: &str) -> Outcome {
+        if self.changes.peek(name).is_none() {
+            return Outcome::Done;
+        }
+        if self.stop(name).await.is_err() {
+            return Outcome::RequeueAfter(STOP_PATIENCE);
+        }
+        tracing::info!(name, "declared controller is no target any more");
+        self.changes.remove(name);
+        Outcome::Done
+    }
+
+    /// The object is not there: removes the runnable, if that is because it was deleted.
+    async fn retire(&self, name: &str, context: &Context) -> Result<Outcome, ReconcileError> {
+        let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
+        if !matches!(self.cluster.types.get(&own_type()).state, TypeState::Served) {
+            // Deleted with its CRD perhaps, which says nothing of the object. If the epoch ends,
+            // the next one looks again.
+            return Ok(Outcome::RequeueAfter(ECHO));
+        }
+        let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
+        if declared.seen_under == crd_uid {
+            match crd_is_going(context.client()).await {
+                Ok(true) => return Ok(Outcome::RequeueAfter(ECHO)),
+                // Who may not read CRDs knows no better than that the object is gone.
+                Ok(false) => {}
+                Err(error) if is_forbidden(&error) => {}
+                // It may have gone with its CRD, and nothing stops without proof.
+                Err(error) => return Err(error.into()),
             }
         } else {
-            // Its CRD was away and is back, or another look at its objects began.
-            let since = self
-                .declared
-                .change(name, |known| *known.missed_since.get_or_insert_with(Instant::now));
-            let left = RETURN.saturating_sub(since.elapsed());
-            if !left.is_zero() {
-                return Ok(Outcome::RequeueAfter(left));
+            // The CRD is another one, and the object may still be restored.
+            let since = *declared.missing_since.get_or_insert_with(Instant::now);
+            let waited = since.elapsed();
+            self.changes.update(name, |known| known.missing_since = Some(since));
+            if waited < MISSING_GRACE {
+                return Ok(Outcome::RequeueAfter(MISSING_GRACE - waited));
             }
         }
-        self.manager.remove(controller_name(name)).await;
-        self.declared.forget(name);
-        info!(name, "removed");
+        if self.stop(name).await.is_err() {
+            return Ok(Outcome::RequeueAfter(STOP_PATIENCE));
+        }
+        tracing::info!(name, "declared controller removed");
+        let subject = subject(name, &declared.uid);
+        let text = format!("Stopped controller: {name}");
+        self.changes.remove(name);
+        self.recorder.publish(context.client(), &subject, Severity::Normal, "Stopped", &text).await;
         Ok(Outcome::Done)
     }
 
-    /// Asked of the server itself, because an object's deletion may be seen before its CRD's.
-    async fn own_crd_is_going(&self, context: &Context) -> Result<bool, ReconcileError> {
-        let crds: Api<CustomResourceDefinition> = Api::all(context.client().clone());
-        match crds.get_metadata_opt("compositecontrollers.metacontroller.k8s.io").await {
-            Ok(Some(crd)) => Ok(crd.metadata.deletion_timestamp.is_some()),
-            Ok(None) => Ok(true),
-            // Who may not read CRDs knows no better than that the object is gone.
-            Err(kube::Error::Api(status)) if status.is_forbidden() => Ok(false),
-            Err(error) => Err(error.into()),
+    async fn publish(
+        &self,
+        name: &str,
+        subject: &Subject,
+        judgement: &Judgement,
+        declared: &mut Declared,
+        client: &Client,
+    ) {
+        for (reason, message) in self.changes.take_events(name) {
+            self.recorder.publish(client, subject, Severity::Normal, reason, &message).await;
+        }
+        let rejected = match judgement {
+            Judgement::Rejected(rejected) => Some(rejected.to_string()),
+            Judgement::Accepted | Judgement::Paused => None,
+        };
+        if declared.rejected != rejected {
+            if let Some(rejected) = &rejected {
+                let text = format!("Cannot create new controller: {rejected}");
+                tracing::warn!(name, error = rejected, "declared controller rejected");
+                self.recorder
+                    .publish(client, subject, Severity::Warning, "CreateError", &text)
+                    .await;
+            }
+            declared.rejected = rejected;
         }
     }
 
-    /// Tells in Events what happened to the controller, each step and each rejection once.
-    async fn tell(&self, object: &Object, context: &Context, rejected: Option<&Rejected>) {
-        let name = &*object.header().key.name;
-        let runnable = self.manager.status_of(controller_name(name));
-        let rejection = rejected.map(ToString::to_string);
-        let (news, reasons) = self.declared.change(name, |known| {
-            let news = known.rejection != rejection;
-            known.rejection.clone_from(&rejection);
-            let (reasons, told) = known.told.next(runnable.as_deref());
-            known.told = told;
-            (news, reasons)
-        });
-        let subject = subject(object);
-        for reason in reasons {
-            let message = format!("{reason} controller: {name}");
-            let client = context.client();
-            self.events.publish(client, &subject, Severity::Normal, reason, &message).await;
-        }
-        if let Some(message) = rejection.filter(|_| news) {
-            warn!(name, error = message, "specification is not executed");
-            let message = format!("Cannot create controller: {message}");
-            let client = context.client();
-            self.events.publish(client, &subject, Severity::Warning, "CreateError", &message).await;
-        }
-    }
-
+    /// Writes the status if it is another one; returns when to look again.
     async fn write_status(
         &self,
         object: &Object,
+        judgement: &Judgement,
+        declared: &mut Declared,
         context: &Context,
-        rejected: Option<&Rejected>,
-        paused: bool,
-    ) -> Result<(), ReconcileError> {
-        #[derive(serde::Deserialize)]
-        struct Stored {
-            #[serde(default)]
-            status: Option<CompositeControllerStatus>,
+    ) -> Result<Option<Duration>, ReconcileError> {
+        let name = &object.key().name;
+        let Some(served) = context.served(&own_type()) else { return Ok(None) };
+        let run = self.manager.status_of(runnable_name(name));
+        let cached = cached_status(object);
+        let healthy = Health::default();
+        let health = declared.run.as_ref().map(|run| run.health.borrow().clone());
+        let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
+        let wanted = View {
+            generation: object.header().generation,
+            judgement,
+            blueprint: declared.run.as_ref().map(|run| &*run.blueprint),
+            run: run.as_deref(),
+            health: health.as_ref().unwrap_or(&healthy),
+            previous,
+            now: Timestamp::now(),
         }
-        let header = object.header();
-        let name = &*header.key.name;
-        // A status of another shape is overwritten.
-        let stored = object.decode::<Stored>().ok().and_then(|stored| stored.status);
-        let written = self.declared.get(name).and_then(|known| known.written);
-        let written = written.filter(|(uid, _)| **uid == *header.uid).map(|(_, status)| status);
-        let before = written.as_ref().or(stored.as_ref()).cloned().unwrap_or_default();
-        let runnable = self.manager.status_of(controller_name(name));
-        let status = Facts {
-            generation: header.generation,
-            rejected: rejected.map(|rejected| (rejected.reason(), rejected.to_string())),
-            paused,
-            runnable: runnable.as_deref(),
-            before: &before,
+        .status();
+        if cached == wanted {
+            declared.written.get_or_insert_with(|| (wanted, Instant::now()));
+            return Ok(None);
         }
-        .status(Timestamp::now());
-        if written.as_ref() == Some(&status) || stored.as_ref() == Some(&status) {
-            return Ok(());
-        }
-        let api: Api<CompositeController> = Api::all(context.client().clone());
-        let patch = Patch::Merge(json!({"metadata": {"uid": &*header.uid}, "status": &status}));
-        match api.patch_status(name, &PatchParams::default(), &patch).await {
-            Ok(_) => {
-                debug!(name, state = status.state, "status written");
-                self.declared.change(name, |known| {
-                    known.written = Some((header.uid.to_string(), status));
-                });
-                Ok(())
+        if let Some((written, at)) = &declared.written {
+            let since = at.elapsed();
+            let patience = if *written != wanted {
+                STATUS_INTERVAL
+            } else if declared.pruned {
+                // The schema has no place for it, and will have none the next time.
+                return Ok(None);
+            } else {
+                ECHO
+            };
+            if since < patience {
+                return Ok(Some(patience - since));
             }
-            // Gone, or another one of its name: its own events follow.
-            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
         }
+        let patch = json!({
+            "metadata": {"uid": object.header().uid},
+            "status": with_nulls(&wanted, &cached),
+        });
+        let resource = Resource::new(context.client(), &served);
+        match resource.merge_patch(object.key(), Some("status"), &patch).await {
+            Ok(stored) => {
+                let stored = stored.get("status").cloned().unwrap_or_default();
+                let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
+                declared.pruned = stored.unwrap_or_default() != wanted;
+                declared.written = Some((wanted, Instant::now()));
+                Ok(None)
+            }
+            // The object is gone, or has no status.
+            Err(error) if is_not_found(&error) => {
+                declared.pruned = true;
+                declared.written = Some((wanted, Instant::now()));
+                Ok(None)
+            }
+            Err(error) => Err(ReconcileError::Retry(
+                format!("writing the status of {name}: {}", explain(&error)).into(),
+            )),
+        }
+    }
+}
+
+fn subject(name: &str, uid: &Arc<str>) -> Subject {
+    use kube::Resource as _;
+    Subject {
+        api_version: CompositeController::api_version(&()).into_owned(),
+        kind: CompositeController::kind(&()).into_owned(),
+        namespace: None,
+        name: name.into(),
+        uid: uid.clone(),
+    }
+}
+
+/// The status as cached; the default when it is not ours.
+fn cached_status(object: &Object) -> CompositeControllerStatus {
+    #[derive(serde::Deserialize)]
+    struct Partial {
+        #[serde(default)]
+        status: Option<Value>,
+    }
+    let partial: Option<Partial> = serde_json::from_slice(object.json()).ok();
+    let status = partial.and_then(|partial| partial.status).unwrap_or_default();
+    serde_json::from_value(status).unwrap_or_default()
+}
+
+/// The status as a merge patch: what is there and no longer wanted becomes null.
+fn with_nulls(wanted: &CompositeControllerStatus, cached: &CompositeControllerStatus) -> Value {
+    let mut patch = json!(wanted);
+    let cached = json!(cached);
+    if let (Some(patch), Some(cached)) = (patch.as_object_mut(), cached.as_object()) {
+        for key in cached.keys() {
+            patch.entry(key).or_insert(Value::Null);
+        }
+    }
+    patch
+}
+
+/// Whether the CRD of CompositeControllers is gone or being deleted, asked of the server: its
+/// watch and that of the objects are two, and either may be ahead.
+async fn crd_is_going(client: &Client) -> Result<bool, kube::Error> {
+    let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
+                compositecontrollers.metacontroller.k8s.io";
+    match resource::send(client, Method::GET, path.to_owned(), "", None).await {
+        Ok(crd) => Ok(crd.pointer("/metadata/deletionTimestamp").is_some()),
+        Err(error) if is_not_found(&error) => Ok(true),
+        Err(error) => Err(error),
     }
 }

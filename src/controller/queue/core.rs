@@ -27,7 +27,7 @@ pub(super) struct Core<K> {
     // May hold tickets that are no longer true: they are skipped when they come up. A key leaves
     // at most one behind for each priority that it was raised through.
     ready: BinaryHeap<Ticket>,
-    next_ticket: u64,
+    next_number: u64,
     ready_keys: usize,
     processing: usize,
     phase: Phase,
@@ -63,7 +63,7 @@ struct Entry<K> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Idle,
-    Waiting { until: Instant },
+    Waiting { until: Instant, number: u64 },
     Ready { ticket: u64, since: Instant },
 }
 
@@ -84,7 +84,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             free: Vec::new(),
             slots: HashMap::new(),
             ready: BinaryHeap::new(),
-            next_ticket: 0,
+            next_number: 0,
             ready_keys: 0,
             processing: 0,
             phase: Phase::Open,
@@ -109,19 +109,16 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 if delay.is_zero() {
                     (Timer::Keep, self.make_ready(slot, now))
                 } else {
-                    let until = now + delay;
-                    entry.place = Place::Waiting { until };
-                    (Timer::Set(slot, until), false)
+                    (self.wait(slot, now + delay), false)
                 }
             }
-            Place::Waiting { until: earlier } => {
+            Place::Waiting { until: earlier, .. } => {
                 entry.priority = entry.priority.max(add.priority);
                 let until = now + delay;
                 if delay.is_zero() {
                     (Timer::Cancel(slot), self.make_ready(slot, now))
                 } else if until < earlier {
-                    entry.place = Place::Waiting { until };
-                    (Timer::Set(slot, until), false)
+                    (self.wait(slot, until), false)
                 } else {
                     (Timer::Keep, false)
                 }
@@ -138,10 +135,11 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// When the key of this slot becomes ready, if it waits.
-    pub(super) fn due(&self, slot: u32) -> Option<Instant> {
+    /// When the key of this slot becomes ready, if it waits, and its rank among those that do at
+    /// the same time.
+    pub(super) fn due(&self, slot: u32) -> Option<(Instant, u64)> {
         match self.entries.get(slot as usize)?.place {
-            Place::Waiting { until } => Some(until),
+            Place::Waiting { until, number } => Some((until, number)),
             Place::Idle | Place::Ready { .. } => None,
         }
     }
@@ -234,7 +232,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         for entry in &mut self.entries {
             let (at, ticket) = match entry.place {
                 Place::Idle => continue,
-                Place::Waiting { until } => (until, u64::MAX),
+                Place::Waiting { until, number } => (until, number),
                 Place::Ready { ticket, .. } => {
                     self.ready_keys -= 1;
                     self.metrics.left(entry.priority);
@@ -334,6 +332,17 @@ impl<K: Clone + Eq + Hash> Core<K> {
         delay.min(MAX_DELAY)
     }
 
+    fn wait(&mut self, slot: u32, until: Instant) -> Timer {
+        let number = self.number();
+        self.entries[slot as usize].place = Place::Waiting { until, number };
+        Timer::Set(slot, until)
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
     fn make_ready(&mut self, slot: u32, now: Instant) -> bool {
         self.ready_keys += 1;
         let entry = &self.entries[slot as usize];
@@ -344,8 +353,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     /// Sends a key to the end of the line of its priority.
     fn ticket(&mut self, slot: u32, since: Instant) -> bool {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
+        let ticket = self.number();
         let entry = &mut self.entries[slot as usize];
         entry.place = Place::Ready { ticket, since };
         let free = entry.processing.is_none();

@@ -177,9 +177,14 @@ impl Catalog {
             Some(resources) => self.judge(group, version, name, resources, document),
             None => return Judgement::unknown(),
         };
-        // Before APIServices are known, a type could seem built in that has a uid. The core group
-        // cannot be aggregated.
-        if self.services_listed == Listed::NotYet && !group.is_empty() {
+        // Before APIServices are known, a type could seem built in that has a uid; and without
+        // them, before CRDs are. The core group can be neither aggregated nor of CRDs.
+        let is_explained = match self.services_listed {
+            Listed::Yes => true,
+            Listed::NotYet => false,
+            Listed::Refused => self.crds_listed || self.static_mode,
+        };
+        if !is_explained && !group.is_empty() {
             return Judgement::unknown();
         }
         let down = find(&self.services, group, version).is_some_and(Backend::is_down);

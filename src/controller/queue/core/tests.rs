@@ -47,16 +47,12 @@ impl Bench {
 
     fn advance(&mut self, time: Duration) {
         self.now += time;
-        let mut due: Vec<_> = self
-            .timers
-            .iter()
-            .map(|(&slot, &at)| (at, self.core.entries[slot as usize].key, slot))
-            .filter(|(at, ..)| *at <= self.now)
-            .collect();
-        // Which of two that are due at once comes first is the shell's business: here, the key.
+        let due = self.timers.iter().filter(|(_, at)| **at <= self.now);
+        let mut due: Vec<_> =
+            due.map(|(&slot, &at)| (self.core.due(slot).unwrap(), at, slot)).collect();
         due.sort_unstable();
-        for (at, _, slot) in due {
-            assert_eq!(self.core.due(slot), Some(at), "the shell's timer and the core agree");
+        for ((until, _), at, slot) in due {
+            assert_eq!(until, at, "the shell's timer and the core agree");
             self.timers.remove(&slot);
             self.core.expire(slot, self.now);
         }
@@ -316,8 +312,8 @@ struct Model {
 #[derive(Clone, Copy, Default)]
 struct ModelKey {
     priority: i32,
-    // When it is ready, and its number in line once it is.
-    queued: Option<(Duration, Option<u64>)>,
+    // When it is ready, whether it is, and its number in line.
+    queued: Option<(Duration, bool, u64)>,
     processing: bool,
     failures: u32,
 }
@@ -331,22 +327,21 @@ impl Model {
             entry.failures += 1;
             delay = if delay.is_zero() { limited } else { limited.min(delay) };
         }
-        let number = delay.is_zero().then_some(self.counter);
-        let wanted = (now + delay, number);
+        let wanted = (now + delay, delay.is_zero(), self.counter);
         match entry.queued {
             None => {
                 entry.priority = add.priority;
                 entry.queued = Some(wanted);
             }
-            Some((_, Some(_))) => {
+            Some((_, true, _)) => {
                 if add.priority > entry.priority {
                     entry.priority = add.priority;
-                    entry.queued = Some((now, Some(self.counter)));
+                    entry.queued = Some((now, true, self.counter));
                 }
             }
-            Some((ready_at, None)) => {
+            Some((ready_at, false, _)) => {
                 entry.priority = entry.priority.max(add.priority);
-                if number.is_some() || wanted.0 < ready_at {
+                if wanted.1 || wanted.0 < ready_at {
                     entry.queued = Some(wanted);
                 }
             }
@@ -359,19 +354,19 @@ impl Model {
             .keys
             .iter()
             .filter_map(|(key, entry)| match entry.queued {
-                Some((at, None)) if at <= now => Some((at, *key)),
+                Some((at, false, number)) if at <= now => Some((at, number, *key)),
                 _ => None,
             })
             .collect();
         due.sort_unstable();
-        for (_, key) in due {
-            self.keys.get_mut(&key).unwrap().queued = Some((now, Some(self.counter)));
+        for (_, _, key) in due {
+            self.keys.get_mut(&key).unwrap().queued = Some((now, true, self.counter));
             self.counter += 1;
         }
     }
 
     fn ready(&self) -> usize {
-        self.keys.values().filter(|entry| matches!(entry.queued, Some((_, Some(_))))).count()
+        self.keys.values().filter(|entry| matches!(entry.queued, Some((_, true, _)))).count()
     }
 
     fn pop(&mut self) -> Option<(u8, i32, u32)> {
@@ -380,7 +375,7 @@ impl Model {
             .iter()
             .filter(|(_, entry)| !entry.processing)
             .filter_map(|(key, entry)| match entry.queued {
-                Some((_, Some(number))) => Some(((Reverse(entry.priority), number), *key)),
+                Some((_, true, number)) => Some(((Reverse(entry.priority), number), *key)),
                 _ => None,
             })
             .min()?;

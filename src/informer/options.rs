@@ -1,0 +1,55 @@
+//! Budgets and times.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use crate::kind::TypeIdentity;
+
+/// Called with a type that the server answers 404 for.
+pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
+
+/// Budgets and times of a set's informers.
+#[derive(Clone)]
+pub struct InformerOptions {
+    /// How long an informer outlives its last subscriber; 10 s.
+    pub linger: Duration,
+    /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
+    pub page_limit: u32,
+    /// The longest page that is read; 256 MiB.
+    pub max_page_bytes: usize,
+    /// The longest event of a watch that is read; 16 MiB.
+    pub max_line_bytes: usize,
+    /// Lists under way at once; 16. One that the server is slow to answer does not count.
+    pub max_concurrent_lists: usize,
+    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
+    pub request_deadline: Duration,
+    /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
+    /// at each such answer, from the informer's task; must not block.
+    pub on_missing: Option<OnMissing>,
+}
+
+impl Default for InformerOptions {
+    fn default() -> Self {
+        Self {
+            linger: Duration::from_secs(10),
+            page_limit: 500,
+            max_page_bytes: 256 << 20,
+            max_line_bytes: 16 << 20,
+            max_concurrent_lists: 16,
+            request_deadline: Duration::from_secs(30),
+            on_missing: None,
+        }
+    }
+}
+
+impl fmt::Debug for InformerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("InformerOptions")
+            .field("linger", &self.linger)
+            .field("page_limit", &self.page_limit)
+            .field("max_page_bytes", &self.max_page_bytes)
+            .field("max_line_bytes", &self.max_line_bytes)
+            .field("max_concurrent_lists", &self.max_concurrent_lists)
+            .field("request_deadline", &self.request_deadline)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,517 @@
+//! Lists, by pages and by a stream: what a store begins with, and what it is compared to.
+
+use std::{collections::HashSet, time::Duration};
+
+use tokio::time::timeout;
+use tracing::{debug, warn};
+
+use super::{BATCH, Deadline, Reflector};
+use crate::informer::{
+    ObjectError, ObjectKey,
+    classify::{Failure, Phase},
+    decode,
+    mark::Mark,
+    metrics::EventKind,
+    reader::LineReader,
+    wire::{self, Bookmark, Event, Page, Slot, error_event, patient},
+};
+
+/// A streaming list that has been silent for this long has no end.
+const STREAM_IDLE: Duration = Duration::from_secs(10);
+
+/// What a complete list must find again.
+struct Roll {
+    seen: Option<HashSet<ObjectKey>>,
+    unreadable: usize,
+}
+
+impl Reflector {
+    /// Lists by pages.
+    pub(super) async fn list(&mut self) -> Result<(), (Phase, Failure)> {
+        let mut slot = self.slot().await;
+        let mut roll = self.roll();
+        let mut token = String::new();
+        loop {
+            let phase = Phase::List { continued: !token.is_empty() };
+            let limit = (!self.listing.whole).then_some(self.listing.limit);
+            let budget = self.options.max_page_bytes;
+            let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
+            let bytes = bytes.map_err(|failure| (phase, failure))?;
+            let (next, version) =
+                self.page(bytes, &mut roll).await.map_err(|failure| (phase, failure))?;
+            if next.is_empty() {
+                self.complete(&version, roll);
+                return Ok(());
+            }
+            token = next;
+        }
+    }
+
+    /// Takes the objects of one page; returns the token of the next and the list's position.
+    async fn page(&mut self, bytes: Vec<u8>, roll: &mut Roll) -> Result<(String, String), Failure> {
+        let text = decode::text(&bytes);
+        let page: Page<'_> = serde_json::from_str(&text).map_err(|error| Failure::Undecodable {
+            what: "a page of the list",
+            error: error.to_string(),
+        })?;
+        let items = page.items.unwrap_or_default();
+        for (index, item) in items.iter().enumerate() {
+            self.listed(item.get(), roll);
+            if index % BATCH == BATCH - 1 {
+                tokio::task::yield_now().await;
+            }
+        }
+        self.metrics.cached(&self.hub.store);
+        let metadata = page.metadata.unwrap_or_default();
+        Ok((metadata.token.unwrap_or_default(), metadata.resource_version.unwrap_or_default()))
+    }
+
+    fn roll(&self) -> Roll {
+        // Into an empty store a list cannot bring a deletion.
+        let nothing = self.hub.store.is_empty() && !self.hub.has_quarantined();
+        let seen = (!nothing).then(HashSet::new);
+        Roll { seen, unreadable: 0 }
+    }
+
+    fn listed(&mut self, json: &str, roll: &mut Roll) {
+        match self.decoder.decode(json) {
+            Ok(object) => {
+                self.metrics.event(EventKind::Listed);
+                roll.seen(object.key());
+                self.hub.put(&object);
+            }
+            Err(error) => {
+                match &error.key {
+                    // It is there, whatever it looks like.
+                    Some(key) => roll.seen(key),
+                    None => roll.unreadable += 1,
+                }
+                self.quarantine(&error);
+            }
+        }
+    }
+
+    /// Deletes what a complete list was without, and goes on from its position.
+    fn complete(&mut self, version: &str, roll: Roll) {
+        if let Some(seen) = &roll.seen {
+            if roll.unreadable == 0 {
+                for object in self.hub.store.list() {
+                    if !seen.contains(object.key()) {
+                        self.hub.remove(object.key());
+                    }
+                }
+                self.hub.retain_quarantined(|key| seen.contains(key));
+            } else {
+                // One of those that cannot be read may be any of those that are missing.
+                let unreadable = roll.unreadable;
+                warn!(unreadable, "list has objects without a name; it deletes nothing");
+            }
+        }
+        self.metrics.cached(&self.hub.store);
+        self.metrics.listed();
+        self.backoff.answered();
+        self.listing.whole = false;
+        self.listing.pages = false;
+        self.suspicion = None;
+        self.mark = Some(Mark::new(version));
+        self.hub.complete();
+        debug!(resource_version = version, objects = self.hub.store.len(), "list is complete");
+    }
+
+    /// Lists by a watch, and goes on watching.
+    pub(super) async fn stream(&mut self) -> (Phase, Failure) {
+        let mut slot = self.slot().await;
+        let deadline = Deadline::random();
+        let body = match self.wire.stream(deadline.seconds, &mut slot).await {
+            Ok(body) => body,
+            Err(failure) => return (Phase::Stream, failure),
+        };
+        let _watching = self.metrics.watching();
+        let mut lines = LineReader::new(body, self.options.max_line_bytes);
+        if let Err(failure) = self.initial_events(&mut lines, &mut slot).await {
+            return (Phase::Stream, failure);
+        }
+        drop(slot);
+        (Phase::Watch, self.follow(lines, deadline, true).await)
+    }
+
+    async fn initial_events(
+        &mut self,
+        lines: &mut LineReader,
+        slot: &mut Slot,
+    ) -> Result<(), Failure> {
+        let mut roll = self.roll();
+        let mut count = 0;
+        loop {
+            let line = timeout(STREAM_IDLE, lines.next());
+            let line = patient(slot, line)
+                .await
+                .map_err(|_elapsed| Failure::Endless)??
+                .ok_or(Failure::Closed)?;
+            let line = decode::text(&line);
+            let event = match serde_json::from_str::<Event<'_>>(&line) {
+                Ok(event) => event,
+                Err(error) => match wire::in_stream(&line) {
+                    Some(failure) => return Err(failure),
+                    None => {
+                        let (what, error) = ("an event of the list", error.to_string());
+                        return Err(Failure::Undecodable { what, error });
+                    }
+                },
+            };
+            let json = event.object.get();
+            match &*event.kind {
+                "ADDED" | "MODIFIED" => self.listed(json, &mut roll),
+                // It went while the list was on its way.
+                "DELETED" => match self.decoder.decode(json) {
+                    Ok(object) => self.unlisted(object.key(), &mut roll),
+                    Err(ObjectError { key: Some(key), .. }) => self.unlisted(&key, &mut roll),
+                    Err(_unreadable) => roll.unreadable += 1,
+                },
+                "BOOKMARK" => {
+                    if let Ok(bookmark) = serde_json::from_str::<Bookmark>(json)
+                        && bookmark.ends_list()
+                    {
+                        let version = bookmark.metadata.resource_version.unwrap_or_default();
+                        self.complete(&version, roll);
+                        return Ok(());
+                    }
+                }
+                "ERROR" => return Err(error_event(json)),
+                _ => self.metrics.event(EventKind::Ignored),
+            }
+            count += 1;
+            if count % BATCH == 0 {
+                self.metrics.cached(&self.hub.store);
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    fn unlisted(&self, key: &ObjectKey, roll: &mut Roll) {
+        self.metrics.event(EventKind::Deleted);
+        if let Some(seen) = &mut roll.seen {
+            seen.remove(key);
+        }
+        self.hub.remove(key);
+    }
+}
+
+impl Roll {
+    fn seen(&mut self, key: &ObjectKey) {
+        if let Some(seen) = &mut self.seen {
+            seen.insert(key.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::informer::{
+        InformerOptions, Progress, Projection, Subscription,
+        fixture::Fixture,
+        script::{Rig, change, names, progress, settle, stored, widget},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_store_is_filled_by_pages_and_then_watched() {
+        let mut rig = Rig::new();
+        rig.key.labels = Some("app in (a, b)".into());
+        rig.key.namespace = Some("ns".into());
+        let mut subscription = rig.subscribe();
+
+        let first = rig.script.list().await;
+        assert_eq!(first.path, "/apis/example.com/v1/namespaces/ns/widgets");
+        assert_eq!(first.accept, "application/json");
+        assert_eq!(first.query["limit"], "500");
+        assert_eq!(first.query["labelSelector"], "app%20in%20%28a%2C%20b%29");
+        first.page(10, "more/1", &[widget("a", 1)]);
+        // What a page brings is handed out before the list is complete.
+        assert_eq!(change(&mut subscription).await, ("a".into(), 0, 1));
+        let second = rig.script.list().await;
+        assert_eq!(second.query["continue"], "more%2F1");
+        let mut drained = Box::pin(subscription.drained());
+        assert!(futures::poll!(&mut drained).is_pending());
+        second.page(10, "", &[widget("b", 2)]);
+        let watch = rig.script.watch(10).await;
+        assert!(futures::poll!(&mut drained).is_pending());
+        assert!(subscription.next().await.unwrap().initial);
+        drained.await;
+
+        assert_eq!(watch.query["allowWatchBookmarks"], "true");
+        assert_eq!(watch.query["labelSelector"], "app%20in%20%28a%2C%20b%29");
+        assert!((200..=230).contains(&watch.query["timeoutSeconds"].parse().unwrap()));
+        let watch = watch.open();
+        watch.event("MODIFIED", &widget("a", 11));
+        watch.event("DELETED", &widget("b", 12));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+        assert_eq!(progress(&subscription), Progress::Synced);
+        assert_eq!(stored(&subscription), names(&[("a", 11)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_type_is_in_sync_at_once() {
+        let mut rig = Rig::new();
+        let subscription = rig.subscribe();
+
+        rig.script.list().await.text(
+            StatusCode::OK,
+            r#"{"kind":"WidgetList","metadata":{"resourceVersion":"10"},"items":null}"#,
+        );
+
+        subscription.drained().await;
+        rig.script.watch(10).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn metadata_alone_is_asked_for() {
+        let mut rig = Rig::new();
+        rig.key.projection = Projection::Keys;
+        let mut subscription = rig.subscribe();
+
+        let list = rig.script.list().await;
+        let partial =
+            |kind: &str| format!("application/json;as={kind};g=meta.k8s.io;v=v1,application/json");
+        assert_eq!(list.accept, partial("PartialObjectMetadataList"));
+        list.page(10, "", &[Fixture::new("a").label("x", "y").json()]);
+
+        let delta = subscription.next().await.unwrap();
+        assert!(delta.new.unwrap().json().is_empty());
+        assert_eq!(rig.script.watch(10).await.accept, partial("PartialObjectMetadata"));
+        assert_eq!(subscription.store().bytes(), 0);
+    }
+
+    /// After an expired position, a streaming list brings the store up to date.
+    async fn check_relist(rig: &mut Rig, subscription: &mut Subscription) {
+        let stream = rig.script.stream().await;
+        assert_eq!(stream.query["resourceVersionMatch"], "NotOlderThan");
+        assert_eq!(stream.query["allowWatchBookmarks"], "true");
+        assert!(!stream.query.contains_key("resourceVersion"));
+        let stream = stream.open();
+        stream.event("ADDED", &widget("a", 1));
+        stream.event("ADDED", &widget("c", 3));
+        settle().await;
+        assert_eq!(stored(subscription), names(&[("a", 1), ("b", 2), ("c", 3)]));
+        stream.end_of_list(30);
+
+        assert_eq!(change(subscription).await, ("c".into(), 0, 3));
+        assert_eq!(change(subscription).await, ("b".into(), 2, 0));
+        stream.event("MODIFIED", &widget("a", 31));
+        assert_eq!(change(subscription).await, ("a".into(), 1, 31));
+        assert_eq!(progress(subscription), Progress::Synced);
+        drop(stream);
+        rig.script.watch(31).await;
+        rig.script.assert_quiet();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_expired_watch_in_its_stream_lists_once_and_deletes_what_is_gone() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.error(410, "Expired", "too old resource version");
+
+        check_relist(&mut rig, &mut subscription).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_expired_watch_by_its_status_lists_once_and_deletes_what_is_gone() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        drop(watch);
+        rig.script.watch(10).await.refuse(410, "Gone", "too old resource version");
+
+        check_relist(&mut rig, &mut subscription).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_without_streaming_lists_is_asked_for_one_once() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        watch.error(410, "Expired", "old");
+        rig.script.stream().await.refuse(422, "Invalid", "sendInitialEvents is forbidden");
+        rig.script.list().await.page(20, "", &[]);
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
+        let watch = rig.script.watch(20).await.open();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        watch.error(410, "Expired", "old");
+
+        rig.script.list().await.page(30, "", &[]);
+        rig.script.watch(30).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_streaming_list_without_an_end_is_given_up() {
+        let mut rig = Rig::new();
+        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.error(410, "Expired", "old");
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &widget("a", 1));
+        stream.bookmark(20);
+        let started = Instant::now();
+        let list = rig.script.list().await;
+
+        assert!(started.elapsed() < Duration::from_secs(15));
+        assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 2)]));
+        list.page(30, "", &[widget("a", 1)]);
+        rig.script.watch(30).await;
+        assert_eq!(stored(&subscription), names(&[("a", 1)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_streaming_list_that_is_cut_deletes_nothing() {
+        let mut rig = Rig::new();
+        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.error(410, "Expired", "old");
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &widget("a", 15));
+        settle().await;
+        stream.reset();
+        let list = rig.script.list().await;
+
+        assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
+        list.page(30, "", &[widget("a", 15), widget("b", 2)]);
+        rig.script.watch(30).await;
+        assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_fails_on_its_third_page_begins_anew_and_deletes_nothing() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        watch.error(410, "Expired", "old");
+        rig.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+
+        rig.script.list().await.page(20, "1", &[widget("c", 3)]);
+        rig.script.list().await.page(20, "2", &[widget("d", 4)]);
+        rig.script.list().await.refuse(500, "InternalError", "etcd is away");
+        let again = rig.script.list().await;
+        assert_eq!(again.query.get("continue"), None);
+        assert_eq!(stored(&subscription).len(), 4);
+        assert!(
+            matches!(progress(&subscription), Progress::Stale(error) if error.contains("etcd is away"))
+        );
+        again.page(21, "", &[widget("a", 1), widget("c", 3)]);
+        rig.script.watch(21).await;
+
+        assert_eq!(stored(&subscription), names(&[("a", 1), ("c", 3)]));
+        assert_eq!(change(&mut subscription).await, ("c".into(), 0, 3));
+        // d came and went before anybody looked.
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_whose_token_expires_is_made_in_one_piece() {
+        let mut rig = Rig::new();
+        let mut subscription = rig.subscribe();
+
+        rig.script.list().await.page(10, "1", &[widget("a", 1), widget("b", 2)]);
+        rig.script.list().await.refuse(410, "Expired", "the token has expired");
+        let whole = rig.script.list().await;
+        assert_eq!(whole.query.get("limit"), None);
+        whole.page(20, "", &[widget("b", 2)]);
+        rig.script.watch(20).await;
+
+        assert_eq!(stored(&subscription), names(&[("b", 2)]));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 0, 2));
+        subscription.drained().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_over_budget_is_asked_for_in_smaller_ones() {
+        let options = InformerOptions { max_page_bytes: 1000, ..InformerOptions::default() };
+        let mut rig = Rig::with(options);
+        let _subscription = rig.subscribe();
+        let items: Vec<_> = (0..50).map(|index| widget(&index.to_string(), 1)).collect();
+
+        rig.script.list().await.page(10, "", &items);
+
+        assert_eq!(rig.script.list().await.query["limit"], "125");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_of_every_wrong_kind_do_not_stop_a_list() {
+        let mut rig = Rig::new();
+        let mut subscription = rig.subscribe();
+
+        let wrong = [json!(null), json!(7), json!({}), json!({"metadata": {"name": 7}})];
+        rig.script.list().await.page(10, "", &[&wrong[..], &[widget("a", 1)]].concat());
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 0, 1));
+        subscription.drained().await;
+        rig.script.watch(10).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_with_an_object_that_has_no_name_deletes_nothing() {
+        let mut rig = Rig::new();
+        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.error(410, "Expired", "old");
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &widget("a", 15));
+        stream.event("ADDED", &json!({"metadata": {"name": ["b"]}}));
+        stream.end_of_list(20);
+        settle().await;
+
+        assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_is_no_list_is_repeated() {
+        let mut rig = Rig::new();
+        let subscription = rig.subscribe();
+
+        rig.script.list().await.text(StatusCode::OK, "<html>");
+        settle().await;
+        assert!(matches!(progress(&subscription), Progress::Syncing(Some(_))));
+
+        rig.script.list().await.page(10, "", &[]);
+        subscription.drained().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_is_never_answered_is_given_up_and_holds_up_nobody() {
+        let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+        let mut rig = Rig::with(options);
+        let _first = rig.subscribe();
+        let black_hole = rig.script.list().await;
+        let started = Instant::now();
+
+        rig.key.namespace = Some("ns".into());
+        let second = rig.subscribe();
+        rig.script.list().await.page(10, "", &[]);
+        second.drained().await;
+        assert!(started.elapsed() <= Duration::from_secs(1));
+        let _watch = rig.script.watch(10).await;
+
+        black_hole.abandoned().await;
+        let waited = started.elapsed();
+        assert!(waited >= Duration::from_secs(30) && waited < Duration::from_secs(31));
+        rig.script.list().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_stops_in_the_middle_is_given_up() {
+        let mut rig = Rig::new();
+        let _subscription = rig.subscribe();
+
+        let half = rig.script.list().await.open();
+        half.text(r#"{"items":[{"#);
+        let started = Instant::now();
+        half.dropped().await;
+
+        assert!(started.elapsed() < Duration::from_secs(31));
+        rig.script.list().await;
+    }
+}

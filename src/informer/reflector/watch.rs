@@ -1,0 +1,454 @@
+//! Watches: every later change, from where a list or an earlier watch has come to.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+use tracing::{debug, trace, warn};
+
+use super::{BATCH, Deadline, Reflector, Suspicion};
+use crate::informer::{
+    ObjectError, Progress,
+    classify::{Failure, Step},
+    decode,
+    hub::Change,
+    mark::{Mark, is_older},
+    metrics::EventKind,
+    reader::LineReader,
+    wire::{self, Bookmark, Event, Page, error_event},
+};
+
+/// A watch that lasted this long was healthy.
+const HEALTHY: Duration = Duration::from_secs(1);
+/// Bookmarks come every minute; a watch without a line in this time may be ahead of its server.
+const SILENT: Duration = Duration::from_secs(90);
+/// A server that cannot go on from our position says so in the first line.
+const FIRST_LINE: Duration = Duration::from_millis(50);
+
+impl Reflector {
+    /// Watches from the mark until that ends, one way or the other.
+    pub(super) async fn watch(&mut self) -> Failure {
+        if let Some(failure) = self.look_again().await {
+            return failure;
+        }
+        let Some(mark) = &self.mark else { return Failure::Suspect("there is no position") };
+        let deadline = Deadline::random();
+        match self.wire.watch(mark.version(), deadline.seconds).await {
+            Ok(body) => {
+                let _watching = self.metrics.watching();
+                let lines = LineReader::new(body, self.options.max_line_bytes);
+                self.follow(lines, deadline, false).await
+            }
+            Err(failure) => failure,
+        }
+    }
+
+    /// Reads an open watch until it ends. Its position is `proven` when a list has just given it.
+    pub(super) async fn follow(
+        &mut self,
+        mut lines: LineReader,
+        deadline: Deadline,
+        proven: bool,
+    ) -> Failure {
+        self.backoff.answered();
+        let opened = Instant::now();
+        // A watch that failed has recovered when it gets past its first line.
+        let failed =
+            matches!(*self.hub.progress().borrow(), Progress::Stale(_) | Progress::Forbidden(_));
+        let mut announced = proven || !failed;
+        if announced {
+            self.publish(Progress::Synced);
+        }
+        let mut count = 0;
+        let failure = loop {
+            let until = if announced { deadline.at } else { opened + FIRST_LINE };
+            match timeout_at(until, lines.next()).await {
+                Ok(Ok(Some(line))) => {
+                    if let Err(failure) = self.line(&decode::text(&line)) {
+                        break failure;
+                    }
+                    self.metrics.cached(&self.hub.store);
+                    count += 1;
+                    if count % BATCH == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                }
+                Ok(Ok(None)) => break Failure::Closed,
+                Ok(Err(failure)) => break failure,
+                Err(_elapsed) if announced => {
+                    break Failure::Deadline { what: "end of the watch", after: deadline.after };
+                }
+                Err(_elapsed) => {}
+            }
+            if !announced {
+                announced = true;
+                self.publish(Progress::Synced);
+            }
+        };
+        if opened.elapsed() >= HEALTHY {
+            self.backoff.reset();
+        }
+        if count == 0 && opened.elapsed() >= SILENT {
+            self.suspicion.get_or_insert(Suspicion::Behind);
+        }
+        failure
+    }
+
+    fn line(&mut self, line: &str) -> Result<(), Failure> {
+        let Ok(event) = serde_json::from_str::<Event<'_>>(line) else {
+            if let Some(failure) = wire::in_stream(line) {
+                return Err(failure);
+            }
+            self.metrics.event(EventKind::Ignored);
+            warn!("watch event cannot be read; the next watch begins with a list");
+            self.suspicion = Some(Suspicion::Lost);
+            return Ok(());
+        };
+        let json = event.object.get();
+        match &*event.kind {
+            "ADDED" | "MODIFIED" => self.changed(json),
+            "DELETED" => self.deleted(json),
+            "BOOKMARK" => self.bookmark(json),
+            "ERROR" => return Err(error_event(json)),
+            kind => {
+                self.metrics.event(EventKind::Ignored);
+                warn!(event = kind, "watch event of an unknown type");
+            }
+        }
+        Ok(())
+    }
+
+    fn changed(&mut self, json: &str) {
+        match self.decoder.decode(json) {
+            Ok(object) => {
+                let version = &object.header().resource_version;
+                if self.is_past(version) {
+                    self.metrics.event(EventKind::Ignored);
+                    debug!(name = %object.key(), resource_version = %version, "old event ignored");
+                    return;
+                }
+                trace!(name = %object.key(), resource_version = %version, "object changed");
+                match self.hub.put(&object) {
+                    Change::Applied => self.metrics.event(EventKind::Changed),
+                    Change::None => self.metrics.event(EventKind::Ignored),
+                }
+                self.advance(version);
+            }
+            Err(error) => {
+                self.quarantine(&error);
+                // Its change is not lost: what is cached stays, and its next event replaces it.
+                self.advance(error.resource_version.as_deref().unwrap_or_default());
+            }
+        }
+    }
+
+    fn deleted(&mut self, json: &str) {
+        let (key, uid, version) = match self.decoder.decode(json) {
+            Ok(object) => {
+                let header = object.header();
+                (header.key.clone(), header.uid.clone(), header.resource_version.clone())
+            }
+            Err(ObjectError { key: Some(key), uid, resource_version, .. }) => {
+                (key, uid.unwrap_or_default(), resource_version.unwrap_or_default())
+            }
+            Err(error) => {
+                self.quarantine(&error);
+                self.suspicion = Some(Suspicion::Lost);
+                return;
+            }
+        };
+        // Judged against the object and not the mark: some servers send a deletion with the
+        // version of the last change.
+        let is_stale = self.hub.store.get(&key).is_some_and(|cached| {
+            let cached = cached.header();
+            let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
+            let newer = is_older(&version, &cached.resource_version);
+            newer || (other && self.is_past(&version))
+        });
+        if is_stale {
+            self.metrics.event(EventKind::Ignored);
+            debug!(name = %key, resource_version = %version, "old deletion ignored");
+        } else {
+            trace!(name = %key, resource_version = %version, "object deleted");
+            self.metrics.event(EventKind::Deleted);
+            self.hub.remove(&key);
+        }
+        self.advance(&version);
+    }
+
+    fn bookmark(&mut self, json: &str) {
+        self.metrics.event(EventKind::Bookmark);
+        let version = serde_json::from_str::<Bookmark>(json)
+            .ok()
+            .and_then(|bookmark| bookmark.metadata.resource_version)
+            .unwrap_or_default();
+        if self.is_past(&version) {
+            warn!(resource_version = version, "bookmark goes back; ignored");
+            self.suspicion.get_or_insert(Suspicion::Behind);
+        } else {
+            self.advance(&version);
+        }
+    }
+
+    /// What to do when the same line is over budget: a list may still get past it.
+    pub(super) fn long_line(&mut self) -> Step {
+        let position = self.mark.as_ref().map(Mark::version).unwrap_or_default();
+        if self.long_lines.1 != position {
+            self.long_lines = (0, position.to_owned());
+        }
+        self.long_lines.0 += 1;
+        if self.long_lines.0 > 1 { Step::Relist } else { Step::Again }
+    }
+
+    /// Follows up a suspicion before the next watch; a failure asks for a list.
+    ///
+    /// A watch from a position that the server has not reached yet, after a backup was restored,
+    /// is silent until it has, and misses everything before.
+    async fn look_again(&mut self) -> Option<Failure> {
+        match self.suspicion.take()? {
+            Suspicion::Lost => Some(Failure::Suspect("an event of the watch was lost")),
+            Suspicion::Behind => {
+                let mut slot = self.slot().await;
+                let budget = self.options.max_page_bytes;
+                // When this fails, the watch will too, and says why.
+                let bytes = self.wire.page(Some(1), "", budget, &mut slot).await.ok()?;
+                let text = decode::text(&bytes);
+                let page: Page<'_> = serde_json::from_str(&text).ok()?;
+                let version = page.metadata.unwrap_or_default().resource_version?;
+                self.is_past(&version).then_some(Failure::Suspect("the server has gone back"))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+    use serde_json::json;
+
+    use super::*;
+    use crate::informer::{
+        InformerOptions,
+        fixture::Fixture,
+        script::{Open, Rig, change, names, settle, stored, widget},
+    };
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_connection_resumes_without_a_list() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        watch.event("MODIFIED", &widget("a", 11));
+        watch.bookmark(20);
+        watch.reset();
+        let watch = rig.script.watch(20).await.open();
+        watch.event("MODIFIED", &widget("a", 21));
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 11, 21));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_cut_at_any_byte_loses_nothing() {
+        let event = json!({"type": "MODIFIED", "object": widget("a", 11)}).to_string() + "\n";
+        for end in (0..event.len()).step_by(7).chain([event.len() - 2, event.len() - 1]) {
+            let mut rig = Rig::new();
+            let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+            watch.text(&event[..end]);
+            settle().await;
+            drop(watch);
+            let watch = rig.script.watch(10).await.open();
+            watch.text(&event);
+
+            assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_clean_end_is_followed_by_a_watch_at_once_but_not_in_a_loop() {
+        let mut rig = Rig::new();
+        let (_subscription, watch) = rig.synced(&[]).await;
+        watch.bookmark(10);
+        tokio::time::sleep(Duration::from_secs(200)).await;
+
+        let ended = Instant::now();
+        drop(watch);
+        let mut watches = 0;
+        while ended.elapsed() < Duration::from_secs(60) {
+            rig.script.watch(10).await.text(StatusCode::OK, "");
+            watches += 1;
+            if watches == 1 {
+                assert!(ended.elapsed() < Duration::from_millis(10));
+            }
+        }
+
+        assert!((5..14).contains(&watches), "{watches}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_over_budget_is_cut_and_then_got_past_by_a_list() {
+        let options = InformerOptions { max_line_bytes: 1000, ..InformerOptions::default() };
+        let mut rig = Rig::with(options);
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        let long = async |watch: Open| {
+            for _ in 0..20 {
+                watch.chunk(&[b'x'; 100]);
+            }
+            watch.dropped().await;
+        };
+        long(watch).await;
+        long(rig.script.watch(10).await.open()).await;
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &widget("a", 15));
+        stream.end_of_list(20);
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 15));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn old_and_repeated_events_change_nothing() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.event("MODIFIED", &widget("a", 12));
+        watch.event("MODIFIED", &widget("a", 12));
+        watch.event("MODIFIED", &widget("a", 11));
+        watch.event("DELETED", &widget("b", 13));
+        watch.event("ADDED", &widget("b", 2));
+        watch.event("DELETED", &widget("a", 11));
+        watch.event("WHATEVER", &widget("a", 20));
+        watch.bookmark(5);
+        watch.event("MODIFIED", &widget("a", 14));
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 14));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+        assert_eq!(stored(&subscription), names(&[("a", 14)]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_with_the_version_of_the_last_change_counts() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        watch.event("MODIFIED", &widget("b", 12));
+        watch.event("DELETED", &widget("a", 1));
+
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_created_again_is_seen_with_both_its_uids() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        watch.event("DELETED", &widget("a", 11));
+        watch.event("ADDED", &Fixture::new("a").uid("second").version(12).json());
+        settle().await;
+        let delta = subscription.next().await.unwrap();
+
+        assert_eq!(&*delta.old.unwrap().header().uid, "uid-a");
+        assert_eq!(&*delta.new.unwrap().header().uid, "second");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bookmark_that_goes_back_is_ignored_and_looked_into() {
+        let mut rig = Rig::new();
+        let (_subscription, watch) = rig.synced(&[]).await;
+
+        watch.bookmark(50);
+        watch.bookmark(40);
+        settle().await;
+        drop(watch);
+
+        // The server says where it is: ahead of us.
+        let probe = rig.script.list().await;
+        assert_eq!(probe.query["limit"], "1");
+        probe.page(60, "", &[]);
+        rig.script.watch(50).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_restored_from_a_backup_is_listed_again() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        watch.event("ADDED", &widget("b", 1000));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 0, 1000));
+        drop(watch);
+
+        // A watch from a position that the server has not reached yet is silent.
+        let silent = rig.script.watch(1000).await.open();
+        silent.dropped().await;
+        drop(silent);
+        rig.script.list().await.page(500, "more", &[widget("a", 1)]);
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &widget("a", 1));
+        stream.end_of_list(501);
+        stream.event("MODIFIED", &widget("a", 502));
+
+        assert_eq!(change(&mut subscription).await, ("b".into(), 1000, 0));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 502));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_bad_object_hurts_nobody_else_and_itself_only_until_it_is_good() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+        let bad = Fixture::new("a").version(11).set("labels", json!(["x"])).json();
+        watch.event("MODIFIED", &bad);
+        watch.event("MODIFIED", &widget("b", 12));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12));
+        assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]));
+        let status = &rig.set.status()[0];
+        assert_eq!(status.quarantined[0].field, "metadata.labels");
+        assert_eq!(status.quarantined[0].key.as_ref().unwrap().to_string(), "a");
+
+        // It has been seen: the watch goes on behind it, and a list finds it present.
+        drop(watch);
+        rig.script.watch(12).await.refuse(410, "Expired", "old");
+        let stream = rig.script.stream().await.open();
+        stream.event("ADDED", &bad);
+        stream.event("ADDED", &widget("b", 12));
+        stream.end_of_list(20);
+        settle().await;
+        assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]));
+
+        stream.event("MODIFIED", &widget("a", 21));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 21));
+        assert!(rig.set.status()[0].quarantined.is_empty());
+
+        stream.event("DELETED", &Fixture::new("a").version(22).set("labels", json!(1)).json());
+        assert_eq!(change(&mut subscription).await, ("a".into(), 21, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_that_is_no_event_is_skipped_and_made_up_for_by_a_list() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        watch.text("{\"type\":\"MODIFIED\",\"object\":{\"metadata\n");
+        watch.chunk(b"\xff\xfe\n");
+        watch.event("MODIFIED", &widget("a", 12));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 12));
+        drop(watch);
+
+        rig.script.stream().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_watch_is_given_up_before_a_load_balancer_would() {
+        let mut rig = Rig::new();
+        let (_subscription, watch) = rig.synced(&[]).await;
+        let opened = Instant::now();
+
+        watch.dropped().await;
+
+        let lasted = opened.elapsed();
+        assert!(lasted >= Duration::from_secs(204) && lasted < Duration::from_secs(240));
+        let probe = rig.script.list().await;
+        probe.page(10, "", &[]);
+        rig.script.watch(10).await;
+    }
+}

@@ -1,0 +1,562 @@
+//! One declared controller with a scripted hook, on a real API server.
+
+use std::{
+    collections::VecDeque,
+    sync::{Mutex, PoisonError},
+};
+
+use bytes::Bytes;
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+};
+use tokio::{task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::meta::last_applied;
+use crate::{
+    controller::ClusterOptions,
+    manager::{Manager, ManagerHandle, ManagerOptions, RunnableOptions},
+    testing::{AuditEvent, AuditMark, ControlPlane, CrdBuilder, TestScope},
+};
+
+/// Only bounds tests that fail.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+type Answer = Box<dyn Fn(&Value) -> Result<Value, HookError> + Send + Sync>;
+
+/// Answers as the test says, and remembers what it was asked.
+struct Scripted {
+    answer: Mutex<Answer>,
+    asked: Mutex<VecDeque<Value>>,
+}
+
+impl Hook for Scripted {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let answer = self.answer.lock().unwrap()(&request);
+        self.asked.lock().unwrap().push_back(request);
+        Box::pin(std::future::ready(answer.map(|answer| match answer {
+            // For bodies that are no JSON.
+            Value::String(raw) => raw.into(),
+            answer @ (Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::Array(_)
+            | Value::Object(_)) => answer.to_string().into(),
+        })))
+    }
+}
+
+/// A controller of Things, whose children are ConfigMaps.
+struct Rig {
+    scope: TestScope,
+    crd: CrdBuilder,
+    hook: Arc<Scripted>,
+    manager: ManagerHandle,
+    stop: CancellationToken,
+    _running: JoinSet<()>,
+}
+
+impl Rig {
+    async fn start(
+        name: &str,
+        method: &str,
+        answer: impl Fn(&Value) -> Value + Send + Sync + 'static,
+    ) -> Self {
+        let scope = ControlPlane::shared().scope(name).await.unwrap();
+        let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
+        scope.install_crd(&crd).await.unwrap();
+        scope.wait_served(&crd, "v1").await.unwrap();
+        Self::start_with(scope, crd, json!({"method": method}), answer).await
+    }
+
+    async fn start_with(
+        scope: TestScope,
+        crd: CrdBuilder,
+        update_strategy: Value,
+        answer: impl Fn(&Value) -> Value + Send + Sync + 'static,
+    ) -> Self {
+        let hook = Arc::new(Scripted {
+            answer: Mutex::new(Box::new(move |request| Ok(answer(request)))),
+            asked: Mutex::default(),
+        });
+        let (cluster, runs) = Cluster::new(
+            scope.client(),
+            ClusterOptions {
+                namespace: Some(scope.namespace.as_str().into()),
+                ..ClusterOptions::default()
+            },
+        );
+        let object = json!({
+            "metadata": {"name": "things"},
+            "spec": {
+                "parentResource": {"apiVersion": format!("{}/v1", scope.group), "resource": "things"},
+                "childResources": [{
+                    "apiVersion": "v1", "resource": "configmaps", "updateStrategy": update_strategy
+                }],
+                "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}}
+            }
+        });
+        let blueprint = Blueprint::parse(&object.to_string().into()).unwrap();
+        let composite = CompositeRunnable::new(
+            "things".into(),
+            Arc::new(blueprint),
+            hook.clone(),
+            &cluster,
+            Recorder::default(),
+            2,
+            || {},
+        );
+        let mut manager = Manager::new(ManagerOptions::default());
+        let options = RunnableOptions::default;
+        manager.add_runnable("cluster", Arc::new(runs), options()).unwrap();
+        manager.add("things", Arc::new(composite.unwrap()), options()).unwrap();
+        let (handle, stop) = (manager.handle(), CancellationToken::new());
+        let mut running = JoinSet::new();
+        let token = stop.clone();
+        running.spawn(async move { manager.run(token).await.unwrap() });
+        Self { scope, crd, hook, manager: handle, stop, _running: running }
+    }
+
+    fn answers(&self, answer: impl Fn(&Value) -> Result<Value, HookError> + Send + Sync + 'static) {
+        *self.hook.answer.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(answer);
+    }
+
+    fn things(&self) -> Api<DynamicObject> {
+        self.scope.api(&self.crd, "v1")
+    }
+
+    fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.scope.client(), &self.scope.namespace)
+    }
+
+    async fn create_thing(&self, name: &str) -> DynamicObject {
+        let thing = self.crd.object(name, json!({"selector": {"matchLabels": {"thing": name}}}));
+        self.things().create(&PostParams::default(), &thing).await.unwrap()
+    }
+
+    /// Makes the controller look at a parent again.
+    async fn touch(&self, name: &str) {
+        let patch =
+            json!({"metadata": {"annotations": {"touched": fastrand::u64(..).to_string()}}});
+        let patch = Patch::Merge(patch);
+        self.things().patch(name, &PatchParams::default(), &patch).await.unwrap();
+    }
+
+    async fn config_map(&self, name: &str) -> Option<ConfigMap> {
+        self.config_maps().get_opt(name).await.unwrap()
+    }
+
+    async fn event(&self, reason: &str, part: &str) -> Event {
+        let events = Api::<Event>::namespaced(self.scope.client(), &self.scope.namespace);
+        eventually("an Event", async || {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            events.into_iter().find(|event| {
+                event.reason.as_deref() == Some(reason)
+                    && event.message.as_ref().is_some_and(|message| message.contains(part))
+            })
+        })
+        .await
+    }
+
+    /// How often the API server was asked about this type or that of the children since `mark`,
+    /// watches and the test's own requests aside.
+    async fn requests_since(&self, mark: AuditMark, verb: &str) -> usize {
+        ControlPlane::shared().audit_settled().await.unwrap();
+        let events = ControlPlane::shared().audit().unwrap().since(mark).unwrap();
+        let ours = |event: &&AuditEvent| {
+            event.namespace == self.scope.namespace
+                && event.verb == verb
+                && (event.is_about(&self.scope.group, "things") || event.is_about("", "configmaps"))
+        };
+        events.iter().filter(ours).count()
+    }
+
+    fn mark() -> AuditMark {
+        ControlPlane::shared().audit().unwrap().mark().unwrap()
+    }
+
+    fn asked(&self) -> usize {
+        self.hook.asked.lock().unwrap().len()
+    }
+
+    fn last_asked(&self) -> Value {
+        self.hook.asked.lock().unwrap().back().cloned().unwrap()
+    }
+
+    async fn stop(mut self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self._running.join_next()).await.unwrap().unwrap().unwrap();
+    }
+}
+
+async fn eventually<T>(what: &str, mut found: impl AsyncFnMut() -> Option<T>) -> T {
+    let wait = async {
+        loop {
+            if let Some(found) = found().await {
+                return found;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("not in time: {what}"))
+}
+
+fn child(parent: &str, name: &str, value: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": name, "labels": {"thing": parent}},
+        "data": {"value": value}
+    })
+}
+
+fn value(config_map: &ConfigMap) -> Option<&str> {
+    config_map.data.as_ref()?.get("value").map(String::as_str)
+}
+
+#[tokio::test]
+async fn a_parent_gets_its_children_and_its_status() {
+    let rig = Rig::start("composite-first", "InPlace", |request| {
+        let seen = request["children"]["ConfigMap.v1"].as_object().unwrap().len();
+        json!({"status": {"seen": seen}, "children": [child("a", "a-child", "one")]})
+    })
+    .await;
+
+    let thing = rig.create_thing("a").await;
+
+    let created = eventually("the child", async || rig.config_map("a-child").await).await;
+    let owner = &created.owner_references()[0];
+    assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Thing", &*thing.uid().unwrap()));
+    assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
+    assert!(created.annotations().contains_key(last_applied::LAST_APPLIED));
+    let status = eventually("the status", async || {
+        let status = rig.things().get("a").await.unwrap().data["status"].clone();
+        (status["seen"] == 1).then_some(status)
+    })
+    .await;
+    assert_eq!(status, json!({"seen": 1, "observedGeneration": 1}));
+    let request = rig.last_asked();
+    assert_eq!(request["controller"]["metadata"]["name"], "things");
+    assert_eq!(request["parent"]["metadata"]["name"], "a");
+    assert_eq!(request["parent"]["kind"], "Thing");
+    assert_eq!(request["children"]["ConfigMap.v1"]["a-child"]["data"]["value"], "one");
+    assert_eq!(request["related"], json!({}));
+    assert_eq!(request["finalizing"], json!(false));
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_parent_that_is_as_wanted_costs_nothing_more() {
+    let rig = Rig::start(
+        "composite-quiet",
+        "InPlace",
+        |_| json!({"status": {"n": 1}, "children": [child("a", "a-child", "one")]}),
+    )
+    .await;
+    rig.create_thing("a").await;
+    eventually("the child", async || rig.config_map("a-child").await).await;
+    eventually("the status", async || {
+        rig.things().get("a").await.unwrap().data["status"]["n"].as_i64()
+    })
+    .await;
+    let before = rig.config_map("a-child").await.unwrap().resource_version();
+
+    // Its own child and its own status each concern it once.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(rig.asked() <= 3, "asked {} times", rig.asked());
+    let (asked, mark) = (rig.asked(), Rig::mark());
+    rig.touch("a").await;
+    eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(rig.asked(), asked + 1);
+    for verb in ["get", "list", "create", "update", "delete"] {
+        assert_eq!(rig.requests_since(mark, verb).await, 0, "{verb}");
+    }
+    assert_eq!(rig.config_map("a-child").await.unwrap().resource_version(), before);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn in_place_keeps_what_others_wrote_and_removes_what_is_wanted_no_more() {
+    let rig = Rig::start(
+        "composite-inplace",
+        "InPlace",
+        |_| json!({"children": [child("a", "one", "old"), child("a", "two", "old")]}),
+    )
+    .await;
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || rig.config_map("one").await).await;
+    eventually("the other", async || rig.config_map("two").await).await;
+    let foreign = Patch::Merge(json!({"data": {"foreign": "kept"}}));
+    rig.config_maps().patch("one", &PatchParams::default(), &foreign).await.unwrap();
+
+    rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+    rig.touch("a").await;
+
+    let after = eventually("the update", async || {
+        rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+    })
+    .await;
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(after.data.as_ref().unwrap()["foreign"], "kept");
+    eventually("the deletion", async || rig.config_map("two").await.is_none().then_some(())).await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn recreate_replaces_and_on_delete_waits() {
+    for (method, replaced) in [("Recreate", true), ("OnDelete", false)] {
+        let name = format!("composite-{}", method.to_lowercase());
+        let rig =
+            Rig::start(&name, method, |_| json!({"children": [child("a", "one", "old")]})).await;
+        rig.create_thing("a").await;
+        let before = eventually("the child", async || rig.config_map("one").await).await;
+
+        rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+        rig.touch("a").await;
+
+        if replaced {
+            let after = eventually("the new child", async || {
+                rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+            })
+            .await;
+            assert_ne!(after.uid(), before.uid());
+        } else {
+            let asked = rig.asked();
+            rig.touch("a").await;
+            eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+            assert_eq!(value(&rig.config_map("one").await.unwrap()), Some("old"));
+            rig.config_maps().delete("one", &DeleteParams::default()).await.unwrap();
+            eventually("the new child", async || {
+                rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+            })
+            .await;
+        }
+        rig.stop().await;
+    }
+}
+
+#[tokio::test]
+async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released() {
+    let rig = Rig::start("composite-claim", "OnDelete", |request| {
+        // Whatever there is, is wanted.
+        let children = request["children"]["ConfigMap.v1"].as_object().unwrap();
+        json!({"children": children.values().collect::<Vec<_>>()})
+    })
+    .await;
+    let thing = rig.create_thing("a").await;
+    eventually("a sync", async || (rig.asked() > 0).then_some(())).await;
+
+    let orphan: ConfigMap = serde_json::from_value(child("a", "orphan", "x")).unwrap();
+    rig.config_maps().create(&PostParams::default(), &orphan).await.unwrap();
+
+    eventually("the adoption", async || {
+        let owners = rig.config_map("orphan").await?.owner_references().to_vec();
+        (owners.first()?.uid == thing.uid()?).then_some(())
+    })
+    .await;
+    let patch = Patch::Merge(json!({"metadata": {"labels": {"thing": "other"}}}));
+    rig.config_maps().patch("orphan", &PatchParams::default(), &patch).await.unwrap();
+    eventually("the release", async || {
+        rig.config_map("orphan").await?.owner_references().is_empty().then_some(())
+    })
+    .await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
+    let rig = Rig::start(
+        "composite-alien",
+        "InPlace",
+        |_| json!({"children": [child("a", "alien", "mine"), child("a", "other", "mine")]}),
+    )
+    .await;
+    let alien = serde_json::from_value(json!({
+        "metadata": {"name": "alien", "labels": {"thing": "nobody"}}
+    }));
+    rig.config_maps().create(&PostParams::default(), &alien.unwrap()).await.unwrap();
+
+    rig.create_thing("a").await;
+
+    let event = rig.event("SyncError", "creating ConfigMap").await;
+    assert!(event.message.unwrap().contains("does not match the parent's selector"));
+    assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
+    assert_eq!(event.type_.as_deref(), Some("Warning"));
+    eventually("the other child", async || rig.config_map("other").await).await;
+    assert_eq!(value(&rig.config_map("alien").await.unwrap()), None);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn an_unusable_answer_deletes_nothing_and_is_told() {
+    let rig =
+        Rig::start("composite-bad", "InPlace", |_| json!({"children": [child("a", "kept", "x")]}))
+            .await;
+    let before = {
+        rig.create_thing("a").await;
+        eventually("the child", async || rig.config_map("kept").await).await
+    };
+    let mut nameless = child("a", "x", "x");
+    nameless["metadata"]["name"] = json!("");
+    let mut wrong_kind = child("a", "x", "x");
+    wrong_kind["kind"] = json!("Secret");
+    let good = || child("a", "another", "x");
+    for (answer, part) in [
+        (json!(""), "empty body"),
+        (json!("null"), "hook answer is unusable"),
+        (json!("{\"children\":["), "EOF"),
+        (json!({"children": "x"}), "children: "),
+        (json!({"children": [good(), null]}), "children[1]: is null"),
+        (json!({"children": [good(), nameless]}), "children[1].metadata.name: is required"),
+        (json!({"children": [good(), wrong_kind]}), "children[1]: Secret of v1 is not declared"),
+        (json!({"children": [good(), good()]}), "children[1]: ConfigMap"),
+    ] {
+        rig.answers(move |_| Ok(answer.clone()));
+        rig.touch("a").await;
+
+        rig.event("SyncError", part).await;
+    }
+    assert_eq!(rig.config_map("kept").await.unwrap().uid(), before.uid());
+    assert!(rig.config_map("another").await.is_none());
+    rig.answers(|_| Ok(json!({"children": [child("a", "kept", "x"), child("a", "another", "x")]})));
+    rig.touch("a").await;
+    eventually("recovery", async || rig.config_map("another").await).await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_failure_that_goes_on_is_one_event_with_a_count() {
+    let rig = Rig::start("composite-repeat", "InPlace", |_| json!("")).await;
+
+    rig.create_thing("a").await;
+
+    let event = eventually("a count", async || {
+        let event = rig.event("SyncError", "empty body").await;
+        event.count.filter(|count| *count >= 3).map(|_| event)
+    })
+    .await;
+    let events = Api::<Event>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(events.len(), 1);
+    assert_eq!(events[0].name_any(), event.name_any());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_busy_hook_is_asked_again_without_an_event() {
+    let rig = Rig::start("composite-busy", "InPlace", |_| json!({})).await;
+    let calls = Mutex::new(0);
+    rig.answers(move |_| {
+        let mut calls = calls.lock().unwrap();
+        *calls += 1;
+        if *calls < 4 {
+            return Err(HookError::Busy(Duration::from_millis(50)));
+        }
+        Ok(json!({"status": {"done": true}}))
+    });
+
+    rig.create_thing("a").await;
+
+    eventually("the answer", async || {
+        rig.things().get("a").await.unwrap().data["status"]["done"].as_bool()
+    })
+    .await;
+    let events = Api::<Event>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    assert!(events.list(&ListParams::default()).await.unwrap().items.is_empty());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_parent_that_is_being_deleted_keeps_its_children_and_gets_its_status() {
+    let rig = Rig::start("composite-going", "InPlace", |request| {
+        let going = request["parent"]["metadata"]["deletionTimestamp"].is_string();
+        let children = if going { json!([]) } else { json!([child("a", "kept", "x")]) };
+        json!({"status": {"going": going}, "children": children})
+    })
+    .await;
+    rig.create_thing("a").await;
+    eventually("the child", async || rig.config_map("kept").await).await;
+    let hold = Patch::Merge(json!({"metadata": {"finalizers": ["test.example.com/hold"]}}));
+    rig.things().patch("a", &PatchParams::default(), &hold).await.unwrap();
+
+    rig.things().delete("a", &DeleteParams::background()).await.unwrap();
+
+    eventually("the status", async || {
+        rig.things().get("a").await.unwrap().data["status"]["going"]
+            .as_bool()
+            .filter(|going| *going)
+    })
+    .await;
+    assert!(rig.config_map("kept").await.unwrap().metadata.deletion_timestamp.is_none());
+    let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
+    rig.things().patch("a", &PatchParams::default(), &release).await.unwrap();
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_parent_without_a_status_subresource_is_waited_for() {
+    let scope = ControlPlane::shared().scope("composite-nostatus").await.unwrap();
+    let crd = CrdBuilder::new(&scope.group, "Thing").version("v1").without_status();
+    scope.install_crd(&crd).await.unwrap();
+    scope.wait_served(&crd, "v1").await.unwrap();
+    let rig = Rig::start_with(scope, crd, json!({}), |_| json!({"status": {"n": 1}})).await;
+    rig.create_thing("a").await;
+    eventually("the reason", async || {
+        let status = rig.manager.status_of("things")?;
+        (status.reason == "SubresourceMissing").then_some(())
+    })
+    .await;
+    assert_eq!(rig.asked(), 0);
+
+    let crds = Api::<
+        k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    >::all(rig.scope.client());
+    let patch =
+        json!([{"op": "add", "path": "/spec/versions/0/subresources", "value": {"status": {}}}]);
+    let patch = Patch::<()>::Json(serde_json::from_value(patch).unwrap());
+    crds.patch(&rig.crd.name(), &PatchParams::default(), &patch).await.unwrap();
+
+    eventually("the status", async || {
+        rig.things().get("a").await.unwrap().data["status"]["n"].as_i64()
+    })
+    .await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
+    let scope = ControlPlane::shared().scope("composite-pruned").await.unwrap();
+    let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
+    let mut pruning = crd.build();
+    let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {
+        "spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
+        "status": {"type": "object", "properties": {"kept": {"type": "integer"}}}
+    }}});
+    pruning.spec.versions[0].schema = serde_json::from_value(schema).unwrap();
+    let crds = Api::all(scope.client());
+    crds.create(&PostParams::default(), &pruning).await.unwrap();
+    scope.wait_served(&crd, "v1").await.unwrap();
+    let answer = |_: &Value| json!({"status": {"kept": 1, "pruned": 2}});
+    let rig = Rig::start_with(scope, crd, json!({}), answer).await;
+    rig.create_thing("a").await;
+    eventually("the status", async || {
+        rig.things().get("a").await.unwrap().data["status"]["kept"].as_i64()
+    })
+    .await;
+
+    let mark = Rig::mark();
+    for _ in 0..3 {
+        let asked = rig.asked();
+        rig.touch("a").await;
+        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+    }
+
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(rig.requests_since(mark, "update").await, 0);
+    rig.stop().await;
+}

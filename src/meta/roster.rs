@@ -1,0 +1,306 @@
+//! The parents that a controller knows: whose children are whose, and whose hook fails.
+//!
+//! Handlers read it to map a child to its parent without decoding anything. A parent that was
+//! never reconciled is not in it and need not be: its first reconcile sees every child.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::watch;
+
+use super::{Selector, claim::UID_LABEL};
+use crate::informer::{Delta, Object, ObjectKey};
+
+/// What is known of the parents of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct Roster {
+    parents: Mutex<Parents>,
+    health: watch::Sender<Health>,
+    changed: OnChange,
+}
+
+/// Told of every change of health.
+struct OnChange(Box<dyn Fn() + Send + Sync>);
+
+impl Default for OnChange {
+    fn default() -> Self {
+        Self(Box::new(|| {}))
+    }
+}
+
+impl fmt::Debug for OnChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnChange")
+    }
+}
+
+#[derive(Debug, Default)]
+struct Parents {
+    by_key: HashMap<ObjectKey, Entry>,
+    by_uid: HashMap<Arc<str>, ObjectKey>,
+    failing: BTreeMap<ObjectKey, Failure>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    uid: Arc<str>,
+    selector: Selector,
+    // Digests of the status that was wanted last, and of what the server made of it.
+    status: Option<(u64, u64)>,
+}
+
+/// Why a parent's hook is of no use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// CamelCase.
+    pub(crate) reason: &'static str,
+    /// A sentence.
+    pub(crate) message: String,
+}
+
+/// Whether hooks answer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Health {
+    /// At least one answer was usable.
+    pub(crate) proven: bool,
+    /// Parents whose last answer was not.
+    pub(crate) failing: usize,
+    /// The first of them, and why.
+    pub(crate) example: Option<(ObjectKey, Failure)>,
+}
+
+impl Roster {
+    /// An empty roster that calls `changed` when the health changes; it must not block.
+    pub(crate) fn new(changed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { changed: OnChange(Box::new(changed)), ..Self::default() }
+    }
+
+    /// Notes a parent, before its children are read: what changes afterwards finds it.
+    pub(crate) fn enrol(&self, key: &ObjectKey, uid: &Arc<str>, selector: &Selector) {
+        let mut parents = self.lock();
+        let status = match parents.by_key.get(key) {
+            Some(entry) if entry.uid == *uid && entry.selector == *selector => return,
+            Some(entry) if entry.uid == *uid => entry.status,
+            Some(entry) => {
+                let old = entry.uid.clone();
+                parents.by_uid.remove(&old);
+                None
+            }
+            None => None,
+        };
+        let entry = Entry { uid: uid.clone(), selector: selector.clone(), status };
+        parents.by_key.insert(key.clone(), entry);
+        parents.by_uid.insert(uid.clone(), key.clone());
+    }
+
+    /// Forgets a parent that is gone, or none of ours any more.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        let mut parents = self.lock();
+        if let Some(entry) = parents.by_key.remove(key) {
+            parents.by_uid.remove(&entry.uid);
+        }
+        if parents.failing.remove(key).is_some() {
+            self.publish(&parents, false);
+        }
+    }
+
+    /// Forgets everything: the epoch is over.
+    pub(crate) fn clear(&self) {
+        *self.lock() = Parents::default();
+        self.health.send_replace(Health::default());
+        (self.changed.0)();
+    }
+
+    /// The hook's answer was usable.
+    pub(crate) fn healthy(&self, key: &ObjectKey) {
+        let mut parents = self.lock();
+        if parents.failing.remove(key).is_some() || !self.health.borrow().proven {
+            self.publish(&parents, true);
+        }
+    }
+
+    /// The hook gave no usable answer.
+    pub(crate) fn failing(&self, key: &ObjectKey, failure: Failure) {
+        let mut parents = self.lock();
+        parents.failing.insert(key.clone(), failure);
+        self.publish(&parents, false);
+    }
+
+    /// Whether hooks answer, and every later change.
+    pub(crate) fn health(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    /// Whether the server made `stored` of the status `wanted`, and will again.
+    pub(crate) fn status_settled(&self, key: &ObjectKey, wanted: u64, stored: u64) -> bool {
+        self.lock().by_key.get(key).is_some_and(|entry| entry.status == Some((wanted, stored)))
+    }
+
+    /// Notes what the server made of a status.
+    pub(crate) fn settle_status(&self, key: &ObjectKey, wanted: u64, stored: u64) {
+        if let Some(entry) = self.lock().by_key.get_mut(key) {
+            entry.status = Some((wanted, stored));
+        }
+    }
+
+    /// The parents that a change of a child concerns: its owner, before and after; for one
+    /// without an owner, those that would adopt it.
+    pub(crate) fn concerned(&self, delta: &Delta) -> Vec<ObjectKey> {
+        let parents = self.lock();
+        let mut keys = Vec::new();
+        for object in [&delta.old, &delta.new].into_iter().flatten() {
+            match object.controller() {
+                Some(owner) => keys.extend(parents.by_uid.get(&owner.uid).cloned()),
+                None if delta.new.is_some() => parents.adopters(object, &mut keys),
+                None => {}
+            }
+        }
+        keys.dedup();
+        keys
+    }
+
+    fn publish(&self, parents: &Parents, proven: bool) {
+        let changed = self.health.send_if_modified(|health| {
+            let first = parents.failing.first_key_value();
+            let now = Health {
+                proven: proven || health.proven,
+                failing: parents.failing.len(),
+                example: first.map(|(key, failure)| (key.clone(), failure.clone())),
+            };
+            let changed = *health != now;
+            *health = now;
+            changed
+        });
+        if changed {
+            (self.changed.0)();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parents> {
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Parents {
+    fn adopters(&self, orphan: &Object, keys: &mut Vec<ObjectKey>) {
+        let header = orphan.header();
+        if header.deletion_timestamp.is_some() {
+            return;
+        }
+        let would_adopt = |key: &ObjectKey, entry: &Entry| {
+            (key.namespace.is_none() || key.namespace == header.key.namespace)
+                && entry.selector.matches(&header.labels)
+        };
+        // A generated selector names its one parent.
+        let named = header.labels.get(UID_LABEL).and_then(|uid| self.by_uid.get_key_value(uid));
+        if let Some((_, key)) = named
+            && self.by_key.get(key).is_some_and(|entry| would_adopt(key, entry))
+        {
+            keys.push(key.clone());
+            return;
+        }
+        keys.extend(
+            self.by_key
+                .iter()
+                .filter(|(key, entry)| would_adopt(key, entry))
+                .map(|(key, _)| key.clone()),
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{super::children::fixtures::served, *};
+    use crate::kind::Scope;
+
+    fn object(labels: Value, owner: Option<&str>) -> Object {
+        let owners: Vec<Value> = owner
+            .map(|uid| {
+                json!({
+                    "apiVersion": "example.com/v1", "kind": "Thing", "name": "p", "uid": uid,
+                    "controller": true
+                })
+            })
+            .into_iter()
+            .collect();
+        let json = json!({
+            "metadata": {
+                "name": "c", "namespace": "ns", "uid": "c", "labels": labels,
+                "ownerReferences": owners
+            }
+        });
+        let served = served("", "configmaps", "ConfigMap", Scope::Namespaced);
+        Object::from_json(json.to_string(), &served).unwrap()
+    }
+
+    fn concerned(roster: &Roster, old: Option<Object>, new: Option<Object>) -> Vec<String> {
+        let key = ObjectKey::namespaced("ns", "c");
+        let delta = Delta { key, old, new, initial: false };
+        roster.concerned(&delta).iter().map(ToString::to_string).collect()
+    }
+
+    fn roster() -> Roster {
+        let roster = Roster::default();
+        let parent = |namespace: &str, name: &str, selector: Selector| {
+            roster.enrol(&ObjectKey::namespaced(namespace, name), &name.into(), &selector);
+        };
+        parent("ns", "a", Selector::label("app", "x"));
+        parent("ns", "b", Selector::label(UID_LABEL, "b"));
+        parent("far", "c", Selector::label("app", "x"));
+        roster
+    }
+
+    #[test]
+    fn a_child_concerns_its_owner_before_and_after() {
+        let (of_a, of_b) = (object(json!({}), Some("a")), object(json!({}), Some("b")));
+
+        assert_eq!(concerned(&roster(), None, Some(of_a.clone())), ["ns/a"]);
+        assert_eq!(concerned(&roster(), Some(of_a.clone()), Some(of_b)), ["ns/a", "ns/b"]);
+        assert_eq!(concerned(&roster(), Some(of_a), None), ["ns/a"]);
+        let of_nobody = object(json!({}), Some("stranger"));
+        assert!(concerned(&roster(), None, Some(of_nobody)).is_empty());
+    }
+
+    #[test]
+    fn an_orphan_concerns_who_would_adopt_it() {
+        let orphan = |labels: Value| Some(object(labels, None));
+
+        assert_eq!(concerned(&roster(), None, orphan(json!({"app": "x"}))), ["ns/a"]);
+        assert_eq!(concerned(&roster(), None, orphan(json!({"controller-uid": "b"}))), ["ns/b"]);
+        assert!(concerned(&roster(), None, orphan(json!({}))).is_empty());
+        assert!(concerned(&roster(), orphan(json!({"app": "x"})), None).is_empty());
+    }
+
+    #[test]
+    fn a_parent_of_the_same_name_is_another_one() {
+        let roster = roster();
+
+        roster.enrol(
+            &ObjectKey::namespaced("ns", "a"),
+            &"new".into(),
+            &Selector::label("app", "x"),
+        );
+
+        assert!(concerned(&roster, None, Some(object(json!({}), Some("a")))).is_empty());
+        assert_eq!(concerned(&roster, None, Some(object(json!({}), Some("new")))), ["ns/a"]);
+    }
+
+    #[test]
+    fn health_is_the_sum_of_the_parents() {
+        let (roster, key) = (roster(), ObjectKey::namespaced("ns", "a"));
+        let health = roster.health();
+        let failure = Failure { reason: "HookTimeout", message: "late".to_owned() };
+
+        roster.failing(&key, failure);
+        assert_eq!(health.borrow().failing, 1);
+        assert!(!health.borrow().proven);
+
+        roster.healthy(&key);
+        assert_eq!(*health.borrow(), Health { proven: true, failing: 0, example: None });
+    }
+}
