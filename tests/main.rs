@@ -15,6 +15,7 @@ mod examples;
 mod faults;
 mod flaps;
 mod identity;
+mod isolation;
 mod rig;
 mod sharing;
 mod story;

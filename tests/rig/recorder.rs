@@ -107,6 +107,16 @@ impl Recorder {
         }
     }
 
+    /// Waits until so many like this were seen.
+    pub(crate) async fn count(&self, count: usize, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        let mut seen = self.seen.subscribe();
+        let found = seen.wait_for(|all| all.iter().filter(|seen| wanted(seen)).count() >= count);
+        match timeout(PATIENCE, found).await {
+            Ok(all) => all.unwrap().iter().filter(|seen| wanted(seen)).cloned().collect(),
+            Err(_) => panic!("not {count} seen in time, but {:#?}", self.all()),
+        }
+    }
+
     /// Waits until an object was seen alive in this epoch.
     pub(crate) async fn saw(&self, name: &str, epoch: u64) -> Seen {
         let wanted = |seen: &Seen| seen.name == name && seen.epoch == epoch && seen.uid.is_some();
