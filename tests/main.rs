@@ -15,7 +15,9 @@ mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod flaps;
 mod identity;
+mod isolation;
 mod rig;
 mod sharing;
 mod story;
