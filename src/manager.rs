@@ -180,7 +180,7 @@ impl Manager {
             owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
         for (name, runnable, options) in waiting {
             // Their names were checked when they were added.
-            owner.add(name, entry::Spec { runnable, options }).unwrap_or_default();
+            owner.add(name, entry::Spec::new(runnable, options)).unwrap_or_default();
         }
         owner.run(stop).await
     }

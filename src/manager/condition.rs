@@ -63,7 +63,8 @@ enum Node {
         status: watch::Receiver<TypeStatus>,
     },
     AllOf(Vec<Readiness>),
-    AnyOf(Vec<Readiness>),
+    // The part that was met last: while it is, another one that comes changes nothing.
+    AnyOf(Vec<Readiness>, Option<usize>),
     Optional(Box<Readiness>),
 }
 
@@ -95,9 +96,9 @@ pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AllOf(parts.into_iter().collect()))
 }
 
-/// Met while any is.
+/// Met while any is; rests on one of them, and on another only when that one is lost.
 pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
-    Readiness(Node::AnyOf(parts.into_iter().collect()))
+    Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
 
 /// Always met; watched all the same, so that its changes are seen.
@@ -129,7 +130,10 @@ impl Readiness {
                 judge(type_ref, *subresource, &status.borrow_and_update())
             }
             Node::AllOf(parts) => all(parts.iter_mut().map(Self::verdict)),
-            Node::AnyOf(parts) => any(parts.iter_mut().map(Self::verdict)),
+            Node::AnyOf(parts, chosen) => {
+                let verdicts = parts.iter_mut().map(Self::verdict).collect();
+                any(verdicts, chosen)
+            }
             Node::Optional(part) => {
                 part.verdict();
                 Verdict::Met(Vec::new())
@@ -143,7 +147,7 @@ impl Readiness {
             Node::Always => std::future::pending().boxed(),
             Node::Published(verdicts) => changed(verdicts).boxed(),
             Node::Type { status, .. } => changed(status).boxed(),
-            Node::AllOf(parts) | Node::AnyOf(parts) => {
+            Node::AllOf(parts) | Node::AnyOf(parts, _) => {
                 let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
                 poll_fn(move |context| {
                     for future in &mut futures {
@@ -177,7 +181,7 @@ impl fmt::Debug for Readiness {
             Node::Published(verdicts) => verdicts.borrow().fmt(f),
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
             Node::AllOf(parts) => f.debug_tuple("AllOf").field(parts).finish(),
-            Node::AnyOf(parts) => f.debug_tuple("AnyOf").field(parts).finish(),
+            Node::AnyOf(parts, _) => f.debug_tuple("AnyOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
         }
     }
@@ -259,16 +263,21 @@ fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
     told
 }
 
-fn any(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+fn any(verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
+    let met = |index: &usize| matches!(verdicts.get(*index), Some(Verdict::Met(_)));
+    *chosen = chosen.filter(met).or_else(|| (0..verdicts.len()).find(met));
+    if let Some(Verdict::Met(basis)) = chosen.and_then(|index| verdicts.get(index)) {
+        return Verdict::Met(basis.clone());
+    }
     let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
     for verdict in verdicts {
         match verdict {
-            Verdict::Met(basis) => return Verdict::Met(basis),
+            Verdict::Met(_) => {}
             Verdict::Unmet(mut part) => unmet.append(&mut part),
             Verdict::Unknown(mut part) => unknown.append(&mut part),
         }
     }
-    if unknown.is_empty() { Verdict::Unmet(unmet) } else { Verdict::Unknown(unknown) }
+    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
 impl<T: Condition + ?Sized> Condition for Arc<T> {
@@ -283,6 +292,16 @@ mod tests {
 
     fn said(reason: &str) -> Vec<Unmet> {
         vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
+    }
+
+    fn met_by(uid: &str) -> Verdict {
+        Verdict::Met(vec![TypeIdentity {
+            group: "example.com".into(),
+            version: "v1".into(),
+            plural: "widgets".into(),
+            scope: crate::kind::Scope::Cluster,
+            uid: Some(uid.into()),
+        }])
     }
 
     fn part(verdict: Verdict) -> (watch::Sender<Verdict>, Readiness) {
@@ -315,8 +334,22 @@ mod tests {
             (vec![unmet.clone(), unknown.clone()], unknown.clone()),
             (vec![unmet.clone()], unmet.clone()),
         ] {
-            assert_eq!(any(parts.into_iter()), expected);
+            assert_eq!(any(parts, &mut None), expected);
         }
+    }
+
+    #[test]
+    fn any_of_rests_on_the_same_part_until_that_is_lost() {
+        let (first, one) = part(Verdict::Unmet(said("A")));
+        let (second, two) = part(met_by("2"));
+        let mut readiness = any_of([one, two]);
+        assert_eq!(readiness.verdict(), met_by("2"));
+
+        first.send_replace(met_by("1"));
+        assert_eq!(readiness.verdict(), met_by("2"), "what comes stops nothing");
+
+        second.send_replace(Verdict::Unmet(said("B")));
+        assert_eq!(readiness.verdict(), met_by("1"));
     }
 
     #[tokio::test]

@@ -1,20 +1,57 @@
 //! One runnable as its manager holds it, and what is said of it.
 
-use std::sync::Arc;
-
-use k8s_openapi::jiff::Timestamp;
-use tokio::{sync::oneshot, time::Instant};
-use tokio_util::sync::CancellationToken;
-
-use super::{
-    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Report, RunnableOptions,
-    RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle,
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
-/// A specification and its supervision.
+use k8s_openapi::jiff::Timestamp;
+use tokio::{
+    sync::{oneshot, watch},
+    time::Instant,
+};
+use tokio_util::{sync::CancellationToken, time::delay_queue};
+
+use super::{
+    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Report,
+    RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle, run,
+};
+
+/// A specification and its supervision. What never changes of it is asked once.
 pub(super) struct Spec {
     pub(super) runnable: Arc<dyn ConditionalRunnable>,
     pub(super) options: RunnableOptions,
+    pub(super) group: RunnableGroup,
+    pub(super) reports_running: bool,
+    pub(super) keeps_grace: bool,
+}
+
+impl Spec {
+    pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
+        let ask = || (runnable.group(), runnable.reports_running(), runnable.keeps_grace());
+        let (group, reports_running, keeps_grace) = catch_unwind(AssertUnwindSafe(ask))
+            .unwrap_or((RunnableGroup::LeaderElection, false, false));
+        Self { runnable, options, group, reports_running, keeps_grace }
+    }
+
+    /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
+    pub(super) fn ready(&self) -> Readiness {
+        catch_unwind(AssertUnwindSafe(|| self.runnable.ready())).unwrap_or_else(|panic| {
+            let (_, verdict) = watch::channel(Verdict::Unknown(vec![Unmet {
+                reason: "ConditionPanicked".to_owned(),
+                message: format!("its condition panicked: {}", run::message(panic.as_ref())),
+                type_ref: None,
+            }]));
+            Readiness::published(verdict)
+        })
+    }
+
+    /// Gives back what was prepared.
+    pub(super) fn unprepare(&self) {
+        if catch_unwind(AssertUnwindSafe(|| self.runnable.unprepare())).is_err() {
+            tracing::warn!("a runnable panicked while it gave back what it had prepared");
+        }
+    }
 }
 
 /// A new specification that waits to take over.
@@ -22,11 +59,31 @@ pub(super) struct Pending {
     pub(super) spec: Spec,
     /// Tells the answers to this one from those to an earlier one.
     pub(super) serial: u64,
+    pub(super) verdict: Verdict,
     pub(super) why: String,
-    /// Its caches are being filled, or are filled.
-    pub(super) preparing: bool,
+    pub(super) preparation: Preparation,
     /// Ends what watches its condition.
     pub(super) watching: CancellationToken,
+}
+
+/// Whether what a new specification needs is at hand.
+pub(super) enum Preparation {
+    None,
+    /// Under way; tells its answer from that of an earlier one, and gives it up.
+    Running(u64, CancellationToken),
+    Done,
+}
+
+impl Pending {
+    /// Gives up the preparation, and what it has acquired.
+    pub(super) fn unprepare(&mut self) {
+        match std::mem::replace(&mut self.preparation, Preparation::None) {
+            Preparation::None => return,
+            Preparation::Running(_, given_up) => given_up.cancel(),
+            Preparation::Done => {}
+        }
+        self.spec.unprepare();
+    }
 }
 
 pub(super) struct Entry {
@@ -40,8 +97,12 @@ pub(super) struct Entry {
     pub(super) removers: Vec<oneshot::Sender<()>>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
-    /// When the condition was met for the epoch that starts, or its stop was asked for.
-    pub(super) asked_at: Option<Instant>,
+    /// When the epoch that starts was begun.
+    pub(super) begun_at: Option<Instant>,
+    /// When the epoch that stops was asked to.
+    pub(super) stopped_at: Option<Instant>,
+    /// The timer that ends a back-off.
+    pub(super) wake: Option<delay_queue::Key>,
     pub(super) status: Arc<RunnableStatus>,
 }
 
@@ -56,7 +117,7 @@ impl Entry {
         let unchanged = self.status.state == state && self.status.reason == reason;
         RunnableStatus {
             name: self.name.clone(),
-            group: self.spec.runnable.group(),
+            group: self.spec.group,
             state,
             reason,
             message,
@@ -92,7 +153,15 @@ impl Entry {
                 None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
                 None => ("ConditionUnknown", String::new()),
             },
-            ControllerState::Starting => ("SourcesSyncing", String::new()),
+            ControllerState::Starting if !report.forbidden.is_empty() => {
+                ("Forbidden", report.forbidden.join("; "))
+            }
+            ControllerState::Starting => {
+                let errors = report.watches.iter().filter_map(|watch| {
+                    watch.error.as_ref().map(|error| format!("{}: {error}", watch.type_ref))
+                });
+                ("SourcesSyncing", errors.collect::<Vec<_>>().join("; "))
+            }
             ControllerState::Running if !report.forbidden.is_empty() => {
                 ("Forbidden", report.forbidden.join("; "))
             }

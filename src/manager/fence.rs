@@ -22,6 +22,7 @@ pub struct Fence {
 struct State {
     closed: bool,
     under_way: usize,
+    unknown: usize,
 }
 
 /// The epoch is over: the request was not sent.
@@ -29,11 +30,21 @@ struct State {
 #[error("the epoch is over, the request was not sent")]
 pub struct FenceClosed;
 
-/// A request that has passed; under way until dropped.
+/// A request that has passed; under way until it is answered.
+///
+/// Dropped without an answer, what the server made of the request is unknown, and counted so.
 #[derive(Debug)]
-#[must_use = "the request counts as answered when this is dropped"]
+#[must_use = "the outcome counts as unknown when this is dropped"]
 pub struct Passage {
     fence: Fence,
+    answered: bool,
+}
+
+impl Passage {
+    /// The request has been answered, or was not sent.
+    pub fn answered(mut self) {
+        self.answered = true;
+    }
 }
 
 impl Fence {
@@ -52,7 +63,7 @@ impl Fence {
             state.under_way += usize::from(!state.closed);
             !state.closed
         });
-        if open { Ok(Passage { fence: self.clone() }) } else { Err(FenceClosed) }
+        if open { Ok(Passage { fence: self.clone(), answered: false }) } else { Err(FenceClosed) }
     }
 
     /// Lets nothing pass from now on.
@@ -63,6 +74,11 @@ impl Fence {
     /// How many requests have passed and are neither answered nor dropped.
     pub fn under_way(&self) -> usize {
         self.state.borrow().under_way
+    }
+
+    /// How many requests passed whose outcome is unknown, because nobody waited for it.
+    pub fn unknown(&self) -> usize {
+        self.state.borrow().unknown
     }
 
     /// Resolves when nothing is under way. Cancel safe.
@@ -79,9 +95,9 @@ impl Fence {
             let (fence, inner) = (fence.clone(), inner.clone());
             async move {
                 let passage = fence.pass()?;
-                let response = inner.send(request).await?;
-                drop(passage);
-                Ok::<_, BoxError>(response)
+                let response = inner.send(request).await;
+                passage.answered();
+                Ok::<_, BoxError>(response?)
             }
         });
         Client::new(service, client.default_namespace())
@@ -96,7 +112,11 @@ impl Default for Fence {
 
 impl Drop for Passage {
     fn drop(&mut self) {
-        self.fence.state.send_modify(|state| state.under_way -= 1);
+        let unknown = usize::from(!self.answered);
+        self.fence.state.send_modify(|state| {
+            state.under_way -= 1;
+            state.unknown += unknown;
+        });
     }
 }
 

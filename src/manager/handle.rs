@@ -203,6 +203,10 @@ impl Runnable for Unconditional {
     fn prepare(&self) -> futures::future::BoxFuture<'static, super::RunResult> {
         self.0.prepare()
     }
+
+    fn unprepare(&self) {
+        self.0.unprepare();
+    }
 }
 
 impl ConditionalRunnable for Unconditional {

@@ -21,7 +21,7 @@ use super::{
     AddError, ControllerName, ControllerState, Done, DoneReason, Epoch, FailurePolicy,
     ManagerError, ManagerMetrics, ManagerOptions, Readiness, Report, RunResult, RunnableGroup,
     RunnableStatus, Snapshot, StopReason, Transition, TransitionKind, Verdict,
-    entry::{Entry, Pending, Spec},
+    entry::{Entry, Pending, Preparation, Spec},
     handle::Command,
     lifecycle::{Action, Input, Lifecycle, RunEnd},
     run::{self, Overrun},
@@ -146,7 +146,7 @@ impl Owner {
         self.commands.close();
         self.runs.abort_all();
         self.prepares.shutdown().await;
-        for (_, entry) in std::mem::take(&mut self.entries) {
+        for entry in self.entries.values() {
             entry.watching.cancel();
             self.metrics.removed(&entry.name);
         }
@@ -174,6 +174,9 @@ impl Owner {
                     let (id, end) = ended.expect("a run is driven to its end");
                     return Event::Ended(id, end);
                 }
+                // The manager keeps a sender, so this yields for as long as it is polled. Whoever
+                // asks for something waits for no stream of changes.
+                Some(command) = self.commands.recv() => return Event::Command(command),
                 Some(event) = self.watches.next(), if !self.watches.is_empty() => {
                     if let Some(event) = event {
                         return event;
@@ -189,8 +192,6 @@ impl Owner {
                     let (id, timer) = timer.into_inner();
                     return Event::Timer(id, timer);
                 }
-                // The manager keeps a sender, so this yields for as long as it is polled.
-                Some(command) = self.commands.recv() => return Event::Command(command),
             }
         }
     }
@@ -212,10 +213,10 @@ impl Owner {
         match command {
             Command::Add(name, runnable, options, reply) => {
                 // Nobody waits for an answer that was given up.
-                drop(reply.send(self.add(name, Spec { runnable, options })));
+                drop(reply.send(self.add(name, Spec::new(runnable, options))));
             }
             Command::Replace(name, runnable, options, reply) => {
-                drop(reply.send(self.replace(&name, Spec { runnable, options })));
+                drop(reply.send(self.replace(&name, Spec::new(runnable, options))));
             }
             Command::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {
@@ -239,11 +240,11 @@ impl Owner {
         let (id, serial) = (self.serial(), self.serial());
         let watching = CancellationToken::new();
         let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
-        let mut readiness = spec.runnable.ready();
+        let mut readiness = spec.ready();
         let verdict = readiness.verdict();
         let status = RunnableStatus {
             name: name.clone(),
-            group: spec.runnable.group(),
+            group: spec.group,
             state: ControllerState::Waiting,
             reason: String::new(),
             message: String::new(),
@@ -256,7 +257,7 @@ impl Owner {
             stuck: false,
             failures: 0,
         };
-        let group = spec.runnable.group();
+        let group = spec.group;
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(
             id,
@@ -271,7 +272,9 @@ impl Owner {
                 removers: Vec::new(),
                 watching,
                 last_done: None,
-                asked_at: None,
+                begun_at: None,
+                stopped_at: None,
+                wake: None,
                 status: Arc::new(status),
             },
         );
@@ -291,87 +294,137 @@ impl Owner {
         let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
         let serial = self.serial();
         let watching = CancellationToken::new();
-        let mut readiness = spec.runnable.ready();
+        let mut readiness = spec.ready();
         let verdict = readiness.verdict();
         let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         if !entry.removers.is_empty() {
             return Err(AddError::NotThere(name.clone()));
         }
         drop_pending(entry);
-        let why = "its condition is being read".to_owned();
-        entry.pending =
-            Some(Pending { spec, serial, why, preparing: false, watching: watching.clone() });
+        entry.pending = Some(Pending {
+            spec,
+            serial,
+            verdict: Verdict::Unknown(Vec::new()),
+            why: String::new(),
+            preparation: Preparation::None,
+            watching: watching.clone(),
+        });
         self.watch(id, serial, readiness, &watching);
         self.judge_pending(id, verdict);
         Ok(())
     }
 
-    /// A replacement takes over at once when nothing runs; else when it can run and is prepared.
+    /// A replacement takes over when it can run and is prepared, or when nothing would run
+    /// otherwise.
     fn judge_pending(&mut self, id: Id, verdict: Verdict) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        if !entry.lifecycle.live() {
-            return self.swap(id);
-        }
         let Some(pending) = &mut entry.pending else { return };
-        match verdict {
-            Verdict::Met(_) if pending.preparing => {}
-            Verdict::Met(_) => {
-                pending.why = "its caches are being filled".to_owned();
-                pending.preparing = true;
-                let (serial, runnable) = (pending.serial, pending.spec.runnable.clone());
-                let given_up = pending.watching.clone().cancelled_owned();
-                self.prepares.spawn(async move {
-                    let prepare = AssertUnwindSafe(async { runnable.prepare().await });
-                    let result = tokio::select! {
-                        result = prepare.catch_unwind() => result,
-                        () = given_up => return None,
-                    };
-                    let panicked = |panic: Box<_>| Err(run::message(&*panic).into());
-                    Some((id, serial, result.unwrap_or_else(panicked)))
-                });
-            }
-            Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
-                let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
-                pending.why = all.join("; ");
-            }
-        }
+        pending.verdict = verdict;
         self.dirty.push(id);
-    }
-
-    fn on_prepared(&mut self, id: Id, serial: u64, result: RunResult) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let Some(pending) = entry.pending.as_mut().filter(|pending| pending.serial == serial)
+        if self.swap_if_due(id) {
+            return;
+        }
+        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
         else {
             return;
         };
-        match result {
-            Ok(()) => {
-                self.step(id, Input::Supersede);
-                if self.entries.get(&id).is_some_and(|entry| !entry.lifecycle.live()) {
-                    self.swap(id);
-                }
+        match &pending.verdict {
+            Verdict::Met(_) if matches!(pending.preparation, Preparation::None) => {
+                self.prepare(id);
             }
-            Err(error) => {
-                pending.preparing = false;
-                pending.why = format!("it cannot be prepared: {error}");
-                self.timers.insert((id, Timer::Retry(serial)), PREPARE_RETRY);
-                self.dirty.push(id);
+            Verdict::Met(_) => {}
+            Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
+                let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
+                pending.why = all.join("; ");
+                // What was acquired for it would be held for nobody.
+                pending.unprepare();
             }
         }
+    }
+
+    fn prepare(&mut self, id: Id) {
+        let attempt = self.serial();
+        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
+        else {
+            return;
+        };
+        let given_up = CancellationToken::new();
+        pending.why = "its caches are being filled".to_owned();
+        pending.preparation = Preparation::Running(attempt, given_up.clone());
+        let runnable = pending.spec.runnable.clone();
+        self.prepares.spawn(async move {
+            let prepare = AssertUnwindSafe(async { runnable.prepare().await });
+            let result = tokio::select! {
+                biased;
+                () = given_up.cancelled() => return None,
+                result = prepare.catch_unwind() => result,
+            };
+            let panicked = |panic: Box<_>| Err(run::message(&*panic).into());
+            Some((id, attempt, result.unwrap_or_else(panicked)))
+        });
+    }
+
+    fn on_prepared(&mut self, id: Id, attempt: u64, result: RunResult) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(pending) = &mut entry.pending else { return };
+        if !matches!(pending.preparation, Preparation::Running(this, _) if this == attempt) {
+            return;
+        }
+        self.dirty.push(id);
+        match result {
+            Ok(()) => {
+                // Its condition holds: had it been lost, the preparation would have been given up.
+                pending.preparation = Preparation::Done;
+                self.step(id, Input::Supersede);
+            }
+            Err(error) => {
+                pending.preparation = Preparation::None;
+                pending.spec.unprepare();
+                pending.why = format!("it cannot be prepared: {error}");
+                let serial = pending.serial;
+                self.timers.insert((id, Timer::Retry(serial)), PREPARE_RETRY);
+            }
+        }
+    }
+
+    /// Puts the waiting specification in place if that stops nothing that could run.
+    fn swap_if_due(&mut self, id: Id) -> bool {
+        let Some(entry) = self.entries.get(&id) else { return false };
+        let Some(pending) = &entry.pending else { return false };
+        if entry.lifecycle.live() {
+            return false;
+        }
+        let can_run = |verdict: &Verdict| matches!(verdict, Verdict::Met(_));
+        let old_rests = entry.lifecycle.state() == ControllerState::Stopped;
+        let due = can_run(&pending.verdict) || old_rests || !can_run(entry.lifecycle.verdict());
+        if due {
+            self.swap(id);
+        }
+        due
     }
 
     /// Puts the waiting specification in place. Nothing of the entry is live.
     fn swap(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        let Some(pending) = entry.pending.take() else { return };
+        let Some(mut pending) = entry.pending.take() else { return };
+        if !matches!(pending.preparation, Preparation::Done) {
+            pending.unprepare();
+        }
+        let before = entry.lifecycle.state();
         entry.watching.cancel();
         entry.watching = pending.watching;
         entry.serial = pending.serial;
         entry.lifecycle.renew(pending.spec.options.restart);
         entry.spec = pending.spec;
-        // The pending specification's condition is watched already; this look takes no turn of it.
-        let verdict = entry.spec.runnable.ready().verdict();
-        self.step(id, Input::Verdict(verdict));
+        if before != ControllerState::Waiting {
+            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
+            self.metrics.entered(&name, before, ControllerState::Waiting);
+            self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
+        }
+        self.step(id, Input::Verdict(pending.verdict));
+        if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
+            entry.spec.unprepare();
+        }
     }
 
     fn on_verdict(&mut self, id: Id, serial: u64, mut readiness: Readiness) {
@@ -381,6 +434,7 @@ impl Owner {
             let watching = entry.watching.clone();
             self.watch(id, serial, readiness, &watching);
             self.step(id, Input::Verdict(verdict));
+            self.swap_if_due(id);
         } else if let Some(pending) = entry.pending.as_ref().filter(|new| new.serial == serial) {
             let watching = pending.watching.clone();
             self.watch(id, serial, readiness, &watching);
@@ -406,21 +460,21 @@ impl Owner {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let RunEnd::Failed(error) | RunEnd::Panicked(error) = &end {
             let policy = entry.spec.options.on_failure;
-            if policy == FailurePolicy::FailManager && self.failure.is_none() {
+            // Whoever fails while it is being stopped has nothing more to end.
+            let stopping = entry.lifecycle.stopping().is_some();
+            if policy == FailurePolicy::FailManager && self.failure.is_none() && !stopping {
                 self.failure = Some(ManagerError::RunnableFailed {
                     name: entry.name.clone(),
                     error: error.clone(),
                 });
             }
             self.metrics.failed(&entry.name);
-            if entry.lifecycle.stopping().is_some() {
+            if stopping {
                 warn!(controller = %entry.name, %error, "run failed while it was stopping");
             }
         }
         self.step(id, Input::Ended(end));
-        if self.entries.get(&id).is_some_and(|entry| entry.pending.is_some()) {
-            self.swap(id);
-        }
+        self.swap_if_due(id);
         self.step(id, Input::Wake);
         if self.failure.is_some() {
             self.close();
@@ -430,7 +484,10 @@ impl Owner {
     fn on_timer(&mut self, id: Id, timer: Timer) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         match timer {
-            Timer::Wake => self.step(id, Input::Wake),
+            Timer::Wake => {
+                entry.wake = None;
+                self.step(id, Input::Wake);
+            }
             Timer::Overdue(epoch) => {
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
                     warn!(controller = %entry.name, epoch, "the run does not end");
@@ -441,7 +498,7 @@ impl Owner {
                 if let Some(pending) =
                     entry.pending.as_ref().filter(|pending| pending.serial == serial)
                 {
-                    let verdict = pending.spec.runnable.ready().verdict();
+                    let verdict = pending.verdict.clone();
                     self.judge_pending(id, verdict);
                 }
             }
@@ -464,9 +521,7 @@ impl Owner {
                 Action::Start => self.start(id, now),
                 Action::Stop(reason) => self.stop(id, reason, now),
                 Action::Done(reason) => self.done(id, reason, now),
-                Action::WakeAt(at) => {
-                    self.timers.insert_at((id, Timer::Wake), at);
-                }
+                Action::WakeAt(at) => self.wake_at(id, at),
                 Action::Forget => return self.forget(id),
             }
         }
@@ -479,8 +534,17 @@ impl Owner {
             debug!(controller = %name, epoch, state = state.word(), "entered");
         }
         // Whoever never says so runs from the start.
-        if state == ControllerState::Starting && !entry.spec.runnable.reports_running() {
+        if state == ControllerState::Starting && !entry.spec.reports_running {
             self.step(id, Input::Running);
+        }
+    }
+
+    /// One timer for each, however often the condition flaps meanwhile.
+    fn wake_at(&mut self, id: Id, at: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        match &entry.wake {
+            Some(wake) => self.timers.reset_at(wake, at),
+            None => entry.wake = Some(self.timers.insert_at((id, Timer::Wake), at)),
         }
     }
 
@@ -489,7 +553,7 @@ impl Owner {
         let count = self.epochs.entry(entry.name.clone()).or_default();
         *count += 1;
         entry.epoch_number = *count;
-        entry.asked_at = Some(now);
+        entry.begun_at = Some(now);
         let epoch = Epoch::new(entry.name.clone(), *count, entry.spec.options.grace);
         self.metrics.epoch(&entry.name, *count);
         info!(controller = %entry.name, epoch = *count, "starting");
@@ -499,7 +563,7 @@ impl Owner {
         // Building the future is the runnable's code too: its panic must not be ours.
         let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
         let run = async move { runnable.start(inside).await };
-        let overrun = match entry.spec.runnable.keeps_grace() {
+        let overrun = match entry.spec.keeps_grace {
             true => Overrun::WaitedFor,
             false => Overrun::Dropped,
         };
@@ -510,15 +574,15 @@ impl Owner {
 
     fn started(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        if let Some(asked_at) = entry.asked_at.take() {
-            self.metrics.started(&entry.name, (now - asked_at).as_secs_f64());
+        if let Some(begun_at) = entry.begun_at.take() {
+            self.metrics.started(&entry.name, (now - begun_at).as_secs_f64());
         }
         info!(controller = %entry.name, epoch = entry.epoch_number, "running");
     }
 
     fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        entry.asked_at = Some(now);
+        entry.stopped_at = Some(now);
         if let Some(epoch) = &entry.epoch {
             epoch.stop(reason);
         }
@@ -529,22 +593,30 @@ impl Owner {
 
     fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        entry.epoch = None;
-        if let Some(asked_at) = entry.asked_at.take() {
-            self.metrics.stopped(&entry.name, (now - asked_at).as_secs_f64());
+        let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
+        entry.begun_at = None;
+        if let Some(stopped_at) = entry.stopped_at.take() {
+            self.metrics.stopped(&entry.name, (now - stopped_at).as_secs_f64());
         }
         let (name, epoch) = (entry.name.clone(), entry.epoch_number);
         match reason.error() {
             Some(error) => warn!(controller = %name, epoch, error, "run failed"),
             None => info!(controller = %name, epoch, reason = reason.word(), "done"),
         }
-        entry.last_done = Some(Done { epoch, reason: reason.clone(), at: Timestamp::now() });
+        if unknown_requests > 0 {
+            warn!(controller = %name, epoch, unknown_requests, "the outcome of requests is unknown");
+        }
+        let at = Timestamp::now();
+        entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });
         self.announce(&name, epoch, TransitionKind::Done(reason));
     }
 
     fn forget(&mut self, id: Id) {
         let Some(entry) = self.entries.remove(&id) else { return };
         entry.watching.cancel();
+        if let Some(wake) = &entry.wake {
+            self.timers.try_remove(wake);
+        }
         self.names.remove(&entry.name);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
@@ -568,11 +640,13 @@ impl Owner {
                     for id in self.ids_of(&[*group]) {
                         self.step(id, Input::Allowed(true));
                     }
-                    // Whoever waits for a condition holds nobody up.
-                    let starting = self.entries.values().any(|entry| {
-                        entry.spec.runnable.group() == *group
-                            && entry.lifecycle.state() == ControllerState::Starting
-                    });
+                    // Whoever waits for a condition holds nobody up; whoever starts, only where
+                    // the later groups rely on it.
+                    let starting = *group <= RunnableGroup::Caches
+                        && self.entries.values().any(|entry| {
+                            entry.spec.group == *group
+                                && entry.lifecycle.state() == ControllerState::Starting
+                        });
                     if starting {
                         return;
                     }
@@ -632,7 +706,7 @@ impl Owner {
     fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {
         self.entries
             .iter()
-            .filter(|(_, entry)| groups.contains(&entry.spec.runnable.group()))
+            .filter(|(_, entry)| groups.contains(&entry.spec.group))
             .map(|(id, _)| *id)
             .collect()
     }
@@ -688,8 +762,19 @@ impl Owner {
     }
 }
 
+/// Whatever is left behind, when the patience is over or the manager is dropped, may not send.
+impl Drop for Owner {
+    fn drop(&mut self) {
+        for epoch in self.entries.values().filter_map(|entry| entry.epoch.as_ref()) {
+            epoch.stop(StopReason::Cancelled);
+            epoch.fence().close();
+        }
+    }
+}
+
 fn drop_pending(entry: &mut Entry) {
-    if let Some(pending) = entry.pending.take() {
+    if let Some(mut pending) = entry.pending.take() {
         pending.watching.cancel();
+        pending.unprepare();
     }
 }

@@ -1,6 +1,10 @@
 //! Drives one epoch from start to done.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{sleep, timeout};
@@ -30,7 +34,11 @@ pub(super) async fn drive(
         biased;
         end = run => match end {
             Ok(Ok(())) => RunEnd::Completed,
-            Ok(Err(error)) => RunEnd::Failed(error.to_string()),
+            // Telling the error is the runnable's code too.
+            Ok(Err(error)) => match catch_unwind(AssertUnwindSafe(|| error.to_string())) {
+                Ok(error) => RunEnd::Failed(error),
+                Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
+            },
             Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
         },
         () = overdue(&epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,

@@ -95,6 +95,10 @@ pub trait Runnable: Send + Sync + 'static {
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    /// What [`Runnable::prepare`] acquired is given back: the start that it was for does not come
+    /// now.
+    fn unprepare(&self) {}
 }
 
 /// A runnable that runs while a condition holds.

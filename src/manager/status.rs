@@ -113,6 +113,8 @@ pub struct Done {
     pub reason: DoneReason,
     /// When.
     pub at: Timestamp,
+    /// Requests that were sent and whose outcome nobody learned, because the grace was over.
+    pub unknown_requests: usize,
 }
 
 /// Everything there is to know about one runnable.

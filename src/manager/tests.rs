@@ -16,6 +16,10 @@ struct Probe {
     group: RunnableGroup,
     body: Body,
     log: Log,
+    // What `prepare` waits for, and how often it was given back.
+    prepared: Arc<Notify>,
+    given_back: Arc<AtomicUsize>,
+    gate: bool,
 }
 
 type Log = Arc<Mutex<Vec<String>>>;
@@ -25,6 +29,7 @@ enum Body {
     Fails,
     Panics,
     IgnoresStop,
+    NeverRuns,
     LeavesATask(Arc<Notify>),
     Drains(Duration),
 }
@@ -48,7 +53,15 @@ impl Probe {
             group: RunnableGroup::LeaderElection,
             body,
             log: Log::default(),
+            prepared: Arc::default(),
+            given_back: Arc::default(),
+            gate: false,
         }
+    }
+
+    fn prepares_when_told(mut self) -> Self {
+        self.gate = true;
+        self
     }
 
     fn waiting(self) -> Self {
@@ -74,7 +87,7 @@ impl Runnable for Probe {
         log.lock().unwrap().push(format!("start {group:?}"));
         let ended = move || log.lock().unwrap().push(format!("end {group:?}"));
         match &self.body {
-            Body::UntilStopped => Box::pin(async move {
+            Body::UntilStopped | Body::NeverRuns => Box::pin(async move {
                 epoch.stopping().await;
                 ended();
                 Ok(())
@@ -104,6 +117,24 @@ impl Runnable for Probe {
 
     fn group(&self) -> RunnableGroup {
         self.group
+    }
+
+    fn reports_running(&self) -> bool {
+        matches!(self.body, Body::NeverRuns)
+    }
+
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        let (gate, prepared) = (self.gate, self.prepared.clone());
+        Box::pin(async move {
+            if gate {
+                prepared.notified().await;
+            }
+            Ok(())
+        })
+    }
+
+    fn unprepare(&self) {
+        self.given_back.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -440,4 +471,127 @@ async fn nothing_passes_the_fence_of_an_epoch_that_is_done() {
     assert!(refused.to_string().contains("the epoch is over"), "{refused}");
     assert_eq!(sent.load(Ordering::Relaxed), 1);
     assert_eq!(epoch.fence().under_way(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replacement_whose_condition_is_lost_while_it_prepares_leaves_the_old_one_running() {
+    let mut rig = Rig::new();
+    rig.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
+    rig.until("widgets", ControllerState::Running).await;
+    let new = Probe::new(Body::UntilStopped).prepares_when_told().arc();
+    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+
+    new.verdict.send_replace(unmet());
+    let says = |snapshot: &Arc<Snapshot>| {
+        let pending = snapshot.values().find_map(|status| status.pending.clone());
+        pending.is_some_and(|why| why.contains("not installed"))
+    };
+    rig.handle.watch().wait_for(says).await.unwrap();
+    new.prepared.notify_one();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let status = rig.until("widgets", ControllerState::Running).await;
+    assert_eq!((status.epoch, new.given_back.load(Ordering::Relaxed)), (1, 1));
+
+    new.prepared.notify_one();
+    new.verdict.send_replace(met());
+    assert_eq!(rig.next_done().await, (1, DoneReason::Superseded));
+    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 2);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_run_returns_while_its_replacement_cannot_start() {
+    let rig = Rig::new();
+    rig.add("widgets", &Probe::new(Body::Fails).arc()).await;
+    rig.until("widgets", ControllerState::BackingOff).await;
+
+    let new = Probe::new(Body::UntilStopped).waiting().arc();
+    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    let again = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.epoch == 2);
+    rig.handle.watch().wait_for(again).await.unwrap();
+
+    new.verdict.send_replace(met());
+    let status = rig.until("widgets", ControllerState::Running).await;
+    assert_eq!((status.pending.clone(), status.failures), (None, 0));
+    rig.stop().await.unwrap();
+}
+
+/// A condition that panics.
+struct Broken;
+
+impl Runnable for Broken {
+    fn start(&self, _: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl ConditionalRunnable for Broken {
+    fn ready(&self) -> Readiness {
+        panic!("no condition")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_panics_keeps_its_own_runnable_waiting_and_no_other() {
+    let rig = Rig::new();
+    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+
+    rig.handle.add("broken", Arc::new(Broken), RunnableOptions::default()).await.unwrap();
+
+    let broken = rig.until("broken", ControllerState::Waiting).await;
+    assert_eq!(broken.reason, "ConditionPanicked");
+    assert!(broken.message.contains("no condition"), "{}", broken.message);
+    rig.until("well", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_never_comes_up_holds_up_no_later_group() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    let slow = Probe::new(Body::NeverRuns).group(RunnableGroup::Others, &log).arc();
+    manager.add("slow", slow, RunnableOptions::default()).unwrap();
+    manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
+
+    let rig = Rig::start(manager);
+
+    rig.until("last", ControllerState::Running).await;
+    assert_eq!(rig.handle.status_of("slow").unwrap().state, ControllerState::Starting);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_behind_sends_nothing_more() {
+    let epoch = Arc::new(Mutex::new(None));
+    let options = ManagerOptions {
+        graceful_shutdown_timeout: Some(Duration::from_secs(1)),
+        ..ManagerOptions::default()
+    };
+    struct Keeps(Arc<Mutex<Option<Epoch>>>);
+    impl Runnable for Keeps {
+        fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+            *self.0.lock().unwrap() = Some(epoch);
+            Box::pin(std::future::pending())
+        }
+    }
+    let mut manager = Manager::new(options);
+    let keeps = Arc::new(Keeps(epoch.clone()));
+    manager.add_runnable("late", keeps, RunnableOptions::default()).unwrap();
+    let rig = Rig::start(manager);
+    rig.until("late", ControllerState::Running).await;
+
+    rig.stop().await.unwrap_err();
+
+    let epoch = epoch.lock().unwrap().take().unwrap();
+    assert!(epoch.fence().pass().is_err());
+}
+
+#[test]
+fn a_request_that_nobody_waited_for_is_counted_as_unknown() {
+    let fence = Fence::new();
+
+    fence.pass().unwrap().answered();
+    drop(fence.pass().unwrap());
+
+    assert_eq!((fence.under_way(), fence.unknown()), (0, 1));
 }

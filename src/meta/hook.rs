@@ -102,7 +102,10 @@ pub(crate) async fn call(
         () = token.cancelled() => Err(HookError::Cancelled),
         answer = hook.call(request) => answer,
     };
-    drop(passage);
+    // Given up, what the hook made of it stays unknown.
+    if answer != Err(HookError::Cancelled) {
+        passage.answered();
+    }
     answer
 }
 
