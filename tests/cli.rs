@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use pilotlight::testing::ControlPlane;
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -65,6 +66,8 @@ struct Dev {
 
 impl Dev {
     fn start(arguments: &[&str]) -> Self {
+        // On a new machine the binaries are built first, which takes longer than any deadline.
+        ControlPlane::shared();
         let mut command = pilotlight(&[&["dev"], arguments].concat());
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
         let output = BufReader::new(process.stdout.take().unwrap()).lines();
