@@ -20,6 +20,7 @@ mod rig;
 mod sharing;
 mod story;
 mod terminating;
+mod unknown;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;
