@@ -6,6 +6,8 @@ mod aggregated;
 mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "meta")]
+mod composite_children;
 #[cfg(feature = "cli")]
 mod composite_python;
 mod control_plane;

@@ -428,7 +428,3 @@ fn owners_patch(object: &Object, change: impl FnOnce(&mut Vec<Value>)) -> Value 
         }
     })
 }
-
-#[cfg(all(test, feature = "testing"))]
-#[expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-mod tests;
