@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+mod aggregated;
 mod architecture;
 #[cfg(feature = "cli")]
 mod cli;
@@ -22,6 +23,7 @@ mod rig;
 mod sharing;
 mod story;
 mod terminating;
+mod unknown;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

@@ -84,7 +84,12 @@ impl RigOptions {
     pub(crate) fn unprivileged() -> Self {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
         let services = Rule::to_watch("apiregistration.k8s.io", "apiservices");
-        Self { groups: Vec::new(), rights: vec![crds, services], ..Self::default() }
+        Self { rights: vec![crds, services], ..Self::powerless() }
+    }
+
+    /// Of a user who has no rights.
+    pub(crate) fn powerless() -> Self {
+        Self { groups: Vec::new(), ..Self::default() }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use kube::{
@@ -43,6 +44,8 @@ pub(crate) enum Act {
     Panic,
     /// Until it is dropped.
     Hang,
+    /// It asks to be called again after this time.
+    Again(Duration),
     /// Removes the finalizers of what is being deleted, with the epoch's own client.
     Release,
 }
@@ -189,6 +192,7 @@ impl Reconciler for Recorder {
         let act = self.acts.lock().unwrap().get(&*request.name).copied();
         match act {
             None => {}
+            Some(Act::Again(after)) => return Ok(Outcome::RequeueAfter(after)),
             Some(Act::Panic) => panic!("told to panic at {request}"),
             Some(Act::Hang) => std::future::pending().await,
             Some(Act::Release) => self.release(&request, object.as_ref(), &context).await?,

@@ -29,6 +29,7 @@ pub struct Rule {
     pub(super) action: Action,
     verbs: Vec<Verb>,
     path: Option<String>,
+    exact_path: Option<String>,
     query: Option<String>,
     resource: Option<(String, String)>,
     skip: usize,
@@ -144,6 +145,7 @@ impl Rule {
             action,
             verbs: Vec::new(),
             path: None,
+            exact_path: None,
             query: None,
             resource: None,
             skip: 0,
@@ -160,6 +162,12 @@ impl Rule {
     /// Only paths that contain this.
     pub fn path_contains(mut self, part: impl Into<String>) -> Self {
         self.path = Some(part.into());
+        self
+    }
+
+    /// Only this path.
+    pub fn path_is(mut self, path: impl Into<String>) -> Self {
+        self.exact_path = Some(path.into());
         self
     }
 
@@ -191,6 +199,7 @@ impl Rule {
         let RequestInfo { verb, path, query, group, resource, .. } = request;
         (self.verbs.is_empty() || self.verbs.contains(verb))
             && self.path.as_ref().is_none_or(|part| path.contains(part))
+            && self.exact_path.as_ref().is_none_or(|exact| path == exact)
             && self.query.as_ref().is_none_or(|part| query.contains(part))
             && self.resource.as_ref().is_none_or(|(g, r)| g == group && r == resource)
     }
@@ -222,6 +231,17 @@ mod tests {
         assert!(!matches("/apis/x.test/v1/widgets"));
         assert!(!matches("/apis/y.test/v1/widgets?limit=500"));
         assert!(!matches("/apis/x.test/v1/namespaces/a/widgets/w?limit=500"));
+    }
+
+    #[test]
+    fn a_whole_path_is_not_the_beginning_of_another() {
+        let rule = Rule::new(Action::Hang).path_is("/api");
+        let matches =
+            |uri: &str| rule.matches(&RequestInfo::new(&Method::GET, &uri.parse().unwrap()));
+
+        assert!(matches("/api?timeout=1s"));
+        assert!(!matches("/apis"));
+        assert!(!matches("/api/v1"));
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! A type that another server serves, on behalf of an APIService: its server comes, fails and
+//! goes.
+
+mod backend;
+
+use std::time::Duration;
+
+use k8s_openapi::{
+    api::core::v1::Service, kube_aggregator::pkg::apis::apiregistration::v1::APIService,
+};
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use pilotlight::{
+    discovery::TypeState,
+    kind::TypeRef,
+    manager::{ControllerState, DoneReason},
+};
+use serde_json::json;
+
+use self::backend::{Backend, Discovery, Health};
+use crate::rig::{Act, Carrier, Embedded, Recorder, Rig};
+
+#[tokio::test]
+async fn a_server_with_aggregated_discovery_comes_fails_and_goes() {
+    comes_fails_and_goes("aggregated", Discovery::Aggregated).await;
+}
+
+#[tokio::test]
+async fn a_server_with_legacy_discovery_comes_fails_and_goes() {
+    comes_fails_and_goes("aggregated-legacy", Discovery::Legacy).await;
+}
+
+async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
+    let rig = Rig::start(name).await;
+    let group = rig.scope.group.clone();
+    let gauges = TypeRef::resource(&group, "v1", "gauges");
+    let recorder = Recorder::new(gauges.clone());
+    recorder.act("pressure", Act::Again(Duration::from_millis(100)));
+    Embedded.add(&rig, "gauges", &recorder).await;
+    rig.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
+    let certificate = rig.plane.serving_certificate().unwrap();
+    let backend = Backend::start(certificate, &group, discovery).await;
+
+    for epoch in 1..=2 {
+        install(&rig, &group, &backend).await;
+        rig.running("gauges", epoch).await;
+        let seen = recorder.saw("pressure", epoch).await;
+        assert_eq!(seen.uid.as_deref(), Some("one"));
+        rig.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
+
+        backend.turns(Health::Ill);
+        let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
+        rig.type_state(&gauges, "is unknown while its server fails", unknown).await;
+        let status = rig.until("gauges", "is behind", |it| it.report.stale).await;
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, epoch));
+        recorder.clear();
+        let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
+        assert_eq!(stale.uid.as_deref(), Some("one"), "the cache is kept");
+
+        backend.turns(Health::Well);
+        rig.type_state(&gauges, "is served again", |it| *it == TypeState::Served).await;
+        rig.until("gauges", "is current again", |it| it.reason == "Running").await;
+        assert_eq!(rig.status("gauges").epoch, epoch);
+
+        let services = Api::<APIService>::all(rig.scope.client());
+        services.delete(&format!("v1.{group}"), &DeleteParams::default()).await.unwrap();
+        rig.type_state(&gauges, "is absent", |it| *it == TypeState::Absent).await;
+        assert_eq!(rig.done("gauges", epoch).await, DoneReason::TypeGone);
+    }
+    assert_eq!(rig.assert_orderly("gauges"), 2);
+    rig.end().await.unwrap();
+}
+
+async fn install(rig: &Rig<'_>, group: &str, backend: &Backend) {
+    let namespace = &rig.scope.namespace;
+    let service = serde_json::from_value(json!({
+        "metadata": { "name": "gauges" },
+        "spec": { "type": "ExternalName", "externalName": "localhost" },
+    }));
+    let services = Api::<Service>::namespaced(rig.scope.client(), namespace);
+    if services.get_opt("gauges").await.unwrap().is_none() {
+        services.create(&PostParams::default(), &service.unwrap()).await.unwrap();
+    }
+    let api_service = serde_json::from_value(json!({
+        "metadata": { "name": format!("v1.{group}") },
+        "spec": {
+            "group": group, "version": "v1",
+            "groupPriorityMinimum": 100, "versionPriority": 100, "insecureSkipTLSVerify": true,
+            "service": { "namespace": namespace, "name": "gauges", "port": backend.address.port() },
+        },
+    }));
+    let api_services = Api::<APIService>::all(rig.scope.client());
+    api_services.create(&PostParams::default(), &api_service.unwrap()).await.unwrap();
+}

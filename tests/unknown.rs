@@ -1,0 +1,353 @@
+//! Absence needs proof: whatever a server or a network answers, nothing stops and nothing is
+//! purged, and afterwards everything is as it should be.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use pilotlight::{
+    discovery::{DiscoveryOptions, Mode, TypeState},
+    informer::InformerOptions,
+    kind::TypeRef,
+    manager::{ControllerState, DoneReason, TransitionKind},
+    testing::{
+        Action, ControlPlane, ControlPlaneOptions, CrdBuilder, Reply, RequestInfo, Rule, RuleId,
+        Verb,
+    },
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::rig::{
+    Act, Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, RigOptions, about, eventually,
+    type_of,
+};
+
+/// What a healthy server does not say.
+fn bad_answers() -> Vec<(&'static str, Action)> {
+    let status = |code, reason: &str| Action::Reply(Reply::status(code, reason, "by a fault"));
+    vec![
+        ("Plain404", Action::Reply(Reply::text(404, "404 page not found\n"))),
+        ("NotFound", status(404, "NotFound")),
+        ("Forbidden", status(403, "Forbidden")),
+        ("Unauthorized", status(401, "Unauthorized")),
+        ("Gone", status(410, "Gone")),
+        ("Throttled", Action::Reply(Reply::status(429, "TooManyRequests", "").retry_after(1))),
+        ("Broken", status(500, "InternalError")),
+        ("Unavailable", Action::Reply(Reply::text(503, "no backend"))),
+        ("Nonsense", Action::Reply(Reply::text(200, "<html>log in here</html>"))),
+        ("Refused", Action::Fail("connection refused".to_owned())),
+        ("Silent", Action::Hang),
+    ]
+}
+
+/// Waits until a fault was met so often.
+async fn hits(rig: &Rig<'_>, rule: RuleId, count: usize) {
+    let met = rig.faults.wait_until(|faults| faults.hits(rule) >= count);
+    assert!(
+        timeout(PATIENCE, met).await.is_ok(),
+        "the fault is met {} times",
+        rig.faults.hits(rule)
+    );
+}
+
+/// Asserts that a runnable runs in its first epoch and has never done anything else.
+fn assert_undisturbed(rig: &Rig<'_>, name: &str) {
+    let steps: Vec<_> = rig.life(name).into_iter().map(|step| step.kind).collect();
+    let stops = steps.iter().filter(|step| {
+        matches!(step, TransitionKind::Done(_) | TransitionKind::Entered(ControllerState::Stopping))
+    });
+    assert_eq!(stops.count(), 0, "{name}: {steps:?}");
+    let status = rig.status(name);
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{status:#?}");
+}
+
+#[tokio::test]
+async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
+    let informers =
+        InformerOptions { request_deadline: Duration::from_secs(2), ..InformerOptions::default() };
+    let rig = Rig::with("unknown-type", RigOptions { informers, ..RigOptions::default() }).await;
+
+    let cases = bad_answers().into_iter().map(|(name, fault)| {
+        let rig = &rig;
+        async move {
+            let crd = CrdBuilder::new(&rig.scope.group, name);
+            let recorder = Recorder::new(type_of(&crd, "v1"));
+            recorder.act("kept", Act::Again(Duration::from_millis(100)));
+            Embedded.add(rig, name, &recorder).await;
+            rig.scope.install_crd(&crd).await.unwrap();
+            rig.running(name, 1).await;
+            let kept = rig.create(&crd, "kept", 1).await;
+            rig.create(&crd, "deleted-meanwhile", 1).await;
+            recorder.saw("kept", 1).await;
+            recorder.saw("deleted-meanwhile", 1).await;
+
+            let api_resource = crd.api_resource("v1");
+            let rule = Rule::new(fault)
+                .verb(Verb::List)
+                .verb(Verb::Watch)
+                .resource(&api_resource.group, &api_resource.plural);
+            let rule = rig.faults.add(rule);
+            assert_eq!(rig.faults.cut_open(about(&crd)), 1);
+            hits(rig, rule, 2).await;
+            let reported = rig.until(name, "says that it is behind", |it| {
+                it.report.stale || !it.report.forbidden.is_empty()
+            });
+            let reported = reported.await;
+            assert_ne!(reported.reason, "Running", "{name}: {reported:#?}");
+            // Reconciles go on over the cache, and know that it is behind.
+            recorder.clear();
+            let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
+            assert_eq!(stale.uid.as_ref(), Some(&kept), "{name}: the cache is kept");
+            let api = rig.scope.api(&crd, "v1");
+            let change = Patch::Merge(json!({ "spec": { "size": 2 } }));
+            api.patch("kept", &PatchParams::default(), &change).await.unwrap();
+            rig.create(&crd, "created-meanwhile", 1).await;
+            api.delete("deleted-meanwhile", &DeleteParams::default()).await.unwrap();
+            let is_served = rig.cluster.types.get(recorder.type_ref()).state == TypeState::Served;
+            assert!(is_served, "{name}: no answer about objects says anything about the type");
+            rig.faults.remove(rule);
+
+            recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
+            recorder.saw("created-meanwhile", 1).await;
+            recorder
+                .until("the deletion", |it| it.name == "deleted-meanwhile" && it.uid.is_none())
+                .await;
+            rig.until(name, "is current again", |it| it.reason == "Running").await;
+            let purged = recorder.all().into_iter().filter(|it| it.name == "kept");
+            assert!(purged.into_iter().all(|seen| seen.uid.as_ref() == Some(&kept)), "{name}");
+            assert_undisturbed(rig, name);
+        }
+    });
+    join_all(cases).await;
+
+    rig.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_watch_that_breaks_or_expires_is_resumed() {
+    let rig = Rig::start("unknown-watch").await;
+    let expired = json!({ "type": "ERROR", "object": {
+        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410,
+        "reason": "Expired", "message": "too old resource version: 1 (2)",
+    } });
+    let faults = [
+        ("Expired", Action::Reply(Reply::json(&expired)), 1),
+        ("Ended", Action::End { after_bytes: 0 }, 3),
+        ("Cut", Action::Cut { after_bytes: 0 }, 3),
+        ("Torn", Action::Cut { after_bytes: 20 }, 1),
+    ];
+
+    let cases = faults.into_iter().map(|(name, fault, times)| {
+        let rig = &rig;
+        async move {
+            let crd = CrdBuilder::new(&rig.scope.group, name);
+            let recorder = Recorder::new(type_of(&crd, "v1"));
+            Listening.add(rig, name, &recorder).await;
+            rig.scope.install_crd(&crd).await.unwrap();
+            rig.running(name, 1).await;
+            rig.create(&crd, "before", 1).await;
+            recorder.saw("before", 1).await;
+
+            let resource = crd.api_resource("v1");
+            let rule = Rule::new(fault)
+                .verb(Verb::Watch)
+                .resource(&resource.group, &resource.plural)
+                .times(times);
+            let rule = rig.faults.add(rule);
+            rig.faults.cut_open(about(&crd));
+            // For the one that is torn in the middle of a line.
+            rig.create(&crd, "meanwhile", 1).await;
+            hits(rig, rule, times).await;
+
+            recorder.saw("meanwhile", 1).await;
+            rig.create(&crd, "after", 1).await;
+            recorder.saw("after", 1).await;
+            assert!(recorder.all().iter().all(|seen| seen.uid.is_some()), "{name}: no deletion");
+            assert_undisturbed(rig, name);
+        }
+    });
+    join_all(cases).await;
+
+    rig.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn no_answer_about_crds_stops_a_controller() {
+    let cases = bad_answers().into_iter().map(|(name, fault)| async move {
+        let rig = Rig::start(&format!("unknown-crds-{name}")).await;
+        let widgets = rig.widgets();
+        let gone = CrdBuilder::new(&rig.scope.group, "Goner");
+        let late = CrdBuilder::new(&rig.scope.group, "Latecomer");
+        let [kept, going, coming] =
+            [&widgets, &gone, &late].map(|it| Recorder::new(type_of(it, "v1")));
+        Embedded.add(&rig, "kept", &kept).await;
+        Embedded.add(&rig, "going", &going).await;
+        Embedded.add(&rig, "coming", &coming).await;
+        rig.scope.install_crd(&widgets).await.unwrap();
+        rig.scope.install_crd(&gone).await.unwrap();
+        rig.running("kept", 1).await;
+        rig.running("going", 1).await;
+        let is_long = matches!(fault, Action::Hang);
+        let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
+
+        let rule = Rule::new(fault)
+            .verb(Verb::List)
+            .verb(Verb::Watch)
+            .resource("apiextensions.k8s.io", "customresourcedefinitions");
+        let rule = rig.faults.add(rule);
+        assert_eq!(rig.faults.cut_open(is_crds), 1);
+        // Long enough to be taken for more than a moment's trouble.
+        hits(&rig, rule, if is_long { 1 } else { 8 }).await;
+        let health = rig.cluster.types.health().crds;
+        assert!(is_long || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
+        rig.scope.delete_crd(&gone).await.unwrap();
+        rig.scope.wait_gone(&gone).await.unwrap();
+        rig.scope.install_crd(&late).await.unwrap();
+        rig.scope.wait_established(&widgets).await.unwrap();
+        rig.create(&widgets, "meanwhile", 1).await;
+        kept.saw("meanwhile", 1).await;
+        assert_undisturbed(&rig, "kept");
+        rig.faults.remove(rule);
+
+        assert_eq!(rig.done("going", 1).await, DoneReason::TypeGone, "{name}");
+        rig.state("coming", ControllerState::Running).await;
+        let health = eventually("CRDs are current", || {
+            let health = rig.cluster.types.health().crds;
+            if health.stale_since.is_none() { Ok(health) } else { Err(format!("{health:?}")) }
+        });
+        assert_eq!(health.await.error, None);
+        assert_undisturbed(&rig, "kept");
+        rig.end().await.unwrap();
+    });
+    join_all(cases).await;
+}
+
+#[tokio::test]
+async fn partial_discovery_stops_nothing() {
+    let stale = |answer: &mut Value| {
+        for group in answer["items"].as_array_mut().into_iter().flatten() {
+            for version in group["versions"].as_array_mut().into_iter().flatten() {
+                version["freshness"] = json!("Stale");
+                version["resources"] = json!([]);
+            }
+        }
+    };
+    let faults = [
+        ("stale", Action::edit(stale)),
+        ("empty", Action::edit(|answer| answer["items"] = json!([]))),
+        ("missing", Action::Reply(Reply::text(404, "404 page not found\n"))),
+        ("unavailable", Action::Reply(Reply::status(503, "ServiceUnavailable", ""))),
+        ("forbidden", Action::Reply(Reply::status(403, "Forbidden", ""))),
+        ("cut", Action::Cut { after_bytes: 1000 }),
+    ];
+    let cases =
+        faults.into_iter().flat_map(|fault| ["/api", "/apis"].map(|path| (fault.clone(), path)));
+    let cases = cases.map(|((name, fault), path)| async move {
+        let discovery = DiscoveryOptions {
+            backstop: Duration::from_millis(100),
+            ..DiscoveryOptions::default()
+        };
+        let options = RigOptions { discovery, ..RigOptions::default() };
+        let rig = Rig::with(&format!("unknown-discovery-{name}"), options).await;
+        let crd = rig.widgets();
+        rig.scope.install_crd(&crd).await.unwrap();
+        let types = [
+            ("widgets", type_of(&crd, "v1")),
+            ("configmaps", TypeRef::resource("", "v1", "configmaps")),
+            ("deployments", TypeRef::resource("apps", "v1", "deployments")),
+        ];
+        for (name, type_ref) in &types {
+            Listening.add(&rig, name, &Recorder::new(type_ref.clone())).await;
+            rig.running(name, 1).await;
+        }
+
+        let rule = Rule::new(fault).verb(Verb::Get).path_is(path);
+        let rule = rig.faults.add(rule);
+        hits(&rig, rule, 6).await;
+
+        for (type_name, type_ref) in &types {
+            let state = rig.cluster.types.get(type_ref).state;
+            let known = matches!(&state, TypeState::Served)
+                || matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
+            assert!(known, "{name} {path}: {type_name} is {state:?}");
+            assert_undisturbed(&rig, type_name);
+        }
+        rig.faults.remove(rule);
+        for (type_name, type_ref) in &types {
+            rig.type_state(type_ref, "is served again", |it| *it == TypeState::Served).await;
+            assert_undisturbed(&rig, type_name);
+        }
+        rig.end().await.unwrap();
+    });
+    join_all(cases).await;
+}
+
+#[tokio::test]
+async fn an_api_server_that_restarts_stops_nothing() {
+    let options = ControlPlaneOptions { controller_manager: false, ..Default::default() };
+    let plane = ControlPlane::start(options).await.unwrap();
+    let rig = Rig::on(&plane, "unknown-restart", RigOptions::default()).await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    recorder.act("kept", Act::Again(Duration::from_millis(100)));
+    let maps = Recorder::new(TypeRef::resource("", "v1", "configmaps"));
+    Embedded.add(&rig, "widgets", &recorder).await;
+    Listening.add(&rig, "maps", &maps).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("widgets", 1).await;
+    rig.running("maps", 1).await;
+    let kept = rig.create(&crd, "kept", 1).await;
+    recorder.saw("kept", 1).await;
+
+    plane.stop_api_server().await;
+    rig.until("widgets", "says that it is behind", |it| it.report.stale).await;
+    recorder.clear();
+    let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
+    assert_eq!(stale.uid.as_ref(), Some(&kept));
+    plane.start_api_server().await.unwrap();
+
+    rig.until("widgets", "is current again", |it| it.reason == "Running").await;
+    rig.create(&crd, "after", 1).await;
+    recorder.saw("after", 1).await;
+    let late = CrdBuilder::new(&rig.scope.group, "Latecomer");
+    let latecomers = Recorder::new(type_of(&late, "v1"));
+    Embedded.add(&rig, "late", &latecomers).await;
+    rig.scope.install_crd(&late).await.unwrap();
+    rig.running("late", 1).await;
+    assert_undisturbed(&rig, "widgets");
+    assert_undisturbed(&rig, "maps");
+    assert!(recorder.all().iter().all(|seen| seen.uid.is_some()), "nothing is purged");
+    rig.end().await.unwrap();
+    plane.stop().await;
+}
+
+#[tokio::test]
+async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
+    let discovery =
+        DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
+    let options = RigOptions { discovery, ..RigOptions::powerless() };
+    let rig = Rig::with("unknown-static", options).await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    rig.grant("widgets", &[crate::rig::Rule::all_of(&rig.scope.group, "widgets")]).await;
+    Embedded.add(&rig, "polled", &recorder).await;
+
+    let mut mode = rig.cluster.types.mode();
+    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != Mode::Watching)).await;
+    let Mode::Static(reason) = said.expect("in time").unwrap().clone() else { unreachable!() };
+    assert!(reason.contains("customresourcedefinitions") && reason.contains("grant"), "{reason}");
+    rig.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
+
+    for epoch in 1..=2 {
+        rig.scope.install_crd(&crd).await.unwrap();
+        rig.running("polled", epoch).await;
+        let uid = rig.create(&crd, "found", 1).await;
+        assert_eq!(recorder.saw("found", epoch).await.uid, Some(uid));
+        rig.scope.delete_crd(&crd).await.unwrap();
+        assert_eq!(rig.done("polled", epoch).await, DoneReason::TypeGone);
+        rig.scope.wait_gone(&crd).await.unwrap();
+    }
+    assert_eq!(rig.assert_orderly("polled"), 2);
+    rig.end().await.unwrap();
+}
