@@ -4,7 +4,11 @@
 
 mod architecture;
 #[cfg(feature = "cli")]
+mod bad_input;
+#[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "cli")]
+mod composite;
 #[cfg(feature = "cli")]
 mod composite_python;
 mod control_plane;
@@ -14,8 +18,12 @@ mod deploy;
 mod examples;
 mod faults;
 mod identity;
+#[cfg(feature = "cli")]
+mod own_crds;
 mod rig;
 mod sharing;
+#[cfg(feature = "cli")]
+mod spec_edit;
 mod story;
 mod terminating;
 

@@ -6,8 +6,12 @@
 
 mod absence;
 mod carrier;
+#[cfg(feature = "cli")]
+mod hook_server;
 mod metrics;
 mod recorder;
+#[cfg(feature = "cli")]
+mod stage;
 
 use std::{
     sync::{Arc, Mutex},
@@ -49,6 +53,11 @@ pub(crate) use self::{
     absence::Absence,
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
+};
+#[cfg(feature = "cli")]
+pub(crate) use self::{
+    hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    stage::{Stage, condition, install_own_crds, until},
 };
 
 /// Only bounds tests that fail.
