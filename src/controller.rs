@@ -68,6 +68,7 @@ mod run;
 #[cfg(test)]
 mod script;
 mod source;
+mod spec;
 #[cfg(test)]
 mod tests;
 

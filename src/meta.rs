@@ -9,7 +9,9 @@ mod crds;
 mod declared;
 mod hook;
 mod hook_metrics;
+mod hook_rule;
 mod last_applied;
+mod manager_source;
 mod merge;
 mod protocol;
 mod recorder;
@@ -20,7 +22,7 @@ mod status;
 mod supervisor;
 mod webhook;
 
-pub use blueprint::{Blueprint, ChildRule, HookRule, HookVersion, Problem, Rejected, UpdateMethod};
+pub use blueprint::{Blueprint, ChildRule, Problem, Rejected, UpdateMethod};
 pub use composite_controller::{
     Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
     CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
@@ -31,6 +33,7 @@ pub use composite_controller::{
 pub use crds::crds;
 pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
+pub use hook_rule::{HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub use protocol::MAX_CHILDREN;
 pub use selection::{Selector, SelectorError};

@@ -86,8 +86,11 @@ fn imports_never_run_backwards() {
     for (room, allowed) in ROOMS {
         for file in sources(room) {
             let source = fs::read_to_string(&file).unwrap();
+            // What is built for tests alone may use the instruments for tests.
+            let is_test = file.file_stem().is_some_and(|stem| stem == "tests");
             for other in imported(&source) {
-                if other != room && !allowed.contains(&other) {
+                let allowed = |name| allowed.contains(&name) || is_test && name == "testing";
+                if other != room && !allowed(other) {
                     wrong.push(format!("{} imports {other}", file.display()));
                 }
             }

@@ -194,7 +194,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
         let forbidden = |watch: &&WatchStatus| watch.state == "Forbidden";
         status.watches.iter().filter(forbidden).count() == 2
     });
-    let forbidden = forbidden.await;
+    let forbidden = Box::pin(forbidden).await;
     for (watch, resource) in forbidden.watches.iter().zip(["greetings", "configmaps"]) {
         assert!(watch.message.contains(resource), "it names the rule: {}", watch.message);
         assert!(watch.message.contains("list"), "it names the rule: {}", watch.message);
@@ -202,7 +202,8 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
 
     let grant = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grant-example.yaml");
     apply(&client, &grant).await;
-    status(&controllers, |status| status.state.as_deref() == Some("Running")).await;
+    let running = status(&controllers, |status| status.state.as_deref() == Some("Running"));
+    Box::pin(running).await;
     let parents = Api::<DynamicObject>::namespaced_with(
         client.clone(),
         "default",

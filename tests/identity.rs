@@ -2,7 +2,8 @@
 
 use pilotlight::{
     kind::Scope,
-    manager::{DoneReason, TransitionKind},
+    manager::{ControllerState, DoneReason, TransitionKind},
+    testing::{Action, RequestInfo, Rule},
 };
 
 use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, about, type_of};
@@ -68,5 +69,39 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
         TransitionKind::Entered(_) | TransitionKind::Removed => None,
     });
     assert!(reasons.eq([DoneReason::TypeGone, DoneReason::TypeGone, DoneReason::TypeGone]));
+    rig.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_type_that_was_replaced_while_nobody_looked_is_another_one() {
+    let rig = Rig::start("identity-unseen").await;
+    let crd = rig.widgets();
+    let widgets = type_of(&crd, "v1");
+    let recorder = Recorder::new(widgets.clone());
+    Embedded.add(&rig, "anew", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("anew", 1).await;
+    let old = rig.create(&crd, "same", 1).await;
+    recorder.saw("same", 1).await;
+    let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
+    let unseen =
+        Rule::new(Action::Hang).resource("apiextensions.k8s.io", "customresourcedefinitions");
+    let unseen = rig.faults.add(unseen);
+    assert!(rig.faults.cut_open(is_crds) > 0);
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+    rig.scope.wait_gone(&crd).await.unwrap();
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.scope.wait_established(&crd).await.unwrap();
+    assert_eq!((rig.status("anew").state, rig.status("anew").epoch), (ControllerState::Running, 1));
+    rig.faults.remove(unseen);
+
+    assert_eq!(rig.done("anew", 1).await, DoneReason::TypeGone);
+    rig.running("anew", 2).await;
+    let new = rig.create(&crd, "same", 2).await;
+    assert_eq!(recorder.saw("same", 2).await.uid, Some(new));
+    let ghosts =
+        recorder.all().into_iter().filter(|it| it.epoch == 2 && it.uid == Some(old.clone()));
+    assert_eq!(ghosts.count(), 0);
     rig.end().await.unwrap();
 }

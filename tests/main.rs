@@ -9,6 +9,8 @@ mod bad_input;
 mod cli;
 #[cfg(feature = "cli")]
 mod composite;
+#[cfg(feature = "meta")]
+mod composite_children;
 #[cfg(feature = "cli")]
 mod composite_python;
 mod control_plane;
@@ -17,7 +19,9 @@ mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
 mod faults;
+mod flaps;
 mod identity;
+mod isolation;
 #[cfg(feature = "cli")]
 mod own_crds;
 mod rig;

@@ -10,6 +10,7 @@ mod carrier;
 mod hook_server;
 mod metrics;
 mod recorder;
+mod rights;
 #[cfg(feature = "cli")]
 mod stage;
 
@@ -53,6 +54,7 @@ pub(crate) use self::{
     absence::Absence,
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
+    rights::Rule,
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
@@ -67,6 +69,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct RigOptions {
     /// Groups of the user; all rights by default.
     pub(crate) groups: Vec<&'static str>,
+    /// What it may do from the start, beyond what its groups may.
+    pub(crate) rights: Vec<Rule>,
     pub(crate) discovery: DiscoveryOptions,
     pub(crate) informers: InformerOptions,
     pub(crate) restart_backoff: RestartBackoff,
@@ -76,10 +80,20 @@ impl Default for RigOptions {
     fn default() -> Self {
         Self {
             groups: vec!["system:masters"],
+            rights: Vec::new(),
             discovery: DiscoveryOptions::default(),
             informers: InformerOptions::default(),
             restart_backoff: RestartBackoff::default(),
         }
+    }
+}
+
+impl RigOptions {
+    /// Of a user who may watch what types there are, and nothing else.
+    pub(crate) fn unprivileged() -> Self {
+        let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
+        let services = Rule::to_watch("apiregistration.k8s.io", "apiservices");
+        Self { groups: Vec::new(), rights: vec![crds, services], ..Self::default() }
     }
 }
 
@@ -119,6 +133,9 @@ impl<'plane> Rig<'plane> {
         let scope = plane.scope(name).await.unwrap();
         let user = format!("pilot-{}", scope.namespace);
         let begin = plane.audit().unwrap().mark().unwrap();
+        if !options.rights.is_empty() {
+            rights::grant(scope.client(), &user, "rights", &options.rights).await;
+        }
         let faults = Faults::default();
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(1)
@@ -330,6 +347,16 @@ impl<'plane> Rig<'plane> {
     /// Tasks alive in Pilotlight's runtime.
     pub(crate) fn alive_tasks(&self) -> usize {
         self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
+    }
+
+    /// Tasks alive when nothing is going on: the least that is seen for a while.
+    pub(crate) async fn settled_tasks(&self) -> usize {
+        let mut least = self.alive_tasks();
+        for _ in 0..50 {
+            time::sleep(Duration::from_millis(5)).await;
+            least = least.min(self.alive_tasks());
+        }
+        least
     }
 
     /// Calls something that starts tasks of Pilotlight's.

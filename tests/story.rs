@@ -32,7 +32,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     assert_eq!(waiting.unmet[0].type_ref.as_ref(), Some(&widgets));
     assert!(waiting.message.contains("is not installed"), "{}", waiting.message);
     rig.warm_up().await;
-    let tasks = rig.alive_tasks();
+    let tasks = rig.settled_tasks().await;
     let mut absence = rig.assert_absent(&crd, tasks).await;
     assert!(rig.requests(&crd, rig.begin).await.is_empty(), "what is absent is not asked for");
 

@@ -1,14 +1,14 @@
 //! Terminating is not gone: a controller outlives the deletion of its type's CRD until finalizers
 //! have finished.
 
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Patch, PatchParams, PostParams};
 use pilotlight::{
     discovery::TypeState,
     manager::{ControllerState, DoneReason},
 };
 use serde_json::json;
 
-use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, type_of};
+use crate::rig::{Act, Carrier, Embedded, Listening, Recorder, Rig, type_of};
 
 #[tokio::test]
 async fn an_embedded_controller_runs_until_finalizers_are_gone() {
@@ -48,14 +48,33 @@ async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
     recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
     assert_eq!(rig.status("finisher").state, ControllerState::Running);
 
-    // As a finalizer does, through the epoch's own rights.
     let release = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-    let _released: DynamicObject =
-        api.patch("held", &PatchParams::default(), &release).await.unwrap();
+    api.patch("held", &PatchParams::default(), &release).await.unwrap();
 
     recorder.until("the deletion", |seen| seen.name == "held" && seen.uid.is_none()).await;
     assert_eq!(rig.done("finisher", 1).await, DoneReason::TypeGone);
     rig.scope.wait_gone(&crd).await.unwrap();
     assert_eq!(rig.assert_orderly("finisher"), 1);
+    rig.end().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reconciler_finishes_its_finalizer_while_the_type_terminates() {
+    let rig = Rig::start("terminating-finalizer").await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    recorder.act("held", Act::Release);
+    Embedded.add(&rig, "finisher", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    let mut held = crd.object("held", json!({}));
+    held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
+    rig.scope.wait_established(&crd).await.unwrap();
+    rig.scope.api(&crd, "v1").create(&PostParams::default(), &held).await.unwrap();
+    recorder.saw("held", 1).await;
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+
+    assert_eq!(rig.done("finisher", 1).await, DoneReason::TypeGone);
+    rig.scope.wait_gone(&crd).await.unwrap();
     rig.end().await.unwrap();
 }

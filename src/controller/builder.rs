@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::FutureExt;
 use serde::de::DeserializeOwned;
 
 use super::{
@@ -11,7 +10,7 @@ use super::{
     input::{Input, InputSource},
     kind_source::{Concern, Filter, KindSource},
     queue::{Backoff, Limit, QueueOptions},
-    run::{Reconcile, Spec},
+    spec::{Spec, erase},
 };
 use crate::{
     informer::{Index, Projection},
@@ -364,15 +363,6 @@ impl Builder {
         let name = self.name.clone();
         self.mistake.get_or_insert_with(|| mistake(name, method));
     }
-}
-
-/// Forgets the type of a reconciler.
-pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
-    let reconciler = Arc::new(reconciler);
-    Arc::new(move |request, context| {
-        let reconciler = Arc::clone(&reconciler);
-        async move { reconciler.reconcile(request, context).await }.boxed()
-    })
 }
 
 impl std::fmt::Debug for InputOptions {

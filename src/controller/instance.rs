@@ -17,7 +17,8 @@ use super::{
     board::Mode,
     input::InputSource,
     kind_source::KindSource,
-    run::{self, Spec, human},
+    run::{self, human},
+    spec::Spec,
 };
 use crate::{
     informer::{Ended, Progress, Subscription},

@@ -3,16 +3,17 @@
 //! Series belong to a controller's name, not to an epoch: they are there from the moment that a
 //! controller of this name is built, and go with the last one.
 
+mod series;
+
 use std::{
     collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
-    time::Duration,
 };
 
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric},
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
     metrics::{
         MetricType,
         counter::Counter,
@@ -23,6 +24,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
+pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, WorkProbe};
 use crate::manager::ControllerName;
 
 /// The metric families of all controllers of a cluster. Cheap to clone.
@@ -74,53 +76,6 @@ struct DepthLabels {
     name: Arc<str>,
     controller: Arc<str>,
     priority: i32,
-}
-
-/// How a reconcile ended, as the label says it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum ReconcileResult {
-    Success,
-    Error,
-    /// A conflict: again, but nothing is wrong.
-    Requeue,
-    RequeueAfter,
-}
-
-/// The series of one controller name. When the last one is dropped they are gone.
-#[derive(Debug)]
-pub(super) struct Series {
-    name: ControllerName,
-    families: Arc<Families>,
-    results: [Counter; 4],
-    pub(super) errors: Counter,
-    pub(super) terminal: Counter,
-    pub(super) panics: Counter,
-    pub(super) timeouts: Counter,
-    pub(super) time: Histogram,
-    pub(super) max_concurrent: Gauge,
-    pub(super) active: Gauge,
-    queue: QueueSeries,
-    depth: Mutex<Vec<(i32, Gauge)>>,
-    probe: Mutex<Option<Weak<dyn WorkProbe>>>,
-}
-
-#[derive(Clone, Debug)]
-struct QueueSeries {
-    adds: Counter,
-    retries: Counter,
-    queue_duration: Histogram,
-    work_duration: Histogram,
-}
-
-/// Where one queue reports to; the default reports nowhere.
-#[derive(Clone, Debug, Default)]
-pub(super) struct QueueMetrics(Option<Arc<Series>>);
-
-/// A queue that is asked for its unfinished work when somebody scrapes, rather than telling it
-/// twice a second to nobody.
-pub(super) trait WorkProbe: Send + Sync {
-    /// Seconds spent so far on what is worked on now: in sum, and the longest.
-    fn unfinished(&self) -> (f64, f64);
 }
 
 impl ControllerMetrics {
@@ -194,9 +149,7 @@ impl ControllerMetrics {
     /// has that name.
     pub fn queue_depth(&self, name: &ControllerName) -> Option<u64> {
         let series = self.families.live().get(name).and_then(Weak::upgrade)?;
-        let depth = series.depth.lock().unwrap_or_else(PoisonError::into_inner);
-        let ready = depth.iter().map(|(_, gauge)| gauge.get()).sum::<i64>();
-        Some(u64::try_from(ready).unwrap_or_default())
+        Some(u64::try_from(series.ready()).unwrap_or_default())
     }
 
     /// The series of a controller name, shared by all controllers of this name.
@@ -235,182 +188,6 @@ impl Default for Families {
 impl Families {
     fn live(&self) -> MutexGuard<'_, HashMap<ControllerName, Weak<Series>>> {
         self.live.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Series {
-    fn new(name: &ControllerName, families: Arc<Families>) -> Self {
-        let controller = ControllerLabels { controller: name.as_str().into() };
-        let queue = QueueLabels {
-            name: Arc::clone(&controller.controller),
-            controller: Arc::clone(&controller.controller),
-        };
-        Self {
-            name: name.clone(),
-            results: ReconcileResult::ALL.map(|result| {
-                families.reconcile_total.get_or_create_owned(&ResultLabels {
-                    controller: Arc::clone(&controller.controller),
-                    result,
-                })
-            }),
-            errors: families.errors.get_or_create_owned(&controller),
-            terminal: families.terminal.get_or_create_owned(&controller),
-            panics: families.panics.get_or_create_owned(&controller),
-            timeouts: families.timeouts.get_or_create_owned(&controller),
-            time: families.time.get_or_create_owned(&controller),
-            max_concurrent: families.max_concurrent.get_or_create_owned(&controller),
-            active: families.active.get_or_create_owned(&controller),
-            queue: QueueSeries {
-                adds: families.adds.get_or_create_owned(&queue),
-                retries: families.retries.get_or_create_owned(&queue),
-                queue_duration: families.queue_duration.get_or_create_owned(&queue),
-                work_duration: families.work_duration.get_or_create_owned(&queue),
-            },
-            depth: Mutex::default(),
-            probe: Mutex::default(),
-            families,
-        }
-    }
-
-    pub(super) fn reconciled(&self, result: ReconcileResult) {
-        self.results[result as usize].inc();
-    }
-
-    /// Where the queue of the current epoch reports to.
-    pub(super) fn queue(self: &Arc<Self>) -> QueueMetrics {
-        QueueMetrics(Some(Arc::clone(self)))
-    }
-
-    pub(super) fn watch_work(&self, probe: Weak<dyn WorkProbe>) {
-        *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(probe);
-    }
-
-    fn unfinished(&self) -> (f64, f64) {
-        let probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        probe.and_then(|probe| probe.upgrade()).map_or((0.0, 0.0), |queue| queue.unfinished())
-    }
-
-    fn depth(&self, priority: i32) -> Gauge {
-        let mut depth = self.depth.lock().unwrap_or_else(PoisonError::into_inner);
-        match depth.iter().find(|(known, _)| *known == priority) {
-            Some((_, gauge)) => gauge.clone(),
-            None => {
-                let labels = self.depth_labels(priority);
-                let gauge = self.families.depth.get_or_create_owned(&labels);
-                depth.push((priority, gauge.clone()));
-                gauge
-            }
-        }
-    }
-
-    fn depth_labels(&self, priority: i32) -> DepthLabels {
-        let name: Arc<str> = self.name.as_str().into();
-        DepthLabels { controller: Arc::clone(&name), name, priority }
-    }
-}
-
-impl Drop for Series {
-    fn drop(&mut self) {
-        let families = &self.families;
-        let depth = std::mem::take(self.depth.get_mut().unwrap_or_else(PoisonError::into_inner));
-        let mut live = families.live();
-        if let Some(successor) = live.get(&self.name).and_then(Weak::upgrade) {
-            // A controller of this name that was built just now goes on with the same series.
-            let mut known = successor.depth.lock().unwrap_or_else(PoisonError::into_inner);
-            for (priority, gauge) in depth {
-                if known.iter().all(|(other, _)| *other != priority) {
-                    known.push((priority, gauge));
-                }
-            }
-            drop(known);
-            // Dropping the last one takes the same lock.
-            drop(live);
-            return;
-        }
-        live.remove(&self.name);
-        let name: Arc<str> = self.name.as_str().into();
-        for result in ReconcileResult::ALL {
-            families
-                .reconcile_total
-                .remove(&ResultLabels { controller: Arc::clone(&name), result });
-        }
-        for (priority, _) in depth {
-            families.depth.remove(&self.depth_labels(priority));
-        }
-        let controller = ControllerLabels { controller: Arc::clone(&name) };
-        for family in [&families.errors, &families.terminal, &families.panics, &families.timeouts] {
-            family.remove(&controller);
-        }
-        families.time.remove(&controller);
-        families.max_concurrent.remove(&controller);
-        families.active.remove(&controller);
-        let queue = QueueLabels { controller: Arc::clone(&name), name };
-        families.adds.remove(&queue);
-        families.retries.remove(&queue);
-        families.queue_duration.remove(&queue);
-        families.work_duration.remove(&queue);
-        drop(live);
-    }
-}
-
-impl QueueMetrics {
-    /// A key became ready.
-    pub(super) fn added(&self) {
-        if let Some(series) = &self.0 {
-            series.queue.adds.inc();
-        }
-    }
-
-    /// A key was added with a delay.
-    pub(super) fn retried(&self) {
-        if let Some(series) = &self.0 {
-            series.queue.retries.inc();
-        }
-    }
-
-    /// A ready key is at this priority now.
-    pub(super) fn entered(&self, priority: i32) {
-        if let Some(series) = &self.0 {
-            series.depth(priority).inc();
-        }
-    }
-
-    /// A ready key is no more at this priority.
-    pub(super) fn left(&self, priority: i32) {
-        if let Some(series) = &self.0 {
-            series.depth(priority).dec();
-        }
-    }
-
-    pub(super) fn queued_for(&self, time: Duration) {
-        if let Some(series) = &self.0 {
-            series.queue.queue_duration.observe(time.as_secs_f64());
-        }
-    }
-
-    pub(super) fn worked_for(&self, time: Duration) {
-        if let Some(series) = &self.0 {
-            series.queue.work_duration.observe(time.as_secs_f64());
-        }
-    }
-}
-
-impl ReconcileResult {
-    const ALL: [Self; 4] = [Self::Success, Self::Error, Self::Requeue, Self::RequeueAfter];
-}
-
-impl EncodeLabelValue for ReconcileResult {
-    fn encode(
-        &self,
-        encoder: &mut prometheus_client::encoding::LabelValueEncoder<'_>,
-    ) -> Result<(), fmt::Error> {
-        let value = match self {
-            Self::Success => "success",
-            Self::Error => "error",
-            Self::Requeue => "requeue",
-            Self::RequeueAfter => "requeue_after",
-        };
-        EncodeLabelValue::encode(&value, encoder)
     }
 }
 

@@ -136,9 +136,9 @@ mod tests {
 
     #[test]
     fn timeout_and_panic_are_repeated_with_a_message() {
-        let error = |next| match next {
-            Next::Retry(Some(error)) => error.to_string(),
-            other => panic!("{other:?}"),
+        let error = |next: Next| {
+            let Next::Retry(Some(error)) = next else { panic!("{next:?}") };
+            error.to_string()
         };
 
         assert_eq!(

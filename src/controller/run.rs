@@ -6,8 +6,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::BoxFuture;
-use kube::Client;
 use tokio::{
     select,
     sync::mpsc,
@@ -18,37 +16,18 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, error, info_span, warn};
 
 use super::{
-    Context, Outcome, ReconcileError, Request, SourceEnd,
+    Context, Request, SourceEnd,
     board::{Board, Mode, Row},
-    handover::Handover,
-    input::{Follower, Input, panic_message},
+    input::{Follower, panic_message},
     metrics::Series,
     outcome::{Attempt, Next},
-    queue::{Add, Item, Queue, QueueOptions},
+    queue::{Add, Item, Queue},
+    spec::Spec,
 };
 use crate::{
     informer::Subscription,
-    manager::{BoxError, ControllerName, Epoch, RunResult, StopReason},
+    manager::{BoxError, Epoch, RunResult, StopReason},
 };
-
-/// A reconciler, its type forgotten.
-pub(super) type Reconcile = Arc<
-    dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
->;
-
-/// What a controller is made of: the description that each epoch is built from.
-pub(super) struct Spec {
-    pub(super) name: ControllerName,
-    pub(super) client: Client,
-    pub(super) inputs: Vec<Input>,
-    pub(super) reconcile: Reconcile,
-    pub(super) workers: usize,
-    pub(super) reconcile_timeout: Option<Duration>,
-    pub(super) sync_timeout: Duration,
-    pub(super) queue: QueueOptions,
-    pub(super) series: Arc<Series>,
-    pub(super) handover: Arc<Handover>,
-}
 
 /// Why a run ended by itself.
 #[derive(Debug, thiserror::Error)]

@@ -90,6 +90,10 @@ enum StateLabel {
     Forbidden,
 }
 
+impl StateLabel {
+    const ALL: [Self; 4] = [Self::Syncing, Self::Synced, Self::Stale, Self::Forbidden];
+}
+
 impl InformerMetrics {
     /// Registers all of them, without a prefix of their own.
     pub fn register(&self, registry: &mut Registry) {
@@ -132,6 +136,10 @@ impl InformerMetrics {
             all: self.clone(),
         };
         drop(live);
+        // The same series from the first informer on, whatever becomes of it.
+        for state in StateLabel::ALL {
+            drop(self.informers.get_or_create(&StateLabels { state }));
+        }
         metrics.state(&Progress::Syncing(None));
         metrics
     }

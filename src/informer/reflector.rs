@@ -4,6 +4,8 @@
 //! when a *complete* list is without them; half a list deletes nothing.
 
 mod list;
+#[cfg(test)]
+mod model;
 mod watch;
 
 use std::{convert::Infallible, ops::RangeInclusive, sync::Arc, time::Duration};

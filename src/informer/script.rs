@@ -78,7 +78,12 @@ pub(super) async fn body(chunks: &[&[u8]]) -> Body {
 impl Script {
     /// The next request, as soon as there is one.
     pub(super) async fn next(&mut self) -> Asked {
-        self.requests.recv().await.expect("the client is alive")
+        soon(self.requests.recv()).await.expect("the client is alive")
+    }
+
+    /// A request that has been made already.
+    pub(super) fn try_next(&mut self) -> Option<Asked> {
+        self.requests.try_recv().ok()
     }
 
     /// The next request, which is a list.
@@ -194,7 +199,7 @@ impl Asked {
 
     /// Resolves when whoever asked no longer waits.
     pub(super) async fn abandoned(mut self) {
-        self.answer.closed().await;
+        soon(self.answer.closed()).await;
     }
 }
 
@@ -234,7 +239,7 @@ impl Open {
 
     /// Resolves when whoever read the body has dropped it.
     pub(super) async fn dropped(&self) {
-        self.chunks.closed().await;
+        soon(self.chunks.closed()).await;
     }
 }
 
@@ -282,7 +287,7 @@ impl Rig {
 
 /// Name, resourceVersion before and resourceVersion after the next change.
 pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64) {
-    let delta = subscription.next().await.unwrap();
+    let delta = soon(subscription.next()).await.unwrap();
     let version = |object: Option<Object>| {
         object.map_or(0, |object| object.header().resource_version.parse().unwrap())
     };
@@ -299,6 +304,11 @@ pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
         .collect();
     stored.sort();
     stored
+}
+
+/// Fails a test that would wait for ever: paused time runs as fast as it can.
+async fn soon<F: Future>(future: F) -> F::Output {
+    tokio::time::timeout(std::time::Duration::from_secs(600), future).await.expect("it comes soon")
 }
 
 /// Lets every task run until it waits.

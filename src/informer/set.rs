@@ -141,6 +141,8 @@ impl InformerSet {
 
     /// The types that have informers, each with how many, and every later change: whoever knows
     /// what the server serves follows these.
+    ///
+    /// Copy what you need out of a borrow before you call this set: it publishes under its lock.
     pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
         self.shared.types.subscribe()
     }
@@ -375,7 +377,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::informer::script::{Rig, change, settle, stored, widget};
+    use crate::informer::{
+        fixture::widgets,
+        script::{Rig, change, settle, stored, widget},
+    };
 
     impl InformerSet {
         fn tasks(&self) -> usize {
@@ -620,6 +625,45 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn nothing_is_left_of_any_number_of_informers() {
+        let mut rig = Rig::new();
+        let encoded = |set: &InformerSet| {
+            let mut registry = prometheus_client::registry::Registry::default();
+            set.metrics().register(&mut registry);
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            text
+        };
+        let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
+        first.release(Linger::None).await;
+        settle().await;
+        let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+        let metrics = encoded(&rig.set);
+
+        for round in 0..100 {
+            let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+            match round % 4 {
+                0 => subscription.release(Linger::None).await,
+                1 => rig.set.type_gone(&rig.key.identity),
+                2 => {
+                    drop(watch);
+                    rig.script.watch(10).await.explode();
+                    subscription.ended().await;
+                }
+                _ => {
+                    drop(subscription);
+                    tokio::time::sleep(Duration::from_secs(11)).await;
+                }
+            }
+        }
+
+        settle().await;
+        assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), tasks);
+        assert_eq!(encoded(&rig.set), metrics);
+        rig.script.assert_quiet();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn unequal_keys_have_watches_of_their_own() {
         let mut rig = Rig::new();
         let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
@@ -629,6 +673,54 @@ mod tests {
         assert_eq!(stored(&first).len(), 1);
         assert!(stored(&second).is_empty());
         assert_eq!(rig.set.status().len(), 2);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn any_number_of_threads_may_join_leave_and_end_it() {
+        let mut rig = Rig::new();
+        let set = rig.set.clone();
+        let mut users = tokio::task::JoinSet::new();
+        for user in 0..8 {
+            let (set, key) = (set.clone(), rig.key.clone());
+            users.spawn(async move {
+                for round in 0..200 {
+                    let mut subscription = set.subscribe(&widgets(), key.clone());
+                    match subscription.next().await {
+                        Ok(delta) => assert_eq!(&*delta.key.name, "a"),
+                        Err(ended) => assert_eq!(ended, Ended::TypeGone),
+                    }
+                    match (user, round % 3) {
+                        (0, 0) => set.type_gone(&key.identity),
+                        (_, 0) => drop(subscription),
+                        (_, 1) => subscription.release(Linger::Default).await,
+                        (..) => subscription.release(Linger::None).await,
+                    }
+                }
+            });
+        }
+
+        let mut watches = Vec::new();
+        loop {
+            tokio::select! {
+                asked = rig.script.next() => {
+                    if asked.is_watch() {
+                        watches.push(asked.open());
+                    } else {
+                        asked.page(10, "", &[widget("a", 1)]);
+                    }
+                }
+                ended = users.join_next() => match ended {
+                    Some(ended) => ended.unwrap(),
+                    None => break,
+                },
+            }
+        }
+
+        set.shutdown().await;
+        assert_eq!(set.tasks(), 0);
+        for watch in watches {
+            watch.dropped().await;
+        }
     }
 
     #[tokio::test]

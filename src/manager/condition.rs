@@ -240,12 +240,23 @@ fn all(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
         }
     }
     if !unmet.is_empty() {
-        Verdict::Unmet(unmet)
+        Verdict::Unmet(once(unmet))
     } else if !unknown.is_empty() {
-        Verdict::Unknown(unknown)
+        Verdict::Unknown(once(unknown))
     } else {
         Verdict::Met(basis)
     }
+}
+
+/// Two parts that wait for the same thing say so once.
+fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
+    let mut told: Vec<Unmet> = Vec::with_capacity(reasons.len());
+    for reason in reasons {
+        if !told.contains(&reason) {
+            told.push(reason);
+        }
+    }
+    told
 }
 
 fn any(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
@@ -263,5 +274,72 @@ fn any(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
 impl<T: Condition + ?Sized> Condition for Arc<T> {
     fn watch(&self) -> Readiness {
         (**self).watch()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(reason: &str) -> Vec<Unmet> {
+        vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
+    }
+
+    fn part(verdict: Verdict) -> (watch::Sender<Verdict>, Readiness) {
+        let sender = watch::Sender::new(verdict);
+        let readiness = Readiness::published(sender.subscribe());
+        (sender, readiness)
+    }
+
+    #[test]
+    fn all_of_is_unmet_by_proof_before_it_is_unknown() {
+        let met = Verdict::Met(Vec::new());
+        let (unmet, unknown) = (Verdict::Unmet(said("A")), Verdict::Unknown(said("B")));
+        for (parts, expected) in [
+            (vec![met.clone(), met.clone()], met.clone()),
+            (vec![met.clone(), unknown.clone()], unknown.clone()),
+            (vec![unknown.clone(), unmet.clone()], unmet.clone()),
+            (vec![unmet.clone(), unmet.clone()], unmet.clone()),
+            (vec![], met.clone()),
+        ] {
+            assert_eq!(all(parts.into_iter()), expected);
+        }
+    }
+
+    #[test]
+    fn any_of_is_met_by_one_and_unmet_by_proof_alone() {
+        let met = Verdict::Met(Vec::new());
+        let (unmet, unknown) = (Verdict::Unmet(said("A")), Verdict::Unknown(said("B")));
+        for (parts, expected) in [
+            (vec![unmet.clone(), met.clone()], met.clone()),
+            (vec![unmet.clone(), unknown.clone()], unknown.clone()),
+            (vec![unmet.clone()], unmet.clone()),
+        ] {
+            assert_eq!(any(parts.into_iter()), expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_change_of_any_part_is_seen_and_an_optional_one_is_always_met() {
+        let (first, one) = part(Verdict::Unmet(said("A")));
+        let (second, two) = part(Verdict::Unmet(said("B")));
+        let mut readiness = all_of([one, optional(two)]);
+        assert_eq!(readiness.verdict(), Verdict::Unmet(said("A")));
+        assert!(futures::poll!(readiness.changed()).is_pending());
+
+        second.send_replace(Verdict::Met(Vec::new()));
+        assert!(futures::poll!(readiness.changed()).is_ready());
+
+        first.send_replace(Verdict::Met(Vec::new()));
+        assert!(readiness.met().await.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_publisher_that_is_gone_leaves_its_last_verdict() {
+        let (sender, mut readiness) = part(Verdict::Met(Vec::new()));
+        drop(sender);
+
+        assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
+        assert!(futures::poll!(readiness.changed()).is_pending());
     }
 }

@@ -3,18 +3,17 @@
 //! Nothing here writes. An answer with one unusable child is refused altogether, so that no
 //! mistake in it deletes anything.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+mod check;
+
+use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Selector, UpdateMethod, claim::UID_LABEL, last_applied, merge};
+use super::{Selector, UpdateMethod, last_applied, merge};
 use crate::{
-    informer::{Object, ObjectKey, StringMap},
-    kind::{Scope, ServedType, TypeRef},
+    informer::{Object, ObjectKey},
+    kind::{ServedType, TypeRef},
 };
 
 /// The parent, as far as its children are concerned.
@@ -124,185 +123,6 @@ pub(crate) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// Checks a hook's children and completes them: the namespace, the generated label.
-    ///
-    /// Children of an optional type that is not served are left out.
-    ///
-    /// # Errors
-    ///
-    /// Names the first field that is wrong, as in `children[3].metadata.name`.
-    pub(crate) fn check(&self, children: Vec<Value>) -> Result<Vec<Desired>, String> {
-        let observed: HashMap<_, _> =
-            self.observed.iter().map(|child| ((child.group, &child.key), child)).collect();
-        let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
-        let mut desired = Vec::with_capacity(children.len());
-        for (index, child) in children.into_iter().enumerate() {
-            let checked = self
-                .check_child(child, &observed)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"));
-            let Some(child) = checked? else { continue };
-            if let Some(first) = first.insert((child.group, child.key.clone()), index) {
-                return Err(format!(
-                    "children[{index}]: {} {} is there twice, first as children[{first}]",
-                    self.groups[child.group].served.kind, child.key
-                ));
-            }
-            desired.push(child);
-        }
-        Ok(desired)
-    }
-
-    fn check_child(
-        &self,
-        mut child: Value,
-        observed: &HashMap<(usize, &ObjectKey), &Child>,
-    ) -> Result<Option<Desired>, Wrong> {
-        let Some(object) = child.as_object_mut() else {
-            return Err(wrong("", format!("is {} and no object", word(&child))));
-        };
-        let api_version = text(object, "apiVersion", "")?.to_owned();
-        let kind = text(object, "kind", "")?.to_owned();
-        let group = self.groups.iter().position(|group| {
-            *group.served.kind == *kind && group.served.identity.api_version() == api_version
-        });
-        let Some(group) = group else {
-            if self.missing.iter().any(|missing| same_api_version(missing, &api_version)) {
-                tracing::debug!(kind, version = api_version, "child of a type that is not served");
-                return Ok(None);
-            }
-            return Err(wrong(
-                "",
-                format!("{kind} of {api_version} is not declared in spec.childResources"),
-            ));
-        };
-        let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
-            return Err(wrong(".metadata", "must be an object"));
-        };
-        let name = text(metadata, "name", ".metadata")?.to_owned();
-        if !is_name(&name) {
-            let shown: String = name.chars().take(64).collect();
-            return Err(wrong(".metadata.name", format!("{shown:?} is no name of an object")));
-        }
-        if metadata.get("generateName").is_some_and(|value| !value.is_null()) {
-            return Err(wrong(
-                ".metadata.generateName",
-                "cannot be used: a child is recognised by its name",
-            ));
-        }
-        let namespace = self.namespace(metadata, &self.groups[group].served)?;
-        let key = ObjectKey { namespace, name: name.into() };
-        self.check_identity(metadata, observed.get(&(group, &key)).copied())?;
-        if self.generate_selector {
-            let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
-            if labels.is_null() {
-                *labels = Value::Object(Map::new());
-            }
-            if let Some(labels) = labels.as_object_mut() {
-                labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
-            }
-        }
-        let labels = texts(metadata, "labels")?;
-        texts(metadata, "annotations")?;
-        if !self.selector.matches(&labels) {
-            return Err(wrong(
-                ".metadata.labels",
-                format!("do not match the parent's selector {}", self.selector),
-            ));
-        }
-        Ok(Some(Desired { group, key, object: child }))
-    }
-
-    /// Where the child belongs; written into it.
-    fn namespace(
-        &self,
-        metadata: &mut Map<String, Value>,
-        served: &ServedType,
-    ) -> Result<Option<Arc<str>>, Wrong> {
-        const FIELD: &str = ".metadata.namespace";
-        let wanted = match metadata.get("namespace") {
-            None | Some(Value::Null) => None,
-            Some(Value::String(text)) if text.is_empty() => None,
-            Some(Value::String(text)) => Some(text.clone()),
-            Some(other) => {
-                return Err(wrong(FIELD, format!("is {} and no text", word(other))));
-            }
-        };
-        match (served.identity.scope, &self.parent.key.namespace, wanted) {
-            (Scope::Cluster, Some(_), _) => Err(wrong(
-                "",
-                format!(
-                    "{} is cluster-scoped, and a parent in a namespace has children in its own \
-                     alone",
-                    served.kind
-                ),
-            )),
-            (Scope::Cluster, None, Some(_)) => {
-                Err(wrong(FIELD, format!("must be empty: {} is cluster-scoped", served.kind)))
-            }
-            (Scope::Cluster, None, None) => {
-                metadata.remove("namespace");
-                Ok(None)
-            }
-            (Scope::Namespaced, Some(own), wanted) => {
-                if let Some(wanted) = wanted.filter(|wanted| **wanted != **own) {
-                    return Err(wrong(
-                        FIELD,
-                        format!("{wanted:?} is not the parent's, which is {own:?}"),
-                    ));
-                }
-                metadata.insert("namespace".to_owned(), own.as_ref().into());
-                Ok(Some(own.clone()))
-            }
-            (Scope::Namespaced, None, None) => {
-                Err(wrong(FIELD, "is required: the parent is cluster-scoped"))
-            }
-            (Scope::Namespaced, None, Some(wanted)) => {
-                let valid = wanted.len() <= 63
-                    && wanted.bytes().all(|byte| {
-                        byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'
-                    });
-                if valid {
-                    Ok(Some(wanted.into()))
-                } else {
-                    Err(wrong(FIELD, "is no name of a namespace"))
-                }
-            }
-        }
-    }
-
-    /// Identity and ownership are the server's and ours. A hook may send back what it was shown.
-    fn check_identity(
-        &self,
-        metadata: &Map<String, Value>,
-        observed: Option<&Child>,
-    ) -> Result<(), Wrong> {
-        match metadata.get("uid") {
-            None | Some(Value::Null) => {}
-            Some(Value::String(uid)) if observed.is_some_and(|observed| *observed.uid == **uid) => {
-            }
-            Some(_) => return Err(wrong(".metadata.uid", "must not be set: the server does")),
-        }
-        match metadata.get("ownerReferences") {
-            None | Some(Value::Null) => Ok(()),
-            Some(Value::Array(owners)) => {
-                let foreign = owners.iter().position(|owner| {
-                    owner.get("uid").and_then(Value::as_str) != Some(&*self.parent.uid)
-                });
-                match foreign {
-                    None => Ok(()),
-                    Some(_) if observed.is_some_and(|child| owners_shown(child, owners)) => Ok(()),
-                    Some(index) => Err(wrong(
-                        &format!(".metadata.ownerReferences[{index}]"),
-                        "must not be set: the parent is the owner",
-                    )),
-                }
-            }
-            Some(other) => {
-                Err(wrong(".metadata.ownerReferences", format!("is {} and no list", word(other))))
-            }
-        }
-    }
-
     /// The writes that lead from what is observed to what is desired, in their order: deletes,
     /// then creates and updates, each by type.
     pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Step> {
@@ -383,76 +203,10 @@ fn delete(child: &Child) -> Step {
     Step::Delete { group: child.group, key: child.key.clone(), uid: child.uid.clone() }
 }
 
-fn owners_shown(child: &Child, owners: &[Value]) -> bool {
-    serde_json::from_slice::<Value>(&child.json).is_ok_and(|observed| {
-        let shown = observed.pointer("/metadata/ownerReferences").and_then(Value::as_array);
-        shown.is_some_and(|shown| shown == owners)
-    })
-}
-
-fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
-    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    type_ref.group == group && type_ref.version.as_deref().is_none_or(|asked| asked == version)
-}
-
-/// What the API server accepts as a name in a path, and a little less: what would change a URL.
-fn is_name(name: &str) -> bool {
-    name.len() <= 253
-        && !matches!(name, "." | "..")
-        && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
-}
-
-struct Wrong {
-    field: String,
-    message: String,
-}
-
-fn wrong(field: &str, message: impl Into<String>) -> Wrong {
-    Wrong { field: field.to_owned(), message: message.into() }
-}
-
-fn word(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a text",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&'a str, Wrong> {
-    let path = format!("{path}.{field}");
-    match object.get(field) {
-        Some(Value::String(text)) if !text.is_empty() => Ok(text),
-        None | Some(Value::Null | Value::String(_)) => Err(wrong(&path, "is required")),
-        Some(other) => Err(wrong(&path, format!("is {} and no text", word(other)))),
-    }
-}
-
-fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong> {
-    let path = format!(".metadata.{field}");
-    match metadata.get(field) {
-        None | Some(Value::Null) => Ok(StringMap::default()),
-        Some(Value::Object(entries)) => entries
-            .iter()
-            .map(|(key, value)| match value {
-                Value::String(text) => Ok((key.as_str(), text.as_str())),
-                other => Err(wrong(
-                    &format!("{path}[{key:?}]"),
-                    format!("is {} and no text", word(other)),
-                )),
-            })
-            .collect(),
-        Some(other) => Err(wrong(&path, format!("is {} and no object", word(other)))),
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod fixtures {
     use super::*;
-    use crate::kind::{Subresources, TypeIdentity};
+    use crate::kind::{Scope, Subresources, TypeIdentity};
 
     pub(crate) fn served(group: &str, plural: &str, kind: &str, scope: Scope) -> Arc<ServedType> {
         Arc::new(ServedType {
@@ -720,7 +474,8 @@ mod tests {
         let observed = stored(&plan(UpdateMethod::InPlace, &[], vec![config_map("a")])[0]);
         let mut changed = config_map("a");
         changed["data"] = json!({"k": "v"});
-        let steps = |strategy| plan(strategy, &[observed.clone()], vec![changed.clone()]);
+        let steps =
+            |strategy| plan(strategy, std::slice::from_ref(&observed), vec![changed.clone()]);
 
         assert_eq!(steps(UpdateMethod::OnDelete), []);
         assert_eq!(

@@ -1,24 +1,21 @@
 //! A composite controller: parents, their children, and the hook that decides on them.
 
-use std::{
-    fmt,
-    hash::{DefaultHasher, Hash, Hasher},
-    sync::Arc,
-    time::Duration,
-};
+mod apply;
+mod parent_status;
+
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use kube::{Client, core::Status};
-use serde_json::{Map, Value, json};
-use tokio::time::sleep;
+use serde_json::{Value, json};
 
 use super::{
     Blueprint, Hook, HookError, Selector,
-    children::{Child, Desired, Group, Parent, Rules, Step, owner_reference},
+    children::{Child, Group, Parent, Rules, owner_reference},
     claim::{self, Claim},
-    hook, last_applied, protocol,
+    hook, protocol,
     recorder::{Recorder, Severity, Subject},
-    resource::{Resource, explain, is_already_there, is_conflict, is_fenced, is_not_found},
+    resource::{Resource, explain, is_conflict, is_fenced, is_not_found},
     roster::{Failure, Health, Roster},
 };
 use crate::{
@@ -26,16 +23,13 @@ use crate::{
         BuildError, Cluster, Context, Controller, Handler, Outcome, Predicate, ReconcileError,
         Reconciler, Request,
     },
-    informer::{Delta, Object, ObjectKey},
+    informer::{Delta, Object},
     kind::{Scope, TypeRef},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, type_served,
     },
 };
-
-/// How often a status is written before the conflicting writer is left to go first.
-const STATUS_ATTEMPTS: u32 = 4;
 
 /// A declared composite controller, as the manager runs it.
 pub(crate) struct CompositeRunnable {
@@ -200,7 +194,13 @@ impl From<HookError> for SyncError {
         match error {
             HookError::Cancelled => Self::Cancelled,
             HookError::Busy(after) => Self::Busy(after),
-            other => Self::Hook(Failure { reason: other.reason(), message: other.to_string() }),
+            HookError::Timeout(_)
+            | HookError::Transport(_)
+            | HookError::Status { .. }
+            | HookError::TooLarge { .. }
+            | HookError::Encoded(_) => {
+                Self::Hook(Failure { reason: error.reason(), message: error.to_string() })
+            }
         }
     }
 }
@@ -396,114 +396,6 @@ impl Composite {
         }
         Ok(children)
     }
-
-    /// Takes every step; an error stops none of the others.
-    async fn execute(
-        &self,
-        parent: &Parent,
-        selector: &Selector,
-        groups: &[Group],
-        steps: Vec<Step>,
-        context: &Context,
-    ) -> Result<(), SyncError> {
-        let mut failed: Vec<String> = Vec::new();
-        let mut behind = None;
-        for step in steps {
-            if context.is_cancelled() {
-                return Err(SyncError::Cancelled);
-            }
-            let (group, key) = step.target();
-            let served = &groups[group].served;
-            let resource = Resource::new(context.client(), served);
-            let (verb, result) = match &step {
-                Step::Delete { uid, .. } => match resource.delete(key, uid).await {
-                    // Gone, or another object of that name.
-                    Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
-                    result => ("deleting", result),
-                },
-                Step::Create(Desired { object, .. }) => {
-                    ("creating", resource.create(key, object).await.map(drop))
-                }
-                Step::Update(Desired { object, .. }) => {
-                    ("updating", resource.update(key, object).await.map(drop))
-                }
-            };
-            let Err(error) = result else {
-                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                continue;
-            };
-            let doing = format!("{verb} {} {key}", served.kind);
-            let error = if is_already_there(&error) {
-                stranger(parent, selector, &resource, key, &doing).await
-            } else if is_not_found(&error) && matches!(step, Step::Update(_)) {
-                SyncError::Behind(format!("{doing}: it is gone"))
-            } else {
-                SyncError::of_write(&doing, &error)
-            };
-            match error {
-                SyncError::Behind(message) => behind = Some(message),
-                SyncError::Failed(message) => failed.push(message),
-                other => return Err(other),
-            }
-        }
-        match (failed.is_empty(), behind) {
-            (false, _) => Err(SyncError::Failed(failed.join("; "))),
-            (true, Some(message)) => Err(SyncError::Behind(message)),
-            (true, None) => Ok(()),
-        }
-    }
-
-    /// Puts the hook's status in the place of the parent's, if it is another one.
-    async fn write_status(
-        &self,
-        parent: &Parent,
-        object: &Object,
-        mut wanted: Map<String, Value>,
-        context: &Context,
-    ) -> Result<(), SyncError> {
-        wanted.insert("observedGeneration".to_owned(), object.header().generation.into());
-        let wanted = Value::Object(wanted);
-        let cached: Value = serde_json::from_slice(object.json())
-            .map_err(|error| SyncError::Failed(format!("parent is unreadable: {error}")))?;
-        let is_wanted = |object: &Value| {
-            last_applied::same(object.get("status").unwrap_or(&Value::Null), &wanted)
-        };
-        let digest_wanted = digest(Some(&wanted));
-        if is_wanted(&cached)
-            // Its schema keeps something else of it.
-            || self.roster.status_settled(&parent.key, digest_wanted, digest(cached.get("status")))
-        {
-            return Ok(());
-        }
-        let resource = Resource::new(context.client(), &parent.served);
-        let mut object = cached;
-        for attempt in 0..STATUS_ATTEMPTS {
-            if attempt > 0 {
-                sleep(Duration::from_millis(10 * 5_u64.pow(attempt - 1))).await;
-                object = match resource.get(&parent.key).await {
-                    Ok(live) if live.pointer("/metadata/uid") == Some(&json!(parent.uid)) => live,
-                    Ok(_) => return Ok(()),
-                    Err(error) if is_not_found(&error) => return Ok(()),
-                    Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
-                };
-                if is_wanted(&object) {
-                    return Ok(());
-                }
-            }
-            object["status"] = wanted.clone();
-            match resource.update_status(&parent.key, &object).await {
-                Ok(stored) => {
-                    let stored = digest(stored.get("status"));
-                    self.roster.settle_status(&parent.key, digest_wanted, stored);
-                    return Ok(());
-                }
-                Err(error) if is_not_found(&error) => return Ok(()),
-                Err(error) if is_conflict(&error) => {}
-                Err(error) => return Err(SyncError::of_write("writing the status", &error)),
-            }
-        }
-        Err(SyncError::Behind("writing the status: somebody else keeps writing".to_owned()))
-    }
 }
 
 fn in_namespace(object: &Object, namespace: &str) -> bool {
@@ -536,59 +428,3 @@ fn owners_patch(object: &Object, change: impl FnOnce(&mut Vec<Value>)) -> Value 
         }
     })
 }
-
-/// Why an object that was to be created exists already.
-async fn stranger(
-    parent: &Parent,
-    selector: &Selector,
-    resource: &Resource<'_>,
-    key: &ObjectKey,
-    doing: &str,
-) -> SyncError {
-    let live = match resource.get(key).await {
-        Ok(live) => live,
-        Err(error) if is_not_found(&error) => {
-            return SyncError::Behind(format!("{doing}: it was there"));
-        }
-        Err(error) => return SyncError::of_write(doing, &error),
-    };
-    let none = Vec::new();
-    let owners =
-        live.pointer("/metadata/ownerReferences").and_then(Value::as_array).unwrap_or(&none);
-    let controller = owners.iter().find(|owner| owner["controller"] == true);
-    let labels = live.pointer("/metadata/labels").and_then(Value::as_object);
-    let labels = labels
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
-        .collect();
-    let going = live.pointer("/metadata/deletionTimestamp").is_some();
-    match controller {
-        // The cache has not seen it yet.
-        Some(owner) if owner["uid"] == *parent.uid => {
-            SyncError::Behind(format!("{doing}: the cache is behind"))
-        }
-        Some(owner) => SyncError::Failed(format!(
-            "{doing}: it exists already and belongs to {} {}",
-            owner["kind"].as_str().unwrap_or("something"),
-            owner["name"].as_str().unwrap_or("else")
-        )),
-        None if going => SyncError::Behind(format!("{doing}: the old one is being deleted")),
-        None if selector.matches(&labels) => {
-            SyncError::Behind(format!("{doing}: it is about to be adopted"))
-        }
-        None => SyncError::Failed(format!(
-            "{doing}: it exists already, belongs to nobody and does not match the parent's \
-             selector {selector}"
-        )),
-    }
-}
-
-fn digest(value: Option<&Value>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.map(last_applied::encode).hash(&mut hasher);
-    hasher.finish()
-}
-
-#[cfg(all(test, feature = "testing"))]
-mod tests;

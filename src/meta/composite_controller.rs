@@ -25,15 +25,11 @@ use serde::{Deserialize, Serialize};
     derive = "PartialEq",
     doc = "A controller of parents and their children, whose decisions are made by hooks.",
     annotation("api-approved.kubernetes.io", "unapproved, request not yet submitted"),
-    printcolumn(
-        name = "Ready",
-        type_ = "string",
-        json_path = ".status.conditions[?(@.type=='Ready')].status"
-    ),
-    printcolumn(name = "State", type_ = "string", json_path = ".status.state"),
-    printcolumn(name = "Reason", type_ = "string", json_path = ".status.reason"),
-    printcolumn(name = "Parent", type_ = "string", json_path = ".spec.parentResource.resource"),
-    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].status"}"#,
+    printcolumn = r#"{"name": "State", "type": "string", "jsonPath": ".status.state"}"#,
+    printcolumn = r#"{"name": "Reason", "type": "string", "jsonPath": ".status.reason"}"#,
+    printcolumn = r#"{"name": "Parent", "type": "string", "jsonPath": ".spec.parentResource.resource"}"#,
+    printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct CompositeControllerSpec {

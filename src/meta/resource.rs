@@ -137,15 +137,18 @@ struct NoAnswer;
 
 /// HTTP status and reason, if the server answered.
 fn status(error: &kube::Error) -> Option<(u16, &str)> {
-    match error {
-        kube::Error::Api(status) => Some((status.code, status.reason.as_str())),
-        _ => None,
-    }
+    let kube::Error::Api(status) = error else { return None };
+    Some((status.code, status.reason.as_str()))
 }
 
 /// There is no such object, or no such type.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 404)
+}
+
+/// We may not.
+pub(crate) fn is_forbidden(error: &kube::Error) -> bool {
+    status(error).is_some_and(|(code, _)| code == 403)
 }
 
 /// Somebody else wrote first.
@@ -172,8 +175,10 @@ pub(crate) fn is_fenced(error: &kube::Error) -> bool {
 
 /// The error in a few words: kube prints the server's answer twice.
 pub(crate) fn explain(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
-        other => other.to_string(),
+    if let kube::Error::Api(status) = error
+        && !status.message.is_empty()
+    {
+        return status.message.clone();
     }
+    error.to_string()
 }

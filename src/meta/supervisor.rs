@@ -6,15 +6,12 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::future::BoxFuture;
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::{
-    sync::broadcast::error::RecvError,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use super::{
     Blueprint, CompositeController, CompositeControllerStatus, Hook, HookMetrics, Selector,
@@ -22,22 +19,23 @@ use super::{
     blueprint::same_spec,
     composite::CompositeRunnable,
     declared::{Changes, Declared, Run},
+    manager_source::{ManagerSource, PREFIX},
     recorder::{Recorder, Severity, Subject},
-    resource::{self, Resource, explain, is_not_found},
+    resource::{self, Resource, explain, is_forbidden, is_not_found},
     roster::Health,
     status::{Judgement, View},
 };
 use crate::{
     controller::{
-        BuildError, Cluster, ConditionalSource, Context, Controller, Outcome, Predicate,
-        ReconcileError, Reconciler, Request, SourceContext, SourceEnd, SourceStart,
+        BuildError, Cluster, Context, Controller, Outcome, Predicate, ReconcileError, Reconciler,
+        Request,
     },
     discovery::TypeState,
-    informer::{Object, ObjectKey},
+    informer::Object,
     kind::TypeRef,
     manager::{
-        AddError, ConditionalRunnable, ControllerName, DoneReason, Epoch, ManagerHandle, Readiness,
-        RunResult, Runnable, RunnableOptions, Transition, TransitionKind, always,
+        AddError, ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult,
+        Runnable, RunnableOptions,
     },
 };
 
@@ -47,10 +45,6 @@ pub const PAUSED: &str = "pilotlight.dev/paused";
 /// Name under which the supervisor itself is best added to the manager.
 pub const SUPERVISOR: &str = "compositecontrollers";
 
-/// What the runnables of declared controllers are called, before their name.
-///
-/// Metacontroller names its work queues so, and the name is their label in metrics.
-const PREFIX: &str = "CompositeController-";
 /// How long a controller whose object is missing after the CRD came back is given.
 const MISSING_GRACE: Duration = Duration::from_secs(60);
 /// How long a stop is waited for before the status says that it lasts.
@@ -172,89 +166,6 @@ fn own_type() -> TypeRef {
 
 fn runnable_name(name: &str) -> ControllerName {
     format!("{PREFIX}{name}").into()
-}
-
-/// Requests for the declared controllers of which the manager has news.
-struct ManagerSource {
-    manager: ManagerHandle,
-    changes: Arc<Changes>,
-}
-
-impl ConditionalSource for ManagerSource {
-    fn ready(&self) -> Readiness {
-        always()
-    }
-
-    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let changes = Arc::clone(&self.changes);
-        let mut snapshots = self.manager.watch();
-        let mut transitions = self.manager.transitions();
-        let mut last = snapshots.borrow_and_update().clone();
-        let done = async move {
-            // Those whose object is missing have no other event.
-            for name in changes.names() {
-                context.enqueue(ObjectKey::cluster(name));
-            }
-            loop {
-                tokio::select! {
-                    () = context.stopping() => return SourceEnd::Stopped,
-                    name = changes.next() => context.enqueue(ObjectKey::cluster(name)),
-                    transition = transitions.recv() => match transition {
-                        Ok(transition) => changes.transition(&transition),
-                        Err(RecvError::Lagged(missed)) => {
-                            tracing::debug!(missed, "transitions went by unseen");
-                        }
-                        Err(RecvError::Closed) => return SourceEnd::Stopped,
-                    },
-                    changed = snapshots.changed() => {
-                        if changed.is_err() {
-                            return SourceEnd::Stopped;
-                        }
-                        let snapshot = snapshots.borrow_and_update().clone();
-                        for (name, status) in snapshot.iter() {
-                            let same = last.get(name).is_some_and(|last| Arc::ptr_eq(last, status));
-                            if let Some(name) = name.as_str().strip_prefix(PREFIX) && !same {
-                                changes.mark(name);
-                            }
-                        }
-                        last = snapshot;
-                    }
-                }
-            }
-        };
-        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
-    }
-
-    fn name(&self) -> String {
-        "the manager".to_owned()
-    }
-}
-
-impl Changes {
-    /// Notes a transition that is worth an Event.
-    fn transition(&self, transition: &Transition) {
-        let Some(name) = transition.name.as_str().strip_prefix(PREFIX) else { return };
-        use crate::manager::ControllerState as State;
-        let reason = match &transition.kind {
-            TransitionKind::Entered(State::Starting) => "Starting",
-            TransitionKind::Entered(State::Running) => "Started",
-            TransitionKind::Entered(State::Stopping) => "Stopping",
-            TransitionKind::Done(_) => "Stopped",
-            TransitionKind::Entered(State::Waiting | State::BackingOff | State::Stopped)
-            | TransitionKind::Removed => return,
-        };
-        let why = match &transition.kind {
-            TransitionKind::Done(DoneReason::Cancelled) | TransitionKind::Entered(_) => {
-                String::new()
-            }
-            TransitionKind::Done(why) => match why.error() {
-                Some(error) => format!(" ({}: {error})", why.word()),
-                None => format!(" ({})", why.word()),
-            },
-            TransitionKind::Removed => return,
-        };
-        self.note_event(name, reason, format!("{reason} controller: {name}{why}"));
-    }
 }
 
 /// Keeps runnables as their objects declare them.
@@ -415,22 +326,19 @@ impl Keeper {
     async fn retire(&self, name: &str, context: &Context) -> Result<Outcome, ReconcileError> {
         let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
         if !matches!(self.cluster.types.get(&own_type()).state, TypeState::Served) {
-            // Deleted with its CRD, which says nothing of the object. The next epoch looks again.
-            return Ok(Outcome::Done);
+            // Deleted with its CRD perhaps, which says nothing of the object. If the epoch ends,
+            // the next one looks again.
+            return Ok(Outcome::RequeueAfter(ECHO));
         }
         let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
         if declared.seen_under == crd_uid {
             match crd_is_going(context.client()).await {
-                Ok(true) => return Ok(Outcome::Done),
-                Ok(false) => {}
+                Ok(true) => return Ok(Outcome::RequeueAfter(ECHO)),
                 // Who may not read CRDs knows no better than that the object is gone.
-                Err(kube::Error::Api(status)) if status.is_forbidden() => {}
+                Ok(false) => {}
+                Err(error) if is_forbidden(&error) => {}
                 // It may have gone with its CRD, and nothing stops without proof.
-                Err(error) => {
-                    return Err(ReconcileError::Retry(
-                        format!("reading our own CRD: {}", explain(&error)).into(),
-                    ));
-                }
+                Err(error) => return Err(error.into()),
             }
         } else {
             // The CRD is another one, and the object may still be restored.

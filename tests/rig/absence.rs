@@ -34,7 +34,10 @@ impl Rig<'_> {
         // What has ended is reaped by the runtime's other thread, and by the server.
         eventually("tasks return to the baseline", || match self.alive_tasks() {
             alive if alive <= tasks => Ok(()),
-            alive => Err(format!("{alive} tasks, {tasks} before")),
+            alive => Err(format!(
+                "{alive} tasks, {tasks} before; {} connections",
+                self.transport.connections()
+            )),
         })
         .await;
         let events = self.requests(crd, self.begin).await;

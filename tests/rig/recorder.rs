@@ -5,13 +5,17 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use kube::api::ObjectMeta;
+use kube::{
+    Api,
+    api::{DynamicObject, ObjectMeta, Patch, PatchParams},
+};
 use pilotlight::{
     controller::{Context, Outcome, ReconcileError, Reconciler, Request},
     informer::{Object, Store},
     kind::TypeRef,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
@@ -37,8 +41,10 @@ pub(crate) struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Panic,
-    /// Until it is cancelled and then some.
+    /// Until it is dropped.
     Hang,
+    /// Removes the finalizers of what is being deleted, with the epoch's own client.
+    Release,
 }
 
 /// Clones share what was seen.
@@ -101,6 +107,16 @@ impl Recorder {
         }
     }
 
+    /// Waits until so many like this were seen.
+    pub(crate) async fn count(&self, count: usize, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        let mut seen = self.seen.subscribe();
+        let found = seen.wait_for(|all| all.iter().filter(|seen| wanted(seen)).count() >= count);
+        match timeout(PATIENCE, found).await {
+            Ok(all) => all.unwrap().iter().filter(|seen| wanted(seen)).cloned().collect(),
+            Err(_) => panic!("not {count} seen in time, but {:#?}", self.all()),
+        }
+    }
+
     /// Waits until an object was seen alive in this epoch.
     pub(crate) async fn saw(&self, name: &str, epoch: u64) -> Seen {
         let wanted = |seen: &Seen| seen.name == name && seen.epoch == epoch && seen.uid.is_some();
@@ -138,6 +154,26 @@ impl Recorder {
     }
 }
 
+impl Recorder {
+    async fn release(
+        &self,
+        request: &Request,
+        object: Option<&Object>,
+        context: &Context,
+    ) -> Result<(), kube::Error> {
+        let deleted = object.is_some_and(|it| it.header().deletion_timestamp.is_some());
+        let (true, Some(served)) = (deleted, context.served(&self.type_ref)) else {
+            return Ok(());
+        };
+        let namespace = request.namespace.as_deref().unwrap_or_default();
+        let (client, resource) = (context.client().clone(), served.api_resource());
+        let api = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
+        let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+        api.patch(&request.name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+}
+
 impl Reconciler for Recorder {
     async fn reconcile(
         &self,
@@ -155,6 +191,7 @@ impl Reconciler for Recorder {
             None => {}
             Some(Act::Panic) => panic!("told to panic at {request}"),
             Some(Act::Hang) => std::future::pending().await,
+            Some(Act::Release) => self.release(&request, object.as_ref(), &context).await?,
         }
         Ok(Outcome::Done)
     }

@@ -5,7 +5,7 @@ use std::sync::{
 
 use futures::{FutureExt, future::pending};
 use http::{Request as HttpRequest, Response};
-use kube::client::Body;
+use kube::{Client, client::Body};
 use tokio::{
     runtime::Handle,
     sync::{Notify, watch},
@@ -16,11 +16,14 @@ use tower::service_fn;
 use super::*;
 use crate::{
     controller::{
-        ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY,
-        SourceContext, SourceStart, handover::Handovers, input::InputSource,
+        ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
+        ReconcileError, SourceContext, SourceStart,
+        handover::Handovers,
+        input::{Input, InputSource},
+        queue::QueueOptions,
     },
     informer::ObjectKey,
-    manager::{Readiness, Runnable, RunnableGroup, Unmet, Verdict},
+    manager::{ControllerName, Readiness, Runnable, RunnableGroup, Unmet, Verdict},
 };
 
 /// A source whose every turn is the test's.

@@ -132,7 +132,7 @@ impl Reflector {
             return (Phase::Stream, failure);
         }
         drop(slot);
-        (Phase::Watch, self.follow(lines, deadline).await)
+        (Phase::Watch, self.follow(lines, deadline, true).await)
     }
 
     async fn initial_events(

@@ -36,20 +36,25 @@ impl Reflector {
             Ok(body) => {
                 let _watching = self.metrics.watching();
                 let lines = LineReader::new(body, self.options.max_line_bytes);
-                self.follow(lines, deadline).await
+                self.follow(lines, deadline, false).await
             }
             Err(failure) => failure,
         }
     }
 
-    pub(super) async fn follow(&mut self, mut lines: LineReader, deadline: Deadline) -> Failure {
+    /// Reads an open watch until it ends. Its position is `proven` when a list has just given it.
+    pub(super) async fn follow(
+        &mut self,
+        mut lines: LineReader,
+        deadline: Deadline,
+        proven: bool,
+    ) -> Failure {
         self.backoff.answered();
         let opened = Instant::now();
-        // One that failed has recovered when its position has proved good.
-        let mut announced = matches!(
-            *self.hub.progress().borrow(),
-            Progress::Syncing(_) | Progress::Synced | Progress::Ended(_)
-        );
+        // A watch that failed has recovered when it gets past its first line.
+        let failed =
+            matches!(*self.hub.progress().borrow(), Progress::Stale(_) | Progress::Forbidden(_));
+        let mut announced = proven || !failed;
         if announced {
             self.publish(Progress::Synced);
         }

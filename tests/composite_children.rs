@@ -1,25 +1,33 @@
-//! One declared controller with a scripted hook, on a real API server.
+//! What becomes of the children and the status of one parent, with scripted hooks.
 
 use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, OnceLock},
+    time::Duration,
 };
 
 use bytes::Bytes;
-use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use futures::future::BoxFuture;
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Event},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
 };
-use tokio::{task::JoinSet, time::timeout};
-use tokio_util::sync::CancellationToken;
-
-use super::*;
-use crate::{
-    controller::ClusterOptions,
-    manager::{Manager, ManagerHandle, ManagerOptions, RunnableOptions},
-    testing::{AuditEvent, AuditMark, ControlPlane, CrdBuilder, TestScope},
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    meta::{
+        Blueprint, CompositeController, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR,
+        Supervisor,
+    },
+    testing::{AuditEvent, AuditMark, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope},
 };
+use serde_json::{Value, json};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 /// Only bounds tests that fail.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,12 +45,55 @@ impl Hook for Scripted {
         let request: Value = serde_json::from_slice(&request).unwrap();
         let answer = self.answer.lock().unwrap()(&request);
         self.asked.lock().unwrap().push_back(request);
-        Box::pin(std::future::ready(answer.map(|answer| match answer {
+        Box::pin(std::future::ready(answer.map(|answer| match answer.as_str() {
             // For bodies that are no JSON.
-            Value::String(raw) => raw.into(),
-            answer => answer.to_string().into(),
+            Some(raw) => raw.to_owned().into(),
+            None => answer.to_string().into(),
         })))
     }
+}
+
+/// A control plane with one manager in it, for all tests of this module: a CompositeController is
+/// everybody's who sees it.
+struct Shared {
+    plane: ControlPlane,
+    hooks: Arc<Mutex<HashMap<String, Arc<Scripted>>>>,
+}
+
+fn shared() -> &'static Shared {
+    static SHARED: OnceLock<Shared> = OnceLock::new();
+    SHARED.get_or_init(|| {
+        let plane = ControlPlane::start_blocking(ControlPlaneOptions::default()).unwrap();
+        let hooks = Arc::<Mutex<HashMap<String, Arc<Scripted>>>>::default();
+        let (config, scripted) = (plane.config(), Arc::clone(&hooks));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        // It runs until the process ends.
+        std::thread::spawn(move || {
+            runtime.block_on(async move {
+                let client = kube::Client::try_from(config).unwrap();
+                for crd in pilotlight::meta::crds() {
+                    Api::all(client.clone()).create(&PostParams::default(), &crd).await.unwrap();
+                }
+                manage(client, scripted).await;
+            });
+        });
+        Shared { plane, hooks }
+    })
+}
+
+async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scripted>>>>) {
+    let (cluster, runs) = Cluster::new(client, ClusterOptions::default());
+    let mut manager = Manager::new(ManagerOptions::default());
+    let options = MetaOptions {
+        hooks: Some(Arc::new(move |blueprint: &Blueprint| {
+            hooks.lock().unwrap().get(&blueprint.name).unwrap().clone()
+        })),
+        ..MetaOptions::default()
+    };
+    let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
+    manager.add_runnable("cluster", Arc::new(runs), RunnableOptions::default()).unwrap();
+    manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
+    manager.run(CancellationToken::new()).await.unwrap();
 }
 
 /// A controller of Things, whose children are ConfigMaps.
@@ -50,9 +101,6 @@ struct Rig {
     scope: TestScope,
     crd: CrdBuilder,
     hook: Arc<Scripted>,
-    manager: ManagerHandle,
-    stop: CancellationToken,
-    _running: JoinSet<()>,
 }
 
 impl Rig {
@@ -61,7 +109,7 @@ impl Rig {
         method: &str,
         answer: impl Fn(&Value) -> Value + Send + Sync + 'static,
     ) -> Self {
-        let scope = ControlPlane::shared().scope(name).await.unwrap();
+        let scope = shared().plane.scope(name).await.unwrap();
         let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
         scope.install_crd(&crd).await.unwrap();
         scope.wait_served(&crd, "v1").await.unwrap();
@@ -78,46 +126,38 @@ impl Rig {
             answer: Mutex::new(Box::new(move |request| Ok(answer(request)))),
             asked: Mutex::default(),
         });
-        let (cluster, runs) = Cluster::new(
-            scope.client(),
-            ClusterOptions {
-                namespace: Some(scope.namespace.as_str().into()),
-                ..ClusterOptions::default()
-            },
-        );
+        let name = &scope.namespace;
+        shared().hooks.lock().unwrap().insert(name.clone(), hook.clone());
         let object = json!({
-            "metadata": {"name": "things"},
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {"name": name},
             "spec": {
-                "parentResource": {"apiVersion": format!("{}/v1", scope.group), "resource": "things"},
+                "parentResource": {
+                    "apiVersion": format!("{}/v1", scope.group), "resource": "things"
+                },
                 "childResources": [{
-                    "apiVersion": "v1", "resource": "configmaps", "updateStrategy": update_strategy
+                    "apiVersion": "v1", "resource": "configmaps",
+                    "updateStrategy": update_strategy
                 }],
                 "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}}
             }
         });
-        let blueprint = Blueprint::parse(&object.to_string().into()).unwrap();
-        let composite = CompositeRunnable::new(
-            "things".into(),
-            Arc::new(blueprint),
-            hook.clone(),
-            &cluster,
-            Recorder::default(),
-            2,
-            || {},
-        );
-        let mut manager = Manager::new(ManagerOptions::default());
-        let options = RunnableOptions::default;
-        manager.add_runnable("cluster", Arc::new(runs), options()).unwrap();
-        manager.add("things", Arc::new(composite.unwrap()), options()).unwrap();
-        let (handle, stop) = (manager.handle(), CancellationToken::new());
-        let mut running = JoinSet::new();
-        let token = stop.clone();
-        running.spawn(async move { manager.run(token).await.unwrap() });
-        Self { scope, crd, hook, manager: handle, stop, _running: running }
+        let object: CompositeController = serde_json::from_value(object).unwrap();
+        let controllers = Api::all(scope.client());
+        eventually("our own type", async || {
+            controllers.create(&PostParams::default(), &object).await.ok()
+        })
+        .await;
+        Self { scope, crd, hook }
+    }
+
+    fn controllers(&self) -> Api<CompositeController> {
+        Api::all(self.scope.client())
     }
 
     fn answers(&self, answer: impl Fn(&Value) -> Result<Value, HookError> + Send + Sync + 'static) {
-        *self.hook.answer.lock().unwrap_or_else(PoisonError::into_inner) = Box::new(answer);
+        *self.hook.answer.lock().unwrap() = Box::new(answer);
     }
 
     fn things(&self) -> Api<DynamicObject> {
@@ -160,8 +200,8 @@ impl Rig {
     /// How often the API server was asked about this type or that of the children since `mark`,
     /// watches and the test's own requests aside.
     async fn requests_since(&self, mark: AuditMark, verb: &str) -> usize {
-        ControlPlane::shared().audit_settled().await.unwrap();
-        let events = ControlPlane::shared().audit().unwrap().since(mark).unwrap();
+        shared().plane.audit_settled().await.unwrap();
+        let events = shared().plane.audit().unwrap().since(mark).unwrap();
         let ours = |event: &&AuditEvent| {
             event.namespace == self.scope.namespace
                 && event.verb == verb
@@ -171,7 +211,7 @@ impl Rig {
     }
 
     fn mark() -> AuditMark {
-        ControlPlane::shared().audit().unwrap().mark().unwrap()
+        shared().plane.audit().unwrap().mark().unwrap()
     }
 
     fn asked(&self) -> usize {
@@ -182,9 +222,10 @@ impl Rig {
         self.hook.asked.lock().unwrap().back().cloned().unwrap()
     }
 
-    async fn stop(mut self) {
-        self.stop.cancel();
-        timeout(PATIENCE, self._running.join_next()).await.unwrap().unwrap().unwrap();
+    /// Ends the controller, so that it does not outlive its test.
+    async fn stop(self) {
+        let (controllers, name) = (self.controllers(), &self.scope.namespace);
+        controllers.delete(name, &DeleteParams::default()).await.unwrap();
     }
 }
 
@@ -226,7 +267,7 @@ async fn a_parent_gets_its_children_and_its_status() {
     let owner = &created.owner_references()[0];
     assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Thing", &*thing.uid().unwrap()));
     assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
-    assert!(created.annotations().contains_key(last_applied::LAST_APPLIED));
+    assert!(created.annotations().contains_key(LAST_APPLIED));
     let status = eventually("the status", async || {
         let status = rig.things().get("a").await.unwrap().data["status"].clone();
         (status["seen"] == 1).then_some(status)
@@ -234,7 +275,8 @@ async fn a_parent_gets_its_children_and_its_status() {
     .await;
     assert_eq!(status, json!({"seen": 1, "observedGeneration": 1}));
     let request = rig.last_asked();
-    assert_eq!(request["controller"]["metadata"]["name"], "things");
+    assert_eq!(request["controller"]["metadata"]["name"], rig.scope.namespace);
+    assert_eq!(request["controller"]["spec"]["hooks"]["sync"]["version"], "v1");
     assert_eq!(request["parent"]["metadata"]["name"], "a");
     assert_eq!(request["parent"]["kind"], "Thing");
     assert_eq!(request["children"]["ConfigMap.v1"]["a-child"]["data"]["value"], "one");
@@ -495,22 +537,20 @@ async fn a_parent_that_is_being_deleted_keeps_its_children_and_gets_its_status()
 
 #[tokio::test]
 async fn a_parent_without_a_status_subresource_is_waited_for() {
-    let scope = ControlPlane::shared().scope("composite-nostatus").await.unwrap();
+    let scope = shared().plane.scope("composite-nostatus").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1").without_status();
     scope.install_crd(&crd).await.unwrap();
     scope.wait_served(&crd, "v1").await.unwrap();
     let rig = Rig::start_with(scope, crd, json!({}), |_| json!({"status": {"n": 1}})).await;
     rig.create_thing("a").await;
     eventually("the reason", async || {
-        let status = rig.manager.status_of("things")?;
-        (status.reason == "SubresourceMissing").then_some(())
+        let status = rig.controllers().get(&rig.scope.namespace).await.unwrap().status?;
+        (status.reason.as_deref() == Some("SubresourceMissing")).then_some(())
     })
     .await;
     assert_eq!(rig.asked(), 0);
 
-    let crds = Api::<
-        k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
-    >::all(rig.scope.client());
+    let crds = Api::<CustomResourceDefinition>::all(rig.scope.client());
     let patch =
         json!([{"op": "add", "path": "/spec/versions/0/subresources", "value": {"status": {}}}]);
     let patch = Patch::<()>::Json(serde_json::from_value(patch).unwrap());
@@ -525,7 +565,7 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
 
 #[tokio::test]
 async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
-    let scope = ControlPlane::shared().scope("composite-pruned").await.unwrap();
+    let scope = shared().plane.scope("composite-pruned").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
     let mut pruning = crd.build();
     let schema = json!({"openAPIV3Schema": {"type": "object", "properties": {

@@ -1,0 +1,40 @@
+//! What a controller is made of: the description that each epoch is built from.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{FutureExt, future::BoxFuture};
+use kube::Client;
+
+use super::{
+    Context, Outcome, ReconcileError, Reconciler, Request, handover::Handover, input::Input,
+    metrics::Series, queue::QueueOptions,
+};
+use crate::manager::ControllerName;
+
+/// A reconciler, its type forgotten.
+pub(super) type Reconcile = Arc<
+    dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
+>;
+
+/// A controller without its state.
+pub(super) struct Spec {
+    pub(super) name: ControllerName,
+    pub(super) client: Client,
+    pub(super) inputs: Vec<Input>,
+    pub(super) reconcile: Reconcile,
+    pub(super) workers: usize,
+    pub(super) reconcile_timeout: Option<Duration>,
+    pub(super) sync_timeout: Duration,
+    pub(super) queue: QueueOptions,
+    pub(super) series: Arc<Series>,
+    pub(super) handover: Arc<Handover>,
+}
+
+/// Forgets the type of a reconciler.
+pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
+    let reconciler = Arc::new(reconciler);
+    Arc::new(move |request, context| {
+        let reconciler = Arc::clone(&reconciler);
+        async move { reconciler.reconcile(request, context).await }.boxed()
+    })
+}

@@ -1,0 +1,270 @@
+//! Any history of a server, with any faults, ends with every view equal to the server's state.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use fastrand::Rng;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::informer::{
+    Subscription,
+    fixture::Fixture,
+    script::{Asked, Open, Rig, stored},
+};
+
+/// Name, then uid and resourceVersion.
+type State = BTreeMap<String, (String, u64)>;
+
+/// A server that has one type, and bad days.
+struct Server {
+    rng: Rng,
+    version: u64,
+    state: State,
+    /// Every change: its version, its kind and the object.
+    history: Vec<(u64, &'static str, Value)>,
+    /// Changes up to this version are forgotten.
+    compacted: u64,
+    /// The rest of lists that have begun: what is still to come, at which version.
+    lists: BTreeMap<String, (u64, Vec<Value>)>,
+    watch: Option<Open>,
+    faulty: bool,
+}
+
+impl Server {
+    fn new(seed: u64) -> Self {
+        Self {
+            rng: Rng::with_seed(seed),
+            version: 1,
+            state: State::new(),
+            history: Vec::new(),
+            compacted: 0,
+            lists: BTreeMap::new(),
+            watch: None,
+            faulty: true,
+        }
+    }
+
+    fn chance(&mut self, percent: u32) -> bool {
+        self.faulty && self.rng.u32(0..100) < percent
+    }
+
+    fn object(name: &str, uid: &str, version: u64) -> Value {
+        Fixture::new(name).uid(uid).version(version).json()
+    }
+
+    fn change(&mut self) {
+        self.version += 1;
+        let version = self.version;
+        let name = format!("w{}", self.rng.u32(0..6));
+        let (kind, uid) = match (self.state.get(&name), self.rng.bool()) {
+            (Some((uid, _)), true) => ("MODIFIED", uid.clone()),
+            (Some((uid, _)), false) => ("DELETED", uid.clone()),
+            (None, _) => ("ADDED", format!("uid-{version}")),
+        };
+        let mut object = Self::object(&name, &uid, version);
+        if kind == "DELETED" {
+            self.state.remove(&name);
+        } else {
+            self.state.insert(name, (uid, version));
+            if self.chance(5) {
+                // It cannot be read, and is good again with its next change, right after.
+                object["metadata"]["labels"] = json!(["bad"]);
+            }
+        }
+        let bad = object["metadata"]["labels"].is_array();
+        self.record(kind, object.clone());
+        if bad {
+            self.version += 1;
+            let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+            let uid = object["metadata"]["uid"].as_str().unwrap().to_owned();
+            self.record("MODIFIED", Self::object(&name, &uid, self.version));
+            self.state.insert(name, (uid, self.version));
+        }
+    }
+
+    fn record(&mut self, kind: &'static str, object: Value) {
+        self.history.push((self.version, kind, object.clone()));
+        let twice = self.chance(10);
+        if let Some(watch) = &self.watch {
+            watch.event(kind, &object);
+            if twice {
+                watch.event(kind, &object);
+            }
+        }
+    }
+
+    fn cut(&mut self) {
+        let text = self.rng.bool();
+        if let Some(watch) = self.watch.take() {
+            if text {
+                watch.text("{\"type\":\"MODIFIED\",\"object\":{\"meta");
+            }
+            if self.rng.bool() {
+                watch.reset();
+            }
+        }
+    }
+
+    fn compact(&mut self) {
+        self.compacted = self.version;
+        self.lists.clear();
+    }
+
+    fn answer(&mut self, asked: Asked) {
+        if self.chance(20) {
+            match self.rng.u32(0..6) {
+                0 => asked.refuse(500, "InternalError", "a bad day"),
+                1 => asked.text(StatusCode::NOT_FOUND, "404 page not found"),
+                2 => asked.refuse(429, "TooManyRequests", "storage is (re)initializing"),
+                3 => asked.text(StatusCode::OK, "{\"type\":"),
+                4 => asked.refuse(403, "Forbidden", "no"),
+                _ => drop(asked),
+            }
+        } else if asked.is_stream() {
+            self.stream(asked);
+        } else if asked.is_watch() {
+            self.watch(asked);
+        } else {
+            self.list(asked);
+        }
+    }
+
+    fn items(&self) -> Vec<Value> {
+        self.state.iter().map(|(name, (uid, version))| Self::object(name, uid, *version)).collect()
+    }
+
+    fn list(&mut self, asked: Asked) {
+        let (version, mut items) = match asked.query.get("continue") {
+            Some(token) => match self.lists.remove(token) {
+                Some(rest) => rest,
+                None => return asked.refuse(410, "Expired", "the token has expired"),
+            },
+            None => (self.version, self.items()),
+        };
+        let rest = items.split_off(items.len().min(2));
+        if rest.is_empty() || !asked.query.contains_key("limit") {
+            items.extend(rest);
+            return asked.page(version, "", &items);
+        }
+        let token = format!("t{}", self.rng.u64(..));
+        self.lists.insert(token.clone(), (version, rest));
+        asked.page(version, &token, &items);
+    }
+
+    fn watch(&mut self, asked: Asked) {
+        let position: u64 = asked.query["resourceVersion"].parse().unwrap();
+        if position < self.compacted {
+            if self.rng.bool() {
+                return asked.refuse(410, "Expired", "too old");
+            }
+            return asked.open().error(410, "Expired", "too old");
+        }
+        let watch = asked.open();
+        for (version, kind, object) in &self.history {
+            if *version > position {
+                watch.event(kind, object);
+            }
+        }
+        self.watch = Some(watch);
+    }
+
+    fn stream(&mut self, asked: Asked) {
+        if self.chance(10) {
+            return asked.refuse(400, "BadRequest", "unknown parameter");
+        }
+        let watch = asked.open();
+        for item in self.items() {
+            if self.chance(10) {
+                return watch.reset();
+            }
+            watch.event("ADDED", &item);
+        }
+        if self.chance(10) {
+            return drop(watch);
+        }
+        watch.end_of_list(self.version);
+        self.watch = Some(watch);
+    }
+}
+
+/// What a subscriber knows from its deltas alone.
+struct View {
+    subscription: Subscription,
+    state: State,
+}
+
+impl View {
+    fn look(&mut self) -> bool {
+        let Some(next) = futures::FutureExt::now_or_never(self.subscription.next()) else {
+            return false;
+        };
+        let delta = next.expect("the informer runs");
+        let version = |object: &crate::informer::Object| {
+            let header = object.header();
+            (header.uid.to_string(), header.resource_version.parse::<u64>().unwrap())
+        };
+        let name = delta.key.name.to_string();
+        let old = match &delta.new {
+            Some(new) => self.state.insert(name, version(new)),
+            None => self.state.remove(&name),
+        };
+        assert_eq!(delta.old.as_ref().map(version), old);
+        true
+    }
+}
+
+async fn check(seed: u64) {
+    let mut rig = Rig::new();
+    let mut server = Server::new(seed);
+    let mut views = vec![View { subscription: rig.subscribe(), state: State::new() }];
+
+    for _ in 0..150 {
+        match server.rng.u32(0..20) {
+            0..9 => server.change(),
+            9 => server.cut(),
+            10 => server.compact(),
+            11 if views.len() < 4 => {
+                views.push(View { subscription: rig.subscribe(), state: State::new() });
+            }
+            12..15 => {
+                let view = server.rng.usize(0..views.len());
+                views[view].look();
+            }
+            15 => tokio::time::sleep(Duration::from_secs(server.rng.u64(0..60))).await,
+            _ => tokio::time::sleep(Duration::from_millis(server.rng.u64(0..2000))).await,
+        }
+        while let Some(asked) = rig.script.try_next() {
+            server.answer(asked);
+        }
+    }
+
+    server.faulty = false;
+    // A last list would hide that an event was lost.
+    if seed.is_multiple_of(2) {
+        server.compact();
+        server.cut();
+    }
+    for _ in 0..200 {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        while let Some(asked) = rig.script.try_next() {
+            server.answer(asked);
+        }
+    }
+    let expected: Vec<_> =
+        server.state.iter().map(|(name, (_, version))| (name.clone(), *version)).collect();
+    for view in &mut views {
+        assert_eq!(stored(&view.subscription), expected, "seed {seed}");
+        while view.look() {}
+        assert_eq!(view.state, server.state, "seed {seed}");
+    }
+    for view in &views {
+        view.subscription.drained().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_view_ends_equal_to_the_server() {
+    for seed in 0..200 {
+        check(seed).await;
+    }
+}

@@ -1,0 +1,121 @@
+//! Carries out what was planned for the children of one parent.
+
+use serde_json::Value;
+
+use super::{Composite, SyncError};
+use crate::{
+    controller::Context,
+    informer::ObjectKey,
+    meta::{
+        Selector,
+        children::{Desired, Group, Parent, Step},
+        resource::{Resource, is_already_there, is_conflict, is_not_found},
+    },
+};
+
+impl Composite {
+    /// Takes every step; an error stops none of the others.
+    pub(super) async fn execute(
+        &self,
+        parent: &Parent,
+        selector: &Selector,
+        groups: &[Group],
+        steps: Vec<Step>,
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let mut failed: Vec<String> = Vec::new();
+        let mut behind = None;
+        for step in steps {
+            if context.is_cancelled() {
+                return Err(SyncError::Cancelled);
+            }
+            let (group, key) = step.target();
+            let served = &groups[group].served;
+            let resource = Resource::new(context.client(), served);
+            let (verb, result) = match &step {
+                Step::Delete { uid, .. } => match resource.delete(key, uid).await {
+                    // Gone, or another object of that name.
+                    Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
+                    result => ("deleting", result),
+                },
+                Step::Create(Desired { object, .. }) => {
+                    ("creating", resource.create(key, object).await.map(drop))
+                }
+                Step::Update(Desired { object, .. }) => {
+                    ("updating", resource.update(key, object).await.map(drop))
+                }
+            };
+            let Err(error) = result else {
+                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                continue;
+            };
+            let doing = format!("{verb} {} {key}", served.kind);
+            let error = if is_already_there(&error) {
+                stranger(parent, selector, &resource, key, &doing).await
+            } else if is_not_found(&error) && matches!(step, Step::Update(_)) {
+                SyncError::Behind(format!("{doing}: it is gone"))
+            } else {
+                SyncError::of_write(&doing, &error)
+            };
+            match error {
+                SyncError::Behind(message) => behind = Some(message),
+                SyncError::Failed(message) => failed.push(message),
+                other @ (SyncError::Cancelled | SyncError::Busy(_) | SyncError::Hook(_)) => {
+                    return Err(other);
+                }
+            }
+        }
+        match (failed.is_empty(), behind) {
+            (false, _) => Err(SyncError::Failed(failed.join("; "))),
+            (true, Some(message)) => Err(SyncError::Behind(message)),
+            (true, None) => Ok(()),
+        }
+    }
+}
+
+/// Why an object that was to be created exists already.
+async fn stranger(
+    parent: &Parent,
+    selector: &Selector,
+    resource: &Resource<'_>,
+    key: &ObjectKey,
+    doing: &str,
+) -> SyncError {
+    let live = match resource.get(key).await {
+        Ok(live) => live,
+        Err(error) if is_not_found(&error) => {
+            return SyncError::Behind(format!("{doing}: it was there"));
+        }
+        Err(error) => return SyncError::of_write(doing, &error),
+    };
+    let none = Vec::new();
+    let owners =
+        live.pointer("/metadata/ownerReferences").and_then(Value::as_array).unwrap_or(&none);
+    let controller = owners.iter().find(|owner| owner["controller"] == true);
+    let labels = live.pointer("/metadata/labels").and_then(Value::as_object);
+    let labels = labels
+        .into_iter()
+        .flatten()
+        .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
+        .collect();
+    let going = live.pointer("/metadata/deletionTimestamp").is_some();
+    match controller {
+        // The cache has not seen it yet.
+        Some(owner) if owner["uid"] == *parent.uid => {
+            SyncError::Behind(format!("{doing}: the cache is behind"))
+        }
+        Some(owner) => SyncError::Failed(format!(
+            "{doing}: it exists already and belongs to {} {}",
+            owner["kind"].as_str().unwrap_or("something"),
+            owner["name"].as_str().unwrap_or("else")
+        )),
+        None if going => SyncError::Behind(format!("{doing}: the old one is being deleted")),
+        None if selector.matches(&labels) => {
+            SyncError::Behind(format!("{doing}: it is about to be adopted"))
+        }
+        None => SyncError::Failed(format!(
+            "{doing}: it exists already, belongs to nobody and does not match the parent's \
+             selector {selector}"
+        )),
+    }
+}

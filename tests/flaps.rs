@@ -1,0 +1,121 @@
+//! A type that comes and goes a hundred times leaves the right state and nothing else.
+
+use std::fs;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use pilotlight::{
+    manager::{ControllerState, DoneReason},
+    testing::CrdBuilder,
+};
+use serde_json::json;
+use tokio::time::{self, Duration, Instant};
+
+use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, eventually, type_of};
+
+const PACED: u64 = 50;
+const FAST: u64 = 50;
+/// Other tests share this process.
+const NOISE: u64 = 64 << 20;
+/// Now and then the server overlooks the deletion of a CRD that it has just created, until its
+/// next resync (5 min) or until something about the CRD changes.
+const FORGOTTEN: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn a_hundred_flaps_leave_an_embedded_controller_as_it_was() {
+    a_hundred_flaps_leave_nothing("flaps-embedded", Embedded).await;
+}
+
+#[tokio::test]
+async fn a_hundred_flaps_leave_a_conditional_runnable_as_it_was() {
+    a_hundred_flaps_leave_nothing("flaps-runnable", Listening).await;
+}
+
+async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
+    let rig = Rig::start(name).await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    carrier.add(&rig, "flapping", &recorder).await;
+    rig.warm_up().await;
+    // One whole life with an object, so that whatever is made once is there.
+    install_as_soon_as_possible(&rig, &crd).await;
+    rig.running("flapping", 1).await;
+    rig.create(&crd, "first", 1).await;
+    recorder.saw("first", 1).await;
+    rig.scope.delete_crd(&crd).await.unwrap();
+    rig.done("flapping", 1).await;
+    let (tasks, sockets) = (rig.settled_tasks().await, rig.transport.connections());
+    let (series, begin) = (rig.series(), resident());
+
+    for epoch in 2..=PACED {
+        paced(&rig, &crd, epoch).await;
+    }
+    assert_eq!(rig.assert_orderly("flapping"), PACED, "each paced flap is one epoch");
+    rig.assert_absent(&crd, tasks).await.end(&rig).await;
+    let half = resident();
+    for _ in 0..FAST {
+        install_as_soon_as_possible(&rig, &crd).await;
+        rig.scope.delete_crd(&crd).await.unwrap();
+    }
+
+    // What the last change says is what there is.
+    install_as_soon_as_possible(&rig, &crd).await;
+    rig.scope.wait_established(&crd).await.unwrap();
+    let last = rig.create(&crd, "last", 1).await;
+    recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
+    let epoch = rig.state("flapping", ControllerState::Running).await.epoch;
+    assert!((PACED + 1..=PACED + FAST + 1).contains(&epoch), "epoch {epoch}");
+    rig.scope.delete_crd(&crd).await.unwrap();
+    rig.done("flapping", epoch).await;
+    rig.assert_absent(&crd, tasks).await.end(&rig).await;
+    assert_eq!(rig.assert_orderly("flapping"), epoch);
+    let mut more: Vec<_> = rig.series().difference(&series).cloned().collect();
+    // One for each status code that the server has ever answered with, whatever was asked for.
+    more.retain(|series| !series.starts_with("rest_client_requests_total"));
+    assert!(more.is_empty(), "series stay: {more:#?}");
+    let connections = || match rig.transport.connections() {
+        open if open <= sockets => Ok(()),
+        open => Err(format!("{open} connections, {sockets} before")),
+    };
+    eventually("connections return to the baseline", connections).await;
+    let end = resident();
+    let grown = format!("{begin} bytes resident, then {half}, then {end}");
+    assert!(end.saturating_sub(half) < NOISE, "{grown}");
+    assert!(end.saturating_sub(begin) < 2 * NOISE, "{grown}");
+    rig.end().await.unwrap();
+}
+
+/// One flap that completes its epoch.
+async fn paced(rig: &Rig<'_>, crd: &CrdBuilder, epoch: u64) {
+    install_as_soon_as_possible(rig, crd).await;
+    rig.running("flapping", epoch).await;
+    rig.scope.delete_crd(crd).await.unwrap();
+    assert_eq!(rig.done("flapping", epoch).await, DoneReason::TypeGone);
+    rig.until("flapping", "waits", |it| it.reason == "TypeAbsent").await;
+}
+
+/// The server refuses a CRD while the one before is still being deleted.
+async fn install_as_soon_as_possible(rig: &Rig<'_>, crd: &CrdBuilder) {
+    let mut forgotten = Instant::now() + FORGOTTEN;
+    while rig.scope.install_crd(crd).await.is_err() {
+        time::sleep(Duration::from_millis(2)).await;
+        if Instant::now() > forgotten {
+            let crds = Api::<CustomResourceDefinition>::all(rig.scope.client());
+            let touch =
+                Patch::Merge(json!({ "metadata": { "annotations": { "touched": "yes" } } }));
+            // Gone meanwhile, perhaps.
+            crds.patch(&crd.name(), &PatchParams::default(), &touch).await.ok();
+            forgotten = Instant::now() + FORGOTTEN;
+        }
+    }
+}
+
+/// Resident memory of this process, in bytes.
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
