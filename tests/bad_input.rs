@@ -262,6 +262,58 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_child_that_the_server_refuses_holds_up_no_other() {
+    let stage = Stage::start("refused").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.hook.answers(|request| with(request, |it| it["metadata"]["name"] = json!("No_Name")));
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+
+    stage.child("gear", 1).await;
+    let told = stage.event("gear", "SyncError", "No_Name").await;
+    assert!(told.message.unwrap().contains("creating ConfigMap"));
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    let parents = rig.scope.api(&crd, "v1");
+    until("the status is written all the same", async || {
+        let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
+        if size == 2 { Ok(()) } else { Err(size.to_string()) }
+    })
+    .await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_hook_that_nobody_answers_for_is_named() {
+    let stage = Stage::start("deaf").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    for (last, url) in
+        [("refuses", "http://127.0.0.1:1/sync"), ("nowhere", "http://hook.invalid/sync")]
+    {
+        let mut spec = stage.spec(&crd);
+        spec["hooks"]["sync"]["webhook"]["url"] = json!(url);
+        stage.declare(last, spec).await;
+    }
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+
+    for last in ["refuses", "nowhere"] {
+        let status = stage.status(last, "says so", |status| {
+            condition(status, "HooksHealthy").reason == "HookUnreachable"
+        });
+        let status = status.await;
+        assert_eq!(condition(&status, "HooksHealthy").status, "False");
+        assert!(condition(&status, "HooksHealthy").message.contains("gear"), "{status:#?}");
+        assert_eq!(condition(&status, "Running").status, "True");
+    }
+    assert!(stage.hook.calls().is_empty());
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn unusual_parents_are_synced_like_any_other() {
     let stage = Stage::start("bad-parents").await;
     let rig = &stage.rig;
