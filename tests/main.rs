@@ -5,7 +5,11 @@
 mod aggregated;
 mod architecture;
 #[cfg(feature = "cli")]
+mod bad_input;
+#[cfg(feature = "cli")]
 mod cli;
+#[cfg(feature = "cli")]
+mod composite;
 #[cfg(feature = "meta")]
 mod composite_children;
 #[cfg(feature = "cli")]
@@ -19,8 +23,12 @@ mod faults;
 mod flaps;
 mod identity;
 mod isolation;
+#[cfg(feature = "cli")]
+mod own_crds;
 mod rig;
 mod sharing;
+#[cfg(feature = "cli")]
+mod spec_edit;
 mod story;
 mod terminating;
 mod unknown;

@@ -6,9 +6,13 @@
 
 mod absence;
 mod carrier;
+#[cfg(feature = "cli")]
+mod hook_server;
 mod metrics;
 mod recorder;
 mod rights;
+#[cfg(feature = "cli")]
+mod stage;
 
 use std::{
     sync::{Arc, Mutex},
@@ -51,6 +55,11 @@ pub(crate) use self::{
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
     rights::Rule,
+};
+#[cfg(feature = "cli")]
+pub(crate) use self::{
+    hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    stage::{Stage, condition, install_own_crds, until},
 };
 
 /// Only bounds tests that fail.

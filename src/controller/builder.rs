@@ -5,8 +5,9 @@ use std::{sync::Arc, time::Duration};
 use serde::de::DeserializeOwned;
 
 use super::{
-    Cluster, ConditionalSource, Controller, Handler, Predicate, Reconciler,
+    Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
     board::Mode,
+    handler::OnSynced,
     input::{Input, InputSource},
     kind_source::{Concern, Filter, KindSource},
     queue::{Backoff, Limit, QueueOptions},
@@ -79,6 +80,7 @@ struct KindOptions {
     role: Role,
     predicates: Vec<Predicate>,
     indexes: Vec<Index>,
+    synced: Option<OnSynced>,
 }
 
 #[derive(Debug)]
@@ -202,6 +204,12 @@ impl Builder {
         self.last("index", |kind| kind.indexes.push(index))
     }
 
+    /// Says whom it concerns that this input is synced; for optional types, whose objects can be
+    /// worked with from then on. Called each time the type has come and everything of it is known.
+    pub fn on_synced(self, concerns: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
+        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Box::new(concerns))))
+    }
+
     /// Drops changes of every type.
     pub fn event_filter(mut self, predicate: Predicate) -> Self {
         self.event_filters.push(predicate);
@@ -283,7 +291,7 @@ impl Builder {
             let source = match input.what {
                 What::Source(source) => InputSource::Other(source),
                 What::Kind(kind) => {
-                    let KindOptions { mut filter, role, predicates, indexes } = *kind;
+                    let KindOptions { mut filter, role, predicates, indexes, synced } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
                     let concern = match (role, &primary) {
                         (Role::Primary, _) => Concern::Handler(Handler::Object),
@@ -301,6 +309,7 @@ impl Builder {
                         predicates: predicates.collect(),
                         concern,
                         indexes,
+                        synced,
                         mode: input.mode,
                         types: cluster.types.clone(),
                         informers: cluster.informers.clone(),
@@ -333,7 +342,8 @@ impl Builder {
             projection: Projection::default(),
             managed_fields: false,
         };
-        let kind = KindOptions { filter, role, predicates: Vec::new(), indexes: Vec::new() };
+        let kind =
+            KindOptions { filter, role, predicates: Vec::new(), indexes: Vec::new(), synced: None };
         self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: Mode::Plain });
         self
     }

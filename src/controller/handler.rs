@@ -14,7 +14,11 @@ pub struct Enqueue<'a> {
     requests: &'a mut Vec<Request>,
 }
 
-impl Enqueue<'_> {
+impl<'a> Enqueue<'a> {
+    pub(super) fn new(requests: &'a mut Vec<Request>) -> Self {
+        Self { requests }
+    }
+
     /// Adds a request. Added twice, it is queued once.
     pub fn add(&mut self, request: Request) {
         self.requests.push(request);
@@ -26,6 +30,15 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 
 /// Which requests a change concerns.
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
+
+/// Which requests it concerns that everything there is of a type is known.
+pub(super) struct OnSynced(pub(super) Box<dyn Fn(&mut Enqueue<'_>) + Send + Sync>);
+
+impl std::fmt::Debug for OnSynced {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("OnSynced")
+    }
+}
 
 /// Maps one change to the requests it concerns; sees the object before and after.
 ///
@@ -97,7 +110,7 @@ impl Handler {
                     requests.extend(map(object));
                 }
             }
-            Self::Delta(map) => map(delta, &mut Enqueue { requests }),
+            Self::Delta(map) => map(delta, &mut Enqueue::new(requests)),
         }
     }
 }

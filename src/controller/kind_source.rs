@@ -1,6 +1,7 @@
 //! The built-in source: changes of the objects of one type, by way of its shared informer.
 
 use std::{
+    fmt::Display,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
@@ -11,8 +12,9 @@ use tokio::{select, sync::oneshot, task::consume_budget};
 use tracing::error;
 
 use super::{
-    ConditionalSource, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
+    ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
     board::{Attached, Mode, Row, State},
+    handler::OnSynced,
     input::panic_message,
     queue::{Add, LOW_PRIORITY},
 };
@@ -32,6 +34,7 @@ pub(super) struct KindSource {
     pub(super) predicates: Vec<Predicate>,
     pub(super) concern: Concern,
     pub(super) indexes: Vec<Index>,
+    pub(super) synced: Option<OnSynced>,
     pub(super) mode: Mode,
     pub(super) types: TypeRegistry,
     pub(super) informers: InformerSet,
@@ -291,6 +294,7 @@ impl Pump<'_> {
                 () = stop.cancelled() => return None,
                 () = &mut drained, if synced.is_some() => {
                     self.replace(attached.take(), &store).await;
+                    self.tell_synced();
                     self.show(&progress.borrow_and_update(), true);
                     // Nobody listens any more when the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
@@ -356,23 +360,40 @@ impl Pump<'_> {
         }
     }
 
+    /// Asks for those whom it concerns that everything is known.
+    fn tell_synced(&mut self) {
+        if let Some(OnSynced(concerns)) = &self.source.synced {
+            self.enqueue(LOW_PRIORITY, "its synced input", |_, requests| {
+                concerns(&mut Enqueue::new(requests));
+            });
+        }
+    }
+
     fn deliver(&mut self, delta: &Delta) {
+        let key = &delta.key;
+        self.enqueue(priority(delta), key, |source, requests| source.requests(delta, requests));
+    }
+
+    fn enqueue(
+        &mut self,
+        priority: i32,
+        about: impl Display,
+        map: impl FnOnce(&KindSource, &mut Vec<Request>),
+    ) {
         let Self { source, context, requests } = self;
         if context.feed.is_cancelled() {
             return;
         }
         // One bad object must not stop the events of all the others.
-        let mapped = catch_unwind(AssertUnwindSafe(|| source.requests(delta, requests)));
+        let mapped = catch_unwind(AssertUnwindSafe(|| map(source, requests)));
         if let Err(panic) = mapped {
             let error = panic_message(&*panic);
-            let name = &delta.key.name;
-            let namespace = delta.key.namespace.as_deref();
-            error!(input = %source.type_ref(), namespace, %name, error, "event handler panicked");
+            error!(input = %source.type_ref(), %about, error, "event handler panicked");
             context.series.panics.inc();
-            let message = format!("event handler panicked at {}: {error}", delta.key);
+            let message = format!("event handler panicked at {about}: {error}");
             context.epoch.report(|report| report.last_error = Some(message));
         }
-        let add = Add { priority: priority(delta), ..Add::default() };
+        let add = Add { priority, ..Add::default() };
         for request in requests.drain(..) {
             context.queue.add_with(request, add);
         }

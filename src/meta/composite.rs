@@ -67,14 +67,24 @@ impl CompositeRunnable {
             .predicate(Predicate::new(move |delta| worth_a_sync(delta, &selector, ignore)))
             .max_concurrent_reconciles(workers);
         for rule in &blueprint.children {
-            let roster = Arc::clone(&roster);
+            let (roster, known) = (Arc::clone(&roster), Arc::clone(&roster));
             let handler = Handler::delta(move |delta, enqueue| {
                 for parent in roster.concerned(delta) {
                     enqueue.add(parent);
                 }
             });
             builder = builder.watches_type(rule.type_ref.clone(), handler);
-            builder = if rule.optional { builder.optional() } else { builder.conditional() };
+            builder = if rule.optional {
+                let roster = Arc::clone(&known);
+                // Children of this type were left out as long as it was missing.
+                builder.optional().on_synced(move |enqueue| {
+                    for parent in roster.parents() {
+                        enqueue.add(parent);
+                    }
+                })
+            } else {
+                builder.conditional()
+            };
         }
         let reconciler = Composite {
             blueprint: Arc::clone(&blueprint),

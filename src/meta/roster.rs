@@ -146,6 +146,11 @@ impl Roster {
         }
     }
 
+    /// All parents.
+    pub(crate) fn parents(&self) -> Vec<ObjectKey> {
+        self.lock().by_key.keys().cloned().collect()
+    }
+
     /// The parents that a change of a child concerns: its owner, before and after; for one
     /// without an owner, those that would adopt it.
     pub(crate) fn concerned(&self, delta: &Delta) -> Vec<ObjectKey> {

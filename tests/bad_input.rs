@@ -1,0 +1,478 @@
+//! Whatever is put in front of a declared controller: it says what is wrong, and nothing else
+//! happens.
+
+use std::collections::BTreeMap;
+
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, PostParams},
+};
+use pilotlight::{
+    manager::ControllerState,
+    meta::MAX_CHILDREN,
+    testing::{CrdBuilder, Verb},
+};
+use serde_json::{Value, json};
+
+use crate::rig::{Answer, Call, Stage, condition, config_map, one_config_map, status_of, until};
+
+/// The sound answer with another child.
+fn with(request: &Value, change: impl FnOnce(&mut Value)) -> Answer {
+    let mut child = config_map(request);
+    child["metadata"]["name"] = json!("bad");
+    change(&mut child);
+    answer(request, vec![config_map(request), child])
+}
+
+fn answer(request: &Value, children: Vec<Value>) -> Answer {
+    Answer::Json(json!({ "status": status_of(request), "children": children }))
+}
+
+type Respond = Box<dyn Fn(&Value) -> Answer + Send + Sync>;
+
+/// What a hook may answer, and what has to be said of it.
+fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
+    fn bad(
+        name: &'static str,
+        respond: impl Fn(&Value) -> Answer + Send + Sync + 'static,
+        said: &'static str,
+    ) -> (&'static str, Respond, &'static str) {
+        (name, Box::new(respond), said)
+    }
+    let bytes = |bytes: &'static [u8]| move |_: &Value| Answer::Bytes(bytes.to_vec());
+    let status = |status: u16| move |_: &Value| Answer::Status(status, Vec::new());
+    vec![
+        bad("empty", bytes(b""), "empty body"),
+        bad("blank", bytes(b" \n"), "empty body"),
+        bad("null", bytes(b"null"), "expected an object"),
+        bad("list", bytes(b"[]"), "expected an object"),
+        bad("text", bytes(b"\"children\""), "expected an object"),
+        bad("no json", bytes(b"<html>"), "unusable"),
+        bad("half", bytes(b"{\"children\":[{\"kind\":"), "EOF"),
+        bad("cut", |_| Answer::Cut(b"{\"children\":["), "hook"),
+        bad("no utf-8", bytes(b"{\"status\":{\"a\":\"\xff\"},\"children\":[]}"), "unusable"),
+        bad("more", bytes(b"{\"children\":[]}{}"), "trailing"),
+        bad("children text", bytes(b"{\"children\":\"none\"}"), "children"),
+        bad("children map", bytes(b"{\"children\":{}}"), "children"),
+        bad("status list", bytes(b"{\"status\":[],\"children\":[]}"), "status"),
+        bad("resync", bytes(b"{\"resyncAfterSeconds\":\"soon\"}"), "resyncAfterSeconds"),
+        bad(
+            "deep",
+            |_| Answer::Bytes(b"{\"children\":[".iter().copied().chain([b'['; 5000]).collect()),
+            "unusable",
+        ),
+        bad(
+            "huge",
+            |_| Answer::Bytes(vec![b' '; pilotlight::meta::MAX_RESPONSE_BYTES + 1]),
+            "16777216",
+        ),
+        bad(
+            "many",
+            |request| answer(request, (0..=MAX_CHILDREN).map(|_| config_map(request)).collect()),
+            "more than 10000",
+        ),
+        bad(
+            "null child",
+            |request| answer(request, vec![config_map(request), Value::Null]),
+            "children[1]",
+        ),
+        bad("number child", |request| answer(request, vec![json!(7)]), "children[0]"),
+        bad("no kind", |request| with(request, |it| it["kind"] = Value::Null), "children[1].kind"),
+        bad(
+            "no version",
+            |request| with(request, |it| it["apiVersion"] = json!(1)),
+            "children[1].apiVersion",
+        ),
+        bad(
+            "wrong kind",
+            |request| with(request, |it| it["kind"] = json!("Pod")),
+            "spec.childResources",
+        ),
+        bad(
+            "wrong version",
+            |request| with(request, |it| it["apiVersion"] = json!("v2")),
+            "spec.childResources",
+        ),
+        bad(
+            "no metadata",
+            |request| with(request, |it| it["metadata"] = Value::Null),
+            "children[1].metadata",
+        ),
+        bad(
+            "no name",
+            |request| with(request, |it| it["metadata"] = json!({})),
+            "children[1].metadata.name",
+        ),
+        bad(
+            "empty name",
+            |request| with(request, |it| it["metadata"]["name"] = json!("")),
+            "children[1].metadata.name",
+        ),
+        bad(
+            "path name",
+            |request| with(request, |it| it["metadata"]["name"] = json!("../secrets/a")),
+            "children[1].metadata.name",
+        ),
+        bad(
+            "long name",
+            |request| with(request, |it| it["metadata"]["name"] = json!("a".repeat(300))),
+            "children[1].metadata.name",
+        ),
+        bad(
+            "generated name",
+            |request| with(request, |it| it["metadata"] = json!({ "generateName": "a-" })),
+            "children[1].metadata",
+        ),
+        bad(
+            "generated name too",
+            |request| with(request, |it| it["metadata"]["generateName"] = json!("a-")),
+            "children[1].metadata.generateName",
+        ),
+        bad(
+            "duplicate",
+            |request| answer(request, vec![config_map(request), config_map(request)]),
+            "children[1]",
+        ),
+        bad(
+            "foreign namespace",
+            |request| with(request, |it| it["metadata"]["namespace"] = json!("default")),
+            "children[1].metadata.namespace",
+        ),
+        bad(
+            "owners",
+            |request| {
+                with(request, |it| {
+                    it["metadata"]["ownerReferences"] = json!([{
+                        "apiVersion": "v1", "kind": "ConfigMap", "name": "a", "uid": "1",
+                    }]);
+                })
+            },
+            "children[1].metadata.ownerReferences[0]",
+        ),
+        bad(
+            "uid",
+            |request| with(request, |it| it["metadata"]["uid"] = json!("1")),
+            "children[1].metadata.uid",
+        ),
+        bad(
+            "labels",
+            |request| with(request, |it| it["metadata"]["labels"] = json!(["a"])),
+            "children[1].metadata.labels",
+        ),
+        bad(
+            "label",
+            |request| with(request, |it| it["metadata"]["labels"] = json!({ "a": 1 })),
+            "children[1].metadata.labels",
+        ),
+        bad(
+            "annotations",
+            |request| with(request, |it| it["metadata"]["annotations"] = json!({ "a": {} })),
+            "children[1].metadata.annotations",
+        ),
+        bad("status 201", status(201), "201"),
+        bad("status 204", status(204), "204"),
+        bad("status 404", status(404), "a few words"),
+        bad("status 500", status(500), "500"),
+        bad(
+            "elsewhere",
+            |_| Answer::Status(302, vec![("Location", "http://169.254.169.254/".to_owned())]),
+            "302",
+        ),
+        bad(
+            "packed",
+            |_| Answer::Status(200, vec![("Content-Encoding", "gzip".to_owned())]),
+            "gzip",
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn a_bad_answer_is_told_and_changes_nothing() {
+    let stage = Stage::start("bad-answers").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "fine", 1).await;
+    let answers = bad_answers();
+    let name = |index: usize| format!("bad-{index}");
+    for index in 0..answers.len() {
+        rig.create(&crd, &name(index), 1).await;
+    }
+    let mut uids = BTreeMap::new();
+    for index in 0..answers.len() {
+        let child = stage.child(&name(index), 1).await;
+        uids.insert(child.name_any(), child.uid().unwrap());
+    }
+    let expected: Vec<_> = answers.iter().map(|(what, _, said)| (*what, *said)).collect();
+    rig.faults.forget_seen();
+
+    stage.hook.answers(move |request| {
+        let parent = request["parent"]["metadata"]["name"].as_str().unwrap();
+        match parent.strip_prefix("bad-") {
+            Some(index) => answers[index.parse::<usize>().unwrap()].1(request),
+            None => one_config_map(request),
+        }
+    });
+    for index in 0..expected.len() {
+        stage.resize(&crd, &name(index), 2).await;
+    }
+
+    for (index, (what, said)) in expected.iter().enumerate() {
+        let event = stage.event(&name(index), "SyncError", said).await;
+        assert_eq!(event.type_.as_deref(), Some("Warning"), "{what}");
+    }
+    let unhealthy = stage.status("a", "its hook is unhealthy", |status| {
+        condition(status, "HooksHealthy").status == "False"
+    });
+    let message = condition(&unhealthy.await, "HooksHealthy").message;
+    assert!(message.contains("parents fail"), "{message}");
+    // Others are served meanwhile.
+    stage.resize(&crd, "fine", 2).await;
+    stage.child("fine", 2).await;
+    for (name, uid) in &uids {
+        let child = stage.config_maps().get(name).await.unwrap();
+        assert_eq!(child.uid().as_ref(), Some(uid), "{name}");
+        assert_eq!(child.data.unwrap()["size"], "1", "{name}");
+    }
+    let mut written = rig.faults.seen();
+    written.retain(|it| {
+        it.resource == "configmaps"
+            && !matches!(it.verb, Verb::Get | Verb::List | Verb::Watch)
+            && it.name != "fine"
+    });
+    assert!(written.is_empty(), "{written:#?}");
+
+    // A hook that recovers is forgiven.
+    stage.hook.answers(one_config_map);
+    for index in 0..expected.len() {
+        stage.resize(&crd, &name(index), 3).await;
+    }
+    for index in 0..expected.len() {
+        stage.child(&name(index), 3).await;
+    }
+    stage
+        .status("a", "its hook is healthy", |status| {
+            condition(status, "HooksHealthy").status == "True"
+        })
+        .await;
+    let status = rig.status(&stage.runnable("a"));
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_child_that_the_server_refuses_holds_up_no_other() {
+    let stage = Stage::start("refused").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.hook.answers(|request| with(request, |it| it["metadata"]["name"] = json!("No_Name")));
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+
+    stage.child("gear", 1).await;
+    let told = stage.event("gear", "SyncError", "No_Name").await;
+    assert!(told.message.unwrap().contains("creating ConfigMap"));
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    let parents = rig.scope.api(&crd, "v1");
+    until("the status is written all the same", async || {
+        let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
+        if size == 2 { Ok(()) } else { Err(size.to_string()) }
+    })
+    .await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_hook_that_nobody_answers_for_is_named() {
+    let stage = Stage::start("deaf").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    for (last, url) in
+        [("refuses", "http://127.0.0.1:1/sync"), ("nowhere", "http://hook.invalid/sync")]
+    {
+        let mut spec = stage.spec(&crd);
+        spec["hooks"]["sync"]["webhook"]["url"] = json!(url);
+        stage.declare(last, spec).await;
+    }
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+
+    for last in ["refuses", "nowhere"] {
+        let status = stage.status(last, "says so", |status| {
+            condition(status, "HooksHealthy").reason == "HookUnreachable"
+        });
+        let status = status.await;
+        assert_eq!(condition(&status, "HooksHealthy").status, "False");
+        assert!(condition(&status, "HooksHealthy").message.contains("gear"), "{status:#?}");
+        assert_eq!(condition(&status, "Running").status, "True");
+    }
+    assert!(stage.hook.calls().is_empty());
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn unusual_parents_are_synced_like_any_other() {
+    let stage = Stage::start("bad-parents").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.hook.answers(|request| {
+        let mut child = config_map(request);
+        let uid = request["parent"]["metadata"]["uid"].as_str().unwrap();
+        child["metadata"]["name"] = json!(format!("of-{uid}"));
+        answer(request, vec![child])
+    });
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    let owner = |index: usize| {
+        json!({
+            "apiVersion": "v1", "kind": "Nothing", "name": format!("n{index}"),
+            "uid": format!("00000000-0000-0000-0000-{index:012}"),
+        })
+    };
+    let long = vec!["a".repeat(60); 4].join(".");
+    let unusual = [
+        json!({ "name": "a" }),
+        json!({ "name": long }),
+        json!({ "name": "0.1-2" }),
+        json!({ "generateName": "generated-" }),
+        json!({ "name": "big", "annotations": { "big": "\u{1F525}\"\\</script>\n".repeat(12_000) } }),
+        json!({ "name": "owned", "ownerReferences": (0..1000).map(owner).collect::<Vec<_>>() }),
+        json!({ "name": "held", "finalizers": ["example.com/held"] }),
+        json!({ "name": "labels", "labels": { "a.b/c": "", "x": "X.y_z-1" } }),
+        json!({ "name": "many", "labels": (0..500).map(|it| (format!("l{it}"), json!("v"))).collect::<serde_json::Map<_, _>>() }),
+    ];
+    let parents = rig.scope.api(&crd, "v1");
+    let mut uids = Vec::new();
+    for metadata in unusual {
+        let mut object = crd.object("x", json!({ "size": 1, "\u{0}odd": [null, 1e300, {}] }));
+        object.metadata = serde_json::from_value(metadata).unwrap();
+        let created = parents.create(&PostParams::default(), &object).await.unwrap();
+        uids.push(created.uid().unwrap());
+    }
+
+    for uid in &uids {
+        // The garbage collector takes the one whose owners are not there.
+        let child = format!("of-{uid}");
+        stage.hook.asked(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid).await;
+    }
+    for name in ["a", &long, "0.1-2", "big", "held", "labels", "many"] {
+        let uid = parents.get(name).await.unwrap().uid().unwrap();
+        stage.config_map(&format!("of-{uid}"), "is there", |child| child.is_some()).await;
+        until("the status is written", async || {
+            let parent = parents.get(name).await.unwrap();
+            let size = parent.data["status"]["size"].clone();
+            if size == 1 { Ok(()) } else { Err(format!("{name}: {size}")) }
+        })
+        .await;
+    }
+    // One that is being deleted is still synced, and gets its status.
+    parents.delete("held", &DeleteParams::default()).await.unwrap();
+    let dying = |call: &Call| {
+        call.parent() == "held" && call.body["parent"]["metadata"]["deletionTimestamp"].is_string()
+    };
+    stage.hook.asked("about the one that is being deleted", dying).await;
+    let status = rig.status(&stage.runnable("a"));
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_bad_controller_names_its_field_and_harms_no_other() {
+    let stage = Stage::start("bad-specs").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    let good = stage.spec(&crd);
+    stage.declare("good", good.clone()).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+    let rule =
+        |version: &str, resource: &str| json!({ "apiVersion": version, "resource": resource });
+    let hook = || json!({ "webhook": { "url": "http://127.0.0.1:1/" } });
+    let cases = [
+        ("/parentResource/apiVersion", json!("a/b/c"), "spec.parentResource.apiVersion"),
+        ("/parentResource/resource", json!("../x"), "spec.parentResource.resource"),
+        ("/parentResource/resource", json!(""), "spec.parentResource.resource"),
+        (
+            "/parentResource/labelSelector",
+            json!({ "matchExpressions": [{ "key": "a", "operator": "In" }] }),
+            "spec.parentResource.labelSelector.matchExpressions[0].values",
+        ),
+        (
+            "/childResources",
+            json!([rule("v1", "configmaps"), rule("v1", "configmaps")]),
+            "spec.childResources[1]",
+        ),
+        ("/childResources", json!([rule("v1", "Config Maps")]), "spec.childResources[0].resource"),
+        (
+            "/childResources",
+            json!([{ "apiVersion": "v1", "resource": "configmaps",
+                     "updateStrategy": { "method": "RollingRecreate" } }]),
+            "spec.childResources[0].updateStrategy.method",
+        ),
+        ("/hooks", json!({}), "spec.hooks.sync"),
+        ("/hooks/sync", json!({}), "spec.hooks.sync.webhook"),
+        ("/hooks/sync/webhook/url", json!("not a url"), "spec.hooks.sync.webhook.url"),
+        ("/hooks/sync/webhook/url", json!("file:///etc/passwd"), "spec.hooks.sync.webhook.url"),
+        ("/hooks/sync/webhook/url", json!("http://u:p@host/"), "spec.hooks.sync.webhook.url"),
+        (
+            "/hooks/sync/webhook",
+            json!({ "service": { "name": "a", "namespace": "b" } }),
+            "spec.hooks.sync.webhook.path",
+        ),
+        (
+            "/hooks/sync/webhook",
+            json!({ "service": { "name": "a", "namespace": "b", "port": 70000 }, "path": "/" }),
+            "spec.hooks.sync.webhook.service.port",
+        ),
+        ("/hooks/finalize", hook(), "spec.hooks.finalize"),
+        ("/hooks/customize", hook(), "spec.hooks.customize"),
+        ("/endpointConfigs", json!([{ "host": "x" }]), "spec.endpointConfigs"),
+    ];
+    for (index, (pointer, value, _)) in cases.iter().enumerate() {
+        let mut spec = good.clone();
+        let (parent, key) = pointer.rsplit_once('/').unwrap();
+        spec.pointer_mut(parent).unwrap()[key] = value.clone();
+        stage.declare(&index.to_string(), spec).await;
+    }
+    let mut unknown = good.clone();
+    unknown["parentResource"]["apiVersion"] = json!("nowhere.example.com/v7");
+    stage.declare("unknown", unknown).await;
+    let mut built_in = good.clone();
+    built_in["childResources"] = json!([rule("v1", "unheardofs")]);
+    stage.declare("unheard", built_in).await;
+    let plain = CrdBuilder::new(&rig.scope.group, "Plain").without_status();
+    stage.install(&plain).await;
+    let mut without_status = good.clone();
+    without_status["parentResource"]["resource"] = json!("plains");
+    stage.declare("plain", without_status).await;
+
+    for (index, (_, value, field)) in cases.iter().enumerate() {
+        let last = index.to_string();
+        let what = format!("{field} is {value}");
+        let status =
+            stage.status(&last, &what, |status| condition(status, "Ready").message.contains(field));
+        let status = status.await;
+        assert_eq!(condition(&status, "Ready").status, "False");
+        assert_eq!(status.state.as_deref(), Some("Invalid"), "{field}: {value}");
+        let event = stage.event(&stage.name(&last), "CreateError", field).await;
+        assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
+        assert!(rig.manager.status_of(stage.runnable(&last).as_str()).is_none());
+    }
+    for (last, named) in
+        [("unknown", "nowhere.example.com"), ("unheard", "unheardofs"), ("plain", "plains")]
+    {
+        let status = stage.status(last, "waits", |status| {
+            status.state.as_deref() == Some("Waiting")
+                && condition(status, "TypesReady").message.contains(named)
+        });
+        assert_eq!(condition(&status.await, "TypesReady").status, "False");
+    }
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    assert_eq!(rig.status(&stage.runnable("good")).epoch, 1);
+    stage.end().await;
+}

@@ -1,0 +1,167 @@
+//! A hook of a test's: answers as it is told, and remembers what it was asked.
+
+use std::sync::{Arc, Mutex};
+
+use axum::{
+    Router,
+    body::{Body, Bytes},
+    extract::State,
+    response::Response,
+    routing::post,
+};
+use futures::{StreamExt, stream};
+use http::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use super::PATIENCE;
+
+/// What a hook does about a request.
+pub(crate) enum Answer {
+    Json(Value),
+    /// Status 200 and these bytes.
+    Bytes(Vec<u8>),
+    /// These bytes, then the connection is cut.
+    Cut(&'static [u8]),
+    /// Status and headers, and a few words.
+    Status(u16, Vec<(&'static str, String)>),
+    /// Nothing until the receiver says `true`, then this.
+    Hold(watch::Receiver<bool>, Box<Answer>),
+}
+
+/// One request.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) body: Value,
+    pub(crate) headers: HeaderMap,
+    pub(crate) at: Instant,
+}
+
+impl Call {
+    pub(crate) fn parent(&self) -> &str {
+        self.body["parent"]["metadata"]["name"].as_str().unwrap_or_default()
+    }
+}
+
+type Respond = Arc<dyn Fn(&Value) -> Answer + Send + Sync>;
+
+#[derive(Clone)]
+struct Shared {
+    respond: Arc<Mutex<Respond>>,
+    calls: watch::Sender<Vec<Call>>,
+}
+
+/// Answers on a free port of loopback until dropped; at first with [`one_config_map`].
+pub(crate) struct HookServer {
+    pub(crate) url: String,
+    shared: Shared,
+    _serving: JoinSet<std::io::Result<()>>,
+}
+
+impl HookServer {
+    pub(crate) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/sync", listener.local_addr().unwrap());
+        let respond: Respond = Arc::new(one_config_map);
+        let shared =
+            Shared { respond: Arc::new(Mutex::new(respond)), calls: watch::Sender::default() };
+        let router = Router::new().route("/sync", post(answer)).with_state(shared.clone());
+        let mut serving = JoinSet::new();
+        serving.spawn(async { axum::serve(listener, router).await });
+        Self { url, shared, _serving: serving }
+    }
+
+    /// From now on it answers so.
+    pub(crate) fn answers(&self, respond: impl Fn(&Value) -> Answer + Send + Sync + 'static) {
+        *self.shared.respond.lock().unwrap() = Arc::new(respond);
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.shared.calls.borrow().clone()
+    }
+
+    /// Calls about a parent.
+    pub(crate) fn count(&self, parent: &str) -> usize {
+        self.shared.calls.borrow().iter().filter(|call| call.parent() == parent).count()
+    }
+
+    /// Waits until there was such a call.
+    pub(crate) async fn asked(&self, what: &str, wanted: impl Fn(&Call) -> bool) -> Call {
+        let mut calls = self.shared.calls.subscribe();
+        let found = calls.wait_for(|calls| calls.iter().any(&wanted));
+        match timeout(PATIENCE, found).await {
+            Ok(calls) => calls.unwrap().iter().find(|call| wanted(call)).unwrap().clone(),
+            Err(_) => panic!("the hook was not asked in time: {what}: {:#?}", self.calls().last()),
+        }
+    }
+
+    /// Waits until it was asked about a parent once more than `before`.
+    pub(crate) async fn asked_again(&self, parent: &str, before: usize) {
+        let mut calls = self.shared.calls.subscribe();
+        let more = |calls: &Vec<Call>| {
+            calls.iter().filter(|call| call.parent() == parent).count() > before
+        };
+        let late = timeout(PATIENCE, calls.wait_for(more)).await.is_err();
+        assert!(!late, "the hook was not asked about {parent} again in time");
+    }
+}
+
+async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let call = Call { body: body.clone(), headers, at: Instant::now() };
+    shared.calls.send_modify(|calls| calls.push(call));
+    let respond = shared.respond.lock().unwrap().clone();
+    let mut answer = respond(&body);
+    loop {
+        return match answer {
+            Answer::Hold(mut free, then) => {
+                // A test that has ended answers nobody.
+                if free.wait_for(|free| *free).await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+                answer = *then;
+                continue;
+            }
+            Answer::Json(value) => Response::new(Body::from(value.to_string())),
+            Answer::Bytes(bytes) => Response::new(Body::from(bytes)),
+            Answer::Cut(bytes) => {
+                let cut = stream::once(async { Err(std::io::Error::other("cut")) });
+                let begun = stream::once(async move { Ok(Bytes::from_static(bytes)) });
+                Response::new(Body::from_stream(begun.chain(cut)))
+            }
+            Answer::Status(status, headers) => {
+                let mut response = Response::new(Body::from("a few words"));
+                *response.status_mut() = StatusCode::from_u16(status).unwrap();
+                for (name, value) in headers {
+                    response.headers_mut().insert(name, value.parse().unwrap());
+                }
+                response
+            }
+        };
+    }
+}
+
+/// Wants one ConfigMap of the parent's name, with the parent's size in it.
+pub(crate) fn one_config_map(request: &Value) -> Answer {
+    Answer::Json(json!({ "status": status_of(request), "children": [config_map(request)] }))
+}
+
+/// The status that tells the parent's size.
+pub(crate) fn status_of(request: &Value) -> Value {
+    json!({ "size": request["parent"]["spec"]["size"] })
+}
+
+/// A ConfigMap of the parent's name, with the parent's size in it.
+pub(crate) fn config_map(request: &Value) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": { "name": request["parent"]["metadata"]["name"] },
+        "data": { "size": request["parent"]["spec"]["size"].to_string() },
+    })
+}

@@ -1,0 +1,270 @@
+//! Declared controllers on a rig: a supervisor that runs those of one test, and their hook.
+
+use std::{sync::Arc, time::Duration};
+
+use k8s_openapi::{
+    api::core::v1::{ConfigMap, Event},
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    runtime::wait::{await_condition, conditions},
+};
+use pilotlight::{
+    informer::InformerOptions,
+    manager::RestartBackoff,
+    meta::{
+        self, CompositeController, CompositeControllerStatus, MetaOptions, SUPERVISOR, Selector,
+        StatusCondition, Supervisor,
+    },
+    testing::{ControlPlane, CrdBuilder},
+};
+use serde_json::{Value, json};
+use tokio::time::{self, Instant, timeout};
+
+use super::{HookServer, PATIENCE, Rig, RigOptions};
+
+/// By this label the declared controllers of one test are told from all others.
+const LABEL: &str = "pilotlight.test/scope";
+
+/// A rig with a supervisor of its own declared controllers.
+pub(crate) struct Stage<'plane> {
+    pub(crate) rig: Rig<'plane>,
+    pub(crate) hook: HookServer,
+}
+
+impl Stage<'static> {
+    /// On the shared control plane, where CompositeControllers are installed.
+    pub(crate) async fn start(name: &str) -> Self {
+        let plane = ControlPlane::shared();
+        install_own_crds(plane).await;
+        Stage::on(plane, name).await
+    }
+}
+
+impl<'plane> Stage<'plane> {
+    /// On a control plane that may lack CompositeControllers.
+    pub(crate) async fn on(plane: &'plane ControlPlane, name: &str) -> Self {
+        let options = RigOptions {
+            informers: InformerOptions {
+                linger: Duration::from_secs(2),
+                ..InformerOptions::default()
+            },
+            restart_backoff: RestartBackoff::default(),
+            ..RigOptions::default()
+        };
+        let rig = Rig::on(plane, name, options).await;
+        let hook = HookServer::start().await;
+        let options = MetaOptions {
+            target: Selector::label(LABEL, &rig.scope.namespace),
+            ..MetaOptions::default()
+        };
+        let supervisor =
+            rig.enter(|| Supervisor::new(&rig.cluster, rig.manager.clone(), options)).unwrap();
+        rig.add(SUPERVISOR, Arc::new(supervisor)).await;
+        Self { rig, hook }
+    }
+
+    /// Asserts that the manager ends well.
+    pub(crate) async fn end(self) {
+        self.rig.end().await.unwrap();
+    }
+
+    /// What the stage's controllers are called, by their last name.
+    pub(crate) fn name(&self, last: &str) -> String {
+        format!("{}-{last}", self.rig.scope.namespace)
+    }
+
+    /// What they are called in the manager.
+    pub(crate) fn runnable(&self, last: &str) -> String {
+        format!("CompositeController-{}", self.name(last))
+    }
+
+    /// Parents of this type with ConfigMaps of the hook's choice.
+    pub(crate) fn spec(&self, crd: &CrdBuilder) -> Value {
+        let parent = crd.api_resource("v1");
+        json!({
+            "generateSelector": true,
+            "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+            "childResources": [
+                {
+                    "apiVersion": "v1",
+                    "resource": "configmaps",
+                    "updateStrategy": { "method": "InPlace" },
+                },
+            ],
+            "hooks": { "sync": { "webhook": { "url": self.hook.url } } },
+        })
+    }
+
+    /// Declares a controller.
+    pub(crate) async fn declare(&self, last: &str, spec: Value) -> DynamicObject {
+        let object = self.object(last, spec);
+        self.controllers().create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    /// The object that declares a controller.
+    pub(crate) fn object(&self, last: &str, spec: Value) -> DynamicObject {
+        serde_json::from_value(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {
+                "name": self.name(last),
+                "labels": { LABEL: self.rig.scope.namespace },
+            },
+            "spec": spec,
+        }))
+        .unwrap()
+    }
+
+    /// Merges into a declared controller; its new generation.
+    pub(crate) async fn edit(&self, last: &str, change: Value) -> i64 {
+        let by = PatchParams::default();
+        let edited = self.controllers().patch(&self.name(last), &by, &Patch::Merge(change)).await;
+        edited.unwrap().metadata.generation.unwrap()
+    }
+
+    pub(crate) fn controllers(&self) -> Api<DynamicObject> {
+        let resource = ApiResource::erase::<CompositeController>(&());
+        Api::all_with(self.rig.scope.client(), &resource)
+    }
+
+    pub(crate) fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.rig.scope.client(), &self.rig.scope.namespace)
+    }
+
+    /// Waits until the status of a declared controller is as wanted.
+    pub(crate) async fn status(
+        &self,
+        last: &str,
+        what: &str,
+        wanted: impl Fn(&CompositeControllerStatus) -> bool,
+    ) -> CompositeControllerStatus {
+        let (api, name) = (self.controllers(), self.name(last));
+        until(&format!("{name}: {what}"), async || {
+            let object = api.get(&name).await.map_err(|error| error.to_string())?;
+            let status = serde_json::from_value(object.data["status"].clone());
+            let status: CompositeControllerStatus = status.unwrap_or_default();
+            if wanted(&status) { Ok(status) } else { Err(format!("{status:#?}")) }
+        })
+        .await
+    }
+
+    /// Waits until it runs this epoch, as its status has it.
+    pub(crate) async fn runs(&self, last: &str, epoch: i64) {
+        let ready = |status: &CompositeControllerStatus| {
+            status.epoch == Some(epoch)
+                && status.state.as_deref() == Some("Running")
+                && condition(status, "Ready").status == "True"
+        };
+        self.status(last, &format!("runs epoch {epoch}"), ready).await;
+    }
+
+    /// Waits for an Event about an object of the stage's namespace, or about one in none.
+    pub(crate) async fn event(&self, about: &str, reason: &str, part: &str) -> Event {
+        let namespace = match about.starts_with(&self.rig.scope.namespace) {
+            true => "default",
+            false => &self.rig.scope.namespace,
+        };
+        let api = Api::<Event>::namespaced(self.rig.scope.client(), namespace);
+        let of_object = ListParams::default().fields(&format!("involvedObject.name={about}"));
+        until(&format!("an Event {reason} about {about} with {part:?}"), async || {
+            let events = api.list(&of_object).await.map_err(|error| error.to_string())?.items;
+            let wanted = |event: &&Event| {
+                event.reason.as_deref() == Some(reason)
+                    && event.message.as_deref().is_some_and(|message| message.contains(part))
+            };
+            match events.iter().find(wanted) {
+                Some(event) => Ok(event.clone()),
+                None => Err(format!(
+                    "{:#?}",
+                    events
+                        .iter()
+                        .map(|event| (event.reason.clone(), event.message.clone()))
+                        .collect::<Vec<_>>()
+                )),
+            }
+        })
+        .await
+    }
+
+    /// Waits until a ConfigMap is as wanted.
+    pub(crate) async fn config_map(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(Option<&ConfigMap>) -> bool,
+    ) -> Option<ConfigMap> {
+        let api = self.config_maps();
+        until(&format!("ConfigMap {name}: {what}"), async || {
+            let found = api.get_opt(name).await.map_err(|error| error.to_string())?;
+            if wanted(found.as_ref()) { Ok(found) } else { Err(format!("{found:#?}")) }
+        })
+        .await
+    }
+
+    /// Waits until the ConfigMap of that name holds that size.
+    pub(crate) async fn child(&self, name: &str, size: i64) -> ConfigMap {
+        let holds = |found: Option<&ConfigMap>| {
+            found.and_then(size_of).is_some_and(|found| *found == size.to_string())
+        };
+        self.config_map(name, &format!("holds {size}"), holds).await.unwrap()
+    }
+
+    /// Installs a CRD, and waits until objects of it can be created.
+    pub(crate) async fn install(&self, crd: &CrdBuilder) {
+        self.rig.scope.install_crd(crd).await.unwrap();
+        self.rig.scope.wait_served(crd, "v1").await.unwrap();
+    }
+
+    /// Changes the size of a parent.
+    pub(crate) async fn resize(&self, crd: &CrdBuilder, name: &str, size: i64) {
+        let change = json!({ "spec": { "size": size } });
+        let api = self.rig.scope.api(crd, "v1");
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+}
+
+/// The size that a child holds.
+fn size_of(config_map: &ConfigMap) -> Option<&String> {
+    config_map.data.as_ref()?.get("size")
+}
+
+/// A condition of a status.
+pub(crate) fn condition(status: &CompositeControllerStatus, type_: &str) -> StatusCondition {
+    let found = status.conditions.iter().find(|condition| condition.type_ == type_);
+    found.cloned().unwrap_or_else(|| StatusCondition {
+        type_: type_.to_owned(),
+        status: "missing".to_owned(),
+        reason: String::new(),
+        message: String::new(),
+        last_transition_time: Timestamp::UNIX_EPOCH,
+        observed_generation: None,
+    })
+}
+
+/// Installs CompositeControllers, if they are not there, and waits until they can be used.
+pub(crate) async fn install_own_crds(plane: &ControlPlane) {
+    let api = Api::<CustomResourceDefinition>::all(plane.client().unwrap());
+    for crd in meta::crds() {
+        let by = PatchParams::apply("tests").force();
+        api.patch(&crd.name_any(), &by, &Patch::Apply(&crd)).await.unwrap();
+        let name = crd.name_any();
+        let established = await_condition(api.clone(), &name, conditions::is_crd_established());
+        timeout(PATIENCE, established).await.unwrap().unwrap();
+    }
+}
+
+/// Asks again and again, for what nothing announces.
+pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match look().await {
+            Ok(found) => return found,
+            Err(problem) => assert!(Instant::now() < deadline, "{what}: not in time: {problem}"),
+        }
+        time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,199 @@
+//! Edits of a declared controller that runs: a good one takes over with one restart and without
+//! reading anything again, any other one leaves the old specification at work.
+
+use pilotlight::{
+    manager::{ControllerState, DoneReason},
+    testing::{CrdBuilder, Verb},
+};
+use serde_json::{Value, json};
+
+use crate::rig::{Answer, Call, Stage, condition, config_map, status_of};
+
+#[tokio::test]
+async fn a_valid_edit_is_one_restart_without_a_relist() {
+    let stage = Stage::start("edit-valid").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+    let mark = rig.mark();
+    rig.faults.forget_seen();
+    let before = stage.hook.count("gear");
+
+    let change = json!({ "spec": { "resyncPeriodSeconds": 3600 } });
+    let generation = stage.edit("a", change).await;
+
+    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
+    rig.running(&stage.runnable("a"), 2).await;
+    stage.hook.asked_again("gear", before).await;
+    stage.runs("a", 2).await;
+    let status = stage.status("a", "is answered", |it| it.observed_generation == Some(generation));
+    assert_eq!(condition(&status.await, "Ready").status, "True");
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    let read: Vec<_> = rig
+        .requests(&crd, mark)
+        .await
+        .into_iter()
+        .filter(|event| matches!(event.verb.as_str(), "list" | "watch"))
+        .collect();
+    assert!(read.is_empty(), "parents are read again: {read:#?}");
+    let mut lists = rig.faults.seen();
+    lists.retain(|it| it.resource == "configmaps" && matches!(it.verb, Verb::List | Verb::Watch));
+    assert!(lists.is_empty(), "children are read again: {lists:#?}");
+
+    // A touch is no edit.
+    let touch = json!({ "metadata": { "annotations": { "touched": "yes" } } });
+    stage.edit("a", touch).await;
+    stage.edit("a", json!({ "spec": { "hooks": { "sync": { "version": "v1" } } } })).await;
+    stage.resize(&crd, "gear", 3).await;
+    stage.child("gear", 3).await;
+    assert_eq!(rig.status(&stage.runnable("a")).epoch, 2);
+    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn an_invalid_edit_leaves_the_old_controller_at_work() {
+    let stage = Stage::start("edit-invalid").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+    let name = stage.name("a");
+
+    let wrong: [(Value, &str, &str); 3] = [
+        (
+            json!({ "hooks": { "sync": { "webhook": { "url": "ftp://nowhere" } } } }),
+            "SpecInvalid",
+            "spec.hooks.sync.webhook.url",
+        ),
+        (
+            json!({ "hooks": { "finalize": { "webhook": { "url": "http://x/" } } } }),
+            "SpecUnsupported",
+            "spec.hooks.finalize",
+        ),
+        (
+            json!({ "parentResource": { "labelSelector": {
+                "matchExpressions": [{ "key": "a", "operator": "Near", "values": ["b"] }],
+            } } }),
+            "SpecInvalid",
+            "spec.parentResource.labelSelector.matchExpressions[0].operator",
+        ),
+    ];
+    let good = stage.spec(&crd);
+    for (size, (change, reason, field)) in (2..).zip(wrong) {
+        let generation = stage.edit("a", json!({ "spec": change })).await;
+
+        let status = stage.status("a", field, |status| {
+            status.observed_generation == Some(generation)
+                && condition(status, "Ready").message.contains(field)
+        });
+        let status = status.await;
+        assert_eq!(condition(&status, "Ready").reason, reason);
+        assert_eq!(condition(&status, "Ready").status, "False");
+        assert_eq!(condition(&status, "Running").status, "True");
+        assert_eq!(status.state.as_deref(), Some("Running"));
+        assert_eq!(status.reason.as_deref(), Some(reason), "the column says it");
+        let event = stage.event(&name, "CreateError", field).await;
+        assert_eq!(event.type_.as_deref(), Some("Warning"));
+        stage.resize(&crd, "gear", size).await;
+        stage.child("gear", size).await;
+        assert_eq!(rig.status(&stage.runnable("a")).epoch, 1);
+
+        // What was wrong goes, and the specification is the one that runs.
+        let mut undo = good.clone();
+        undo["hooks"]["finalize"] = Value::Null;
+        undo["parentResource"]["labelSelector"] = Value::Null;
+        stage.edit("a", json!({ "spec": undo })).await;
+        stage.runs("a", 1).await;
+    }
+
+    stage.hook.answers(|request| {
+        let mut child = config_map(request);
+        child["data"]["fixed"] = json!("yes");
+        Answer::Json(json!({ "status": status_of(request), "children": [child] }))
+    });
+    let mut other = good.clone();
+    other["hooks"]["sync"]["webhook"]["timeout"] = json!("3s");
+    stage.edit("a", json!({ "spec": other })).await;
+    stage.runs("a", 2).await;
+    stage
+        .config_map("gear", "is of the new one", |child| {
+            child.and_then(|child| child.data.as_ref()?.get("fixed")).is_some()
+        })
+        .await;
+    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
+    let stage = Stage::start("edit-pending").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+
+    let mut spec = stage.spec(&crd);
+    let more = json!({ "apiVersion": format!("{}/v1", rig.scope.group), "resource": "gadgets" });
+    spec["childResources"].as_array_mut().unwrap().push(more);
+    let generation = stage.edit("a", json!({ "spec": spec })).await;
+
+    let pending = stage.status("a", "is pending", |status| {
+        status.observed_generation == Some(generation)
+            && condition(status, "Ready").reason == "SpecPending"
+    });
+    let pending = pending.await;
+    let ready = condition(&pending, "Ready");
+    assert_eq!(ready.status, "False");
+    assert!(ready.message.contains("gadgets"), "{}", ready.message);
+    assert_eq!(condition(&pending, "Running").status, "True");
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    assert_eq!(rig.status(&stage.runnable("a")).epoch, 1);
+
+    stage.install(&gadgets).await;
+    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
+    stage.runs("a", 2).await;
+    let asked_for_both =
+        |call: &Call| call.body["children"].as_object().is_some_and(|groups| groups.len() == 2);
+    stage.hook.asked("with both types", asked_for_both).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn an_edit_that_waits_can_be_taken_back() {
+    let stage = Stage::start("edit-back").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+
+    let away = json!({ "spec": { "parentResource": { "resource": "nothings" } } });
+    stage.edit("a", away).await;
+    stage.status("a", "is pending", |it| condition(it, "Ready").reason == "SpecPending").await;
+    let back = json!({ "spec": { "parentResource": { "resource": "widgets" } } });
+    let generation = stage.edit("a", back).await;
+
+    let ready = stage.status("a", "is ready again", |status| {
+        status.observed_generation == Some(generation)
+            && condition(status, "Ready").status == "True"
+    });
+    ready.await;
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    let status = rig.status(&stage.runnable("a"));
+    assert_eq!(status.state, ControllerState::Running);
+    assert_eq!(status.pending, None);
+    stage.end().await;
+}
