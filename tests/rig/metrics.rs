@@ -16,15 +16,6 @@ impl Rig<'_> {
             .collect()
     }
 
-    /// The value of the series that begin with this, summed.
-    pub(crate) fn metric(&self, beginning: &str) -> f64 {
-        self.exposition()
-            .lines()
-            .filter(|line| line.starts_with(beginning))
-            .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-            .sum()
-    }
-
     fn exposition(&self) -> String {
         let mut text = String::new();
         encode(&mut text, &self.metrics).unwrap();
