@@ -124,7 +124,8 @@ impl ManagerHandle {
     ///
     /// The running epoch goes on until the new one's condition is met and it is prepared; then
     /// it is stopped as superseded and the new one starts. Until then the status says in
-    /// `pending` why it has not. A later replacement takes the place of one that waits.
+    /// `pending` why it has not. A later replacement takes the place of one that waits; the very
+    /// runnable that runs, put in its own place, only calls off the one that waits.
     ///
     /// # Errors
     ///

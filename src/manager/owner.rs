@@ -293,14 +293,18 @@ impl Owner {
         }
         let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
         let serial = self.serial();
-        let watching = CancellationToken::new();
-        let mut readiness = spec.ready();
-        let verdict = readiness.verdict();
         let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         if !entry.removers.is_empty() {
             return Err(AddError::NotThere(name.clone()));
         }
         drop_pending(entry);
+        if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
+            self.dirty.push(id);
+            return Ok(());
+        }
+        let watching = CancellationToken::new();
+        let mut readiness = spec.ready();
+        let verdict = readiness.verdict();
         entry.pending = Some(Pending {
             spec,
             serial,

@@ -363,6 +363,27 @@ async fn a_replacement_takes_over_only_once_it_can_run() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_replacement_that_waits_is_called_off_without_a_restart() {
+    let rig = Rig::new();
+    let old = Probe::new(Body::UntilStopped).arc();
+    rig.add("widgets", &old).await;
+    rig.until("widgets", ControllerState::Running).await;
+    let new = Probe::new(Body::UntilStopped).waiting().arc();
+    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    let mut snapshots = rig.handle.watch();
+    let waits = |snapshot: &Arc<Snapshot>| snapshot.values().any(|s| s.pending.is_some());
+    drop(snapshots.wait_for(waits).await.unwrap());
+
+    rig.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
+
+    drop(snapshots.wait_for(|snapshot| !waits(snapshot)).await.unwrap());
+    new.verdict.send_replace(met());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 1);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replacement_of_what_does_not_run_takes_over_at_once() {
     let rig = Rig::new();
     rig.add("widgets", &Probe::new(Body::UntilStopped).waiting().arc()).await;

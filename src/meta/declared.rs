@@ -11,7 +11,7 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Blueprint, CompositeControllerStatus, roster::Health};
+use super::{Blueprint, CompositeControllerStatus, composite::CompositeRunnable, roster::Health};
 
 /// Events of one controller that wait to be written; a crash loop drops the oldest.
 const EVENTS: usize = 32;
@@ -23,6 +23,8 @@ pub(crate) struct Declared {
     pub(crate) uid: Arc<str>,
     /// What the manager was given last.
     pub(crate) run: Option<Run>,
+    /// What ran when it was given that, and runs on while that waits.
+    pub(crate) before: Option<Run>,
     /// uid of the CRD under which the object was last seen.
     pub(crate) seen_under: Option<Arc<str>>,
     /// Since when the object is missing under another CRD.
@@ -44,6 +46,8 @@ pub(crate) struct Run {
     pub(crate) blueprint: Arc<Blueprint>,
     /// Whether its hook answers.
     pub(crate) health: watch::Receiver<Health>,
+    /// The same, as the manager has it.
+    pub(crate) runnable: Arc<CompositeRunnable>,
 }
 
 /// All declared controllers, and those of which there is news.

@@ -203,8 +203,12 @@ impl Keeper {
         let mut declared = self.changes.take(name);
         if declared.uid != header.uid {
             // Another object of that name: what it runs is matched up, what was said is not.
-            declared =
-                Declared { uid: header.uid.clone(), run: declared.run, ..Declared::default() };
+            declared = Declared {
+                uid: header.uid.clone(),
+                run: declared.run,
+                before: declared.before,
+                ..Declared::default()
+            };
         }
         declared.seen_under = crd_uid;
         declared.missing_since = None;
@@ -219,7 +223,7 @@ impl Keeper {
         };
         let mut again = None;
         if paused && self.manager.status_of(runnable_name(name)).is_some() {
-            declared.run = None;
+            (declared.run, declared.before) = (None, None);
             if self.stop(name).await.is_err() {
                 again = Some(STOP_PATIENCE);
             }
@@ -243,8 +247,20 @@ impl Keeper {
         declared: &mut Declared,
     ) -> Judgement {
         let runnable = runnable_name(name);
-        let there = self.manager.status_of(runnable.clone()).is_some();
+        let status = self.manager.status_of(runnable.clone());
+        let there = status.is_some();
+        let waits = status.is_some_and(|status| status.pending.is_some());
         if there && declared.run.as_ref().is_some_and(|run| same_spec(&run.spec, &blueprint.spec)) {
+            return Judgement::Accepted;
+        }
+        let before = if waits { declared.before.clone() } else { declared.run.clone() };
+        let taken_back = |before: &&Run| waits && same_spec(&before.spec, &blueprint.spec);
+        if let Some(before) = before.as_ref().filter(taken_back) {
+            let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
+            if let Err(error) = self.manager.replace(runnable, same, options).await {
+                tracing::debug!(%error, name, "edit not called off");
+            }
+            declared.run = Some(before.clone());
             return Judgement::Accepted;
         }
         let blueprint = Arc::new(blueprint);
@@ -272,7 +288,7 @@ impl Keeper {
                 return Judgement::Rejected(super::Rejected::Unbuildable(error.to_string()));
             }
         };
-        let health = built.health();
+        let (health, kept) = (built.health(), built.clone());
         let options = self.options.runnable.clone();
         let mut taken = if there {
             self.manager.replace(runnable.clone(), built.clone(), options.clone()).await
@@ -289,7 +305,8 @@ impl Keeper {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
                 let spec = blueprint.spec.clone();
-                declared.run = Some(Run { spec, blueprint, health });
+                declared.before = before;
+                declared.run = Some(Run { spec, blueprint, health, runnable: kept });
             }
             // The manager ends, and this with it.
             Err(error) => tracing::debug!(%error, name, "declared controller not taken"),
@@ -400,12 +417,15 @@ impl Keeper {
         let run = self.manager.status_of(runnable_name(name));
         let cached = cached_status(object);
         let healthy = Health::default();
-        let health = declared.run.as_ref().map(|run| run.health.borrow().clone());
+        let waits = run.as_ref().is_some_and(|run| run.pending.is_some());
+        // What is said of hooks is said of those that are called.
+        let shown = declared.before.as_ref().filter(|_| waits).or(declared.run.as_ref());
+        let health = shown.map(|run| run.health.borrow().clone());
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
         let wanted = View {
             generation: object.header().generation,
             judgement,
-            blueprint: declared.run.as_ref().map(|run| &*run.blueprint),
+            blueprint: shown.map(|run| &*run.blueprint),
             run: run.as_deref(),
             health: health.as_ref().unwrap_or(&healthy),
             previous,
