@@ -95,6 +95,9 @@ pub trait Runnable: Send + Sync + 'static {
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    /// What prepare acquired is given back: the start that it was for does not come now.
+    fn unprepare(&self) {}
 }
 
 /// A runnable that runs while a condition holds.
