@@ -457,6 +457,32 @@ async fn what_was_prepared_is_given_back_when_no_start_comes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn informer_that_ends_by_a_defect_deletes_nothing() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.install("parts", "Part", "p");
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.apply(PARTS, object("x", "x"));
+    rig.add(
+        builder()
+            .for_type(widgets())
+            .conditional()
+            .watches_type(parts(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    rig.log().await;
+
+    rig.cluster.informers.shutdown().await;
+    let failed = rig.state(ControllerState::BackingOff).await;
+
+    assert!(failed.message.contains("its informer ended: shut down"), "{}", failed.message);
+    assert!(rig.log().await.is_empty(), "no object looks deleted");
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn context_reads_inputs_by_either_name_and_decodes_them() {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::core::DynamicObject;
