@@ -46,8 +46,10 @@ pub struct TransportOptions {
     /// The longest a connection may take to be open, its TLS session included; 5 s.
     pub connect_timeout: Duration,
     /// The longest a request that is no watch may take until its body is complete, and a watch
-    /// until its head arrives; 30 s.
+    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body.
     pub request_timeout: Duration,
+    /// The longest a read may take while its body keeps arriving; 5 min.
+    pub read_timeout: Duration,
     /// The same for requests about leases; 5 s.
     pub lease_timeout: Duration,
     /// Streams on one connection, or fewer where the server allows fewer; 80.
@@ -71,6 +73,7 @@ impl Default for TransportOptions {
         Self {
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(30),
+            read_timeout: Duration::from_secs(300),
             lease_timeout: Duration::from_secs(5),
             max_streams: 80,
             keep_alive_interval: Duration::from_secs(30),
@@ -277,6 +280,7 @@ mod tests {
     use futures::{StreamExt, stream::FuturesUnordered};
     use http_body_util::BodyExt;
     use prometheus_client::{encoding::text::encode, registry::Registry};
+    use tokio::time::Instant;
 
     use super::{server::Server, *};
 
@@ -417,6 +421,45 @@ mod tests {
         assert!(error.contains("GET /silent was not answered within 100ms"), "{error}");
         let error = stuck.unwrap_err().to_string();
         assert!(error.contains("GET /stuck was not answered within 100ms"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_list_may_take_long_while_it_keeps_arriving() {
+        let server = Server::start(H2, 100).await;
+        let options = TransportOptions {
+            request_timeout: Duration::from_millis(1500),
+            ..TransportOptions::default()
+        };
+        let client = client(server.config(), options).unwrap();
+
+        let started = Instant::now();
+        let list = text(&client, "/trickle?limit=500").await;
+
+        assert_eq!(list, "........");
+        assert!(started.elapsed() > Duration::from_millis(1500), "{:?}", started.elapsed());
+        let write = Request::post("/trickle").body(Body::empty()).unwrap();
+        let cut = client.send(write).await.unwrap().into_body().collect().await.unwrap_err();
+        assert!(cut.to_string().contains("was not answered within 1.5s"), "{cut}");
+    }
+
+    #[tokio::test]
+    async fn a_list_that_arrives_for_ever_ends_at_its_deadline() {
+        let server = Server::start(H2, 100).await;
+        let options = TransportOptions {
+            request_timeout: Duration::from_millis(100),
+            read_timeout: Duration::from_millis(300),
+            ..TransportOptions::default()
+        };
+        let client = client(server.config(), options).unwrap();
+
+        let mut body = client.send(get("/flood")).await.unwrap().into_body();
+        let error = loop {
+            if let Err(error) = body.frame().await.unwrap() {
+                break error.to_string();
+            }
+        };
+
+        assert!(error.contains("GET /flood was not answered within 300ms"), "{error}");
     }
 
     #[tokio::test]

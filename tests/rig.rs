@@ -58,7 +58,7 @@ pub(crate) use self::{
 #[cfg(feature = "cli")]
 pub(crate) use self::{
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
-    stage::{Stage, condition, install_own_crds, until},
+    stage::{Stage, condition, install_own_crds, until, until_within},
 };
 
 /// Only bounds tests that fail.

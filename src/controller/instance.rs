@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -35,8 +35,16 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
-    // Acquired by `prepare` for the next start, by number of the input.
-    prepared: Arc<Mutex<HashMap<usize, Subscription>>>,
+    prepared: Arc<Mutex<Prepared>>,
+}
+
+/// What `prepare` has acquired for the next start.
+#[derive(Default)]
+struct Prepared {
+    // By number of the input.
+    subscriptions: HashMap<usize, Subscription>,
+    // Counts how often it was given back: a preparation that began before that comes too late.
+    generation: u64,
 }
 
 /// Why a controller cannot take another one's place yet.
@@ -45,6 +53,9 @@ enum PrepareError {
     /// Install the type, or make it optional.
     #[error("{0} is not served")]
     NotServed(TypeRef),
+    /// Grant what the reason names.
+    #[error("{type_ref} is forbidden: {why}")]
+    Forbidden { type_ref: TypeRef, why: String },
     /// Mend what the reason names.
     #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
@@ -67,13 +78,21 @@ impl Controller {
     pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
         Self { spec: Arc::new(spec), group, prepared: Arc::default() }
     }
+
+    fn prepared(&self) -> MutexGuard<'_, Prepared> {
+        lock(&self.prepared)
+    }
+}
+
+// Nothing panics half-way through a change of it.
+fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
+    prepared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Runnable for Controller {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let spec = Arc::clone(&self.spec);
-        let prepared =
-            std::mem::take(&mut *self.prepared.lock().unwrap_or_else(PoisonError::into_inner));
+        let prepared = std::mem::take(&mut self.prepared().subscriptions);
         run::run(spec, epoch, prepared).boxed()
     }
 
@@ -94,6 +113,7 @@ impl Runnable for Controller {
     /// synced. They are held for the next start.
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         let (spec, slot) = (Arc::clone(&self.spec), Arc::clone(&self.prepared));
+        let generation = self.prepared().generation;
         async move {
             let kinds =
                 spec.inputs.iter().enumerate().filter_map(|(number, input)| match &input.source {
@@ -103,16 +123,25 @@ impl Runnable for Controller {
                     InputSource::Kind(_) | InputSource::Other(_) => None,
                 });
             let prepared = try_join_all(kinds).await?;
-            let prepared = prepared.into_iter().collect();
+            let mut unneeded: HashMap<_, _> = prepared.into_iter().collect();
+            let mut slot = lock(&slot);
+            if slot.generation == generation {
+                std::mem::swap(&mut slot.subscriptions, &mut unneeded);
+            }
             // What an earlier preparation held is dropped outside of the lock.
-            let before = std::mem::replace(
-                &mut *slot.lock().unwrap_or_else(PoisonError::into_inner),
-                prepared,
-            );
-            drop(before);
+            drop(slot);
+            drop(unneeded);
             Ok(())
         }
         .boxed()
+    }
+
+    fn unprepare(&self) {
+        let mut prepared = self.prepared();
+        prepared.generation += 1;
+        let unneeded = std::mem::take(&mut prepared.subscriptions);
+        drop(prepared);
+        drop(unneeded);
     }
 }
 
@@ -138,21 +167,25 @@ async fn prepare(
     let synced = async {
         loop {
             match &*progress.borrow_and_update() {
-                Progress::Synced | Progress::Stale(_) => return None,
-                Progress::Ended(ended) => return Some(ended.clone()),
-                Progress::Syncing(None) => {}
-                Progress::Syncing(Some(error)) | Progress::Forbidden(error) => {
-                    last.clone_from(error);
+                Progress::Synced | Progress::Stale(_) => return Ok(()),
+                Progress::Ended(ended) => {
+                    return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
                 }
+                // That lasts until somebody grants it; whoever prepares tries again.
+                Progress::Forbidden(why) => {
+                    let (type_ref, why) = (type_ref.clone(), why.clone());
+                    return Err(PrepareError::Forbidden { type_ref, why });
+                }
+                Progress::Syncing(None) => {}
+                Progress::Syncing(Some(error)) => last.clone_from(error),
             }
             if progress.changed().await.is_err() {
-                return Some(Ended::Released);
+                return Err(PrepareError::Ended(type_ref.clone(), Ended::Released));
             }
         }
     };
     match timeout(after, synced).await {
-        Ok(None) => Ok((number, subscription)),
-        Ok(Some(ended)) => Err(PrepareError::Ended(type_ref, ended)),
+        Ok(synced) => synced.map(|()| (number, subscription)),
         Err(_) => Err(PrepareError::NotSynced { type_ref, after, why: last }),
     }
 }

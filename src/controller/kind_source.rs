@@ -133,17 +133,13 @@ impl KindSource {
         let mut pump = Pump { source: self, context, requests: Vec::new() };
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();
-        let failed = match &ended {
-            Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) => {
-                Some(SourceEnd::Failed(format!("its informer ended: {ended}")))
-            }
-            Some(Ended::TypeGone | Ended::Released) | None => None,
-        };
-        let left = match failed {
-            Some(_) => Left::Gone,
-            None => self.leave(&context, &identity).await,
-        };
-        match left {
+        if let Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) = ended {
+            // That says nothing of the objects: reconciles go on over what is known, until the
+            // run ends or another start of this source is synced.
+            drop(Self::hold(&context, subscription));
+            return SourceEnd::Failed(format!("its informer ended: {ended}"));
+        }
+        match self.leave(&context, &identity).await {
             Left::Stopped => {
                 // Reconciles that are still running read from the cache.
                 context.released().await;
@@ -152,22 +148,22 @@ impl KindSource {
             Left::Gone => pump.lose(),
             Left::Back => {
                 // Reconciles go on over what is known until there is something newer.
-                let spare = context.board.change(context.input, |row| match &row.held {
-                    None => row.held.replace(subscription),
-                    Some(_) => Some(subscription),
-                });
-                drop(spare);
+                drop(Self::hold(&context, subscription));
                 return SourceEnd::TypeGone;
             }
         }
         let standing = Self::standing(&identity, &self.types.get(self.type_ref()));
         let gone = matches!(standing, Standing::Gone | Standing::Hidden | Standing::Moved);
         subscription.release(if gone { Linger::None } else { Linger::Default }).await;
-        match failed {
-            Some(failed) => failed,
-            None if gone => SourceEnd::TypeGone,
-            None => SourceEnd::Stopped,
-        }
+        if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped }
+    }
+
+    /// Keeps what is read from alive for whoever reads; returns what is not needed for that.
+    fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
+        context.board.change(context.input, |row| match &row.held {
+            None => row.held.replace(subscription),
+            Some(_) => Some(subscription),
+        })
     }
 
     /// Waits until it is clear why the informer is left, and what becomes of what it knows.

@@ -34,18 +34,16 @@ pub(super) async fn tell(types: TypeRegistry, informers: InformerSet) {
         told.retain(|identity, _| identities.binary_search(identity).is_ok());
         for identity in identities {
             let news = News::of(&identity, &types.get(&at_its_version(&identity)));
-            if told.get(&identity) == Some(&news) {
-                continue;
-            }
+            let is_news = told.insert(identity.clone(), news) != Some(news);
             match news {
-                News::Served => informers.type_served(&identity),
-                News::Unknown => {}
+                News::Served if is_news => informers.type_served(&identity),
+                News::Served | News::Unknown => {}
+                // Said again at every look: somebody may have joined in between.
                 News::Gone => {
                     debug!(resource = %identity, "type is gone, its informers end");
                     informers.type_gone(&identity);
                 }
             }
-            told.insert(identity, news);
         }
         // Both senders are in what this holds.
         select! {

@@ -6,7 +6,10 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use tokio::{task::JoinSet, time::sleep};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{script::Server, *};
@@ -397,16 +400,18 @@ async fn replacement_is_prepared_and_costs_no_second_list() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn preparation_that_cannot_sync_says_why_and_holds_nothing() {
+async fn preparation_that_is_forbidden_fails_at_once_and_holds_nothing() {
     let rig = Rig::new();
     rig.install("widgets", "Widget", "w");
     rig.server.forbid(WIDGETS);
     let controller = rig.build(builder().for_type(widgets()));
     settle().await;
 
+    let started = Instant::now();
     let error = controller.prepare().await.unwrap_err().to_string();
 
-    assert!(error.starts_with("widgets.example.com/v1 is not synced after 2 min: "), "{error}");
+    assert!(error.starts_with("widgets.example.com/v1 is forbidden: 403 "), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     sleep(Duration::from_secs(11)).await;
     assert!(rig.cluster.informers.status().is_empty());
     rig.shutdown().await;
@@ -426,6 +431,54 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
     sleep(Duration::from_secs(11)).await;
 
     assert_eq!(rig.server.watches(WIDGETS), 0);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_prepared_is_given_back_when_no_start_comes() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    let controller = rig.build(builder().for_type(widgets()));
+    settle().await;
+    controller.prepare().await.unwrap();
+    assert_eq!(rig.server.watches(WIDGETS), 1);
+
+    controller.unprepare();
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(rig.server.watches(WIDGETS), 0);
+
+    // One that was under way at the time comes too late.
+    let late = controller.prepare();
+    controller.unprepare();
+    late.await.unwrap();
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(rig.server.watches(WIDGETS), 0);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn informer_that_ends_by_a_defect_deletes_nothing() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.install("parts", "Part", "p");
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.apply(PARTS, object("x", "x"));
+    rig.add(
+        builder()
+            .for_type(widgets())
+            .conditional()
+            .watches_type(parts(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    rig.log().await;
+
+    rig.cluster.informers.shutdown().await;
+    let failed = rig.state(ControllerState::BackingOff).await;
+
+    assert!(failed.message.contains("its informer ended: shut down"), "{}", failed.message);
+    assert!(rig.log().await.is_empty(), "no object looks deleted");
     rig.shutdown().await;
 }
 

@@ -95,20 +95,20 @@ impl StateLabel {
 }
 
 impl InformerMetrics {
-    /// Registers all of them, without a prefix of their own.
+    /// Registers all of them, to be exposed as they are named: each begins with `pilotlight_`.
     pub fn register(&self, registry: &mut Registry) {
-        registry.register("informers", "Informers, by state", self.informers.clone());
-        registry.register("informer_watches", "Open watches", self.watches.clone());
+        registry.register("pilotlight_informers", "Informers, by state", self.informers.clone());
+        registry.register("pilotlight_informer_watches", "Open watches", self.watches.clone());
         registry.register(
-            "informer_restarts",
+            "pilotlight_informer_restarts",
             "Lists and watches that ended or failed, by reason",
             self.restarts.clone(),
         );
-        registry.register("informer_lists", "Complete lists", self.relists.clone());
-        registry.register("informer_events", "Events received", self.events.clone());
-        registry.register("informer_objects", "Objects cached", self.objects.clone());
+        registry.register("pilotlight_informer_lists", "Complete lists", self.relists.clone());
+        registry.register("pilotlight_informer_events", "Events received", self.events.clone());
+        registry.register("pilotlight_informer_objects", "Objects cached", self.objects.clone());
         registry.register(
-            "informer_cached_bytes",
+            "pilotlight_informer_cached_bytes",
             "Bytes of JSON cached, headers not counted",
             self.bytes.clone(),
         );
@@ -291,19 +291,19 @@ mod tests {
         let watching = second.watching();
         let text = encoded(&metrics);
         let labels = r#"group="example.com",resource="widgets""#;
-        assert!(text.contains(&format!("informer_objects{{{labels}}} 2")), "{text}");
+        assert!(text.contains(&format!("pilotlight_informer_objects{{{labels}}} 2")), "{text}");
         assert!(text.contains(r#"reason="Expired"} 1"#), "{text}");
-        assert!(text.contains(r#"informers{state="Synced"} 1"#), "{text}");
-        assert!(text.contains("informer_watches 1"), "{text}");
+        assert!(text.contains(r#"pilotlight_informers{state="Synced"} 1"#), "{text}");
+        assert!(text.contains("pilotlight_informer_watches 1"), "{text}");
 
         drop((first, watching));
-        assert!(encoded(&metrics).contains(&format!("informer_objects{{{labels}}} 1")));
+        assert!(encoded(&metrics).contains(&format!("pilotlight_informer_objects{{{labels}}} 1")));
 
         drop(second);
         let text = encoded(&metrics);
         assert!(!text.contains("widgets"), "{text}");
-        assert!(text.contains(r#"informers{state="Synced"} 0"#), "{text}");
-        assert!(text.contains("informer_watches 0"), "{text}");
+        assert!(text.contains(r#"pilotlight_informers{state="Synced"} 0"#), "{text}");
+        assert!(text.contains("pilotlight_informer_watches 0"), "{text}");
     }
 
     #[test]

@@ -130,6 +130,10 @@ impl Runnable for CompositeRunnable {
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         self.controller.prepare()
     }
+
+    fn unprepare(&self) {
+        self.controller.unprepare();
+    }
 }
 
 impl ConditionalRunnable for CompositeRunnable {

@@ -5,12 +5,13 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{Error, connection::Slot, describe, pool::Pool};
 
@@ -20,7 +21,24 @@ pub struct ResponseBody {
     host: Arc<str>,
     // Held for their drop: the stream's place on its connection, and the pool for HTTP/1.1.
     held: Option<Held>,
-    deadline: Option<(Pin<Box<Sleep>>, Error)>,
+    deadline: Option<Deadline>,
+}
+
+/// When a body has taken too long.
+struct Deadline {
+    // Until when it has to be complete, or until when more of it has to arrive.
+    sleep: Pin<Box<Sleep>>,
+    error: Error,
+    progress: Option<Progress>,
+}
+
+/// A body that may go on for as long as it keeps arriving, up to a limit.
+struct Progress {
+    /// The longest pause.
+    pause: Duration,
+    end: Instant,
+    // What it fails with then.
+    error: Error,
 }
 
 /// What keeps the connection of a body open.
@@ -38,9 +56,45 @@ impl ResponseBody {
     }
 
     /// Fails with `error` when it is not complete by then.
-    pub(super) fn complete_by(mut self, deadline: Pin<Box<Sleep>>, error: Error) -> Self {
-        self.deadline = Some((deadline, error));
+    pub(super) fn complete_by(mut self, end: Instant, error: Error) -> Self {
+        self.deadline = Some(Deadline { sleep: Box::pin(sleep_until(end)), error, progress: None });
         self
+    }
+
+    /// Fails with `paused` when nothing arrives for so long, and with `late` when it is not
+    /// complete at the end, however steadily it arrives.
+    pub(super) fn arriving(
+        mut self,
+        pause: Duration,
+        paused: Error,
+        end: Instant,
+        late: Error,
+    ) -> Self {
+        let sleep = Box::pin(sleep_until(end.min(Instant::now() + pause)));
+        let progress = Some(Progress { pause, end, error: late });
+        self.deadline = Some(Deadline { sleep, error: paused, progress });
+        self
+    }
+}
+
+impl Deadline {
+    /// Something has arrived: there is time for more, unless it is the end.
+    fn arrived(&mut self) -> Result<(), Error> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        let now = Instant::now();
+        if now >= progress.end {
+            return Err(progress.error.clone());
+        }
+        self.sleep.as_mut().reset(progress.end.min(now + progress.pause));
+        Ok(())
+    }
+
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Error> {
+        let error = match &self.progress {
+            Some(progress) if self.sleep.deadline() == progress.end => &progress.error,
+            Some(_) | None => &self.error,
+        };
+        self.sleep.as_mut().poll(context).map(|()| error.clone())
     }
 }
 
@@ -53,7 +107,10 @@ impl Body for ResponseBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match Pin::new(&mut self.incoming).poll_frame(context) {
-            Poll::Ready(Some(Ok(frame))) => Poll::Ready(Some(Ok(frame))),
+            Poll::Ready(Some(Ok(frame))) => {
+                let arrived = self.deadline.as_mut().map_or(Ok(()), Deadline::arrived);
+                Poll::Ready(Some(arrived.map(|()| frame)))
+            }
             Poll::Ready(Some(Err(error))) => {
                 self.held = None;
                 Poll::Ready(Some(Err(Error::Broken {
@@ -66,8 +123,8 @@ impl Body for ResponseBody {
                 Poll::Ready(None)
             }
             Poll::Pending => {
-                let Some((deadline, error)) = &mut self.deadline else { return Poll::Pending };
-                deadline.as_mut().poll(context).map(|()| Some(Err(error.clone())))
+                let Some(deadline) = &mut self.deadline else { return Poll::Pending };
+                deadline.poll(context).map(|error| Some(Err(error)))
             }
         }
     }

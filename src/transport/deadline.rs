@@ -6,25 +6,32 @@ use std::{
 };
 
 use futures::future::BoxFuture;
-use http::{Request, Response};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use http::{Method, Request, Response};
+use tokio::time::{Instant, timeout_at};
 use tower::{BoxError, Service};
 
 use super::{Error, Lane, TransportOptions, body::ResponseBody};
 
 /// Ends every request that is not answered in time: a black hole looks like a slow server for
 /// many minutes otherwise. A watch has this time for its head alone; how long it may be silent
-/// afterwards is for its informer to judge.
+/// afterwards is for its informer to judge. The body of a read may go on for as long as it keeps
+/// arriving, up to a limit: a long list, converted object by object, takes its time.
 #[derive(Clone, Debug)]
 pub(super) struct Deadlines<S> {
     inner: S,
     requests: Duration,
+    reads: Duration,
     leases: Duration,
 }
 
 impl<S> Deadlines<S> {
     pub(super) fn new(inner: S, options: &TransportOptions) -> Self {
-        Self { inner, requests: options.request_timeout, leases: options.lease_timeout }
+        Self {
+            inner,
+            requests: options.request_timeout,
+            reads: options.read_timeout,
+            leases: options.lease_timeout,
+        }
     }
 }
 
@@ -47,22 +54,26 @@ where
             Lane::Requests | Lane::Watches => self.requests,
             Lane::Leases => self.leases,
         };
-        let deadline = Instant::now() + after;
-        let late = Error::Deadline {
-            method: request.method().clone(),
-            path: request.uri().path().to_owned(),
-            after,
-        };
+        let is_read = lane == Lane::Requests && request.method() == Method::GET;
+        let reads = self.reads.max(after);
+        let started = Instant::now();
+        let deadline = started + after;
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let late = move |after| Error::Deadline { method, path, after };
         let answer = self.inner.call(request);
         Box::pin(async move {
             let response = match timeout_at(deadline, answer).await {
                 Ok(response) => response?,
-                Err(_) => return Err(late.into()),
+                Err(_) => return Err(late(after).into()),
             };
             Ok(match lane {
                 Lane::Watches => response,
+                Lane::Requests if is_read => response.map(|body| {
+                    let end = started + reads;
+                    body.arriving(after, late.clone()(after), end, late(reads))
+                }),
                 Lane::Requests | Lane::Leases => {
-                    response.map(|body| body.complete_by(Box::pin(sleep_until(deadline)), late))
+                    response.map(|body| body.complete_by(deadline, late(after)))
                 }
             })
         })

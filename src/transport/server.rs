@@ -7,7 +7,8 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -16,7 +17,12 @@ use http_body::Frame;
 use hyper::{body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::Config;
-use tokio::{net::TcpListener, sync::watch, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    sync::watch,
+    task::JoinSet,
+    time::{Sleep, sleep},
+};
 use tokio_rustls::{TlsAcceptor, rustls};
 
 /// What a server does with its connections.
@@ -141,9 +147,9 @@ impl Server {
     }
 }
 
-/// Answers by path: `/silent` never, `/stuck` with a head alone, `/flood` without end, a watch
-/// with one line and then nothing, and anything else with `ok`. Refuses the first stream that asks
-/// for `/refused-once`.
+/// Answers by path: `/silent` never, `/stuck` with a head alone, `/flood` without end, `/trickle`
+/// with eight bytes in two seconds, a watch with one line and then nothing, and anything else with
+/// `ok`. Refuses the first stream that asks for `/refused-once`.
 async fn answer(
     request: Request<Incoming>,
     refused: Arc<AtomicUsize>,
@@ -155,6 +161,9 @@ async fn answer(
             return Err(h2::Reason::REFUSED_STREAM.into());
         }
         "/stuck" => Answer { first: Some("{"), then: Then::Nothing },
+        "/trickle" => {
+            Answer { first: None, then: Then::Trickle { left: 8, next: Box::pin(sleep(TRICKLE)) } }
+        }
         "/flood" => Answer { first: None, then: Then::Flood },
         _ if watch => Answer { first: Some("{}\n"), then: Then::Nothing },
         _ => Answer { first: Some("ok"), then: Then::End },
@@ -167,9 +176,12 @@ struct Answer {
     then: Then,
 }
 
-#[derive(Clone, Copy)]
+/// Between two bytes of a trickle.
+const TRICKLE: Duration = Duration::from_millis(250);
+
 enum Then {
     End,
+    Trickle { left: u32, next: Pin<Box<Sleep>> },
     Nothing,
     Flood,
 }
@@ -180,13 +192,19 @@ impl http_body::Body for Answer {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _context: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(first.as_bytes())))));
         }
-        match self.then {
-            Then::End => Poll::Ready(None),
+        match &mut self.then {
+            Then::End | Then::Trickle { left: 0, .. } => Poll::Ready(None),
+            Then::Trickle { left, next } => {
+                ready!(next.as_mut().poll(context));
+                *left -= 1;
+                next.set(sleep(TRICKLE));
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b".")))))
+            }
             Then::Nothing => Poll::Pending,
             Then::Flood => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16384]))))),
         }

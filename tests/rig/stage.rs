@@ -258,8 +258,17 @@ pub(crate) async fn install_own_crds(plane: &ControlPlane) {
 }
 
 /// Asks again and again, for what nothing announces.
-pub(crate) async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Result<T, String>) -> T {
-    let deadline = Instant::now() + PATIENCE;
+pub(crate) async fn until<T>(what: &str, look: impl AsyncFnMut() -> Result<T, String>) -> T {
+    until_within(PATIENCE, what, look).await
+}
+
+/// As [`until`], for what takes its time.
+pub(crate) async fn until_within<T>(
+    patience: Duration,
+    what: &str,
+    mut look: impl AsyncFnMut() -> Result<T, String>,
+) -> T {
+    let deadline = Instant::now() + patience;
     loop {
         match look().await {
             Ok(found) => return found,
