@@ -47,7 +47,6 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
-    absence::Absence,
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
     rights::Rule,
@@ -107,7 +106,7 @@ pub(crate) struct Rig<'plane> {
     /// Where the user's requests begin in the audit log.
     pub(crate) begin: AuditMark,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
-    tasks: JoinSet<()>,
+    _tasks: JoinSet<()>,
     stop: CancellationToken,
     result: Arc<Mutex<Option<Result<(), String>>>>,
     runtime: Option<Runtime>,
@@ -185,7 +184,7 @@ impl<'plane> Rig<'plane> {
             metrics,
             begin,
             transitions,
-            tasks,
+            _tasks: tasks,
             stop,
             result,
             runtime: Some(runtime),
