@@ -188,7 +188,8 @@ async fn no_answer_about_crds_stops_a_controller() {
         rig.scope.install_crd(&gone).await.unwrap();
         rig.running("kept", 1).await;
         rig.running("going", 1).await;
-        let is_long = matches!(fault, Action::Hang);
+        let is_refusal = matches!(name, "Plain404" | "NotFound" | "Forbidden");
+        let is_silent = matches!(fault, Action::Hang);
         let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
 
         let rule = Rule::new(fault)
@@ -197,10 +198,15 @@ async fn no_answer_about_crds_stops_a_controller() {
             .resource("apiextensions.k8s.io", "customresourcedefinitions");
         let rule = rig.faults.add(rule);
         assert_eq!(rig.faults.cut_open(is_crds), 1);
-        // Long enough to be taken for more than a moment's trouble.
-        hits(&rig, rule, if is_long { 1 } else { 8 }).await;
+        hits(&rig, rule, if is_silent { 1 } else { 4 }).await;
+        if is_refusal {
+            // Not a moment's trouble: types are polled from now on.
+            let mut mode = rig.cluster.types.mode();
+            let polled = mode.wait_for(|mode| matches!(mode, Mode::Static(_)));
+            timeout(PATIENCE, polled).await.expect("polled in time").unwrap();
+        }
         let health = rig.cluster.types.health().crds;
-        assert!(is_long || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
+        assert!(is_silent || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
         rig.scope.delete_crd(&gone).await.unwrap();
         rig.scope.wait_gone(&gone).await.unwrap();
         rig.scope.install_crd(&late).await.unwrap();
@@ -217,6 +223,9 @@ async fn no_answer_about_crds_stops_a_controller() {
             if health.stale_since.is_none() { Ok(health) } else { Err(format!("{health:?}")) }
         });
         assert_eq!(health.await.error, None);
+        let mut mode = rig.cluster.types.mode();
+        let watching = mode.wait_for(|mode| *mode == Mode::Watching);
+        timeout(PATIENCE, watching).await.expect("watched again in time").unwrap();
         assert_undisturbed(&rig, "kept");
         rig.end().await.unwrap();
     });

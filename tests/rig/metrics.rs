@@ -9,16 +9,11 @@ use super::Rig;
 impl Rig<'_> {
     /// Every series there is, without its value.
     pub(crate) fn series(&self) -> BTreeSet<String> {
-        self.exposition()
-            .lines()
+        let mut text = String::new();
+        encode(&mut text, &self.metrics).unwrap();
+        text.lines()
             .filter(|line| !line.starts_with('#'))
             .filter_map(|line| line.rsplit_once(' ').map(|(series, _)| series.to_owned()))
             .collect()
-    }
-
-    fn exposition(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.metrics).unwrap();
-        text
     }
 }
