@@ -39,7 +39,7 @@
 //!     .owns::<ConfigMap>()
 //!     .build(&cluster, Widgets)?;
 //! let mut manager = Manager::new(ManagerOptions::default());
-//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default())?;
+//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
 //! manager.add("widgets", Arc::new(controller), RunnableOptions::default())?;
 //! manager.run(CancellationToken::new()).await?;
 //! # Ok(())

@@ -44,6 +44,10 @@ pub struct ClusterOptions {
 
 /// Keeps a [`Cluster`] current: discovery, what becomes of the informers' types, and the end of
 /// the informers.
+///
+/// It runs once: whatever ends it ends the informers, and a second start fails. So add it with
+/// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
+/// manager with it.
 #[derive(Debug)]
 pub struct ClusterRunnable {
     types: TypeRegistry,
@@ -51,6 +55,9 @@ pub struct ClusterRunnable {
     discovery: Mutex<Option<Discovery>>,
     informers: InformerSet,
 }
+
+/// Ends the informers when the run panics or is dropped.
+struct Ending(InformerSet);
 
 /// A cluster's registry cannot be filled twice. Build the cluster anew.
 #[derive(Debug, thiserror::Error)]
@@ -96,17 +103,26 @@ impl Cluster {
     }
 }
 
+impl Drop for Ending {
+    fn drop(&mut self) {
+        // One look is enough to end them; their tasks are the set's.
+        self.0.shutdown().now_or_never().unwrap_or_default();
+    }
+}
+
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let discovery = self.discovery.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (types, informers) = (self.types.clone(), self.informers.clone());
         async move {
             let discovery = discovery.ok_or(RunBefore)?;
+            let ending = Ending(informers.clone());
             tokio::select! {
                 () = discovery.run(epoch.token()) => {}
                 () = messenger::tell(types, informers.clone()) => {}
             }
             informers.shutdown().await;
+            drop(ending);
             Ok(())
         }
         .boxed()

@@ -28,6 +28,9 @@ pub(super) enum Failure {
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
     #[error("{0}")]
     Transport(String),
+    /// An answer began and did not end.
+    #[error("{0}")]
+    BrokenOff(String),
     #[error("no {what} within {after:?}")]
     Deadline { what: &'static str, after: Duration },
     #[error("{what} is longer than {budget} bytes")]
@@ -137,6 +140,11 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Verdict {
         Phase::List { .. } | Phase::Watch => Step::Again,
         Phase::Stream => Step::ListPages,
     };
+    // A page may take a server longer than it has, object by object.
+    let smaller = match phase {
+        Phase::List { .. } => Step::ListSmaller,
+        Phase::Stream | Phase::Watch => again,
+    };
     match failure {
         Failure::Status { code, reason, message, retry_after } => {
             let after =
@@ -177,7 +185,8 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Verdict {
             }
         }
         Failure::Transport(_) => verdict(again, Pace::Slow, Cause::Transport),
-        Failure::Deadline { .. } => verdict(again, Pace::Slow, Cause::Deadline),
+        Failure::BrokenOff(_) => verdict(smaller, Pace::Slow, Cause::Transport),
+        Failure::Deadline { .. } => verdict(smaller, Pace::Slow, Cause::Deadline),
         Failure::TooLong { .. } => match phase {
             Phase::List { .. } => verdict(Step::ListSmaller, Pace::Prompt, Cause::TooLong),
             Phase::Stream | Phase::Watch => verdict(again, Pace::Slow, Cause::TooLong),
@@ -301,7 +310,9 @@ mod tests {
         check(Phase::Watch, Failure::Transport("reset".into()), Step::Again, Pace::Slow);
         let deadline = Failure::Deadline { what: "event", after: Duration::from_secs(1) };
         check(Phase::Watch, deadline.clone(), Step::Again, Pace::Slow);
-        check(LIST, deadline, Step::Again, Pace::Slow);
+        check(LIST, deadline, Step::ListSmaller, Pace::Slow);
+        check(LIST, Failure::BrokenOff("half".into()), Step::ListSmaller, Pace::Slow);
+        check(LIST, Failure::Transport("refused".into()), Step::Again, Pace::Slow);
         let long = Failure::TooLong { what: "line", budget: 1 };
         check(Phase::Watch, long.clone(), Step::Again, Pace::Slow);
         check(LIST, long, Step::ListSmaller, Pace::Prompt);

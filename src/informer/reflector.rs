@@ -54,6 +54,8 @@ pub(super) struct Reflector {
 /// How the next list is made.
 struct Listing {
     limit: u32,
+    /// Pages of more are over budget, or more than is wanted.
+    most: u32,
     whole: bool,
     /// The server does not know streaming lists.
     never_stream: bool,
@@ -80,6 +82,7 @@ impl Reflector {
     ) -> Self {
         let listing = Listing {
             limit: options.page_limit.max(1),
+            most: options.page_limit.max(1),
             whole: false,
             never_stream: false,
             pages: false,
@@ -135,6 +138,9 @@ impl Reflector {
                 }
                 self.listing.limit = (self.listing.limit / 4).max(1);
                 self.listing.whole = false;
+                if verdict.cause == Cause::TooLong {
+                    self.listing.most = self.listing.limit;
+                }
             }
             Step::ListPages => self.listing.pages = true,
             Step::NeverStream => self.listing.never_stream = true,

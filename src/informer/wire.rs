@@ -76,6 +76,7 @@ impl Wire {
             match patient(slot, chunk).await {
                 Ok(Ok(true)) => {}
                 Ok(Ok(false)) => return Ok(reader.into_bytes()),
+                Ok(Err(Failure::Transport(error))) => return Err(Failure::BrokenOff(error)),
                 Ok(Err(failure)) => return Err(failure),
                 Err(_elapsed) => return Err(Failure::Deadline { what: "rest of a list", after }),
             }
@@ -119,7 +120,11 @@ impl Wire {
         let response = timeout_at(end, self.client.send(request))
             .await
             .map_err(|_elapsed| late.clone())?
-            .map_err(|error| Failure::Transport(chain(&error)))?;
+            .map_err(|error| match Instant::now() < end {
+                true => Failure::Transport(chain(&error)),
+                // The connection has a deadline as well, and may be the first to say so.
+                false => late.clone(),
+            })?;
         if response.status().is_success() {
             return Ok(response);
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tracing::{debug, warn};
 
 use super::{BATCH, Deadline, Reflector};
@@ -35,8 +35,13 @@ impl Reflector {
             let phase = Phase::List { continued: !token.is_empty() };
             let limit = (!self.listing.whole).then_some(self.listing.limit);
             let budget = self.options.max_page_bytes;
+            let asked = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
+            // After an outage pages grow again, as long as twice as much is answered in time.
+            if asked.elapsed() < self.options.request_deadline / 4 {
+                self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
+            }
             let (next, version) =
                 self.page(bytes, &mut roll).await.map_err(|failure| (phase, failure))?;
             if next.is_empty() {
@@ -209,7 +214,6 @@ impl Roll {
 mod tests {
     use http::StatusCode;
     use serde_json::json;
-    use tokio::time::Instant;
 
     use super::*;
     use crate::informer::{
@@ -498,7 +502,10 @@ mod tests {
         black_hole.abandoned().await;
         let waited = started.elapsed();
         assert!(waited >= Duration::from_secs(30) && waited < Duration::from_secs(31));
-        rig.script.list().await;
+        let smaller = rig.script.list().await;
+        assert_eq!(smaller.query["limit"], "125");
+        smaller.page(10, "more", &[]);
+        assert_eq!(rig.script.list().await.query["limit"], "250");
     }
 
     #[tokio::test(start_paused = true)]
