@@ -6,24 +6,25 @@
 use std::{
     error::Error,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode, Uri, header};
+use http::{Method, Request, Response, StatusCode, Uri, header, uri::Scheme};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, rt::Executor};
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{Client, connect::HttpConnector},
     rt::TokioTimer,
 };
 use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{Hook, HookError, HookSeries};
 
@@ -37,6 +38,8 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
+/// The longest that an address is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
@@ -52,20 +55,39 @@ pub struct Webhook {
 /// Connections that are kept for the next call, and the tasks that drive them.
 struct Connections {
     client: HttpClient,
-    tasks: TaskTracker,
+    tasks: Tasks,
 }
 
-/// Runs connections where they can be awaited.
-#[derive(Clone)]
-struct Tracked(TaskTracker);
+/// Drives connections until it is cancelled: a handshake that nobody answers would not end by
+/// itself.
+#[derive(Clone, Default)]
+struct Tasks {
+    tracker: TaskTracker,
+    token: CancellationToken,
+}
 
-impl<F> Executor<F> for Tracked
+impl Tasks {
+    async fn end(&self) {
+        self.token.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+impl<F> Executor<F> for Tasks
 where
-    F: Future + Send + 'static,
-    F::Output: Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
 {
     fn execute(&self, connection: F) {
-        drop(self.0.spawn(connection));
+        let token = self.token.clone();
+        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(connection).await }));
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        // Also of a hook that nobody released.
+        self.tasks.token.cancel();
     }
 }
 
@@ -100,21 +122,43 @@ impl Webhook {
         if let Some(connections) = &*connections {
             return Ok(connections.client.clone());
         }
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let connector = HttpsConnectorBuilder::new()
-            .with_provider_and_platform_verifier(provider)
-            .map_err(|error| HookError::Transport(format!("loading trusted roots: {error}")))?
+            .with_tls_config(self.tls()?)
             .https_or_http()
             .enable_http1()
-            .build();
-        let tasks = TaskTracker::new();
-        let client = Client::builder(Tracked(tasks.clone()))
+            .wrap_connector(http);
+        let tasks = Tasks::default();
+        let client = Client::builder(tasks.clone())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(90))
             .pool_max_idle_per_host(32)
             .build(connector);
         *connections = Some(Connections { client: client.clone(), tasks });
         Ok(client)
+    }
+
+    /// What is trusted: the system's roots, loaded once; nothing for a hook without TLS, which
+    /// must not fail where there are no roots.
+    fn tls(&self) -> Result<ClientConfig, HookError> {
+        static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
+        let secure = self.url.scheme() == Some(&Scheme::HTTPS);
+        if secure && let Some(trusted) = TRUSTED.get() {
+            return Ok(trusted.clone());
+        }
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let failed = |error: rustls::Error| HookError::Transport(format!("preparing TLS: {error}"));
+        let builder = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(failed)?;
+        if !secure {
+            let nothing = RootCertStore::empty();
+            return Ok(builder.with_root_certificates(nothing).with_no_client_auth());
+        }
+        let trusted = builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth();
+        Ok(TRUSTED.get_or_init(|| trusted).clone())
     }
 
     async fn exchange(&self, request: Bytes) -> (Option<StatusCode>, Result<Bytes, HookError>) {
@@ -181,11 +225,8 @@ impl Hook for Webhook {
     fn release(&self) -> BoxFuture<'_, ()> {
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner).take();
         Box::pin(async move {
-            if let Some(Connections { client, tasks }) = connections {
-                // The pool goes with the client, and its connections with the pool.
-                drop(client);
-                tasks.close();
-                tasks.wait().await;
+            if let Some(connections) = connections {
+                connections.tasks.end().await;
             }
         })
     }
@@ -451,11 +492,25 @@ mod tests {
         let server = server(response("200 OK", "{}"), true).await;
         let hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
         hook.call(Bytes::from_static(b"{}")).await.unwrap();
-        let tasks = hook.connections.lock().unwrap().as_ref().unwrap().tasks.clone();
-        assert!(!tasks.is_empty());
+        let tracker = hook.connections.lock().unwrap().as_ref().unwrap().tasks.tracker.clone();
+        assert!(!tracker.is_empty());
 
         hook.release().await;
 
-        assert!(tasks.is_empty());
+        assert!(tracker.is_empty());
+    }
+
+    #[tokio::test]
+    async fn release_does_not_wait_for_a_handshake_that_is_never_answered() {
+        let server = server("", true).await;
+        let url = server.url.to_string().replace("http:", "https:").parse().unwrap();
+        let hook = Webhook::new(url, Duration::from_secs(30));
+        let mut asked = hook.call(Bytes::from_static(b"{}"));
+        let asked = timeout(Duration::from_millis(50), &mut asked).await;
+        assert!(asked.is_err(), "{asked:?}");
+
+        let released = timeout(Duration::from_secs(10), hook.release()).await;
+
+        assert!(released.is_ok());
     }
 }
