@@ -37,8 +37,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
 pub use condition::{
-    Always, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of, optional,
-    type_served,
+    Always, Basis, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of,
+    optional, type_served,
 };
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
 pub use fence::{Fence, FenceClosed, Passage};

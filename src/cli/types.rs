@@ -53,23 +53,9 @@ impl TypesArgs {
         let (types, discovery) =
             TypeRegistry::new(transport.client()?, DiscoveryOptions::default());
         let stop = CancellationToken::new();
-        let learned = async {
-            let mut poll = tokio::time::interval(Duration::from_millis(10));
-            loop {
-                poll.tick().await;
-                let health = types.health();
-                // Who may not list CRDs is told by discovery alone what there is.
-                let crds = &health.crds;
-                if health.discovery.stale_since.is_none()
-                    && (crds.stale_since.is_none() || crds.error.is_some())
-                {
-                    break;
-                }
-            }
-        };
         tokio::select! {
             () = discovery.run(stop.clone()) => bail!("discovery ended by itself"),
-            learned = tokio::time::timeout(TIMEOUT, learned) => {
+            learned = tokio::time::timeout(TIMEOUT, types.heard()) => {
                 let error = types.health().discovery.error;
                 learned.map_err(|_| anyhow::anyhow!(error.unwrap_or_default())).with_context(
                     || format!("the API server has not said what it serves within {TIMEOUT:?}"),

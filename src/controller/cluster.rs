@@ -1,9 +1,13 @@
 //! What every controller of one cluster shares.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
+use tokio::time::timeout;
 
 use super::{handover::Handovers, messenger, metrics::ControllerMetrics};
 use crate::{
@@ -11,6 +15,9 @@ use crate::{
     informer::{InformerOptions, InformerSet},
     manager::{Epoch, RunResult, Runnable, RunnableGroup},
 };
+
+/// So long are others held up by a cluster that does not say what it serves.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A client, what the cluster serves, and the informers over it. Cheap to clone.
 ///
@@ -45,7 +52,8 @@ pub struct ClusterOptions {
 /// Keeps a [`Cluster`] current: discovery, what becomes of the informers' types, and the end of
 /// the informers.
 ///
-/// It runs once: whatever ends it ends the informers, and a second start fails. So add it with
+/// It is running once discovery has answered completely for the first time, or after 5 s, so that
+/// nobody is held up by a cluster that is half dead. It runs once: whatever ends it ends the informers, and a second start fails. So add it with
 /// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
 /// manager with it.
 #[derive(Debug)]
@@ -117,9 +125,17 @@ impl Runnable for ClusterRunnable {
         async move {
             let discovery = discovery.ok_or(RunBefore)?;
             let ending = Ending(informers.clone());
+            let known = types.clone();
+            let report = async {
+                // What is late goes on being asked for; until then its types are unknown.
+                timeout(PATIENCE, known.heard()).await.unwrap_or_default();
+                epoch.running();
+                std::future::pending::<()>().await;
+            };
             tokio::select! {
                 () = discovery.run(epoch.token()) => {}
                 () = messenger::tell(types, informers.clone()) => {}
+                () = report => {}
             }
             informers.shutdown().await;
             drop(ending);
@@ -130,6 +146,10 @@ impl Runnable for ClusterRunnable {
 
     fn group(&self) -> RunnableGroup {
         RunnableGroup::Caches
+    }
+
+    fn reports_running(&self) -> bool {
+        true
     }
 }
 

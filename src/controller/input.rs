@@ -24,8 +24,8 @@ use super::{
     queue::Queue,
 };
 use crate::{
-    kind::{TypeIdentity, TypeRef},
-    manager::{Epoch, Readiness, Unmet, Verdict},
+    kind::TypeRef,
+    manager::{Basis, Epoch, Readiness, Unmet, Verdict},
 };
 
 /// First pause before a source that ended, though its condition holds, is started again.
@@ -126,8 +126,8 @@ impl Follower {
     async fn ready(
         &self,
         readiness: &mut Readiness,
-        first: Option<&Vec<TypeIdentity>>,
-    ) -> Option<Vec<TypeIdentity>> {
+        first: Option<&Vec<Basis>>,
+    ) -> Option<Vec<Basis>> {
         loop {
             let why = match readiness.verdict() {
                 // Another type than the epoch began with: that is the next epoch's.
@@ -158,7 +158,7 @@ impl Follower {
         &self,
         source: &Arc<dyn ConditionalSource>,
         readiness: &mut Readiness,
-        basis: &[TypeIdentity],
+        basis: &[Basis],
     ) -> SourceEnd {
         let (stop, release) = (self.feed.child_token(), self.release.child_token());
         let context = SourceContext {

@@ -179,11 +179,14 @@ impl Server {
         let query = request.uri().query().unwrap_or_default();
         let mut state = self.state();
         state.requests.push(path.clone());
-        if path == "/api" || path == "/apis" {
-            return body(&json!({"kind": "APIGroupDiscoveryList", "items": []}));
-        }
         if state.forbidden.contains(&path) {
             return status(StatusCode::FORBIDDEN, "Forbidden", "no rule lets you");
+        }
+        if path == "/api" || path == "/apis" {
+            let group = if path == "/api" { "" } else { "apps" };
+            let versions = json!([{"version": "v1", "freshness": "Current"}]);
+            let items = json!([{"metadata": {"name": group}, "versions": versions}]);
+            return body(&json!({"kind": "APIGroupDiscoveryList", "items": items}));
         }
         let version = state.version.to_string();
         let Some(objects) = state.collections.get(&path) else {

@@ -17,7 +17,7 @@ use crate::{
     kind::TypeRef,
     manager::{
         ControllerState, Epoch, Manager, ManagerHandle, ManagerOptions, Runnable, RunnableOptions,
-        RunnableStatus, StopReason,
+        RunnableStatus, Snapshot, StopReason,
     },
 };
 
@@ -336,6 +336,93 @@ async fn version_is_bound_when_the_epoch_begins() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_better_version_restarts_nobody_who_asked_for_any() {
+    let rig = Rig::new();
+    let any = widgets().any_version();
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    rig.add(builder().for_type(any.clone()).conditional()).await;
+    rig.state(ControllerState::Running).await;
+
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    settle().await;
+    assert_eq!(rig.status().epoch, 1);
+    assert_eq!(rig.server.watches(WIDGETS), 1);
+    assert_eq!(&*rig.cluster.types.served(&any).unwrap().identity.version, "v1");
+
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v2"]);
+    rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    assert_eq!(rig.server.watches("/apis/example.com/v2/widgets"), 1);
+    assert_eq!(rig.server.watches(WIDGETS), 0);
+
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    rig.until(|status| status.epoch == 3 && status.state == ControllerState::Running).await;
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    settle().await;
+    assert_eq!(rig.status().epoch, 3);
+
+    // Nobody rests on a version any more: whoever asks next gets the best.
+    rig.manager.remove(NAME).await;
+    assert_eq!(&*rig.cluster.types.served(&any).unwrap().identity.version, "v2");
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_its_own() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.add(builder().for_type(widgets()).conditional()).await;
+    rig.state(ControllerState::Running).await;
+    let plain = Arc::new(rig.build(builder().for_type(widgets())));
+    rig.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
+    settle().await;
+
+    rig.install("widgets", "Gadget", "w");
+
+    rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    settle().await;
+    let plain = rig.manager.status_of("plain").unwrap();
+    assert_eq!((plain.epoch, plain.report.stale), (1, false));
+    let informers = rig.cluster.informers.status();
+    assert_eq!(informers.len(), 1, "{informers:?}");
+    assert_eq!(informers[0].subscribers, 2);
+    assert_eq!(rig.server.watches(WIDGETS), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_is_running_once_discovery_has_answered() {
+    let rig = Rig::new();
+
+    let mut watch = rig.manager.watch();
+    let runs = |snapshot: &Arc<Snapshot>| {
+        snapshot.get(&"cluster".into()).is_some_and(|it| it.state == ControllerState::Running)
+    };
+    drop(watch.wait_for(runs).await.unwrap());
+
+    let health = rig.cluster.types.health();
+    assert!(health.is_current(), "{health:?}");
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
+    let rig = Rig::new();
+    rig.server.forbid("/apis");
+    rig.install("widgets", "Widget", "w");
+    let began = Instant::now();
+
+    rig.add(builder().for_type(widgets()).conditional()).await;
+    let before = rig.status();
+    assert_eq!((before.state, &*before.reason), (ControllerState::Waiting, "NotStarted"));
+    rig.state(ControllerState::Running).await;
+
+    assert!((5..6).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(rig.cluster.types.health().discovery.error.is_some());
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn plain_input_of_any_version_moves_without_losing_sight() {
     let rig = Rig::new();
     let any = widgets().any_version();
@@ -346,7 +433,10 @@ async fn plain_input_of_any_version_moves_without_losing_sight() {
     assert_eq!(rig.log().await, ["ns/a a"]);
 
     rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    settle().await;
+    assert_eq!(rig.server.watches(WIDGETS), 1, "it stays while it can");
     rig.server.apply("/apis/example.com/v2/widgets", object("b", "b"));
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v2"]);
     settle().await;
 
     assert_eq!(rig.server.watches("/apis/example.com/v2/widgets"), 1);

@@ -64,6 +64,8 @@ pub(super) struct Shared {
     known: RwLock<Known>,
     pub(super) mode: watch::Sender<Mode>,
     changes: watch::Sender<()>,
+    /// Every source has been heard of.
+    heard: watch::Sender<bool>,
     pub(super) hints: Notify,
     pub(super) metrics: Metrics,
 }
@@ -91,6 +93,7 @@ impl TypeRegistry {
             }),
             mode: watch::Sender::new(Mode::Watching),
             changes: watch::Sender::default(),
+            heard: watch::Sender::default(),
             hints: Notify::new(),
             metrics: Metrics::default(),
         });
@@ -130,6 +133,13 @@ impl TypeRegistry {
     /// many.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.shared.changes.subscribe()
+    }
+
+    /// Resolves when discovery has answered completely for the first time, and CRDs and
+    /// APIServices were read or could not be: what is not known by then may take long. Cancel safe.
+    pub async fn heard(&self) {
+        // The sender is in what this holds.
+        drop(self.shared.heard.subscribe().wait_for(|heard| *heard).await);
     }
 
     /// How the registry learns of changes.
@@ -175,11 +185,13 @@ impl Shared {
 
     /// Tells those whose type changed.
     pub(super) fn publish(&self, touched: &Touched) {
-        if touched.is_empty() {
-            return;
+        if !touched.is_empty() {
+            self.write().publish(touched, &self.metrics);
+            self.changes.send_replace(());
         }
-        self.write().publish(touched, &self.metrics);
-        self.changes.send_replace(());
+        if !*self.heard.borrow() && self.read().health.has_heard_of_all() {
+            self.heard.send_replace(true);
+        }
     }
 
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, Known> {
@@ -191,7 +203,8 @@ impl Known {
     fn publish(&mut self, touched: &Touched, metrics: &Metrics) {
         let now = Timestamp::now();
         self.ledger.update(touched, &self.catalog, metrics, now);
-        self.subscriptions.publish(touched, now, |type_ref| self.catalog.status(type_ref));
+        self.subscriptions
+            .publish(touched, now, |type_ref, bound| self.catalog.status_after(type_ref, bound));
     }
 
     fn get(&self, type_ref: &TypeRef) -> TypeStatus {

@@ -77,6 +77,12 @@ impl DiscoveryHealth {
         Self { crds: source.clone(), api_services: source.clone(), discovery: source }
     }
 
+    /// Whether discovery has answered and every other source has, or has failed to.
+    pub(super) fn has_heard_of_all(&self) -> bool {
+        let heard = |source: &SourceHealth| source.stale_since.is_none() || source.error.is_some();
+        self.discovery.stale_since.is_none() && heard(&self.crds) && heard(&self.api_services)
+    }
+
     /// Whether all sources are current.
     pub fn is_current(&self) -> bool {
         [&self.crds, &self.api_services, &self.discovery].iter().all(|s| s.stale_since.is_none())

@@ -1,6 +1,6 @@
 //! Who asks for which type.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
@@ -9,7 +9,7 @@ use super::{
     TypeState, TypeStatus,
     catalog::{Judgement, Touched},
 };
-use crate::kind::{TypeName, TypeRef};
+use crate::kind::{TypeIdentity, TypeName, TypeRef};
 
 /// A sender for each type that somebody asks for, found by what an event touches.
 #[derive(Debug, Default)]
@@ -24,10 +24,13 @@ pub(super) struct Subscriptions {
 type Versions = BTreeMap<Option<String>, watch::Sender<TypeStatus>>;
 
 impl Subscriptions {
-    /// The current status, if somebody asked for exactly this before.
+    /// The current status, if somebody asked for exactly this before. Of any version, that is the
+    /// one that is listened to: where nobody does, the choice is free again.
     pub(super) fn get(&self, type_ref: &TypeRef) -> Option<TypeStatus> {
         let entry = self.groups.get(&type_ref.group)?.get(&type_ref.name)?;
-        Some(entry.get(&type_ref.version)?.borrow().clone())
+        let sender = entry.get(&type_ref.version)?;
+        let is_free = type_ref.version.is_none() && sender.is_closed();
+        (!is_free).then(|| sender.borrow().clone())
     }
 
     /// A receiver of the status and its changes.
@@ -46,13 +49,19 @@ impl Subscriptions {
             .or_default()
             .entry(type_ref.name.clone())
             .or_default();
-        versions
-            .entry(type_ref.version.clone())
-            .or_insert_with(|| {
+        match versions.entry(type_ref.version.clone()) {
+            Entry::Vacant(free) => {
                 self.count += 1;
-                watch::Sender::new(first())
-            })
-            .subscribe()
+                free.insert(watch::Sender::new(first())).subscribe()
+            }
+            Entry::Occupied(taken) => {
+                let sender = taken.get();
+                if sender.is_closed() {
+                    sender.send_replace(first());
+                }
+                sender.subscribe()
+            }
+        }
     }
 
     /// Tells those whose status changed.
@@ -60,7 +69,7 @@ impl Subscriptions {
         &mut self,
         touched: &Touched,
         now: Timestamp,
-        judge: impl Fn(&TypeRef) -> Judgement,
+        judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
     ) {
         if touched.all {
             for (group, names) in &mut self.groups {
@@ -122,17 +131,18 @@ fn publish_name(
     name: &TypeName,
     versions: &mut Versions,
     now: Timestamp,
-    judge: impl Fn(&TypeRef) -> Judgement,
+    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
 ) -> usize {
     let before = versions.len();
     versions.retain(|version, sender| {
         if sender.is_closed() {
             return false;
         }
-        let judgement =
-            judge(&TypeRef { group: group.into(), version: version.clone(), name: name.clone() });
+        let type_ref =
+            TypeRef { group: group.into(), version: version.clone(), name: name.clone() };
         sender.send_if_modified(|status| {
-            let new = status.succeed(judgement, now);
+            let bound = status.served.as_ref().map(|served| &served.identity);
+            let new = status.succeed(judge(&type_ref, bound), now);
             let changed = new != *status;
             if changed {
                 *status = new;

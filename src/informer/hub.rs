@@ -25,6 +25,8 @@ const QUARANTINE_MAX: usize = 100;
 #[derive(Debug)]
 pub(super) struct Hub {
     pub(super) key: InformerKey,
+    /// Kind of its objects when it was started.
+    pub(super) kind: Arc<str>,
     pub(super) store: Store,
     state: Mutex<State>,
     progress: watch::Sender<Progress>,
@@ -56,9 +58,10 @@ pub(super) enum Change {
 }
 
 impl Hub {
-    pub(super) fn new(key: InformerKey) -> Self {
+    pub(super) fn new(key: InformerKey, kind: Arc<str>) -> Self {
         Self {
             key,
+            kind,
             store: Store::new(),
             state: Mutex::default(),
             progress: watch::Sender::new(Progress::Syncing(None)),

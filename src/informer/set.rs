@@ -187,10 +187,18 @@ impl Shared {
         if informers.shut_down {
             return None;
         }
-        if let Some(hub) = informers.live.get(key) {
-            return Some(hub.clone());
+        match informers.live.get(key) {
+            Some(hub) if hub.kind == served.kind => return Some(hub.clone()),
+            // Its kind was changed in place: what is cached was read under the old one.
+            Some(_) => {
+                if let Some(old) = informers.live.remove(key) {
+                    old.close(Ended::TypeGone);
+                    self.discount(&old.key.identity);
+                }
+            }
+            None => {}
         }
-        let hub = Arc::new(Hub::new(key.clone()));
+        let hub = Arc::new(Hub::new(key.clone(), served.kind.clone()));
         informers.live.insert(key.clone(), hub.clone());
         self.count(&hub.key.identity);
         self.start(&hub, served);
@@ -240,7 +248,7 @@ impl Shared {
 
     /// A subscription that has ended before it began.
     fn late(set: &Arc<Self>, key: InformerKey) -> Subscription {
-        let hub = Arc::new(Hub::new(key));
+        let hub = Arc::new(Hub::new(key, "".into()));
         hub.close(Ended::Shutdown);
         hub.finish(Ended::Shutdown);
         let mailbox = Arc::new(Mailbox::closed(Ended::Shutdown));

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use crate::{
     discovery::{TypeRegistry, TypeState, TypeStatus},
-    kind::{TypeIdentity, TypeRef},
+    kind::{ServedType, TypeIdentity, TypeRef},
 };
 
 /// One thing that a condition waits for, and why.
@@ -24,11 +24,32 @@ pub struct Unmet {
     pub type_ref: Option<TypeRef>,
 }
 
+/// A served type that a verdict rests on.
+///
+/// The kinds are in it because they can be changed in place, under the same uid: what was read
+/// under the old ones says nothing about objects of the new ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Basis {
+    /// What makes it this type and no other.
+    pub identity: TypeIdentity,
+    /// Kind of its objects.
+    pub kind: Arc<str>,
+    /// Kind of its lists.
+    pub list_kind: Arc<str>,
+}
+
+impl From<&ServedType> for Basis {
+    fn from(served: &ServedType) -> Self {
+        let ServedType { identity, kind, list_kind, subresources: _ } = served;
+        Self { identity: identity.clone(), kind: kind.clone(), list_kind: list_kind.clone() }
+    }
+}
+
 /// What a condition says now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// It holds. What it rests on: a run that began on another basis is over.
-    Met(Vec<TypeIdentity>),
+    Met(Vec<Basis>),
     /// It is proven not to hold, for these reasons.
     Unmet(Vec<Unmet>),
     /// Nothing is proven, for these reasons: what runs goes on, what does not stays off.
@@ -164,7 +185,7 @@ impl Readiness {
     }
 
     /// Resolves when the condition is met, with what it rests on. Cancel safe.
-    pub async fn met(&mut self) -> Vec<TypeIdentity> {
+    pub async fn met(&mut self) -> Vec<Basis> {
         loop {
             if let Verdict::Met(basis) = self.verdict() {
                 return basis;
@@ -207,7 +228,7 @@ fn judge(type_ref: &TypeRef, subresource: Option<Subresource>, status: &TypeStat
                     Some(Subresource::Scale) => served.subresources.scale,
                 };
                 if present {
-                    Verdict::Met(vec![served.identity.clone()])
+                    Verdict::Met(vec![Basis::from(&**served)])
                 } else {
                     let name = match subresource {
                         Some(Subresource::Scale) => "scale",
@@ -295,12 +316,16 @@ mod tests {
     }
 
     fn met_by(uid: &str) -> Verdict {
-        Verdict::Met(vec![TypeIdentity {
-            group: "example.com".into(),
-            version: "v1".into(),
-            plural: "widgets".into(),
-            scope: crate::kind::Scope::Cluster,
-            uid: Some(uid.into()),
+        Verdict::Met(vec![Basis {
+            identity: TypeIdentity {
+                group: "example.com".into(),
+                version: "v1".into(),
+                plural: "widgets".into(),
+                scope: crate::kind::Scope::Cluster,
+                uid: Some(uid.into()),
+            },
+            kind: "Widget".into(),
+            list_kind: "WidgetList".into(),
         }])
     }
 

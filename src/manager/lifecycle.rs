@@ -5,8 +5,7 @@
 
 use tokio::time::Instant;
 
-use super::{ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
-use crate::kind::TypeIdentity;
+use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
 
 /// What happens to a run that ends while its condition holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +80,7 @@ pub(super) struct Lifecycle {
 #[derive(Debug)]
 enum State {
     Waiting,
-    Live { since: Instant, running: bool, basis: Vec<TypeIdentity> },
+    Live { since: Instant, running: bool, basis: Vec<Basis> },
     Stopping { reason: StopReason, overdue: bool },
     BackingOff,
     Stopped,
@@ -265,15 +264,19 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::kind::Scope;
+    use crate::kind::{Scope, TypeIdentity};
 
     fn met(uid: &str) -> Verdict {
-        Verdict::Met(vec![TypeIdentity {
-            group: "example.com".into(),
-            version: "v1".into(),
-            plural: "widgets".into(),
-            scope: Scope::Namespaced,
-            uid: Some(uid.into()),
+        Verdict::Met(vec![Basis {
+            identity: TypeIdentity {
+                group: "example.com".into(),
+                version: "v1".into(),
+                plural: "widgets".into(),
+                scope: Scope::Namespaced,
+                uid: Some(uid.into()),
+            },
+            kind: "Widget".into(),
+            list_kind: "WidgetList".into(),
         }])
     }
 

@@ -52,6 +52,22 @@ impl Catalog {
         }
     }
 
+    /// The same to somebody who has been told `bound` until now: whoever asks for any version
+    /// stays at the one that he has for as long as nothing proves that it is no longer served.
+    pub(in crate::discovery) fn status_after(
+        &self,
+        type_ref: &TypeRef,
+        bound: Option<&TypeIdentity>,
+    ) -> Judgement {
+        let Some(bound) = bound.filter(|_| type_ref.version.is_none()) else {
+            return self.status(type_ref);
+        };
+        let there = self.at(&type_ref.group, &bound.version, &type_ref.name);
+        let is_unproven = matches!(there.state, TypeState::Unknown(_)) && there.served.is_none();
+        let is_same = there.served.as_ref().is_some_and(|served| served.identity == *bound);
+        if is_unproven || is_same { there } else { self.status(type_ref) }
+    }
+
     /// What discovery ought to know better than it did.
     pub(in crate::discovery) fn unsettled(&self) -> Unsettled {
         let expected = entries(&self.services)

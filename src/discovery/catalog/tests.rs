@@ -272,6 +272,39 @@ fn any_version_is_the_best_one_that_is_served() {
 }
 
 #[test]
+fn whoever_is_bound_to_a_version_stays_until_it_is_proven_gone() {
+    let mut catalog = Catalog::complete();
+    let any = widgets().any_version();
+    catalog.apply(crd("widgets", "Widget").versions(&[("v1", true)]));
+    let bound = catalog.identity(&any);
+    let version = |catalog: &Catalog| {
+        let judgement = catalog.status_after(&any, Some(&bound));
+        judgement.served.map(|served| served.identity.version.to_string())
+    };
+
+    catalog.apply(crd("widgets", "Widget").versions(&[("v1", true), ("v2", true)]));
+    assert_eq!(version(&catalog).as_deref(), Some("v1"));
+
+    catalog.apply(crd("widgets", "Widget").versions(&[("v1", false), ("v2", true)]));
+    assert_eq!(version(&catalog).as_deref(), Some("v2"));
+
+    catalog.apply(crd("widgets", "Widget").uid("uid-2").versions(&[("v1", true), ("v2", true)]));
+    assert_eq!(version(&catalog).as_deref(), Some("v2"), "another type");
+}
+
+#[test]
+fn whoever_is_bound_to_a_version_that_is_unproven_is_told_of_no_other() {
+    let any = widgets().any_version();
+    let mut catalog = Catalog::complete();
+    catalog.apply(crd("widgets", "Widget").versions(&[("v1", true)]));
+    let bound = catalog.identity(&any);
+
+    let judgement = Catalog::default().status_after(&any, Some(&bound));
+
+    assert_eq!(judgement, Judgement::unknown());
+}
+
+#[test]
 fn a_crd_that_was_recreated_has_another_identity() {
     let mut catalog = Catalog::complete();
     catalog.apply(crd("widgets", "Widget"));
