@@ -27,7 +27,8 @@ pub(super) enum Verdict {
 
 /// Every check, from what is known now.
 ///
-/// Waiting is what a conditional controller does; it is ready. One in a long back-off shows. One
+/// Waiting is what a conditional controller does; it is ready. One in a long back-off shows, and one
+/// that cannot sync. One
 /// that is stuck holds its name until the process is restarted, so it fails the check.
 pub(super) fn checks(types_known: bool, controllers: &Snapshot) -> Vec<Check> {
     let discovery = Check {
@@ -42,6 +43,7 @@ fn check(status: &RunnableStatus) -> Check {
     let verdict = match status.state {
         _ if status.stuck => Verdict::Failed,
         ControllerState::BackingOff if status.failures >= MANY_FAILURES => Verdict::Bad,
+        ControllerState::Starting if !status.report.late.is_empty() => Verdict::Bad,
         ControllerState::Running if status.report.stale || !status.report.forbidden.is_empty() => {
             Verdict::Bad
         }
@@ -144,6 +146,21 @@ mod tests {
         check_verdict(
             RunnableStatus { failures: 3, ..controller(ControllerState::BackingOff) },
             Verdict::Bad,
+        );
+    }
+
+    #[test]
+    fn a_controller_that_cannot_sync_shows_why_and_holds_up_no_readiness() {
+        let mut late = controller(ControllerState::Starting);
+        late.reason = "SyncTimeout".into();
+        late.message = "no rule lets you list widgets".into();
+        late.report.late = vec![late.message.clone()];
+
+        let line = check_verdict(late, Verdict::Bad);
+
+        assert_eq!(
+            line,
+            "[!]controller/widgets Starting SyncTimeout: no rule lets you list widgets"
         );
     }
 

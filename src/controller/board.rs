@@ -2,7 +2,10 @@
 
 use std::{
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use tokio::sync::mpsc;
@@ -28,6 +31,8 @@ pub(super) enum Mode {
 #[derive(Debug)]
 pub(super) struct Board {
     epoch: Epoch,
+    // The time to sync is over.
+    overdue: AtomicBool,
     rows: Mutex<Vec<Row>>,
     // An input that is synced, or need not be waited for. Sized by the number of inputs, and
     // each is sent once.
@@ -75,7 +80,8 @@ impl Board {
     /// The board of an epoch, and the inputs that settle, by number.
     pub(super) fn new(epoch: Epoch, rows: Vec<Row>) -> (Arc<Self>, mpsc::Receiver<usize>) {
         let (settled, inputs) = mpsc::channel(rows.len().max(1));
-        let board = Self { epoch, rows: Mutex::new(rows), settled };
+        let board =
+            Self { epoch, overdue: AtomicBool::new(false), rows: Mutex::new(rows), settled };
         board.report(&board.rows());
         (Arc::new(board), inputs)
     }
@@ -123,12 +129,13 @@ impl Board {
 
     /// Why an input is not synced.
     pub(super) fn why(&self, input: usize) -> String {
-        let rows = self.rows();
-        let row = &rows[input];
-        match &row.error {
-            Some(error) => error.clone(),
-            None => format!("{} is {}", row.label, row.state.word().to_lowercase()),
-        }
+        self.rows()[input].why()
+    }
+
+    /// From now on the report names those that are still waited for.
+    pub(super) fn overdue(&self) {
+        self.overdue.store(true, Ordering::Relaxed);
+        self.report(&self.rows());
     }
 
     /// Lets go of every cache, whoever still holds a context.
@@ -162,6 +169,11 @@ impl Board {
             .filter(|row| row.state == State::Forbidden)
             .filter_map(|row| row.error.clone())
             .collect();
+        let waited_for = |row: &&Row| !row.settled && row.mode != Mode::Optional;
+        let late = match self.overdue.load(Ordering::Relaxed) {
+            true => rows.iter().filter(waited_for).map(Row::why).collect(),
+            false => Vec::new(),
+        };
         let missing = rows
             .iter()
             .filter(|row| row.mode == Mode::Optional && row.state == State::Waiting)
@@ -170,6 +182,7 @@ impl Board {
         self.epoch.report(|report| {
             report.watches = watches;
             report.stale = stale;
+            report.late = late;
             report.forbidden = forbidden;
             report.missing = missing;
         });
@@ -196,6 +209,14 @@ impl Row {
         self.state = state;
         self.synced |= state == State::Synced;
         self.error = error;
+    }
+
+    /// Why it is not synced.
+    fn why(&self) -> String {
+        match &self.error {
+            Some(error) => error.clone(),
+            None => format!("{} is {}", self.label, self.state.word().to_lowercase()),
+        }
     }
 
     /// Its condition does not hold. What was cached is behind from now on.

@@ -206,7 +206,7 @@ impl KindSource {
                 }
             }
             (TypeState::Absent, _) => Standing::Gone,
-            (TypeState::Installing(_), _) => Standing::Hidden,
+            (TypeState::Installing(_) | TypeState::NotWatchable, _) => Standing::Hidden,
             (TypeState::Unknown(_), _) | (TypeState::Served | TypeState::Terminating, None) => {
                 Standing::Unknown
             }

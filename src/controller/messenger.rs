@@ -66,7 +66,8 @@ impl News {
             TypeState::Served
             | TypeState::Terminating
             | TypeState::Absent
-            | TypeState::Installing(_) => Self::Gone,
+            | TypeState::Installing(_)
+            | TypeState::NotWatchable => Self::Gone,
         }
     }
 }

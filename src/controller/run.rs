@@ -154,7 +154,7 @@ impl Run {
     /// stops before.
     ///
     /// Required inputs are waited for as long as their condition holds, since that is what a
-    /// conditional controller is. A plain one has a deadline, and an optional one holds nobody up
+    /// conditional controller is; those that are late are reported. A plain one has a deadline, and an optional one holds nobody up
     /// for longer than that.
     async fn sync(&mut self) -> Result<bool, RunError> {
         let epoch = self.epoch.clone();
@@ -178,6 +178,7 @@ impl Run {
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
                     }
+                    self.board.overdue();
                 }
             }
         }

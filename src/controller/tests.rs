@@ -423,6 +423,26 @@ async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.server.forbid(WIDGETS);
+    rig.add(builder().for_type(widgets()).conditional()).await;
+    let soon = rig.until(|status| status.reason == "Forbidden").await;
+    assert!(soon.report.late.is_empty());
+
+    let late = rig.until(|status| status.reason == "SyncTimeout").await;
+    assert_eq!((late.state, late.epoch), (ControllerState::Starting, 1));
+    assert!(late.message.contains("no rule lets you"), "{}", late.message);
+    assert_eq!(late.report.late.len(), 1);
+
+    rig.server.allow(WIDGETS);
+    let running = rig.state(ControllerState::Running).await;
+    assert_eq!((running.epoch, running.report.late.len()), (1, 0));
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn plain_input_of_any_version_moves_without_losing_sight() {
     let rig = Rig::new();
     let any = widgets().any_version();

@@ -286,6 +286,7 @@ impl Known {
 fn reason(state: &TypeState) -> Option<String> {
     match state {
         TypeState::Installing(reason) => Some(reason.to_string()),
+        TypeState::NotWatchable => Some("the server offers no list and watch for it".into()),
         TypeState::Terminating => Some("its CRD is being deleted; finalizers must finish".into()),
         TypeState::Unknown(None) => Some("nothing was read about it yet".into()),
         TypeState::Unknown(Some(last)) => {

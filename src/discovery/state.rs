@@ -14,6 +14,9 @@ pub enum TypeState {
     Absent,
     /// It exists but cannot be used yet, or not at the version asked for.
     Installing(InstallingReason),
+    /// It is built in or aggregated, and offers no list and watch, as `tokenreviews` do: nothing
+    /// will come of waiting for it.
+    NotWatchable,
     /// Can be listed and watched.
     Served,
     /// Served still; its CRD has a deletion timestamp. Not gone: finalizers must finish.
@@ -35,8 +38,6 @@ pub enum InstallingReason {
         /// Versions that are served.
         served: Vec<String>,
     },
-    /// It is built in or aggregated, and does not offer to be listed and watched.
-    NotWatchable,
 }
 
 impl TypeState {
@@ -49,7 +50,11 @@ impl TypeState {
     fn phase(&self) -> (&'static str, &'static str) {
         match self {
             Self::Installing(reason) => (self.word(), reason.word()),
-            Self::Absent | Self::Served | Self::Terminating | Self::Unknown(_) => (self.word(), ""),
+            Self::Absent
+            | Self::NotWatchable
+            | Self::Served
+            | Self::Terminating
+            | Self::Unknown(_) => (self.word(), ""),
         }
     }
     /// One word for tables, metrics and condition reasons.
@@ -57,6 +62,7 @@ impl TypeState {
         match self {
             Self::Absent => "Absent",
             Self::Installing(_) => "Installing",
+            Self::NotWatchable => "NotWatchable",
             Self::Served => "Served",
             Self::Terminating => "Terminating",
             Self::Unknown(_) => "Unknown",
@@ -71,7 +77,6 @@ impl InstallingReason {
             Self::NamesNotAccepted(_) => "NamesNotAccepted",
             Self::NotEstablished(_) => "NotEstablished",
             Self::VersionNotServed { .. } => "VersionNotServed",
-            Self::NotWatchable => "NotWatchable",
         }
     }
 }
@@ -87,7 +92,6 @@ impl fmt::Display for InstallingReason {
             Self::VersionNotServed { served } => {
                 write!(f, "this version is not served; served are {}", served.join(", "))
             }
-            Self::NotWatchable => f.write_str("it cannot be listed and watched"),
         }
     }
 }
@@ -112,6 +116,7 @@ impl TypeStatus {
             new.state = match &self.state {
                 TypeState::Unknown(last) => TypeState::Unknown(last.clone()),
                 proven @ (TypeState::Absent
+                | TypeState::NotWatchable
                 | TypeState::Installing(_)
                 | TypeState::Served
                 | TypeState::Terminating) => TypeState::Unknown(Some(Box::new(proven.clone()))),

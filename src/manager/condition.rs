@@ -248,6 +248,10 @@ fn judge(type_ref: &TypeRef, subresource: Option<Subresource>, status: &TypeStat
         TypeState::Installing(reason) => {
             Verdict::Unmet(unmet(reason.word(), format!("{type_ref} cannot be used yet: {reason}")))
         }
+        TypeState::NotWatchable => Verdict::Unmet(unmet(
+            "NotWatchable",
+            format!("{type_ref} cannot be watched: the server offers no list and watch for it"),
+        )),
         TypeState::Unknown(_) => Verdict::Unknown(unmet(
             "TypeUnknown",
             format!("nothing is proven about {type_ref}: discovery has no current answer"),
@@ -375,6 +379,18 @@ mod tests {
 
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"));
+    }
+
+    #[test]
+    fn a_type_that_cannot_be_watched_is_told_from_one_that_is_being_installed() {
+        let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
+        let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        let status = TypeStatus { state: TypeState::NotWatchable, served: None, since };
+
+        let Verdict::Unmet(unmet) = judge(&reviews, None, &status) else { panic!("not unmet") };
+
+        assert_eq!(unmet[0].reason, "NotWatchable");
+        assert!(unmet[0].message.contains("no list and watch"), "{}", unmet[0].message);
     }
 
     #[tokio::test]

@@ -153,6 +153,9 @@ impl Entry {
                 None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
                 None => ("ConditionUnknown", String::new()),
             },
+            ControllerState::Starting if !report.late.is_empty() => {
+                ("SyncTimeout", report.late.join("; "))
+            }
             ControllerState::Starting if !report.forbidden.is_empty() => {
                 ("Forbidden", report.forbidden.join("; "))
             }

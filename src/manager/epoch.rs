@@ -40,6 +40,8 @@ pub struct Report {
     pub running: bool,
     /// Its cache is behind: a watch fails, though the type is not proven gone.
     pub stale: bool,
+    /// What is not synced though the time for that is over, each with the reason.
+    pub late: Vec<String>,
     /// What it may not do, each with the rule that is missing.
     pub forbidden: Vec<String>,
     /// Optional types that are missing.

@@ -80,7 +80,7 @@ impl View<'_> {
                     "SpecPending".to_owned(),
                     format!("the old specification goes on: {pending}"),
                 ),
-                None if !run.report.forbidden.is_empty() => {
+                None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
                     ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
                 }
                 None => self.running(),

@@ -37,6 +37,10 @@ impl Judgement {
         Self { state: TypeState::Absent, served: None }
     }
 
+    pub(in crate::discovery) fn not_watchable() -> Self {
+        Self { state: TypeState::NotWatchable, served: None }
+    }
+
     /// Nothing newer is proven.
     fn doubted(self) -> Self {
         Self { state: TypeState::Unknown(Some(Box::new(self.state))), served: self.served }
@@ -209,6 +213,7 @@ impl Catalog {
             TypeState::Unknown(_) => judgement,
             TypeState::Absent
             | TypeState::Installing(_)
+            | TypeState::NotWatchable
             | TypeState::Served
             | TypeState::Terminating => {
                 if doubtful {
@@ -244,7 +249,7 @@ impl Catalog {
             };
         };
         if !resource.watchable {
-            return Judgement::installing(InstallingReason::NotWatchable);
+            return Judgement::not_watchable();
         }
         let uid = match find(&self.crds, group, &resource.plural) {
             Some(crd) if self.static_mode => Some(crd.uid.clone()),
@@ -349,6 +354,9 @@ fn telling(judgement: &Judgement) -> u8 {
     match &judgement.state {
         TypeState::Absent => 0,
         TypeState::Unknown(_) => 1,
-        TypeState::Installing(_) | TypeState::Served | TypeState::Terminating => 2,
+        TypeState::Installing(_)
+        | TypeState::NotWatchable
+        | TypeState::Served
+        | TypeState::Terminating => 2,
     }
 }

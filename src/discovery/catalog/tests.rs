@@ -694,7 +694,7 @@ fn a_type_that_cannot_be_watched_says_so() {
     catalog.hear(answer(&[("apps", "v1", Some(&[review])), metrics()]));
 
     let reviews = TypeRef::kind("apps", "v1", "Review");
-    assert_eq!(catalog.installing(&reviews), InstallingReason::NotWatchable);
+    assert_eq!(catalog.status(&reviews), Judgement::not_watchable());
 }
 
 #[test]
