@@ -5,6 +5,7 @@ mod admin;
 mod completions;
 mod connection;
 mod crds;
+mod declared;
 mod demo;
 mod dev;
 mod flag;
@@ -19,6 +20,7 @@ mod signals;
 mod status;
 mod table;
 mod types;
+mod watchers;
 
 use std::{io::Write, process::ExitCode, time::Duration};
 

@@ -118,6 +118,10 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert!(types.iter().any(|row| {
         row["name"] == "compositecontrollers.metacontroller.k8s.io" && row["state"] == "Served"
     }));
+    let reviews = "tokenreviews.authentication.k8s.io";
+    let reviews = types.iter().find(|row| row["name"] == reviews).unwrap();
+    assert_eq!(reviews["state"], "NotWatchable");
+    assert_eq!(reviews["watchedBy"], 0, "nothing is declared: {reviews}");
     assert_code(&types_seen, 0);
     assert!(String::from_utf8(types_seen.stdout).unwrap().contains("deployments.apps"));
     assert_code(&declared, 0);

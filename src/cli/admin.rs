@@ -27,6 +27,7 @@ use super::{
     address::BindAddress,
     health::{self, Verdict},
     report::{StatusReport, TypeRow},
+    watchers::Watchers,
 };
 
 /// What the servers show.
@@ -201,5 +202,7 @@ async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
 }
 
 async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {
-    Json(shown.cluster.types.report().iter().map(TypeRow::from).collect())
+    let watchers = Watchers::of_manager(&shown.manager.status());
+    let types = shown.cluster.types.report();
+    Json(types.iter().map(|report| TypeRow::new(report, Some(&watchers))).collect())
 }

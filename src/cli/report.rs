@@ -9,6 +9,8 @@ use pilotlight::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::watchers::Watchers;
+
 /// Everything about the controllers of a manager.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -100,7 +102,8 @@ pub(super) struct TypeRow {
     pub(super) since: Timestamp,
     pub(super) served_versions: Vec<String>,
     pub(super) origin: String,
-    pub(super) watched_by: usize,
+    /// Controllers that watch it, where that is known.
+    pub(super) watched_by: Option<usize>,
 }
 
 impl StatusReport {
@@ -206,8 +209,8 @@ fn progress(progress: &Progress) -> &'static str {
     }
 }
 
-impl From<&TypeReport> for TypeRow {
-    fn from(report: &TypeReport) -> Self {
+impl TypeRow {
+    pub(super) fn new(report: &TypeReport, watchers: Option<&Watchers>) -> Self {
         Self {
             name: report.name.clone(),
             kind: report.kind.clone(),
@@ -217,7 +220,7 @@ impl From<&TypeReport> for TypeRow {
             since: report.since,
             served_versions: report.served_versions.clone(),
             origin: format!("{:?}", report.origin),
-            watched_by: report.subscribers,
+            watched_by: watchers.map(|watchers| watchers.count(report)),
         }
     }
 }

@@ -1,9 +1,7 @@
 //! `pilotlight status`.
 
-use anyhow::anyhow;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use kube::{Api, api::ListParams};
 use pilotlight::{
     meta::{CompositeController, StatusCondition},
     transport::TransportOptions,
@@ -12,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     connection::ConnectionArgs,
-    http, output,
+    declared, http, output,
     output::Format,
     report::{ControllerRow, InformerRow, StatusReport},
     table::{Table, age, or_dash},
@@ -51,30 +49,9 @@ impl StatusArgs {
     /// What the objects say.
     async fn declared(&self) -> anyhow::Result<Vec<DeclaredRow>> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
-        let api = Api::<CompositeController>::all(transport.client()?);
-        // By pages, which the API server answers at once also where it has just begun to serve.
-        let mut page = ListParams::default().limit(500);
-        let mut rows = Vec::new();
-        loop {
-            let list = api.list(&page).await.map_err(explain)?;
-            rows.extend(list.items.iter().map(DeclaredRow::from));
-            match list.metadata.continue_ {
-                Some(token) if !token.is_empty() => page = page.continue_token(&token),
-                Some(_) | None => return Ok(rows),
-            }
-        }
+        let controllers = declared::list(transport.client()?).await?;
+        Ok(controllers.iter().map(DeclaredRow::from).collect())
     }
-}
-
-fn explain(error: kube::Error) -> anyhow::Error {
-    let kube::Error::Api(status) = error else { return error.into() };
-    if status.code == 404 {
-        return anyhow!(
-            "the API server knows no CompositeControllers; install Pilotlight's CRDs: \
-             pilotlight crds | kubectl apply --filename -"
-        );
-    }
-    anyhow!("{} ({})", status.message, status.code)
 }
 
 /// One declared controller, as its object says.

@@ -13,10 +13,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     connection::ConnectionArgs,
-    http, output,
+    declared, http, output,
     output::Format,
     report::TypeRow,
     table::{Table, age, or_dash},
+    watchers::Watchers,
 };
 
 /// How long one look at the server may take.
@@ -27,7 +28,8 @@ pub(super) struct TypesArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
     /// Ask a running manager at its metrics address instead of the API server: what it sees, since
-    /// when, and how many of its controllers watch each type.
+    /// when, and how many of its controllers watch each type. The API server knows of those alone
+    /// that are declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
     /// How to print it.
@@ -50,8 +52,8 @@ impl TypesArgs {
     /// One look at the API server.
     async fn look(&self) -> anyhow::Result<Vec<TypeRow>> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
-        let (types, discovery) =
-            TypeRegistry::new(transport.client()?, DiscoveryOptions::default());
+        let client = transport.client()?;
+        let (types, discovery) = TypeRegistry::new(client.clone(), DiscoveryOptions::default());
         let stop = CancellationToken::new();
         tokio::select! {
             () = discovery.run(stop.clone()) => bail!("discovery ended by itself"),
@@ -62,7 +64,11 @@ impl TypesArgs {
                 )?;
             }
         }
-        Ok(types.report().iter().map(TypeRow::from).collect())
+        // Who may not list them, or has none installed, cannot know.
+        let declared = tokio::time::timeout(TIMEOUT, declared::list(client)).await;
+        let declared = declared.ok().and_then(Result::ok);
+        let watchers = declared.as_deref().map(Watchers::of_objects);
+        Ok(types.report().iter().map(|row| TypeRow::new(row, watchers.as_ref())).collect())
     }
 }
 
@@ -77,7 +83,7 @@ fn render(rows: &[TypeRow], now: Timestamp) -> String {
             row.state.clone(),
             age(row.since, now),
             or_dash(Some(&row.served_versions.join(","))),
-            row.watched_by.to_string(),
+            row.watched_by.map_or_else(|| "-".to_owned(), |count| count.to_string()),
             row.reason.clone().unwrap_or_default(),
         ]);
     }
@@ -99,7 +105,7 @@ mod tests {
             since: Timestamp::UNIX_EPOCH,
             served_versions: vec!["v1".into(), "v1beta1".into()],
             origin: "Crd".into(),
-            watched_by: 2,
+            watched_by: Some(2),
         }];
 
         let text = render(&rows, Timestamp::UNIX_EPOCH);

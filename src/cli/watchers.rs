@@ -1,0 +1,162 @@
+//! By how many controllers a type is watched.
+//!
+//! Only watches count: a controller that waits for a type, or looks it up, watches nothing.
+
+use std::collections::{HashMap, HashSet};
+
+use pilotlight::{
+    discovery::TypeReport,
+    kind::{TypeName, TypeRef},
+    manager::Snapshot,
+    meta::CompositeController,
+};
+
+/// Which controllers watch which types.
+#[derive(Debug, Default)]
+pub(super) struct Watchers {
+    // Controllers by group and by the name that they ask by.
+    by_type: HashMap<(String, TypeName), HashSet<usize>>,
+}
+
+impl Watchers {
+    /// What a manager's own controllers say.
+    pub(super) fn of_manager(controllers: &Snapshot) -> Self {
+        let mut watchers = Self::default();
+        for (number, controller) in controllers.values().enumerate() {
+            for watch in controller.report.watches.iter().filter(|it| is_watched(it.state)) {
+                let TypeRef { group, name, version: _ } = watch.type_ref.clone();
+                watchers.add(group, name, number);
+            }
+        }
+        watchers
+    }
+
+    /// What the objects of declared controllers say.
+    pub(super) fn of_objects(controllers: &[CompositeController]) -> Self {
+        let mut watchers = Self::default();
+        for (number, controller) in controllers.iter().enumerate() {
+            let watches = controller.status.iter().flat_map(|status| &status.watches);
+            for watch in watches.filter(|it| is_watched(&it.state)) {
+                let group = watch.api_version.rsplit_once('/').map_or("", |(group, _)| group);
+                watchers.add(group.into(), TypeName::Resource(watch.resource.clone()), number);
+            }
+        }
+        watchers
+    }
+
+    /// How many watch the type of this row, at whichever version and by whichever name.
+    pub(super) fn count(&self, report: &TypeReport) -> usize {
+        // Rows are called `plural.group`, with a version if nothing more is known.
+        let name = report.name.split('/').next().unwrap_or_default();
+        let suffix = format!(".{}", report.group);
+        let plural = name.strip_suffix(&suffix).unwrap_or(name);
+        let names =
+            [Some(TypeName::Resource(plural.into())), report.kind.clone().map(TypeName::Kind)];
+        let controllers: HashSet<_> = names
+            .into_iter()
+            .flatten()
+            .filter_map(|name| self.by_type.get(&(report.group.clone(), name)))
+            .flatten()
+            .collect();
+        controllers.len()
+    }
+
+    fn add(&mut self, group: String, name: TypeName, controller: usize) {
+        self.by_type.entry((group, name)).or_default().insert(controller);
+    }
+}
+
+/// Whether a watch in this state is one.
+fn is_watched(state: &str) -> bool {
+    state != "Waiting"
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use k8s_openapi::jiff::Timestamp;
+    use pilotlight::{
+        discovery::Origin,
+        manager::{ControllerState, Report, RunnableGroup, RunnableStatus, WatchReport},
+    };
+    use serde_json::json;
+
+    use super::*;
+
+    fn widgets() -> TypeReport {
+        TypeReport {
+            name: "widgets.example.com".into(),
+            group: "example.com".into(),
+            kind: Some("Widget".into()),
+            scope: None,
+            state: "Served",
+            reason: None,
+            since: Timestamp::UNIX_EPOCH,
+            served_versions: vec!["v1".into()],
+            origin: Origin::Crd,
+            uid: None,
+            subscribers: 17,
+        }
+    }
+
+    fn controller(name: &str, watches: &[(TypeRef, &'static str)]) -> RunnableStatus {
+        let watches = watches.iter().cloned();
+        let watches = watches.map(|(type_ref, state)| WatchReport { type_ref, state, error: None });
+        RunnableStatus {
+            name: name.into(),
+            group: RunnableGroup::LeaderElection,
+            state: ControllerState::Running,
+            reason: "Running".into(),
+            message: String::new(),
+            since: Timestamp::UNIX_EPOCH,
+            epoch: 1,
+            unmet: Vec::new(),
+            report: Report { watches: watches.collect(), ..Report::default() },
+            last_done: None,
+            pending: None,
+            stuck: false,
+            failures: 0,
+        }
+    }
+
+    #[test]
+    fn a_manager_counts_controllers_and_not_their_subscriptions() {
+        let by_plural = TypeRef::resource("example.com", "v1", "widgets");
+        let by_kind = TypeRef::kind("example.com", "v1", "Widget");
+        let others = TypeRef::resource("other.com", "v1", "widgets");
+        let snapshot: Snapshot = [
+            controller("twice", &[(by_plural.clone(), "Synced"), (by_kind.clone(), "Synced")]),
+            controller("any", &[(by_kind.any_version(), "Stale")]),
+            controller("waits", &[(by_plural, "Waiting")]),
+            controller("other", &[(others, "Synced")]),
+        ]
+        .into_iter()
+        .map(|status| (status.name.clone(), Arc::new(status)))
+        .collect();
+
+        assert_eq!(Watchers::of_manager(&snapshot).count(&widgets()), 2);
+    }
+
+    #[test]
+    fn objects_say_what_their_controllers_watch() {
+        let controller = |state: &str| -> CompositeController {
+            serde_json::from_value(json!({
+                "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+                "metadata": {"name": "things"},
+                "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "widgets"}},
+                "status": {"watches": [
+                    {"resource": "widgets", "apiVersion": "example.com/v1", "state": state},
+                    {"resource": "pods", "apiVersion": "v1", "state": "Synced"},
+                ]},
+            }))
+            .unwrap()
+        };
+        let pods =
+            TypeReport { name: "pods".into(), group: String::new(), kind: None, ..widgets() };
+
+        let watchers = Watchers::of_objects(&[controller("Synced"), controller("Waiting")]);
+
+        assert_eq!((watchers.count(&widgets()), watchers.count(&pods)), (1, 2));
+    }
+}
