@@ -26,6 +26,7 @@ mod metrics;
 mod owner;
 mod run;
 mod runnable;
+mod snapshot;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -48,9 +49,8 @@ pub use metrics::ManagerMetrics;
 pub use runnable::{
     BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
 };
-pub use status::{
-    ControllerState, Done, DoneReason, RunnableStatus, Snapshot, Transition, TransitionKind,
-};
+pub use snapshot::{Iter as SnapshotIter, Snapshot};
+pub use status::{ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind};
 
 /// How a manager treats its runnables.
 #[derive(Clone, Debug)]

@@ -113,7 +113,7 @@ mod tests {
 
     #[track_caller]
     fn check_verdict(status: RunnableStatus, expected: Verdict) -> String {
-        let snapshot = Snapshot::from([(status.name.clone(), Arc::new(status))]);
+        let snapshot = Snapshot::from_iter([Arc::new(status)]);
         let checks = checks(true, &snapshot);
         assert_eq!(checks[1].verdict, expected, "{}", checks[1]);
         checks[1].to_string()

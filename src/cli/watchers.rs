@@ -132,7 +132,7 @@ mod tests {
             controller("other", &[(others, "Synced")]),
         ]
         .into_iter()
-        .map(|status| (status.name.clone(), Arc::new(status)))
+        .map(Arc::new)
         .collect();
 
         assert_eq!(Watchers::of_manager(&snapshot).count(&widgets()), 2);

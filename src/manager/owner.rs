@@ -52,9 +52,16 @@ enum Timer {
 
 /// How far the manager has come: groups are opened in order and closed in order.
 enum Phase {
-    Opening(usize),
+    /// `asked` once the groups of this step were told; those that come later are told as they come.
+    Opening {
+        step: usize,
+        asked: bool,
+    },
     Open,
-    Closing { step: usize },
+    Closing {
+        step: usize,
+        asked: bool,
+    },
 }
 
 const START_ORDER: [RunnableGroup; 6] = [
@@ -121,7 +128,7 @@ impl Owner {
             prepares: JoinSet::new(),
             watches: FuturesUnordered::new(),
             timers: DelayQueue::new(),
-            phase: Phase::Opening(0),
+            phase: Phase::Opening { step: 0, asked: false },
             failure: None,
             dirty: Vec::new(),
         }
@@ -420,11 +427,15 @@ impl Owner {
         entry.serial = pending.serial;
         entry.lifecycle.renew(pending.spec.options.restart);
         entry.spec = pending.spec;
+        let group = entry.spec.group;
         if before != ControllerState::Waiting {
             let (name, epoch) = (entry.name.clone(), entry.epoch_number);
             self.metrics.entered(&name, before, ControllerState::Waiting);
             self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
         }
+        // It may be of another group than the one before.
+        let allowed = self.is_open(group);
+        self.step(id, Input::Allowed(allowed));
         self.step(id, Input::Verdict(pending.verdict));
         if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
             entry.spec.unprepare();
@@ -624,8 +635,7 @@ impl Owner {
         self.names.remove(&entry.name);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
-        self.snapshot
-            .send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name).is_some());
+        self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
         for remover in entry.removers {
             // Whoever asked may have gone.
             remover.send(()).unwrap_or_default();
@@ -636,13 +646,16 @@ impl Owner {
     fn advance(&mut self) {
         loop {
             match self.phase {
-                Phase::Opening(step) => {
+                Phase::Opening { step, asked } => {
                     let Some(group) = START_ORDER.get(step) else {
                         self.phase = Phase::Open;
                         return;
                     };
-                    for id in self.ids_of(&[*group]) {
-                        self.step(id, Input::Allowed(true));
+                    if !asked {
+                        self.phase = Phase::Opening { step, asked: true };
+                        for id in self.ids_of(&[*group]) {
+                            self.step(id, Input::Allowed(true));
+                        }
                     }
                     // Whoever waits for a condition holds nobody up; whoever starts, only where
                     // the later groups rely on it.
@@ -654,22 +667,24 @@ impl Owner {
                     if starting {
                         return;
                     }
-                    self.phase = Phase::Opening(step + 1);
+                    self.phase = Phase::Opening { step: step + 1, asked: false };
                 }
                 Phase::Open => return,
-                Phase::Closing { step } => {
+                Phase::Closing { step, asked } => {
                     let Some(groups) = STOP_ORDER.get(step) else { return };
-                    let ids = self.ids_of(groups);
-                    for id in &ids {
-                        if let Some(entry) = self.entries.get_mut(id) {
-                            drop_pending(entry);
+                    if !asked {
+                        self.phase = Phase::Closing { step, asked: true };
+                        for id in self.ids_of(groups) {
+                            if let Some(entry) = self.entries.get_mut(&id) {
+                                drop_pending(entry);
+                            }
+                            self.step(id, Input::Remove);
                         }
-                        self.step(*id, Input::Remove);
                     }
-                    if !self.ids_of(groups).is_empty() {
+                    if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
                         return;
                     }
-                    self.phase = Phase::Closing { step: step + 1 };
+                    self.phase = Phase::Closing { step: step + 1, asked: false };
                 }
             }
         }
@@ -677,7 +692,9 @@ impl Owner {
 
     fn is_open(&self, group: RunnableGroup) -> bool {
         match self.phase {
-            Phase::Opening(step) => START_ORDER.iter().take(step + 1).any(|open| *open == group),
+            Phase::Opening { step, .. } => {
+                START_ORDER.iter().take(step + 1).any(|open| *open == group)
+            }
             Phase::Open => true,
             Phase::Closing { .. } => false,
         }
@@ -686,12 +703,12 @@ impl Owner {
     fn close(&mut self) {
         if !matches!(self.phase, Phase::Closing { .. }) {
             info!("stopping every runnable");
-            self.phase = Phase::Closing { step: 0 };
+            self.phase = Phase::Closing { step: 0, asked: false };
         }
     }
 
     fn closed(&self) -> bool {
-        matches!(self.phase, Phase::Closing { step } if step >= STOP_ORDER.len())
+        matches!(self.phase, Phase::Closing { step, .. } if step >= STOP_ORDER.len())
     }
 
     /// The patience is over: name the late and leave them behind.
@@ -704,7 +721,7 @@ impl Owner {
             .collect();
         let before = self.failure.take().map(Box::new);
         self.failure = Some(ManagerError::Late { names: late, before });
-        self.phase = Phase::Closing { step: STOP_ORDER.len() };
+        self.phase = Phase::Closing { step: STOP_ORDER.len(), asked: true };
     }
 
     fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {
@@ -752,11 +769,15 @@ impl Owner {
             let status = entry.describe();
             if status != *entry.status || entry.status.reason.is_empty() {
                 entry.status = Arc::new(status);
-                changed.push((entry.name.clone(), entry.status.clone()));
+                changed.push(entry.status.clone());
             }
         }
         if !changed.is_empty() {
-            self.snapshot.send_modify(|snapshot| Arc::make_mut(snapshot).extend(changed));
+            self.snapshot.send_modify(|snapshot| {
+                // Readers keep what they have; of ours, what has changed is copied.
+                let snapshot = Arc::make_mut(snapshot);
+                changed.into_iter().for_each(|status| snapshot.insert(status));
+            });
         }
     }
 

@@ -1,7 +1,5 @@
 //! What the manager says of each runnable.
 
-use std::{collections::BTreeMap, sync::Arc};
-
 use k8s_openapi::jiff::Timestamp;
 
 use super::{ControllerName, Report, RunnableGroup, StopReason, Unmet};
@@ -155,9 +153,6 @@ impl RunnableStatus {
         self.report.last_error.as_deref().or_else(of_run)
     }
 }
-
-/// Every runnable by name, as of one moment.
-pub type Snapshot = BTreeMap<ControllerName, Arc<RunnableStatus>>;
 
 /// One step in the life of a runnable, in order; none is merged with another.
 #[derive(Clone, Debug, PartialEq, Eq)]

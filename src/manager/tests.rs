@@ -616,3 +616,52 @@ fn a_request_that_nobody_waited_for_is_counted_as_unknown() {
 
     assert_eq!((fence.under_way(), fence.unknown()), (0, 1));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_burst_of_thousands_costs_as_much_as_changes() {
+    const MANY: usize = 5000;
+    let mut manager = Manager::new(ManagerOptions::default());
+    let verdict = watch::Sender::new(unmet());
+    for number in 0..MANY {
+        let probe = Probe { verdict: verdict.clone(), ..Probe::new(Body::UntilStopped) };
+        manager.add(format!("c{number}"), probe.arc(), RunnableOptions::default()).unwrap();
+    }
+    let rig = Rig::start(manager);
+    let mut snapshots = rig.handle.watch();
+    drop(snapshots.wait_for(|snapshot| snapshot.len() == MANY).await.unwrap());
+    let before = snapshot::tests::COPIES.get();
+
+    // A reader that holds on to each snapshot, as the status of declared controllers does.
+    verdict.send_replace(met());
+    let (mut held, mut changes) = (snapshots.borrow_and_update().clone(), 0);
+    while held.values().any(|status| status.state != ControllerState::Running) {
+        snapshots.changed().await.unwrap();
+        let now = snapshots.borrow_and_update().clone();
+        changes += now.changed_since(&held).len();
+        held = now;
+    }
+
+    let copies = snapshot::tests::COPIES.get() - before;
+    assert!(changes >= MANY);
+    assert!(copies < MANY * 40, "{copies} copies for {changes} changes");
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replacement_of_a_group_that_is_open_starts_though_its_own_was_not() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    let cache = Probe::new(Body::NeverRuns).group(RunnableGroup::Caches, &log).arc();
+    manager.add("cache", cache, RunnableOptions::default()).unwrap();
+    manager
+        .add("widgets", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default())
+        .unwrap();
+    let rig = Rig::start(manager);
+    rig.until("cache", ControllerState::Starting).await;
+
+    let early = Probe::new(Body::UntilStopped).group(RunnableGroup::HttpServers, &log).arc();
+    rig.handle.replace("widgets", early, RunnableOptions::default()).await.unwrap();
+
+    rig.until("widgets", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}

@@ -58,9 +58,8 @@ impl ConditionalSource for ManagerSource {
                             return SourceEnd::Stopped;
                         }
                         let snapshot = snapshots.borrow_and_update().clone();
-                        for (name, status) in snapshot.iter() {
-                            let same = last.get(name).is_some_and(|last| Arc::ptr_eq(last, status));
-                            if let Some(name) = name.as_str().strip_prefix(PREFIX) && !same {
+                        for status in snapshot.changed_since(&last) {
+                            if let Some(name) = status.name.as_str().strip_prefix(PREFIX) {
                                 changes.mark(name);
                             }
                         }
