@@ -50,6 +50,9 @@ impl ConditionalSource for ManagerSource {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
                             tracing::debug!(missed, "transitions went by unseen");
+                            for name in changes.names() {
+                                changes.mark(&name);
+                            }
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,
                     },
@@ -63,6 +66,10 @@ impl ConditionalSource for ManagerSource {
                             if let Some(name) = name.as_str().strip_prefix(PREFIX) && !same {
                                 changes.mark(name);
                             }
+                        }
+                        let gone = last.keys().filter(|name| !snapshot.contains_key(*name));
+                        for name in gone.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
+                            changes.mark(name);
                         }
                         last = snapshot;
                     }
