@@ -170,6 +170,43 @@ async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
 }
 
 #[tokio::test]
+async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
+    let stage = Stage::start("edit-parent").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.child("gear", 1).await;
+
+    let generation = stage.edit("a", json!({ "spec": stage.spec(&gadgets) })).await;
+
+    let pending = stage.status("a", "is pending", |status| {
+        status.observed_generation == Some(generation)
+            && condition(status, "Ready").reason == "SpecPending"
+    });
+    let pending = condition(&pending.await, "Ready");
+    assert!(pending.message.contains("gadgets"), "{}", pending.message);
+    stage.resize(&crd, "gear", 2).await;
+    stage.child("gear", 2).await;
+    assert_eq!(rig.status(&stage.runnable("a")).epoch, 1, "the old one goes on");
+
+    stage.install(&gadgets).await;
+    rig.create(&gadgets, "cog", 5).await;
+    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
+    stage.runs("a", 2).await;
+    stage.child("cog", 5).await;
+    let calls = stage.hook.count("gear");
+    stage.resize(&crd, "gear", 3).await;
+    stage.resize(&gadgets, "cog", 6).await;
+    stage.child("cog", 6).await;
+    assert_eq!(stage.hook.count("gear"), calls, "the old parents are nobody's");
+    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn an_edit_that_waits_can_be_taken_back() {
     let stage = Stage::start("edit-back").await;
     let rig = &stage.rig;

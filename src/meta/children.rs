@@ -120,12 +120,18 @@ pub(crate) struct Rules<'a> {
     pub(crate) generate_selector: bool,
     /// Children that there are.
     pub(crate) observed: &'a [Child],
+    /// The one namespace that is watched; children elsewhere would never be seen again.
+    pub(crate) restricted: Option<&'a str>,
 }
 
 impl Rules<'_> {
     /// The writes that lead from what is observed to what is desired, in their order: deletes,
     /// then creates and updates, each by type.
-    pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Step> {
+    ///
+    /// # Errors
+    ///
+    /// Names an observed child that is wanted and cannot be read.
+    pub(crate) fn plan(&self, desired: Vec<Desired>) -> Result<Vec<Step>, String> {
         let mut deletes = Vec::new();
         let mut writes = Vec::new();
         let mut wanted: BTreeMap<(usize, ObjectKey), (usize, Desired)> = desired
@@ -144,7 +150,10 @@ impl Rules<'_> {
             if child.terminating {
                 continue;
             }
-            let Ok(observed) = serde_json::from_slice::<Value>(&child.json) else { continue };
+            let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+                let kind = &self.groups[child.group].served.kind;
+                format!("{kind} {} is unreadable: {error}", child.key)
+            })?;
             let merged = merge::apply(&observed, &desired.object);
             if last_applied::same(&merged, &observed) {
                 continue;
@@ -171,7 +180,7 @@ impl Rules<'_> {
         };
         deletes.sort_by_cached_key(|step| (rank(step), step.target().1.clone()));
         writes.sort_by_cached_key(|(order, step)| (rank(step), *order));
-        deletes.into_iter().chain(writes.into_iter().map(|(_, step)| step)).collect()
+        Ok(deletes.into_iter().chain(writes.into_iter().map(|(_, step)| step)).collect())
     }
 
     /// A child as it is created: owned, and remembering what was wanted.
@@ -259,266 +268,4 @@ pub(crate) mod fixtures {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{fixtures::*, *};
-
-    fn config_map(name: &str) -> Value {
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {"name": name, "labels": {"app": "x"}}
-        })
-    }
-
-    fn selector() -> Selector {
-        Selector::label("app", "x")
-    }
-
-    fn checked(
-        parent: &Parent,
-        observed: &[Child],
-        children: Vec<Value>,
-    ) -> Result<Vec<Desired>, String> {
-        let (groups, selector) = (groups(UpdateMethod::InPlace), selector());
-        let missing = [TypeRef::resource("late.example.com", "v1", "lates")];
-        Rules {
-            parent,
-            groups: &groups,
-            missing: &missing,
-            selector: &selector,
-            generate_selector: false,
-            observed,
-        }
-        .check(children)
-    }
-
-    #[track_caller]
-    fn check_refused(pointer: &str, value: Value, expected: &str) {
-        let mut children = vec![config_map("a"), config_map("b")];
-        match pointer {
-            "" => children[1] = value,
-            pointer => {
-                let (object, key) = pointer.rsplit_once('/').unwrap();
-                children[1].pointer_mut(object).unwrap()[key] = value;
-            }
-        }
-
-        let error = checked(&parent(Some("ns")), &[], children).unwrap_err();
-
-        assert!(error.starts_with(expected), "{error}");
-    }
-
-    #[test]
-    fn an_unusable_child_is_refused_by_the_path_of_its_field() {
-        check_refused("", json!(null), "children[1]: is null");
-        check_refused("", json!([]), "children[1]: is a list");
-        check_refused("/apiVersion", json!(null), "children[1].apiVersion: is required");
-        check_refused("/kind", json!(""), "children[1].kind: is required");
-        check_refused("/kind", json!(1), "children[1].kind: is a number");
-        check_refused("/kind", json!("Pod"), "children[1]: Pod of v1 is not declared");
-        check_refused("/apiVersion", json!("v2"), "children[1]: ConfigMap of v2 is not declared");
-        check_refused("/metadata", json!(null), "children[1].metadata: must be an object");
-        check_refused("/metadata/name", json!(null), "children[1].metadata.name: is required");
-        check_refused("/metadata/name", json!("x".repeat(254)), "children[1].metadata.name: ");
-        check_refused("/metadata/name", json!("../secrets/x"), "children[1].metadata.name: ");
-        check_refused("/metadata/name", json!(".."), "children[1].metadata.name: ");
-        check_refused("/metadata/generateName", json!("x-"), "children[1].metadata.generateName: ");
-        check_refused("/metadata/namespace", json!("other"), "children[1].metadata.namespace: ");
-        check_refused(
-            "/metadata/namespace",
-            json!(7),
-            "children[1].metadata.namespace: is a number",
-        );
-        check_refused("/metadata/uid", json!("u"), "children[1].metadata.uid: ");
-        check_refused(
-            "/metadata/ownerReferences",
-            json!([{"uid": "parent-uid"}, {"uid": "x"}]),
-            "children[1].metadata.ownerReferences[1]: ",
-        );
-        check_refused(
-            "/metadata/labels",
-            json!({"app": "y"}),
-            "children[1].metadata.labels: do not",
-        );
-        check_refused(
-            "/metadata/labels",
-            json!({"app": 1}),
-            "children[1].metadata.labels[\"app\"]: ",
-        );
-        check_refused("/metadata/annotations", json!([]), "children[1].metadata.annotations: ");
-        check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is there twice");
-        check_refused(
-            "",
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
-            "children[1]: Namespace is cluster-scoped",
-        );
-    }
-
-    #[test]
-    fn a_child_without_namespace_gets_its_parents() {
-        let children = checked(&parent(Some("ns")), &[], vec![config_map("a")]).unwrap();
-
-        assert_eq!(children[0].key.to_string(), "ns/a");
-        assert_eq!(children[0].object["metadata"]["namespace"], "ns");
-    }
-
-    #[test]
-    fn a_cluster_scoped_parent_says_where_its_children_are() {
-        let parent = parent(None);
-
-        assert!(checked(&parent, &[], vec![config_map("a")]).unwrap_err().contains("is required"));
-        let mut child = config_map("a");
-        child["metadata"]["namespace"] = json!("x");
-        assert_eq!(checked(&parent, &[], vec![child]).unwrap()[0].key.to_string(), "x/a");
-        let mut namespace = config_map("a");
-        namespace["kind"] = json!("Namespace");
-        assert_eq!(checked(&parent, &[], vec![namespace.clone()]).unwrap()[0].key.to_string(), "a");
-        namespace["metadata"]["namespace"] = json!("x");
-        assert!(checked(&parent, &[], vec![namespace]).unwrap_err().contains("must be empty"));
-    }
-
-    #[test]
-    fn children_of_a_missing_optional_type_are_left_out() {
-        let mut late = config_map("a");
-        late["apiVersion"] = json!("late.example.com/v1");
-        late["kind"] = json!("Late");
-
-        let children = checked(&parent(Some("ns")), &[], vec![late, config_map("b")]).unwrap();
-
-        assert_eq!(children.len(), 1);
-    }
-
-    #[test]
-    fn what_a_hook_was_shown_it_may_send_back() {
-        let mut shown = config_map("a");
-        shown["metadata"]["namespace"] = json!("ns");
-        shown["metadata"]["uid"] = json!("u");
-        shown["metadata"]["ownerReferences"] = json!([{"uid": "parent-uid"}, {"uid": "friend"}]);
-        let observed = child(0, "a", shown.clone());
-
-        assert!(checked(&parent(Some("ns")), &[observed], vec![shown]).is_ok());
-    }
-
-    #[test]
-    fn a_generated_selector_labels_children() {
-        let (parent, groups) = (parent(Some("ns")), groups(UpdateMethod::InPlace));
-        let selector = Selector::label("controller-uid", "parent-uid");
-        let rules = Rules {
-            parent: &parent,
-            groups: &groups,
-            missing: &[],
-            selector: &selector,
-            generate_selector: true,
-            observed: &[],
-        };
-
-        let children = rules.check(vec![config_map("a")]).unwrap();
-
-        let labels = &children[0].object["metadata"]["labels"];
-        assert_eq!(labels, &json!({"app": "x", "controller-uid": "parent-uid"}));
-    }
-
-    fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec<Step> {
-        let (parent, groups, selector) = (parent(Some("ns")), groups(strategy), selector());
-        let rules = Rules {
-            parent: &parent,
-            groups: &groups,
-            missing: &[],
-            selector: &selector,
-            generate_selector: false,
-            observed,
-        };
-        let desired = rules.check(children).unwrap();
-        rules.plan(desired)
-    }
-
-    /// What the server would hold after the step.
-    fn stored(step: &Step) -> Child {
-        let (Step::Create(desired) | Step::Update(desired)) = step else { panic!("{step:?}") };
-        let mut object = desired.object.clone();
-        object["metadata"]["uid"] = json!("stored");
-        object["metadata"]["resourceVersion"] = json!("1");
-        child(desired.group, &desired.key.name, object)
-    }
-
-    #[test]
-    fn a_new_child_is_owned_and_remembers_what_was_wanted() {
-        let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
-
-        let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
-        assert_eq!(
-            created.object["metadata"]["ownerReferences"],
-            json!([{
-                "apiVersion": "example.com/v1", "kind": "Thing", "name": "p",
-                "uid": "parent-uid", "controller": true, "blockOwnerDeletion": true
-            }])
-        );
-        assert_eq!(
-            created.object["metadata"]["annotations"][last_applied::LAST_APPLIED],
-            r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"labels":{"app":"x"},"name":"a","namespace":"ns"}}"#
-        );
-    }
-
-    #[test]
-    fn a_child_that_is_as_wanted_is_left_alone() {
-        for strategy in [UpdateMethod::OnDelete, UpdateMethod::Recreate, UpdateMethod::InPlace] {
-            let created = plan(strategy, &[], vec![config_map("a")]);
-
-            let steps = plan(strategy, &[stored(&created[0])], vec![config_map("a")]);
-
-            assert_eq!(steps, []);
-        }
-    }
-
-    #[test]
-    fn a_child_that_differs_is_brought_there_by_its_strategy() {
-        let observed = stored(&plan(UpdateMethod::InPlace, &[], vec![config_map("a")])[0]);
-        let mut changed = config_map("a");
-        changed["data"] = json!({"k": "v"});
-        let steps =
-            |strategy| plan(strategy, std::slice::from_ref(&observed), vec![changed.clone()]);
-
-        assert_eq!(steps(UpdateMethod::OnDelete), []);
-        assert_eq!(
-            steps(UpdateMethod::Recreate),
-            [Step::Delete { group: 0, key: observed.key.clone(), uid: "stored".into() }]
-        );
-        let updates = steps(UpdateMethod::InPlace);
-        let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
-        assert_eq!(update.object["data"], json!({"k": "v"}));
-        assert_eq!(update.object["metadata"]["resourceVersion"], "1");
-        assert_eq!(plan(UpdateMethod::InPlace, &[stored(&updates[0])], vec![changed.clone()]), []);
-    }
-
-    #[test]
-    fn what_is_wanted_no_more_is_deleted_first() {
-        let observed = |name: &str| {
-            let mut object = config_map(name);
-            object["metadata"]["namespace"] = json!("ns");
-            child(0, name, object)
-        };
-        let mut deployment = config_map("d");
-        deployment["apiVersion"] = json!("apps/v1");
-        deployment["kind"] = json!("Deployment");
-
-        let steps = plan(
-            UpdateMethod::OnDelete,
-            &[observed("z"), observed("y")],
-            vec![deployment, config_map("b"), config_map("a")],
-        );
-
-        let names: Vec<_> = steps.iter().map(|step| step.target().1.name.to_string()).collect();
-        assert_eq!(names, ["y", "z", "b", "a", "d"]);
-        assert!(matches!(steps[..], [Step::Delete { .. }, Step::Delete { .. }, ..]));
-    }
-
-    #[test]
-    fn what_is_being_deleted_is_left_alone() {
-        let mut going = config_map("a");
-        going["metadata"]["namespace"] = json!("ns");
-        going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        let observed = [child(0, "a", going)];
-
-        assert_eq!(plan(UpdateMethod::InPlace, &observed, vec![config_map("a")]), []);
-        assert_eq!(plan(UpdateMethod::InPlace, &observed, vec![]), []);
-    }
-}
+mod tests;

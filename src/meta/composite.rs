@@ -1,21 +1,22 @@
 //! A composite controller: parents, their children, and the hook that decides on them.
 
+mod adopt;
 mod apply;
 mod parent_status;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
-use kube::{Client, core::Status};
-use serde_json::{Value, json};
+use kube::core::Status;
+use tokio::runtime::Handle;
+use tokio_util::task::TaskTracker;
 
 use super::{
     Blueprint, Hook, HookError, Selector,
-    children::{Child, Group, Parent, Rules, owner_reference},
-    claim::{self, Claim},
-    hook, protocol,
+    children::{Group, Parent, Rules},
+    claim, hook, protocol,
     recorder::{Recorder, Severity, Subject},
-    resource::{Resource, explain, is_conflict, is_fenced, is_not_found},
+    resource::{explain, is_conflict, is_fenced},
     roster::{Failure, Health, Roster},
 };
 use crate::{
@@ -31,6 +32,9 @@ use crate::{
     },
 };
 
+/// Failures in a row after which a cache that is behind explains nothing any more.
+const PATIENCE: u32 = 5;
+
 /// A declared composite controller, as the manager runs it.
 pub(crate) struct CompositeRunnable {
     controller: Controller,
@@ -45,6 +49,8 @@ struct Composite {
     hook: Arc<dyn Hook>,
     recorder: Recorder,
     roster: Arc<Roster>,
+    /// The one namespace that is watched.
+    restricted: Option<Arc<str>>,
 }
 
 impl CompositeRunnable {
@@ -91,6 +97,7 @@ impl CompositeRunnable {
             hook: Arc::clone(&hook),
             recorder,
             roster: Arc::clone(&roster),
+            restricted: cluster.namespace.clone(),
         };
         Ok(Self {
             controller: builder.build(cluster, reconciler)?,
@@ -107,14 +114,46 @@ impl CompositeRunnable {
     }
 }
 
+/// What a run leaves behind, cleared away also when the run is dropped after its grace.
+struct Remains {
+    roster: Arc<Roster>,
+    // Taken once it is released.
+    hook: Option<Arc<dyn Hook>>,
+    tasks: TaskTracker,
+}
+
+impl Remains {
+    async fn clear(mut self) {
+        self.roster.clear();
+        if let Some(hook) = &self.hook {
+            hook.release().await;
+        }
+        self.hook = None;
+    }
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        let Some(hook) = self.hook.take() else { return };
+        self.roster.clear();
+        // Awaited by the epoch: it is not done before the hook has let go.
+        if let Ok(runtime) = Handle::try_current() {
+            drop(self.tasks.spawn_on(async move { hook.release().await }, &runtime));
+        }
+    }
+}
+
 impl Runnable for CompositeRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let remains = Remains {
+            roster: Arc::clone(&self.roster),
+            hook: Some(Arc::clone(&self.hook)),
+            tasks: epoch.tasks().clone(),
+        };
         let run = self.controller.start(epoch);
-        let (roster, hook) = (Arc::clone(&self.roster), Arc::clone(&self.hook));
         Box::pin(async move {
             let end = run.await;
-            roster.clear();
-            hook.release().await;
+            remains.clear().await;
             end
         })
     }
@@ -198,6 +237,16 @@ impl SyncError {
         }
     }
 
+    /// The error, after so many failures in a row: a cache that never catches up is told of.
+    fn after(self, failures: u32) -> Self {
+        match self {
+            Self::Behind(message) if failures >= PATIENCE => Self::Failed(message),
+            Self::Cancelled | Self::Busy(_) | Self::Behind(_) | Self::Hook(_) | Self::Failed(_) => {
+                self
+            }
+        }
+    }
+
     fn answer(message: String) -> Self {
         Self::Hook(Failure { reason: "HookAnswerInvalid", message })
     }
@@ -242,7 +291,8 @@ impl Reconciler for Composite {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        let message = match self.sync(&parent, &object, &context).await {
+        let synced = self.sync(&parent, &object, &context).await;
+        let message = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
             Err(SyncError::Busy(after)) => return Ok(Outcome::RequeueAfter(after)),
@@ -328,6 +378,7 @@ impl Composite {
             selector: &selector,
             generate_selector: blueprint.generate_selector,
             observed: &observed,
+            restricted: self.restricted.as_deref(),
         };
         let desired = rules
             .check(response.children)
@@ -336,7 +387,10 @@ impl Composite {
         let managed = if parent.terminating {
             Ok(())
         } else {
-            self.execute(parent, &selector, &groups, rules.plan(desired), context).await
+            match rules.plan(desired) {
+                Ok(steps) => self.execute(parent, &selector, &groups, steps, context).await,
+                Err(unreadable) => Err(SyncError::Failed(unreadable)),
+            }
         };
         // Also when children failed: the status is what tells of it.
         if !matches!(managed, Err(SyncError::Cancelled)) {
@@ -349,96 +403,11 @@ impl Composite {
         let resync = [response.resync_after, blueprint.resync_period].into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
-
-    /// Sorts out which candidates are children; adopts and releases.
-    async fn claim(
-        &self,
-        parent: &Parent,
-        selector: &Selector,
-        groups: &[Group],
-        candidates: Vec<(usize, Object)>,
-        context: &Context,
-    ) -> Result<Vec<Child>, SyncError> {
-        let mut children = Vec::new();
-        // Asked once, and only when there is something to adopt.
-        let mut alive = None;
-        for (group, object) in candidates {
-            let served = &groups[group].served;
-            let resource = Resource::new(context.client(), served);
-            let decision = claim::claim(object.header(), &parent.uid, parent.terminating, selector);
-            match decision {
-                Claim::Ignore => {}
-                Claim::Owned => children.push(Child::new(group, &object)),
-                Claim::Release => {
-                    let patch = owners_patch(&object, |owners| {
-                        owners.retain(|owner| owner["uid"] != *parent.uid);
-                    });
-                    match resource.merge_patch(object.key(), None, &patch).await {
-                        Err(error) if !is_not_found(&error) => {
-                            let doing = format!("releasing {} {}", served.kind, object.key());
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                        Ok(_) | Err(_) => {}
-                    }
-                }
-                Claim::Adopt => {
-                    let alive = match alive {
-                        Some(alive) => alive,
-                        None => *alive.insert(is_alive(parent, context.client()).await?),
-                    };
-                    if !alive {
-                        continue;
-                    }
-                    let patch =
-                        owners_patch(&object, |owners| owners.push(owner_reference(parent)));
-                    match resource.merge_patch(object.key(), None, &patch).await {
-                        Ok(adopted) => {
-                            let adopted = Object::from_json(adopted.to_string(), served);
-                            let adopted = adopted.map_err(|error| {
-                                SyncError::Failed(format!("adopted {}: {error}", served.kind))
-                            })?;
-                            children.push(Child::new(group, &adopted));
-                        }
-                        Err(error) if is_not_found(&error) => {}
-                        Err(error) => {
-                            let doing = format!("adopting {} {}", served.kind, object.key());
-                            return Err(SyncError::of_write(&doing, &error));
-                        }
-                    }
-                }
-            }
-        }
-        Ok(children)
-    }
 }
 
 fn in_namespace(object: &Object, namespace: &str) -> bool {
     object.key().namespace.as_deref() == Some(namespace)
 }
 
-/// Reads the parent from the server: what the cache says may be over.
-async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
-    match Resource::new(client, &parent.served).get(&parent.key).await {
-        Ok(live) => Ok(live.pointer("/metadata/uid") == Some(&json!(parent.uid))
-            && live.pointer("/metadata/deletionTimestamp").is_none()),
-        Err(error) if is_not_found(&error) => Ok(false),
-        Err(error) => Err(SyncError::of_write("reading the parent", &error)),
-    }
-}
-
-/// A change of the owners alone, of exactly the object that was looked at.
-fn owners_patch(object: &Object, change: impl FnOnce(&mut Vec<Value>)) -> Value {
-    let json: Value = serde_json::from_slice(object.json()).unwrap_or_default();
-    let mut owners = match json.pointer("/metadata/ownerReferences") {
-        Some(Value::Array(owners)) => owners.clone(),
-        _ => Vec::new(),
-    };
-    change(&mut owners);
-    json!({
-        "metadata": {
-            "uid": object.header().uid,
-            "resourceVersion": object.header().resource_version,
-            "ownerReferences": owners,
-        }
-    })
-}
+#[cfg(test)]
+mod tests;

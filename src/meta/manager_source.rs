@@ -11,7 +11,8 @@ use crate::{
     controller::{ConditionalSource, SourceContext, SourceEnd, SourceStart},
     informer::ObjectKey,
     manager::{
-        ControllerState, DoneReason, ManagerHandle, Readiness, Transition, TransitionKind, always,
+        ControllerState, DoneReason, ManagerHandle, Readiness, Snapshot, Transition,
+        TransitionKind, always,
     },
 };
 
@@ -19,6 +20,7 @@ use crate::{
 ///
 /// Metacontroller names its work queues so, and the name is their label in metrics.
 pub(super) const PREFIX: &str = "CompositeController-";
+
 /// Requests for the declared controllers of which the manager has news.
 pub(super) struct ManagerSource {
     /// The manager that runs them.
@@ -50,6 +52,7 @@ impl ConditionalSource for ManagerSource {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
                             tracing::debug!(missed, "transitions went by unseen");
+                            changes.mark_all();
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,
                     },
@@ -58,11 +61,7 @@ impl ConditionalSource for ManagerSource {
                             return SourceEnd::Stopped;
                         }
                         let snapshot = snapshots.borrow_and_update().clone();
-                        for status in snapshot.changed_since(&last) {
-                            if let Some(name) = status.name.as_str().strip_prefix(PREFIX) {
-                                changes.mark(name);
-                            }
-                        }
+                        changes.compare(&last, &snapshot);
                         last = snapshot;
                     }
                 }
@@ -77,6 +76,24 @@ impl ConditionalSource for ManagerSource {
 }
 
 impl Changes {
+    /// Marks everything that came, changed or went between two snapshots.
+    fn compare(&self, last: &Snapshot, now: &Snapshot) {
+        let news = now.changed_since(last);
+        // Seen from the other side, what went is what came.
+        let gone = last.changed_since(now).into_iter().filter(|it| now.get(&it.name).is_none());
+        let names = news.into_iter().chain(gone).map(|status| &status.name);
+        for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
+            self.mark(name);
+        }
+    }
+
+    /// Marks all that are known: any of them may have news that nobody saw.
+    fn mark_all(&self) {
+        for name in self.names() {
+            self.mark(&name);
+        }
+    }
+
     /// Notes a transition that is worth an Event.
     fn transition(&self, transition: &Transition) {
         let Some(name) = transition.name.as_str().strip_prefix(PREFIX) else { return };
@@ -101,5 +118,65 @@ impl Changes {
             TransitionKind::Removed => return,
         };
         self.note_event(name, reason, format!("{reason} controller: {name}{why}"));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::jiff::Timestamp;
+
+    use super::*;
+    use crate::{
+        manager::{ControllerName, Report, RunnableGroup, RunnableStatus},
+        meta::declared::Declared,
+    };
+
+    fn snapshot(names: &[&str]) -> Snapshot {
+        let status = |name: &ControllerName| RunnableStatus {
+            name: name.clone(),
+            group: RunnableGroup::Others,
+            state: ControllerState::Running,
+            reason: String::new(),
+            message: String::new(),
+            since: Timestamp::UNIX_EPOCH,
+            epoch: 1,
+            unmet: Vec::new(),
+            report: Report::default(),
+            last_done: None,
+            pending: None,
+            stuck: false,
+            failures: 0,
+        };
+        let names = names.iter().map(|name| ControllerName::from(format!("{PREFIX}{name}")));
+        names.map(|name| Arc::new(status(&name))).collect()
+    }
+
+    fn marked(changes: &Changes) -> Vec<Arc<str>> {
+        std::iter::from_fn(|| changes.next().now_or_never()).collect()
+    }
+
+    #[test]
+    fn what_came_changed_or_went_is_looked_at_again() {
+        let changes = Changes::default();
+        let last = snapshot(&["changed", "gone", "same"]);
+        let same = &last[&ControllerName::from(format!("{PREFIX}same"))];
+        let now = snapshot(&["changed", "new"]);
+        let now = now.values().chain([same]).cloned().collect();
+
+        changes.compare(&last, &now);
+
+        assert_eq!(marked(&changes), ["changed".into(), "gone".into(), "new".into()]);
+    }
+
+    #[test]
+    fn transitions_that_went_by_unseen_may_be_anybodys() {
+        let changes = Changes::default();
+        for name in ["a", "b"] {
+            changes.put(&name.into(), Declared::default());
+        }
+
+        changes.mark_all();
+
+        assert_eq!(marked(&changes), ["a".into(), "b".into()]);
     }
 }

@@ -145,6 +145,14 @@ impl Rules<'_> {
                 Err(wrong(FIELD, "is required: the parent is cluster-scoped"))
             }
             (Scope::Namespaced, None, Some(wanted)) => {
+                if let Some(watched) = self.restricted.filter(|watched| wanted != *watched) {
+                    return Err(wrong(
+                        FIELD,
+                        format!(
+                            "{wanted:?} is not watched: this process is limited to {watched:?}"
+                        ),
+                    ));
+                }
                 let valid = wanted.len() <= 63
                     && wanted.bytes().all(|byte| {
                         byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-'

@@ -1,0 +1,167 @@
+//! Makes children of matching orphans, and lets go of children that match no more.
+
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::{Composite, SyncError};
+use crate::{
+    controller::Context,
+    informer::{Header, Object},
+    meta::{
+        Selector,
+        children::{Child, Group, Parent, owner_reference},
+        claim::{self, Claim},
+        resource::{Resource, is_not_found},
+    },
+};
+
+impl Composite {
+    /// Sorts out which candidates are children; adopts and releases.
+    pub(super) async fn claim(
+        &self,
+        parent: &Parent,
+        selector: &Selector,
+        groups: &[Group],
+        candidates: Vec<(usize, Object)>,
+        context: &Context,
+    ) -> Result<Vec<Child>, SyncError> {
+        let mut children = Vec::new();
+        // Asked once, and only when there is something to adopt.
+        let mut alive = None;
+        for (group, object) in candidates {
+            let served = &groups[group].served;
+            let resource = Resource::new(context.client(), served);
+            let decision = claim::claim(object.header(), &parent.uid, parent.terminating, selector);
+            match decision {
+                Claim::Ignore => {}
+                Claim::Owned => children.push(Child::new(group, &object)),
+                Claim::Release => {
+                    let patch =
+                        owners_patch(&served.kind, object.header(), object.json(), |owners| {
+                            owners.retain(|owner| owner["uid"] != *parent.uid);
+                        })?;
+                    match resource.merge_patch(object.key(), None, &patch).await {
+                        Err(error) if !is_not_found(&error) => {
+                            let doing = format!("releasing {} {}", served.kind, object.key());
+                            return Err(SyncError::of_write(&doing, &error));
+                        }
+                        Ok(_) | Err(_) => {}
+                    }
+                }
+                Claim::Adopt => {
+                    let alive = match alive {
+                        Some(alive) => alive,
+                        None => *alive.insert(is_alive(parent, context.client()).await?),
+                    };
+                    if !alive {
+                        continue;
+                    }
+                    let patch =
+                        owners_patch(&served.kind, object.header(), object.json(), |owners| {
+                            owners.push(owner_reference(parent))
+                        })?;
+                    match resource.merge_patch(object.key(), None, &patch).await {
+                        Ok(adopted) => {
+                            let adopted = Object::from_json(adopted.to_string(), served);
+                            let adopted = adopted.map_err(|error| {
+                                SyncError::Failed(format!("adopted {}: {error}", served.kind))
+                            })?;
+                            children.push(Child::new(group, &adopted));
+                        }
+                        Err(error) if is_not_found(&error) => {}
+                        Err(error) => {
+                            let doing = format!("adopting {} {}", served.kind, object.key());
+                            return Err(SyncError::of_write(&doing, &error));
+                        }
+                    }
+                }
+            }
+        }
+        Ok(children)
+    }
+}
+
+/// Reads the parent from the server: what the cache says may be over.
+async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
+    match Resource::new(client, &parent.served).get(&parent.key).await {
+        Ok(live) => Ok(live.pointer("/metadata/uid") == Some(&json!(parent.uid))
+            && live.pointer("/metadata/deletionTimestamp").is_none()),
+        Err(error) if is_not_found(&error) => Ok(false),
+        Err(error) => Err(SyncError::of_write("reading the parent", &error)),
+    }
+}
+
+/// A change of the owners alone, of exactly the object that was looked at.
+///
+/// The list of owners is written whole, so an object that cannot be read is an error: its other
+/// owners would be lost.
+fn owners_patch(
+    kind: &str,
+    header: &Header,
+    json: &[u8],
+    change: impl FnOnce(&mut Vec<Value>),
+) -> Result<Value, SyncError> {
+    let unreadable =
+        |why: String| SyncError::Failed(format!("{kind} {} is unreadable: {why}", header.key));
+    let object: Value =
+        serde_json::from_slice(json).map_err(|error| unreadable(error.to_string()))?;
+    let mut owners = match object.pointer("/metadata/ownerReferences") {
+        Some(Value::Array(owners)) => owners.clone(),
+        _ => Vec::new(),
+    };
+    if owners.len() != header.owners.len() {
+        return Err(unreadable("its owners are missing".to_owned()));
+    }
+    change(&mut owners);
+    Ok(json!({
+        "metadata": {
+            "uid": header.uid,
+            "resourceVersion": header.resource_version,
+            "ownerReferences": owners,
+        }
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{kind::Scope, meta::children::fixtures::served};
+
+    fn config_map() -> Object {
+        let json = json!({
+            "metadata": {
+                "namespace": "ns", "name": "a", "uid": "u", "resourceVersion": "7",
+                "ownerReferences": [
+                    {"apiVersion": "v1", "kind": "Node", "name": "n", "uid": "other"},
+                ],
+            },
+        });
+        let served = served("", "configmaps", "ConfigMap", Scope::Namespaced);
+        Object::from_json(json.to_string(), &served).unwrap()
+    }
+
+    #[test]
+    fn a_change_of_owners_keeps_the_others() {
+        let object = config_map();
+
+        let patch = owners_patch("ConfigMap", object.header(), object.json(), |owners| {
+            owners.push(json!({"uid": "parent"}));
+        });
+
+        let patch = patch.unwrap();
+        let owners = patch.pointer("/metadata/ownerReferences").and_then(Value::as_array).unwrap();
+        let uids: Vec<_> = owners.iter().map(|owner| owner["uid"].as_str().unwrap()).collect();
+        assert_eq!(uids, ["other", "parent"]);
+        assert_eq!(patch.pointer("/metadata/resourceVersion"), Some(&json!("7")));
+    }
+
+    #[test]
+    fn the_owners_of_an_object_that_cannot_be_read_are_left_alone() {
+        for json in ["{", "", r#"{"metadata": {}}"#] {
+            let error = owners_patch("ConfigMap", config_map().header(), json.as_bytes(), |_| {});
+
+            let Err(SyncError::Failed(message)) = error else { panic!("{error:?}") };
+            assert!(message.starts_with("ConfigMap ns/a is unreadable: "), "{message}");
+        }
+    }
+}

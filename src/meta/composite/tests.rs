@@ -1,0 +1,93 @@
+//! The run around the syncs, and what becomes of their errors.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use bytes::Bytes;
+use kube::Client;
+use serde_json::json;
+
+use super::*;
+use crate::{controller::ClusterOptions, informer::ObjectKey};
+
+/// A hook that needs a while to let go, and counts how often it did.
+#[derive(Default)]
+struct Slow {
+    released: AtomicUsize,
+}
+
+impl Hook for Slow {
+    fn call(&self, _request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            self.released.fetch_add(1, Ordering::SeqCst);
+        })
+    }
+}
+
+fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
+    let object = json!({
+        "metadata": {"name": "a"},
+        "spec": {
+            "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+            "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
+        },
+    });
+    let blueprint = Arc::new(Blueprint::parse(&object.to_string().into()).unwrap());
+    let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
+    });
+    let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
+    let recorder = Recorder::default();
+    CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
+    let hook = Arc::new(Slow::default());
+    let runnable = runnable(Arc::clone(&hook));
+    let key = ObjectKey::namespaced("ns", "a");
+    let epoch = Epoch::new("a", 1, Duration::ZERO);
+    let run = runnable.start(epoch.clone());
+    runnable.roster.enrol(&key, &"u".into(), &Selector::default());
+    runnable.roster.failing(&key, Failure { reason: "HookTimeout", message: String::new() });
+
+    drop(run);
+    assert!(runnable.roster.parents().is_empty());
+    assert_eq!(runnable.health().borrow().failing, 0);
+    epoch.tasks().close();
+    epoch.tasks().wait().await;
+
+    assert_eq!(hook.released.load(Ordering::SeqCst), 1, "released before the epoch is done");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
+    let hook = Arc::new(Slow::default());
+    let runnable = runnable(Arc::clone(&hook));
+    let epoch = Epoch::new("a", 1, Duration::ZERO);
+
+    epoch.stop(crate::manager::StopReason::Cancelled);
+    runnable.start(epoch.clone()).await.unwrap();
+    epoch.tasks().close();
+    epoch.tasks().wait().await;
+
+    assert_eq!(hook.released.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn a_cache_that_never_catches_up_becomes_an_error() {
+    let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
+
+    for failures in 0..PATIENCE {
+        assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
+    }
+    for failures in [PATIENCE, PATIENCE + 1, u32::MAX] {
+        let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
+        assert!(message.contains("the cache is behind"), "{message}");
+        assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
+    }
+}

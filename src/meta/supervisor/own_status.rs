@@ -1,0 +1,152 @@
+//! Says on a declared controller's object how it is doing.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use super::{keeper::Keeper, own_type, runnable_name};
+use crate::{
+    controller::{Context, ReconcileError},
+    informer::Object,
+    meta::{
+        CompositeControllerStatus,
+        declared::Declared,
+        recorder::{Severity, Subject},
+        resource::{Resource, explain, is_not_found},
+        roster::Health,
+        status::{Judgement, View},
+    },
+};
+
+/// The shortest time between two writes of one status.
+const STATUS_INTERVAL: Duration = Duration::from_millis(500);
+/// How long our own write is given to come back through the watch.
+const ECHO: Duration = Duration::from_secs(5);
+
+impl Keeper {
+    /// Writes Events: those that were noted, and one of a new rejection.
+    pub(super) async fn publish(
+        &self,
+        name: &str,
+        subject: &Subject,
+        judgement: &Judgement,
+        declared: &mut Declared,
+        client: &Client,
+    ) {
+        for (reason, message) in self.changes.take_events(name) {
+            self.recorder.publish(client, subject, Severity::Normal, reason, &message).await;
+        }
+        let rejected = match judgement {
+            Judgement::Rejected(rejected) => Some(rejected.to_string()),
+            Judgement::Accepted | Judgement::Paused => None,
+        };
+        if declared.rejected != rejected {
+            if let Some(rejected) = &rejected {
+                let text = format!("Cannot create new controller: {rejected}");
+                tracing::warn!(name, error = rejected, "declared controller rejected");
+                self.recorder
+                    .publish(client, subject, Severity::Warning, "CreateError", &text)
+                    .await;
+            }
+            declared.rejected = rejected;
+        }
+    }
+
+    /// Writes the status if it is another one; returns when to look again.
+    pub(super) async fn write_status(
+        &self,
+        object: &Object,
+        judgement: &Judgement,
+        declared: &mut Declared,
+        context: &Context,
+    ) -> Result<Option<Duration>, ReconcileError> {
+        let name = &object.key().name;
+        let Some(served) = context.served(&own_type()) else { return Ok(None) };
+        let run = self.manager.status_of(runnable_name(name));
+        let cached = cached_status(object);
+        let healthy = Health::default();
+        let waits = run.as_ref().is_some_and(|run| run.pending.is_some());
+        // What is said of hooks is said of those that are called.
+        let shown = declared.before.as_ref().filter(|_| waits).or(declared.run.as_ref());
+        let health = shown.map(|run| run.health.borrow().clone());
+        let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
+        let wanted = View {
+            generation: object.header().generation,
+            judgement,
+            blueprint: shown.map(|run| &*run.blueprint),
+            run: run.as_deref(),
+            health: health.as_ref().unwrap_or(&healthy),
+            previous,
+            now: Timestamp::now(),
+        }
+        .status();
+        if cached == wanted {
+            declared.written.get_or_insert_with(|| (wanted, Instant::now()));
+            return Ok(None);
+        }
+        if let Some((written, at)) = &declared.written {
+            let since = at.elapsed();
+            let patience = if *written != wanted {
+                STATUS_INTERVAL
+            } else if declared.pruned {
+                // The schema has no place for it, and will have none the next time.
+                return Ok(None);
+            } else {
+                ECHO
+            };
+            if since < patience {
+                return Ok(Some(patience - since));
+            }
+        }
+        let patch = json!({
+            "metadata": {"uid": object.header().uid},
+            "status": with_nulls(&wanted, &cached),
+        });
+        let resource = Resource::new(context.client(), &served);
+        match resource.merge_patch(object.key(), Some("status"), &patch).await {
+            Ok(stored) => {
+                let stored = stored.get("status").cloned().unwrap_or_default();
+                let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
+                declared.pruned = stored.unwrap_or_default() != wanted;
+                declared.written = Some((wanted, Instant::now()));
+                Ok(None)
+            }
+            // The object is gone, or has no status.
+            Err(error) if is_not_found(&error) => {
+                declared.pruned = true;
+                declared.written = Some((wanted, Instant::now()));
+                Ok(None)
+            }
+            Err(error) => Err(ReconcileError::Retry(
+                format!("writing the status of {name}: {}", explain(&error)).into(),
+            )),
+        }
+    }
+}
+
+/// The status as cached; the default when it is not ours.
+fn cached_status(object: &Object) -> CompositeControllerStatus {
+    #[derive(serde::Deserialize)]
+    struct Partial {
+        #[serde(default)]
+        status: Option<Value>,
+    }
+    let partial: Option<Partial> = serde_json::from_slice(object.json()).ok();
+    let status = partial.and_then(|partial| partial.status).unwrap_or_default();
+    serde_json::from_value(status).unwrap_or_default()
+}
+
+/// The status as a merge patch: what is there and no longer wanted becomes null.
+fn with_nulls(wanted: &CompositeControllerStatus, cached: &CompositeControllerStatus) -> Value {
+    let mut patch = json!(wanted);
+    let cached = json!(cached);
+    if let (Some(patch), Some(cached)) = (patch.as_object_mut(), cached.as_object()) {
+        for key in cached.keys() {
+            patch.entry(key).or_insert(Value::Null);
+        }
+    }
+    patch
+}

@@ -1,0 +1,239 @@
+//! Declared controllers of a manager, against a scripted API server, in paused time.
+
+use std::{
+    sync::{Mutex, Weak},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::FutureExt;
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{keeper::MISSING_GRACE, *};
+use crate::{
+    controller::{ClusterOptions, script::Server},
+    manager::{
+        ControllerState, DoneReason, Manager, ManagerOptions, RunnableStatus, Snapshot,
+        TransitionKind,
+    },
+    meta::HookError,
+};
+
+const OWN: (&str, &str, &str) = ("metacontroller.k8s.io", "v1alpha1", "compositecontrollers");
+const OWN_PATH: &str = "/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers";
+
+/// Wants nothing.
+struct Content;
+
+impl Hook for Content {
+    fn call(&self, _request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        async { Ok(Bytes::from_static(b"{}")) }.boxed()
+    }
+}
+
+/// A manager with a supervisor.
+struct Rig {
+    server: Server,
+    manager: ManagerHandle,
+    // In the order in which they were made.
+    hooks: Arc<Mutex<Vec<Weak<Content>>>>,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let server = Server::new();
+        let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
+        let mut manager = Manager::new(ManagerOptions::default());
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        let handle = manager.handle();
+        let stop = CancellationToken::new();
+        let mut tasks = JoinSet::new();
+        let stopped = stop.clone();
+        tasks.spawn(async move { manager.run(stopped).await.unwrap() });
+        let hooks = Arc::<Mutex<Vec<Weak<Content>>>>::default();
+        let made = Arc::clone(&hooks);
+        let options = MetaOptions {
+            hooks: Some(Arc::new(move |_| {
+                let hook = Arc::new(Content);
+                made.lock().unwrap().push(Arc::downgrade(&hook));
+                hook
+            })),
+            ..MetaOptions::default()
+        };
+        let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
+        handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
+        let rig = Self { server, manager: handle, hooks, stop, tasks };
+        rig.install_own("first");
+        rig.server.install_one("example.com", "v1", "things", "Thing", "crd-of-things");
+        rig.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
+        rig
+    }
+
+    fn install_own(&self, uid: &str) {
+        let (group, version, plural) = OWN;
+        self.server.install_one(group, version, plural, "CompositeController", uid);
+    }
+
+    fn uninstall_own(&self) {
+        let (group, version, plural) = OWN;
+        self.server.uninstall_one(group, version, plural);
+    }
+
+    fn declare(&self, name: &str, uid: &str, spec: Value) {
+        let metadata = json!({"name": name, "uid": uid, "generation": 1});
+        let object = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": metadata, "spec": spec,
+        });
+        self.server.apply(OWN_PATH, object);
+    }
+
+    /// Waits until the manager's snapshot is as wanted; in paused time that costs nothing.
+    async fn until_all(&self, what: &str, wanted: impl Fn(&Snapshot) -> bool) {
+        let mut watch = self.manager.watch();
+        let found = watch.wait_for(|snapshot| wanted(snapshot));
+        let late = timeout(Duration::from_secs(3600), found).await.is_err();
+        assert!(!late, "{what}: {:#?}", self.manager.status());
+    }
+
+    async fn until(&self, name: &str, wanted: impl Fn(&RunnableStatus) -> bool) {
+        let key = name.into();
+        let wanted = |all: &Snapshot| all.get(&key).is_some_and(|status| wanted(status));
+        self.until_all(name, wanted).await;
+    }
+
+    async fn running(&self, name: &str, epoch: u64) {
+        let running = |status: &RunnableStatus| {
+            status.state == ControllerState::Running && status.epoch == epoch
+        };
+        self.until(&format!("{PREFIX}{name}"), running).await;
+    }
+
+    fn epoch(&self, name: &str) -> Option<u64> {
+        self.manager.status_of(format!("{PREFIX}{name}")).map(|status| status.epoch)
+    }
+
+    /// Our own CRD goes and comes back as another one, without its objects.
+    async fn lose_own(&self) {
+        self.uninstall_own();
+        self.until(SUPERVISOR, |status| status.state == ControllerState::Waiting).await;
+        self.install_own("second");
+        self.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
+    }
+
+    async fn end(mut self) {
+        self.stop.cancel();
+        self.tasks.join_next().await.unwrap().unwrap();
+    }
+}
+
+fn good() -> Value {
+    json!({
+        "generateSelector": true,
+        "parentResource": {"apiVersion": "example.com/v1", "resource": "things"},
+        "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
+    })
+}
+
+fn rejected() -> Value {
+    let mut spec = good();
+    spec["hooks"]["sync"]["webhook"]["url"] = json!("ftp://nowhere");
+    spec
+}
+
+async fn settle() {
+    // With paused time, a sleep ends only when nothing else can run.
+    sleep(Duration::from_millis(20)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
+    let rig = Rig::start().await;
+    rig.declare("back", "1", good());
+    rig.declare("lost", "2", good());
+    rig.running("back", 1).await;
+    rig.running("lost", 1).await;
+    let mut transitions = rig.manager.transitions();
+
+    rig.lose_own().await;
+    let since = Instant::now();
+    rig.declare("back", "3", good());
+
+    sleep(MISSING_GRACE - Duration::from_secs(1)).await;
+    assert_eq!(rig.epoch("lost"), Some(1), "it may still be restored");
+    rig.until_all("it is removed", |all| all.get(&format!("{PREFIX}lost").into()).is_none()).await;
+    let waited = since.elapsed();
+    assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
+    settle().await;
+    assert_eq!(rig.epoch("back"), Some(1), "an equal one goes on");
+    let done = std::iter::from_fn(|| transitions.try_recv().ok())
+        .filter(|step| step.name.as_str().starts_with(PREFIX))
+        .filter_map(|step| match step.kind {
+            TransitionKind::Done(reason) => Some((step.name, reason)),
+            TransitionKind::Entered(_) | TransitionKind::Removed => None,
+        });
+    assert_eq!(done.collect::<Vec<_>>(), [(format!("{PREFIX}lost").into(), DoneReason::Cancelled)]);
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
+    let rig = Rig::start().await;
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+
+    rig.declare("a", "1", rejected());
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(rig.epoch("a"), Some(1), "an edit");
+
+    rig.declare("a", "1", good());
+    settle().await;
+    rig.lose_own().await;
+    assert_eq!(rig.epoch("a"), Some(1), "its object is missing");
+    rig.declare("a", "2", rejected());
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(rig.epoch("a"), None, "what the deleted one declared is over");
+
+    rig.declare("a", "2", good());
+    rig.running("a", 2).await;
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_somebody_else_removed_is_there_again_at_once() {
+    let rig = Rig::start().await;
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+
+    rig.manager.remove(format!("{PREFIX}a")).await;
+
+    let since = Instant::now();
+    rig.running("a", 2).await;
+    assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
+    let rig = Rig::start().await;
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+    let mut edited = good();
+    edited["resyncPeriodSeconds"] = json!(3600);
+
+    rig.declare("a", "1", edited);
+    rig.running("a", 2).await;
+    settle().await;
+
+    let hooks = rig.hooks.lock().unwrap().clone();
+    let alive: Vec<_> = hooks.iter().map(|hook| hook.upgrade().is_some()).collect();
+    assert_eq!(alive, [false, true]);
+    rig.end().await;
+}
