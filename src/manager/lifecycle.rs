@@ -66,7 +66,7 @@ pub(super) enum Action {
     Forget,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lifecycle {
     state: State,
     verdict: Verdict,
@@ -78,7 +78,7 @@ pub(super) struct Lifecycle {
     not_before: Option<Instant>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Waiting,
     Live { since: Instant, running: bool, basis: Vec<TypeIdentity> },
@@ -257,6 +257,9 @@ impl Lifecycle {
         vec![Action::Done(reason)]
     }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(test)]
 mod tests {
