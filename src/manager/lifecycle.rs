@@ -140,6 +140,21 @@ impl Lifecycle {
         self.failures
     }
 
+    /// What the epoch under way rests on.
+    #[cfg(test)]
+    pub(super) fn basis(&self) -> Option<&[TypeIdentity]> {
+        match &self.state {
+            State::Live { basis, .. } => Some(basis),
+            State::Waiting | State::Stopping { .. } | State::BackingOff | State::Stopped => None,
+        }
+    }
+
+    /// Whether it may not start again yet.
+    #[cfg(test)]
+    pub(super) fn backs_off(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|until| until > now)
+    }
+
     /// Another specification, so another condition and a clean record.
     ///
     /// Only between epochs: the caller has seen [`Action::Done`], or none is live.

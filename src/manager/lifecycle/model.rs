@@ -5,8 +5,10 @@
 //! sequences of any length. What the machine says is judged by a [`World`] that knows its actions
 //! alone, and from every state the world is left in peace, to see where it comes to rest.
 
+#![expect(clippy::print_stderr, reason = "the figures of a search")]
+
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -424,14 +426,14 @@ impl World {
 #[test]
 fn every_life_keeps_the_promises_and_comes_to_rest() {
     let events = events();
-    let (mut known, mut queue) = (HashMap::new(), VecDeque::new());
+    let (mut known, mut queue) = (HashSet::new(), VecDeque::new());
     // How each state was reached first: from which, and by what.
     let mut origins: Vec<Option<(usize, usize)>> = Vec::new();
     let (mut transitions, mut deepest) = (0_u64, 0);
     let now = Instant::now();
     for policy in POLICIES {
         let world = World::new(policy, now);
-        known.insert(world.fingerprint(), ());
+        known.insert(world.fingerprint());
         queue.push_back((world, origins.len(), 0));
         origins.push(None);
     }
@@ -463,7 +465,7 @@ fn every_life_keeps_the_promises_and_comes_to_rest() {
             if let Err(promise) = next.happen(event) {
                 panic!("{promise}, after {:?} and {event:?}: {next:?}", story(&origins, at));
             }
-            if known.insert(next.fingerprint(), ()).is_none() {
+            if known.insert(next.fingerprint()) {
                 queue.push_back((next, origins.len(), depth + 1));
                 origins.push(Some((at, index)));
             }
