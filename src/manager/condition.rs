@@ -215,7 +215,11 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     }
 }
 
-fn judge(type_ref: &TypeRef, subresource: Option<Subresource>, status: &TypeStatus) -> Verdict {
+pub(super) fn judge(
+    type_ref: &TypeRef,
+    subresource: Option<Subresource>,
+    status: &TypeStatus,
+) -> Verdict {
     let unmet = |reason: &str, message: String| {
         vec![Unmet { reason: reason.into(), message, type_ref: Some(type_ref.clone()) }]
     };

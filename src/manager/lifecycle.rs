@@ -65,7 +65,7 @@ pub(super) enum Action {
     Forget,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Lifecycle {
     state: State,
     verdict: Verdict,
@@ -77,7 +77,7 @@ pub(super) struct Lifecycle {
     not_before: Option<Instant>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum State {
     Waiting,
     Live { since: Instant, running: bool, basis: Vec<Basis> },
@@ -137,6 +137,21 @@ impl Lifecycle {
 
     pub(super) fn failures(&self) -> u32 {
         self.failures
+    }
+
+    /// What the epoch under way rests on.
+    #[cfg(test)]
+    pub(super) fn basis(&self) -> Option<&[TypeIdentity]> {
+        match &self.state {
+            State::Live { basis, .. } => Some(basis),
+            State::Waiting | State::Stopping { .. } | State::BackingOff | State::Stopped => None,
+        }
+    }
+
+    /// Whether it may not start again yet.
+    #[cfg(test)]
+    pub(super) fn backs_off(&self, now: Instant) -> bool {
+        self.not_before.is_some_and(|until| until > now)
     }
 
     /// Another specification, so another condition and a clean record.
@@ -256,6 +271,9 @@ impl Lifecycle {
         vec![Action::Done(reason)]
     }
 }
+
+#[cfg(test)]
+mod model;
 
 #[cfg(test)]
 mod tests {

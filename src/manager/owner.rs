@@ -803,3 +803,6 @@ fn drop_pending(entry: &mut Entry) {
         pending.unprepare();
     }
 }
+
+#[cfg(test)]
+mod model;

@@ -1,0 +1,480 @@
+//! Every life that the machine can lead: each input in each state, until no new state turns up.
+//!
+//! Two states are one when no sequence of inputs can tell them apart: clocks count relative to
+//! now, and only as far as they decide something. So the search is finite, and complete for
+//! sequences of any length. What the machine says is judged by a [`World`] that knows its actions
+//! alone, and from every state the world is left in peace, to see where it comes to rest.
+
+#![expect(clippy::print_stderr, reason = "the figures of a search")]
+
+use std::{
+    collections::{HashSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::*;
+use crate::{
+    discovery::{InstallingReason, TypeState, TypeStatus},
+    kind::{Scope, ServedType, Subresources, TypeRef},
+    manager::condition::judge,
+};
+
+const TICK: Duration = Duration::from_secs(1);
+
+/// Small enough that the clocks have few values, with each one of its rules in reach.
+const BACKOFF: RestartBackoff = RestartBackoff {
+    first: TICK,
+    longest: Duration::from_secs(2),
+    healthy: Duration::from_secs(3),
+};
+/// From this many failures on, one more changes nothing.
+const FAILURES_MAX: u32 = 2;
+/// An undisturbed life rests after fewer steps than this.
+const PATIENCE: usize = 8;
+
+const POLICIES: [RestartPolicy; 3] =
+    [RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never];
+
+/// What discovery says of the one type that the condition rests on; the letter is its uid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    Served(char),
+    Terminating(char),
+    Installing,
+    Absent,
+    Unknown,
+}
+
+const TYPES: [Type; 7] = [
+    Type::Served('a'),
+    Type::Terminating('a'),
+    Type::Served('b'),
+    Type::Terminating('b'),
+    Type::Installing,
+    Type::Absent,
+    Type::Unknown,
+];
+
+impl Type {
+    fn verdict(self) -> Verdict {
+        let type_ref = TypeRef::resource("example.com", "v1", "widgets");
+        let state = match self {
+            Self::Served(_) => TypeState::Served,
+            Self::Terminating(_) => TypeState::Terminating,
+            Self::Installing => {
+                TypeState::Installing(InstallingReason::NotEstablished("not yet".into()))
+            }
+            Self::Absent => TypeState::Absent,
+            Self::Unknown => TypeState::Unknown(Some(Box::new(TypeState::Served))),
+        };
+        let served = match self {
+            Self::Served(uid) | Self::Terminating(uid) => Some(identity(uid)),
+            Self::Installing | Self::Absent | Self::Unknown => None,
+        };
+        let served = served.map(|identity| {
+            Arc::new(ServedType {
+                identity,
+                kind: "Widget".into(),
+                list_kind: "WidgetList".into(),
+                subresources: Subresources::default(),
+            })
+        });
+        judge(&type_ref, None, &TypeStatus { state, served, since: Timestamp::UNIX_EPOCH })
+    }
+}
+
+fn identity(uid: char) -> TypeIdentity {
+    TypeIdentity {
+        group: "example.com".into(),
+        version: "v1".into(),
+        plural: "widgets".into(),
+        scope: Scope::Namespaced,
+        uid: Some(uid.to_string().into()),
+    }
+}
+
+/// All that its owner may do to a machine, in one go.
+#[derive(Clone, Debug)]
+enum Event {
+    Type(Type),
+    Allowed(bool),
+    Running,
+    /// The run ends; the owner wakes the machine right after.
+    Ended(RunEnd),
+    /// The run ends, and another specification takes over at that moment.
+    Replaced(RunEnd, RestartPolicy, Type),
+    /// Another specification takes over while nothing is live.
+    Renewed(RestartPolicy, Type),
+    Supersede,
+    Overdue,
+    Remove,
+    /// A timer of an earlier time, which nobody has taken back.
+    Wake,
+    Tick,
+}
+
+fn events() -> Vec<Event> {
+    let ends = || {
+        let why = || "boom".to_owned();
+        [RunEnd::Completed, RunEnd::Failed(why()), RunEnd::Panicked(why()), RunEnd::Aborted]
+    };
+    // What a specification starts with: each kind of verdict once.
+    let first = [Type::Served('a'), Type::Served('b'), Type::Absent, Type::Unknown];
+    let specs = || {
+        POLICIES.into_iter().flat_map(move |policy| first.into_iter().map(move |of| (policy, of)))
+    };
+    let mut all: Vec<Event> = TYPES.into_iter().map(Event::Type).collect();
+    all.extend([true, false].map(Event::Allowed));
+    all.extend(ends().map(Event::Ended));
+    all.extend(specs().map(|(policy, of)| Event::Renewed(policy, of)));
+    for end in ends() {
+        all.extend(specs().map(|(policy, of)| Event::Replaced(end.clone(), policy, of)));
+    }
+    all.extend([
+        Event::Running,
+        Event::Supersede,
+        Event::Overdue,
+        Event::Remove,
+        Event::Wake,
+        Event::Tick,
+    ]);
+    all
+}
+
+/// A machine and what its owner knows of it, told by its actions and nothing else.
+#[derive(Clone, Debug)]
+struct World {
+    machine: Lifecycle,
+    now: Instant,
+    /// The one timer.
+    wake: Option<Instant>,
+    epoch: Option<Epoch>,
+    forgotten: bool,
+    /// Since the last specification.
+    failures: u32,
+    /// No epoch may begin before.
+    rest: Option<Instant>,
+    /// By its policy it is done for good.
+    retired: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Epoch {
+    basis: Vec<TypeIdentity>,
+    since: Instant,
+    asked: Option<StopReason>,
+}
+
+type Judged = Result<(), &'static str>;
+
+fn must(holds: bool, promise: &'static str) -> Judged {
+    if holds { Ok(()) } else { Err(promise) }
+}
+
+impl World {
+    fn new(policy: RestartPolicy, now: Instant) -> Self {
+        Self {
+            machine: Lifecycle::new(policy, BACKOFF),
+            now,
+            wake: None,
+            epoch: None,
+            forgotten: false,
+            failures: 0,
+            rest: None,
+            retired: false,
+        }
+    }
+
+    /// Whether its owner could do this now.
+    fn possible(&self, event: &Event) -> bool {
+        match event {
+            Event::Renewed(..) => !self.machine.live() && !self.machine.removed,
+            Event::Replaced(..) => self.machine.live() && !self.machine.removed,
+            Event::Type(_)
+            | Event::Allowed(_)
+            | Event::Running
+            | Event::Ended(_)
+            | Event::Supersede
+            | Event::Overdue
+            | Event::Remove
+            | Event::Wake
+            | Event::Tick => true,
+        }
+    }
+
+    fn happen(&mut self, event: &Event) -> Judged {
+        match event.clone() {
+            Event::Type(Type::Terminating(uid)) => {
+                let before = self.machine.state();
+                let runs_on_it = self
+                    .epoch
+                    .as_ref()
+                    .is_some_and(|epoch| epoch.asked.is_none() && epoch.basis == [identity(uid)]);
+                self.feed(Input::Verdict(Type::Terminating(uid).verdict()))?;
+                must(!runs_on_it || self.machine.state() == before, "P6: terminating is not gone")
+            }
+            Event::Type(of) => self.feed(Input::Verdict(of.verdict())),
+            Event::Allowed(allowed) => self.feed(Input::Allowed(allowed)),
+            Event::Running => self.feed(Input::Running),
+            Event::Ended(end) => {
+                self.feed(Input::Ended(end))?;
+                self.feed(Input::Wake)
+            }
+            Event::Replaced(end, policy, of) => {
+                self.feed(Input::Ended(end))?;
+                self.renew(policy, of)?;
+                self.feed(Input::Wake)
+            }
+            Event::Renewed(policy, of) => self.renew(policy, of),
+            Event::Supersede => self.feed(Input::Supersede),
+            Event::Overdue => self.feed(Input::Overdue),
+            Event::Remove => self.feed(Input::Remove),
+            Event::Wake => self.feed(Input::Wake),
+            Event::Tick => {
+                self.now += TICK;
+                match self.wake.take_if(|at| *at <= self.now) {
+                    Some(_) => self.feed(Input::Wake),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn renew(&mut self, policy: RestartPolicy, of: Type) -> Judged {
+        self.machine.renew(policy);
+        (self.failures, self.rest, self.retired) = (0, None, false);
+        self.feed(Input::Verdict(of.verdict()))
+    }
+
+    fn feed(&mut self, input: Input) -> Judged {
+        let actions = self.machine.step(input.clone(), self.now, 0.0);
+        for action in actions {
+            match action {
+                Action::Start => self.started()?,
+                Action::Stop(reason) => self.stopped(reason, &input)?,
+                Action::Done(reason) => self.done(&reason, &input)?,
+                Action::WakeAt(at) => {
+                    must(at > self.now, "a timer is set for later")?;
+                    self.wake = Some(at);
+                }
+                Action::Forget => {
+                    must(self.epoch.is_none(), "P2: what runs is not forgotten")?;
+                    must(self.machine.removed, "only what was removed is forgotten")?;
+                    self.forgotten = true;
+                }
+            }
+        }
+        self.judge()
+    }
+
+    fn started(&mut self) -> Judged {
+        must(self.epoch.is_none(), "P1: one epoch at a time")?;
+        must(!self.forgotten && !self.machine.removed, "what is removed does not start")?;
+        must(self.machine.allowed, "nothing starts before its group is open")?;
+        must(self.rest.is_none_or(|until| until <= self.now), "the back-off is waited for")?;
+        must(!self.retired, "its policy lets it rest")?;
+        let Verdict::Met(basis) = &self.machine.verdict else {
+            return Err("nothing starts without a condition that is met");
+        };
+        self.epoch = Some(Epoch { basis: basis.clone(), since: self.now, asked: None });
+        Ok(())
+    }
+
+    fn stopped(&mut self, reason: StopReason, input: &Input) -> Judged {
+        let Some(epoch) = &mut self.epoch else { return Err("a stop has an epoch") };
+        must(epoch.asked.is_none(), "a run is asked to stop once")?;
+        must(
+            match reason {
+                StopReason::TypeGone => match &self.machine.verdict {
+                    Verdict::Met(basis) => *basis != epoch.basis,
+                    Verdict::Unmet(_) => true,
+                    Verdict::Unknown(_) => false,
+                },
+                StopReason::Superseded => matches!(input, Input::Supersede),
+                StopReason::Cancelled => self.machine.removed || !self.machine.allowed,
+                StopReason::LeaseLost => false,
+            },
+            "P5: a stop has a proof, and names it",
+        )?;
+        epoch.asked = Some(reason);
+        Ok(())
+    }
+
+    fn done(&mut self, reason: &DoneReason, input: &Input) -> Judged {
+        let Input::Ended(end) = input else { return Err("P2: done means that the run has ended") };
+        let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
+        let expected = match (epoch.asked, end) {
+            (Some(asked), _) => DoneReason::from(asked),
+            (None, RunEnd::Completed) => DoneReason::Completed,
+            (None, RunEnd::Failed(error)) => DoneReason::Failed(error.clone()),
+            (None, RunEnd::Panicked(error)) => DoneReason::Panicked(error.clone()),
+            (None, RunEnd::Aborted) => DoneReason::Cancelled,
+        };
+        must(*reason == expected, "done tells why")?;
+        if epoch.asked.is_some() {
+            return Ok(());
+        }
+        let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
+        match (self.machine.policy, failed) {
+            (RestartPolicy::Always, _) | (RestartPolicy::OnFailure, true) => {
+                let healthy = self.now - epoch.since >= BACKOFF.healthy;
+                self.failures = if healthy { 1 } else { self.failures + 1 };
+                let waits = [BACKOFF.first, BACKOFF.longest];
+                let wait = waits.get(self.failures as usize - 1).unwrap_or(&BACKOFF.longest);
+                self.rest = Some(self.now + *wait);
+            }
+            (RestartPolicy::OnFailure, false) | (RestartPolicy::Never, _) => self.retired = true,
+        }
+        Ok(())
+    }
+
+    /// What holds between any two inputs.
+    fn judge(&self) -> Judged {
+        must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
+        let asked = self.epoch.as_ref().and_then(|epoch| epoch.asked);
+        must(self.machine.stopping() == asked, "the state tells that it stops, and why")?;
+        must(!self.machine.stuck() || asked.is_some(), "only what stops is stuck")?;
+        must(self.machine.failures() == self.failures, "failures in a row are counted")?;
+        let Some(epoch) = self.epoch.as_ref().filter(|epoch| epoch.asked.is_none()) else {
+            return Ok(());
+        };
+        must(self.machine.allowed && !self.machine.removed, "what may not run is being stopped")?;
+        must(
+            match &self.machine.verdict {
+                Verdict::Met(basis) => *basis == epoch.basis,
+                Verdict::Unmet(_) => false,
+                Verdict::Unknown(_) => true,
+            },
+            "P8: what runs rests on what its condition says now",
+        )
+    }
+
+    /// Leaves it in peace: runs end when they are asked to, start up, and timers go off. It rests
+    /// in the one state that the last verdict and the last orders determine.
+    fn converges(&self) -> Judged {
+        let mut world = self.clone();
+        let ran_on = self.epoch.as_ref().filter(|epoch| epoch.asked.is_none());
+        for _ in 0..PATIENCE {
+            if world.machine.stopping().is_some() {
+                world.happen(&Event::Ended(RunEnd::Aborted))?;
+            } else if world.machine.state() == ControllerState::Starting {
+                world.feed(Input::Running)?;
+            } else if let Some(at) = world.wake.take() {
+                world.now = world.now.max(at);
+                world.feed(Input::Wake)?;
+            }
+        }
+        let rests = world.machine.state();
+        let basis = world.epoch.as_ref().map(|epoch| &epoch.basis);
+        if world.machine.removed {
+            return must(world.forgotten && world.epoch.is_none(), "P4: removed is forgotten");
+        }
+        must(world.wake.is_none(), "P4: no timer goes off for ever")?;
+        if !world.machine.allowed {
+            let quiet = matches!(rests, ControllerState::Waiting | ControllerState::Stopped);
+            return must(quiet, "P4: what may not run rests");
+        }
+        match &world.machine.verdict {
+            _ if world.retired => must(rests == ControllerState::Stopped, "P4: by its policy"),
+            Verdict::Met(met) => must(
+                rests == ControllerState::Running && basis == Some(met),
+                "P4: a condition that is met ends in a run on it",
+            ),
+            Verdict::Unmet(_) => {
+                must(rests == ControllerState::Waiting, "P4: proof of absence ends in waiting")
+            }
+            // Neither starts nor stops.
+            Verdict::Unknown(_) => match ran_on {
+                Some(epoch) => must(
+                    rests == ControllerState::Running && basis == Some(&epoch.basis),
+                    "P5: what runs goes on",
+                ),
+                None => must(rests == ControllerState::Waiting, "P5: what does not run waits"),
+            },
+        }
+    }
+
+    /// What distinguishes it from here on.
+    fn fingerprint(&self) -> impl Eq + std::hash::Hash + use<> {
+        let left = |until: Option<Instant>| {
+            until.map_or(0, |until| until.saturating_duration_since(self.now).as_secs())
+        };
+        let verdict = match &self.machine.verdict {
+            Verdict::Met(basis) => (0, basis.clone()),
+            Verdict::Unmet(_) => (1, Vec::new()),
+            Verdict::Unknown(_) => (2, Vec::new()),
+        };
+        let epoch = self.epoch.as_ref().map(|epoch| {
+            let healthy = (self.now - epoch.since).min(BACKOFF.healthy);
+            // The length of a run counts for one that was not asked to stop.
+            let age = if epoch.asked.is_some() { Duration::ZERO } else { healthy };
+            (epoch.basis.clone(), epoch.asked, age)
+        });
+        let clocks =
+            (left(self.machine.not_before), left(self.rest), self.wake.map(|_| left(self.wake)));
+        let machine = &self.machine;
+        let orders = (machine.allowed, machine.removed, machine.policy as u8, self.retired);
+        let failures = self.failures.min(FAILURES_MAX);
+        let state = (machine.state(), machine.stuck(), self.forgotten);
+        (state, verdict, epoch, clocks, orders, failures)
+    }
+}
+
+#[test]
+fn every_life_keeps_the_promises_and_comes_to_rest() {
+    let events = events();
+    let (mut known, mut queue) = (HashSet::new(), VecDeque::new());
+    // How each state was reached first: from which, and by what.
+    let mut origins: Vec<Option<(usize, usize)>> = Vec::new();
+    let (mut transitions, mut deepest) = (0_u64, 0);
+    let now = Instant::now();
+    for policy in POLICIES {
+        let world = World::new(policy, now);
+        known.insert(world.fingerprint());
+        queue.push_back((world, origins.len(), 0));
+        origins.push(None);
+    }
+    let story = |origins: &[Option<(usize, usize)>], mut at: usize| {
+        let mut story = Vec::new();
+        while let Some((before, event)) = origins[at] {
+            story.push(events[event].clone());
+            at = before;
+        }
+        story.reverse();
+        story
+    };
+
+    while let Some((world, at, depth)) = queue.pop_front() {
+        deepest = deepest.max(depth);
+        if let Err(promise) = world.converges() {
+            panic!("{promise}, after {:?}, from {world:?}", story(&origins, at));
+        }
+        // Nobody owns it any more.
+        if world.forgotten {
+            continue;
+        }
+        for (index, event) in events.iter().enumerate() {
+            if !world.possible(event) {
+                continue;
+            }
+            let mut next = world.clone();
+            transitions += 1;
+            if let Err(promise) = next.happen(event) {
+                panic!("{promise}, after {:?} and {event:?}: {next:?}", story(&origins, at));
+            }
+            if known.insert(next.fingerprint()) {
+                queue.push_back((next, origins.len(), depth + 1));
+                origins.push(Some((at, index)));
+            }
+        }
+    }
+
+    eprintln!(
+        "lifecycle: {} states, {transitions} transitions, every state within {deepest} events",
+        known.len()
+    );
+    assert!(known.len() > 1000, "the search has met next to nothing: {}", known.len());
+}

@@ -1,0 +1,508 @@
+//! Every order of events that can reach the owner's task, up to a depth.
+//!
+//! The owner's handlers are synchronous and its task is alone with its state, so that the order of
+//! events is all that a schedule can decide: exploring these orders explores the schedules. Each
+//! one is played from the start on an owner of its own, whose runs, watches and preparations are
+//! never polled; what they would have sent comes from here. A state that is known already, by
+//! what distinguishes it from here on, is not gone into again.
+
+#![expect(clippy::print_stderr, reason = "the figures of a search, and the story of what it found")]
+
+use std::{
+    collections::{HashSet, VecDeque},
+    fmt::Debug,
+    sync::Mutex,
+};
+
+use tokio::sync::oneshot;
+
+use super::*;
+use crate::{
+    kind::{Scope, TypeIdentity},
+    manager::{ConditionalRunnable, Runnable, RunnableOptions},
+};
+
+/// An undisturbed owner rests after fewer events than this, and the timers that are left over.
+const PATIENCE: usize = 12;
+/// Events in a row.
+const DEPTH: usize = 12;
+const NAME: &str = "widgets";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Word {
+    A,
+    B,
+    Unmet,
+    Unknown,
+}
+
+impl Word {
+    fn of(verdict: &Verdict) -> Self {
+        match verdict {
+            Verdict::Met(basis) => match basis[0].uid.as_deref() {
+                Some("a") => Self::A,
+                Some(_) | None => Self::B,
+            },
+            Verdict::Unmet(_) => Self::Unmet,
+            Verdict::Unknown(_) => Self::Unknown,
+        }
+    }
+
+    fn verdict(self) -> Verdict {
+        let met = |uid: &str| {
+            Verdict::Met(vec![TypeIdentity {
+                group: "example.com".into(),
+                version: "v1".into(),
+                plural: "widgets".into(),
+                scope: Scope::Namespaced,
+                uid: Some(uid.into()),
+            }])
+        };
+        match self {
+            Self::A => met("a"),
+            Self::B => met("b"),
+            Self::Unmet => Verdict::Unmet(Vec::new()),
+            Self::Unknown => Verdict::Unknown(Vec::new()),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Add(Word),
+    Replace(Word),
+    Remove,
+    /// The condition of the specification in place.
+    Verdict(Word),
+    /// The condition of the one that waits to take over.
+    PendingVerdict(Word),
+    Running,
+    /// What an earlier epoch says of itself arrives late.
+    LateReport,
+    Ended(RunEnd),
+    Prepared(bool),
+    /// The answer to a preparation that was given up arrives late.
+    LatePrepared,
+    /// The next timer goes off.
+    Timer,
+    Stop,
+}
+
+/// A specification that does nothing by itself.
+struct Probe {
+    first: Word,
+    /// `prepare`, `start` and `unprepare` as they come.
+    log: Mutex<Vec<&'static str>>,
+}
+
+impl Runnable for Probe {
+    fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        std::future::pending().boxed()
+    }
+
+    fn reports_running(&self) -> bool {
+        true
+    }
+
+    fn keeps_grace(&self) -> bool {
+        true
+    }
+
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        std::future::pending().boxed()
+    }
+
+    fn unprepare(&self) {
+        self.log.lock().unwrap().push("unprepare");
+    }
+}
+
+impl ConditionalRunnable for Probe {
+    fn ready(&self) -> Readiness {
+        readiness(self.first)
+    }
+}
+
+fn readiness(word: Word) -> Readiness {
+    Readiness::published(watch::channel(word.verdict()).1)
+}
+
+/// An owner, and what its users have seen of it.
+struct World {
+    owner: Owner,
+    transitions: broadcast::Receiver<Transition>,
+    _commands: mpsc::Sender<Command>,
+    probes: Vec<Arc<Probe>>,
+    live: Option<u64>,
+    epochs: u64,
+    attempts: HashSet<u64>,
+}
+
+impl World {
+    fn new() -> Self {
+        let (sender, commands) = mpsc::channel(1);
+        let (snapshot, seen) = (watch::Sender::default(), broadcast::Sender::new(64));
+        let transitions = seen.subscribe();
+        let restart_backoff = crate::manager::RestartBackoff {
+            first: Duration::from_secs(1),
+            longest: Duration::from_secs(1),
+            healthy: Duration::from_secs(600),
+        };
+        let options = ManagerOptions { restart_backoff, ..ManagerOptions::default() };
+        let metrics = options.metrics.clone();
+        let mut owner = Owner::new(options, metrics, commands, snapshot, seen);
+        owner.advance();
+        Self {
+            owner,
+            transitions,
+            _commands: sender,
+            probes: Vec::new(),
+            live: None,
+            epochs: 0,
+            attempts: HashSet::new(),
+        }
+    }
+
+    fn entry(&self) -> Option<(Id, &Entry)> {
+        self.owner.entries.iter().next().map(|(id, entry)| (*id, entry))
+    }
+
+    fn attempt(&self) -> Option<u64> {
+        match self.entry()?.1.pending.as_ref()?.preparation {
+            Preparation::Running(attempt, _) => Some(attempt),
+            Preparation::None | Preparation::Done => None,
+        }
+    }
+
+    /// What may happen now.
+    fn steps(&self) -> Vec<Step> {
+        let closing = matches!(self.owner.phase, Phase::Closing { .. });
+        let mut steps = Vec::new();
+        let Some((_, entry)) = self.entry() else {
+            if !closing {
+                steps.extend([Word::A, Word::Unmet].map(Step::Add));
+            }
+            return steps;
+        };
+        let words = [Word::A, Word::B, Word::Unmet, Word::Unknown];
+        steps.extend(words.map(Step::Verdict));
+        steps.push(Step::Remove);
+        if !closing {
+            steps.extend([Word::A, Word::Unmet, Word::Unknown].map(Step::Replace));
+            steps.push(Step::Stop);
+        }
+        if entry.pending.is_some() {
+            steps.extend([Word::A, Word::Unmet, Word::Unknown].map(Step::PendingVerdict));
+        }
+        if entry.epoch.is_some() {
+            let boom = || "boom".to_owned();
+            steps.push(Step::Running);
+            steps.push(Step::Ended(RunEnd::Completed));
+            steps.push(Step::Ended(RunEnd::Failed(boom())));
+            steps.push(Step::Ended(RunEnd::Panicked(boom())));
+        }
+        if entry.epoch_number > 0 {
+            steps.push(Step::LateReport);
+        }
+        if self.attempt().is_some() {
+            steps.extend([true, false].map(Step::Prepared));
+        }
+        if !self.attempts.is_empty() {
+            steps.push(Step::LatePrepared);
+        }
+        if !self.owner.timers.is_empty() {
+            steps.push(Step::Timer);
+        }
+        steps
+    }
+
+    async fn play(&mut self, step: &Step) {
+        match step {
+            Step::Add(word) => {
+                let spec = self.spec(*word);
+                self.owner.add(NAME.into(), spec).unwrap();
+            }
+            Step::Replace(word) => {
+                let spec = self.spec(*word);
+                // One that is being removed is not replaced.
+                drop(self.owner.replace(&NAME.into(), spec));
+            }
+            Step::Remove => {
+                let (reply, _) = oneshot::channel();
+                self.owner.handle(Event::Command(Command::Remove(NAME.into(), reply)));
+            }
+            Step::Verdict(word) => {
+                let (id, entry) = self.entry().unwrap();
+                let serial = entry.serial;
+                self.owner.handle(Event::Verdict(id, serial, readiness(*word)));
+            }
+            Step::PendingVerdict(word) => {
+                let (id, entry) = self.entry().unwrap();
+                let serial = entry.pending.as_ref().unwrap().serial;
+                self.owner.handle(Event::Verdict(id, serial, readiness(*word)));
+            }
+            Step::Running => self.report(0),
+            Step::LateReport => self.report(1),
+            Step::Ended(end) => {
+                let (id, _) = self.entry().unwrap();
+                self.owner.handle(Event::Ended(id, end.clone()));
+            }
+            Step::Prepared(well) => {
+                let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
+                let result = if *well { Ok(()) } else { Err("boom".into()) };
+                self.owner.handle(Event::Prepared(id, attempt, result));
+            }
+            Step::LatePrepared => {
+                let id = self.entry().unwrap().0;
+                let now = self.attempt();
+                let late = self.attempts.iter().filter(|attempt| Some(**attempt) != now).max();
+                if let Some(&late) = late {
+                    self.owner.handle(Event::Prepared(id, late, Ok(())));
+                }
+            }
+            Step::Timer => {
+                let key = self.owner.timers.peek().unwrap();
+                let at = self.owner.timers.deadline(&key);
+                // The wheel turns by whole milliseconds.
+                let ahead = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+                tokio::time::advance(ahead).await;
+                let timer = self.owner.timers.next().now_or_never().flatten().expect("it is due");
+                let (id, timer) = timer.into_inner();
+                self.owner.handle(Event::Timer(id, timer));
+            }
+            Step::Stop => self.owner.handle(Event::Stop),
+        }
+        self.owner.advance();
+        self.owner.publish();
+        self.judge();
+    }
+
+    fn spec(&mut self, first: Word) -> Spec {
+        let probe = Arc::new(Probe { first, log: Mutex::default() });
+        self.probes.push(probe.clone());
+        Spec::new(probe, RunnableOptions::default())
+    }
+
+    /// An epoch, `back` before the current one, says that it runs.
+    fn report(&mut self, back: u64) {
+        let (id, entry) = self.entry().unwrap();
+        let report = Report { running: true, ..Report::default() };
+        let epoch = entry.epoch_number - back;
+        self.owner.handle(Event::Reported(id, epoch, watch::channel(report).1));
+    }
+
+    /// What its users see must be a life: epochs one after the other, each done once.
+    fn judge(&mut self) {
+        while let Ok(transition) = self.transitions.try_recv() {
+            let epoch = transition.epoch;
+            match transition.kind {
+                TransitionKind::Entered(ControllerState::Starting) => {
+                    assert_eq!(self.live, None, "P1: an epoch began before the last was done");
+                    assert_eq!(epoch, self.epochs + 1, "epochs are counted");
+                    (self.live, self.epochs) = (Some(epoch), epoch);
+                    let (_, entry) = self.entry().unwrap();
+                    assert!(matches!(entry.lifecycle.verdict(), Verdict::Met(_)));
+                    let started = Arc::as_ptr(&entry.spec.runnable);
+                    let probe = self
+                        .probes
+                        .iter()
+                        .find(|probe| std::ptr::addr_eq(Arc::as_ptr(probe), started));
+                    probe.unwrap().log.lock().unwrap().push("start");
+                }
+                TransitionKind::Entered(ControllerState::Running | ControllerState::Stopping) => {
+                    assert_eq!(self.live, Some(epoch))
+                }
+                TransitionKind::Entered(
+                    ControllerState::Waiting
+                    | ControllerState::BackingOff
+                    | ControllerState::Stopped,
+                ) => assert_eq!(self.live, None, "P2: at rest before done"),
+                TransitionKind::Done(_) => {
+                    assert_eq!(self.live.take(), Some(epoch), "P2: done once");
+                }
+                TransitionKind::Removed => assert_eq!(self.live, None, "P2: removed before done"),
+            }
+        }
+        let attempt = self.attempt();
+        let Some((_, entry)) = self.entry() else { return };
+        assert_eq!(entry.epoch.is_some(), self.live.is_some());
+        assert_eq!(entry.lifecycle.live(), self.live.is_some());
+        let told = self.owner.snapshot.borrow()[&entry.name].clone();
+        assert_eq!(told.state, entry.lifecycle.state(), "P10: the status tells the state");
+        assert_eq!(told.epoch, self.epochs);
+        assert_eq!(told.pending.is_some(), entry.pending.is_some());
+        if let Some(attempt) = attempt
+            && self.attempts.insert(attempt)
+        {
+            self.probes.last().unwrap().log.lock().unwrap().push("prepare");
+        }
+    }
+
+    /// Leaves it in peace: everything that was asked for happens, and nothing else.
+    async fn rest(&mut self) {
+        for _ in 0..PATIENCE + self.owner.timers.len() {
+            let Some((_, entry)) = self.entry() else { break };
+            let step = match entry.lifecycle.state() {
+                ControllerState::Stopping => Step::Ended(RunEnd::Aborted),
+                ControllerState::Starting => Step::Running,
+                ControllerState::Waiting
+                | ControllerState::Running
+                | ControllerState::BackingOff
+                | ControllerState::Stopped => {
+                    if self.attempt().is_some() {
+                        Step::Prepared(true)
+                    } else if self.owner.timers.is_empty() {
+                        break;
+                    } else {
+                        Step::Timer
+                    }
+                }
+            };
+            self.play(&step).await;
+        }
+    }
+
+    fn rested(&self, removed: bool) {
+        for probe in &self.probes {
+            let log = probe.log.lock().unwrap();
+            assert_ne!(log.last(), Some(&"prepare"), "P3: prepared for nobody: {log:?}");
+        }
+        let Some((_, entry)) = self.entry() else {
+            assert!(self.owner.names.is_empty() && self.live.is_none());
+            return;
+        };
+        assert!(!removed, "P4: what was removed is forgotten");
+        assert!(!matches!(self.owner.phase, Phase::Closing { .. }), "P4: it closes");
+        assert!(self.owner.timers.is_empty(), "P4: no timer goes off for ever");
+        let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
+        match Word::of(verdict) {
+            Word::A | Word::B => assert_eq!(state, ControllerState::Running, "P4"),
+            Word::Unmet => assert_eq!(state, ControllerState::Waiting, "P4"),
+            Word::Unknown => {
+                assert!(matches!(state, ControllerState::Waiting | ControllerState::Running));
+            }
+        }
+        if let Some(pending) = &entry.pending {
+            assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: what can start takes over");
+            assert!(entry.lifecycle.live(), "P4: what cannot start yields to what runs alone");
+        }
+    }
+
+    /// What distinguishes it from here on, as text.
+    fn fingerprint(&mut self) -> String {
+        // Only their order matters: time moves by the next one going off.
+        let timers = self.timers();
+        let phase = match self.owner.phase {
+            Phase::Opening(step) => (0, step),
+            Phase::Open => (1, 0),
+            Phase::Closing { step } => (2, step),
+        };
+        let late = self.attempts.len() > usize::from(self.attempt().is_some());
+        let entry = self.entry().map(|(_, entry)| {
+            let machine = &entry.lifecycle;
+            let basis = machine.basis().map(|basis| Word::of(&Verdict::Met(basis.to_vec())));
+            let pending = entry.pending.as_ref().map(|pending| {
+                let preparation = match pending.preparation {
+                    Preparation::None => 0,
+                    Preparation::Running(..) => 1,
+                    Preparation::Done => 2,
+                };
+                (Word::of(&pending.verdict), preparation)
+            });
+            let orders =
+                (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
+            let stopping = (machine.stopping(), machine.stuck());
+            (machine.state(), basis, Word::of(machine.verdict()), pending, orders, stopping)
+        });
+        format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))
+    }
+
+    /// The timers that still mean something, in their order.
+    fn timers(&mut self) -> Vec<&'static str> {
+        let mut all = Vec::new();
+        while let Some(key) = self.owner.timers.peek() {
+            let timer = self.owner.timers.remove(&key);
+            all.push((timer.deadline(), timer.into_inner()));
+        }
+        let mut told = Vec::new();
+        for (at, (id, timer)) in all {
+            let key = self.owner.timers.insert_at((id, timer), at);
+            let Some(entry) = self.owner.entries.get_mut(&id) else { continue };
+            match timer {
+                Timer::Wake => {
+                    entry.wake = Some(key);
+                    told.push("wake");
+                }
+                Timer::Overdue(epoch) => {
+                    if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
+                        told.push("overdue");
+                    }
+                }
+                Timer::Retry(serial) => {
+                    if entry.pending.as_ref().is_some_and(|pending| pending.serial == serial) {
+                        told.push("retry");
+                    }
+                }
+            }
+        }
+        // Of one that goes off twice the second time is nothing new.
+        told.dedup();
+        told
+    }
+}
+
+async fn replay(path: &[Step]) -> World {
+    let mut world = World::new();
+    for step in path {
+        world.play(step).await;
+    }
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_order_of_events_keeps_the_promises_and_comes_to_rest() {
+    let (mut known, mut queue) = (HashSet::new(), VecDeque::from([Vec::new()]));
+    let mut transitions = 0_u64;
+
+    while let Some(path) = queue.pop_front() {
+        let steps = replay(&path).await.steps();
+        for step in steps {
+            transitions += 1;
+            let mut longer: Vec<Step> = path.clone();
+            longer.push(step);
+            let told = Told(&longer);
+            let mut world = replay(&longer).await;
+            if !known.insert(world.fingerprint()) {
+                told.well();
+                continue;
+            }
+            let removed = world.entry().is_some_and(|(_, entry)| !entry.removers.is_empty());
+            world.rest().await;
+            world.rested(removed);
+            told.well();
+            if longer.len() < DEPTH {
+                queue.push_back(longer);
+            }
+        }
+    }
+
+    eprintln!(
+        "owner: {} states, {transitions} transitions, every order of up to {DEPTH} events",
+        known.len()
+    );
+}
+
+/// Tells the story when a check in it fails.
+struct Told<'a>(&'a dyn Debug);
+
+impl Told<'_> {
+    fn well(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Told<'_> {
+    fn drop(&mut self) {
+        eprintln!("after {:?}", self.0);
+    }
+}
