@@ -41,6 +41,7 @@ mod kubeconfig;
 mod own_thread;
 mod process;
 mod progress;
+pub mod proxy;
 mod scope;
 mod supervisor;
 mod toolchain;
