@@ -41,6 +41,7 @@ mod kubeconfig;
 mod own_thread;
 mod process;
 mod progress;
+pub mod proxy;
 mod scope;
 mod supervisor;
 mod toolchain;
@@ -53,8 +54,8 @@ pub use self::{
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
     faults::{
-        Action, FaultBody, FaultLayer, FaultService, Faults, OpenRequest, Reply, RequestInfo, Rule,
-        RuleId, Verb,
+        Action, Fault, FaultBody, FaultLayer, FaultService, Faults, Fired, OpenRequest, Playing,
+        Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,

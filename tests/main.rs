@@ -32,6 +32,7 @@ mod spec_edit;
 mod story;
 mod terminating;
 mod unknown;
+mod wire;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;

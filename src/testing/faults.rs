@@ -1,24 +1,34 @@
 //! Faults between a client and the API server: what a healthy server does not do on demand.
 
+mod action;
 mod body;
+mod effect;
+mod random;
 mod request;
 mod rule;
+mod schedule;
 mod service;
+mod text;
 
 use std::{
     collections::BTreeMap,
     fmt::{self, Debug, Formatter},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
+use bytes::Bytes;
+use http::response::Parts;
 use kube::{Client, Config, client::ClientBuilder};
-use tokio::sync::watch;
+use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
 pub use self::{
+    action::{Action, Reply},
     body::FaultBody,
     request::{RequestInfo, Verb},
-    rule::{Action, Reply, Rule},
+    rule::Rule,
+    schedule::{Fault, Playing, Profile, Schedule},
     service::{FaultLayer, FaultService},
 };
 
@@ -62,6 +72,31 @@ pub struct OpenRequest {
     pub answered: bool,
 }
 
+/// A fault that has happened: the request was answered otherwise, the connection did break, the
+/// event did come twice. A rule that cuts after more bytes than there are does not get this far.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fired {
+    /// By which rule.
+    pub rule: RuleId,
+    /// Which of the requests that the rule matches, counted from 1.
+    pub number: usize,
+    /// What was done, as rules word it: `cut`, `reply`.
+    pub action: &'static str,
+    /// To what.
+    pub request: RequestInfo,
+}
+
+impl fmt::Display for Fired {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Self { number, action, request, .. } = self;
+        write!(f, "{action} of request {number}: {:?} {}", request.verb, request.path)
+    }
+}
+
+/// An answer once given, by the path and query that were asked for.
+type Memory = BTreeMap<String, (Parts, Bytes)>;
+
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -75,12 +110,16 @@ struct State {
     rules: BTreeMap<RuleId, Counted>,
     seen: Vec<RequestInfo>,
     open: BTreeMap<u64, (OpenRequest, CancellationToken)>,
+    fired: Vec<Fired>,
+    /// Events of watches that have passed, by group and resource.
+    passed: BTreeMap<(String, String), u64>,
 }
 
 struct Counted {
     rule: Rule,
     matches: usize,
     hits: usize,
+    memory: Memory,
 }
 
 impl Debug for Faults {
@@ -116,9 +155,14 @@ impl Faults {
     pub fn add(&self, rule: Rule) -> RuleId {
         self.shared.change(|state| {
             let id = RuleId(state.next_id());
-            state.rules.insert(id, Counted { rule, matches: 0, hits: 0 });
+            state.rules.insert(id, Counted { rule, matches: 0, hits: 0, memory: Memory::new() });
             id
         })
+    }
+
+    /// Adds the rules of a schedule, until the handle is dropped.
+    pub fn play(&self, schedule: &Schedule) -> Playing {
+        Playing::new(self.clone(), schedule.clone())
     }
 
     /// Removes a rule; requests that it holds go on.
@@ -131,7 +175,13 @@ impl Faults {
         self.shared.change(|state| state.rules.clear());
     }
 
-    /// How many requests a rule has acted on; 0 once it is removed.
+    /// The faults that have happened, in order, also those of rules that were removed since: a
+    /// test that relies on a fault asserts that it is here.
+    pub fn fired(&self) -> Vec<Fired> {
+        self.shared.state().fired.clone()
+    }
+
+    /// How many requests a rule has chosen to act on; 0 once it is removed.
     pub fn hits(&self, id: RuleId) -> usize {
         self.shared.state().rules.get(&id).map_or(0, |counted| counted.hits)
     }
@@ -172,30 +222,80 @@ impl Faults {
     }
 
     /// Waits until a rule is removed.
-    async fn removed(&self, id: RuleId) {
+    async fn removed(&self, id: Option<RuleId>) {
+        let Some(id) = id else { return };
         self.wait_until(|faults| !faults.shared.state().rules.contains_key(&id)).await;
+    }
+
+    /// Waits until an event of this type has passed since.
+    async fn behind(self, group: String, resource: String, at_most: Duration) {
+        let of_type = (group, resource);
+        let passed = |faults: &Self| faults.shared.state().passed.get(&of_type).copied();
+        let before = passed(&self);
+        // One that nothing overtakes goes on.
+        time::timeout(at_most, self.wait_until(|faults| passed(faults) > before)).await.ok();
+    }
+
+    /// What the server once answered to such a request.
+    fn remembered(&self, id: RuleId, info: &RequestInfo) -> Option<(Parts, Bytes)> {
+        self.shared.state().rules.get(&id)?.memory.get(&memory_key(info)).cloned()
+    }
+
+    /// Whether a rule wants to know the answer to this request.
+    fn remembers(&self, open: &OpenGuard) -> bool {
+        open.info.verb != Verb::Watch && !open.remember.is_empty()
+    }
+
+    fn remember(&self, open: &OpenGuard, head: &Parts, body: &Bytes) {
+        let mut state = self.shared.state();
+        for id in &open.remember {
+            if let Some(counted) = state.rules.get_mut(id) {
+                let memory = counted.memory.entry(memory_key(&open.info));
+                memory.or_insert_with(|| (head.clone(), body.clone()));
+            }
+        }
     }
 
     /// Counts the request, and finds what is to happen to it.
     fn enter(&self, info: RequestInfo) -> (Option<(RuleId, Action)>, OpenGuard) {
         self.shared.change(|state| {
             let mut acting = None;
+            let mut fired = None;
+            let mut remember = Vec::new();
             for (id, counted) in &mut state.rules {
                 if acting.is_none() && counted.rule.matches(&info) {
                     counted.matches += 1;
+                    if matches!(counted.rule.action, Action::Stale) {
+                        remember.push(*id);
+                    }
                     if counted.rule.acts_on(counted.matches - 1) {
                         counted.hits += 1;
                         acting = Some((*id, counted.rule.action.clone()));
+                        fired = Some(Fired {
+                            rule: *id,
+                            number: counted.matches,
+                            action: counted.rule.action.word(),
+                            request: info.clone(),
+                        });
                     }
                 }
             }
             state.seen.push(info.clone());
             let id = state.next_id();
             let cut = CancellationToken::new();
-            state.open.insert(id, (OpenRequest { info, answered: false }, cut.clone()));
-            (acting, OpenGuard { shared: Arc::clone(&self.shared), id, cut })
+            let open = OpenRequest { info: info.clone(), answered: false };
+            state.open.insert(id, (open, cut.clone()));
+            let shared = Arc::clone(&self.shared);
+            (acting, OpenGuard { shared, id, cut, info, remember, fired: Mutex::new(fired) })
         })
     }
+}
+
+/// Requests for the same thing, whatever version of it they ask for.
+fn memory_key(info: &RequestInfo) -> String {
+    let pairs = info.query.split('&').filter(|pair| !pair.starts_with("resourceVersion"));
+    let query = pairs.collect::<Vec<_>>().join("&");
+    format!("{}?{query}", info.path)
 }
 
 impl Shared {
@@ -222,6 +322,11 @@ struct OpenGuard {
     shared: Arc<Shared>,
     id: u64,
     cut: CancellationToken,
+    info: RequestInfo,
+    /// Rules that want to know the answer.
+    remember: Vec<RuleId>,
+    /// What goes into the log once it happens.
+    fired: Mutex<Option<Fired>>,
 }
 
 impl OpenGuard {
@@ -231,6 +336,23 @@ impl OpenGuard {
                 open.answered = true;
             }
         });
+    }
+
+    /// The fault has happened; once is enough.
+    fn happened(&self) {
+        let fired = self.fired.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(fired) = fired {
+            self.shared.change(|state| state.fired.push(fired));
+        }
+    }
+
+    /// Bytes of the answer have passed.
+    fn passed(&self, data: &[u8]) {
+        // A bookmark is no event that could be overtaken.
+        if self.info.verb == Verb::Watch && !data.starts_with(br#"{"type":"BOOKMARK""#) {
+            let of_type = (self.info.group.clone(), self.info.resource.clone());
+            self.shared.change(|state| *state.passed.entry(of_type).or_default() += 1);
+        }
     }
 }
 

@@ -11,6 +11,8 @@ use super::certificates::Identity;
 pub(super) enum Credentials {
     Certificate(Identity),
     Token(String),
+    /// It says nothing.
+    None,
 }
 
 impl Credentials {
@@ -22,6 +24,7 @@ impl Credentials {
                 "client-key-data": STANDARD.encode(&identity.key),
             }),
             Self::Token(token) => json!({ "token": token }),
+            Self::None => json!({}),
         }
     }
 }

@@ -1,9 +1,11 @@
 //! What a request asks for, in the words of the API server.
 
 use http::{Method, Uri};
+use serde::{Deserialize, Serialize};
 
 /// A Kubernetes verb.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verb {
     /// One object; also whatever is read and is no resource, such as discovery.
     Get,
@@ -23,6 +25,12 @@ pub enum Verb {
     DeleteCollection,
     /// Any other HTTP method.
     Other,
+}
+
+impl Verb {
+    /// Those that change what the server holds.
+    pub const MUTATING: [Self; 5] =
+        [Self::Create, Self::Update, Self::Patch, Self::Delete, Self::DeleteCollection];
 }
 
 /// A request, taken apart as the API server's `RequestInfo` does.

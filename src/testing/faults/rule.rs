@@ -1,16 +1,8 @@
-//! Which requests are disturbed, and how.
+//! Which requests are disturbed.
 
-use std::{
-    fmt::{self, Debug, Formatter},
-    sync::Arc,
-    time::Duration,
-};
+use serde::{Deserialize, Serialize};
 
-use bytes::Bytes;
-use http::StatusCode;
-use serde_json::{Value, json};
-
-use super::{RequestInfo, Verb};
+use super::{Action, RequestInfo, Verb, random};
 
 /// Disturbs the requests that it matches: all of them, unless it is narrowed down.
 ///
@@ -23,119 +15,62 @@ use super::{RequestInfo, Verb};
 ///     .skip(1)
 ///     .times(2);
 /// ```
-#[derive(Clone, Debug)]
+///
+/// A rule is data, too, unless its action is [`Action::Edit`]. The same in YAML:
+///
+/// ```yaml
+/// action:
+///   reply: {code: 410, reason: Expired, message: too old}
+/// verbs: [watch]
+/// group: x.test
+/// resource: widgets
+/// skip: 1
+/// times: 2
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[must_use]
 pub struct Rule {
     pub(super) action: Action,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     verbs: Vec<Verb>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    path_contains: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<String>,
-    exact_path: Option<String>,
-    query: Option<String>,
-    resource: Option<(String, String)>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    query_contains: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    group: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    resource: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subresource: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    namespace: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(default, skip_serializing_if = "is_zero")]
     skip: usize,
-    times: usize,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    every: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    times: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    chance: Option<Chance>,
 }
 
-/// What happens to a request.
-#[derive(Clone)]
-#[non_exhaustive]
-pub enum Action {
-    /// It is sent that much later.
-    Delay(Duration),
-    /// It is answered with this, and not sent.
-    Reply(Reply),
-    /// It is answered by the server, but the connection breaks after so many bytes of the body.
-    Cut {
-        /// How many bytes pass.
-        after_bytes: usize,
-    },
-    /// It is answered by the server, but the body ends cleanly after so many bytes.
-    End {
-        /// How many bytes pass.
-        after_bytes: usize,
-    },
-    /// It is sent only when this rule is removed.
-    Hang,
-    /// It fails with this message, as if the connection were refused.
-    Fail(String),
-    /// It is answered by the server, and this changes the body, which must be JSON and finite.
-    Edit(Edit),
+/// Chooses among requests by their number: the same ones for the same seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Chance {
+    per_mille: u16,
+    seed: u64,
 }
 
-/// Changes the JSON of an answer.
-pub(super) type Edit = Arc<dyn Fn(&mut Value) + Send + Sync>;
-
-impl Action {
-    /// An [`Action::Edit`].
-    pub fn edit(edit: impl Fn(&mut Value) + Send + Sync + 'static) -> Self {
-        Self::Edit(Arc::new(edit))
-    }
-}
-
-impl Debug for Action {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Delay(delay) => f.debug_tuple("Delay").field(delay).finish(),
-            Self::Reply(reply) => f.debug_tuple("Reply").field(reply).finish(),
-            Self::Cut { after_bytes } => f.debug_tuple("Cut").field(after_bytes).finish(),
-            Self::End { after_bytes } => f.debug_tuple("End").field(after_bytes).finish(),
-            Self::Hang => f.write_str("Hang"),
-            Self::Fail(message) => f.debug_tuple("Fail").field(message).finish(),
-            Self::Edit(_) => f.write_str("Edit"),
-        }
-    }
-}
-
-/// An answer that the server did not give.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
-    /// The HTTP status; one that is none becomes 500.
-    pub code: u16,
-    /// `application/json`, `text/plain`.
-    pub content_type: String,
-    /// Seconds of the `Retry-After` header.
-    pub retry_after: Option<u64>,
-    /// The body.
-    pub body: Bytes,
-}
-
-impl Reply {
-    /// A failure as the API server words it: a `Status` object.
-    pub fn status(code: u16, reason: &str, message: &str) -> Self {
-        let status = json!({
-            "kind": "Status",
-            "apiVersion": "v1",
-            "metadata": {},
-            "status": "Failure",
-            "message": message,
-            "reason": reason,
-            "code": code,
-        });
-        Self { code, ..Self::json(&status) }
-    }
-
-    /// A failure that is no `Status` object, such as the plain 404 of a path that nobody serves.
-    pub fn text(code: u16, body: impl Into<Bytes>) -> Self {
-        let content_type = "text/plain; charset=utf-8".to_owned();
-        Self { code, content_type, retry_after: None, body: body.into() }
-    }
-
-    /// A success with this body.
-    pub fn json(body: &Value) -> Self {
-        let content_type = "application/json".to_owned();
-        Self { code: 200, content_type, retry_after: None, body: body.to_string().into() }
-    }
-
-    /// Adds a `Retry-After` header.
-    #[must_use]
-    pub fn retry_after(mut self, seconds: u64) -> Self {
-        self.retry_after = Some(seconds);
-        self
-    }
-
-    pub(super) fn status_code(&self) -> StatusCode {
-        StatusCode::from_u16(self.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
-    }
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 impl Rule {
@@ -144,13 +79,24 @@ impl Rule {
         Self {
             action,
             verbs: Vec::new(),
+            path_contains: None,
             path: None,
-            exact_path: None,
-            query: None,
+            query_contains: None,
+            group: None,
             resource: None,
+            subresource: None,
+            namespace: None,
+            name: None,
             skip: 0,
-            times: usize::MAX,
+            every: None,
+            times: None,
+            chance: None,
         }
+    }
+
+    /// What it does.
+    pub fn action(&self) -> &Action {
+        &self.action
     }
 
     /// Only this verb; called again, that one too.
@@ -159,27 +105,58 @@ impl Rule {
         self
     }
 
+    /// Only requests that change something.
+    pub fn mutating(mut self) -> Self {
+        self.verbs.extend(Verb::MUTATING);
+        self
+    }
+
     /// Only paths that contain this.
     pub fn path_contains(mut self, part: impl Into<String>) -> Self {
-        self.path = Some(part.into());
+        self.path_contains = Some(part.into());
         self
     }
 
     /// Only this path.
     pub fn path_is(mut self, path: impl Into<String>) -> Self {
-        self.exact_path = Some(path.into());
+        self.path = Some(path.into());
         self
     }
 
     /// Only queries that contain this, as it stands in the URI.
     pub fn query_contains(mut self, part: impl Into<String>) -> Self {
-        self.query = Some(part.into());
+        self.query_contains = Some(part.into());
         self
     }
 
     /// Only this type, in any version.
     pub fn resource(mut self, group: impl Into<String>, plural: impl Into<String>) -> Self {
-        self.resource = Some((group.into(), plural.into()));
+        self.group = Some(group.into());
+        self.resource = Some(plural.into());
+        self
+    }
+
+    /// Only this group, its discovery too; empty for the core group.
+    pub fn group(mut self, group: impl Into<String>) -> Self {
+        self.group = Some(group.into());
+        self
+    }
+
+    /// Only this subresource; empty for objects themselves.
+    pub fn subresource(mut self, subresource: impl Into<String>) -> Self {
+        self.subresource = Some(subresource.into());
+        self
+    }
+
+    /// Only this namespace; empty for requests about all of them or about what has none.
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = Some(namespace.into());
+        self
+    }
+
+    /// Only the object of this name; a creation tells its name to nobody but the server.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
         self
     }
 
@@ -191,22 +168,56 @@ impl Rule {
 
     /// Disturbs so many requests at most.
     pub fn times(mut self, count: usize) -> Self {
-        self.times = count;
+        self.times = Some(count);
         self
     }
 
-    pub(super) fn matches(&self, request: &RequestInfo) -> bool {
-        let RequestInfo { verb, path, query, group, resource, .. } = request;
-        (self.verbs.is_empty() || self.verbs.contains(verb))
-            && self.path.as_ref().is_none_or(|part| path.contains(part))
-            && self.exact_path.as_ref().is_none_or(|exact| path == exact)
-            && self.query.as_ref().is_none_or(|part| query.contains(part))
-            && self.resource.as_ref().is_none_or(|(g, r)| g == group && r == resource)
+    /// Disturbs the matching request of this number only, counted from 1.
+    pub fn nth(self, number: usize) -> Self {
+        self.skip(number.saturating_sub(1)).times(1)
+    }
+
+    /// Of the requests that are not skipped, disturbs the first and then each of that distance.
+    pub fn every(mut self, distance: usize) -> Self {
+        self.every = Some(distance);
+        self
+    }
+
+    /// Of the requests left, disturbs about so many in a thousand. Which ones is a matter of their
+    /// number and of the seed alone.
+    pub fn chance(mut self, per_mille: u16, seed: u64) -> Self {
+        self.chance = Some(Chance { per_mille, seed });
+        self
+    }
+
+    /// Whether it is about such a request.
+    pub fn matches(&self, request: &RequestInfo) -> bool {
+        let is = |wanted: &Option<String>, found: &String| {
+            wanted.as_ref().is_none_or(|wanted| wanted == found)
+        };
+        let has = |part: &Option<String>, whole: &String| {
+            part.as_ref().is_none_or(|part| whole.contains(part))
+        };
+        (self.verbs.is_empty() || self.verbs.contains(&request.verb))
+            && has(&self.path_contains, &request.path)
+            && is(&self.path, &request.path)
+            && has(&self.query_contains, &request.query)
+            && is(&self.group, &request.group)
+            && is(&self.resource, &request.resource)
+            && is(&self.subresource, &request.subresource)
+            && is(&self.namespace, &request.namespace)
+            && is(&self.name, &request.name)
     }
 
     /// Whether it acts on the match of this number, counted from 0.
-    pub(super) fn acts_on(&self, number: usize) -> bool {
-        number.checked_sub(self.skip).is_some_and(|hit| hit < self.times)
+    pub fn acts_on(&self, number: usize) -> bool {
+        let Some(number) = number.checked_sub(self.skip) else { return false };
+        let every = self.every.unwrap_or(1).max(1);
+        number.is_multiple_of(every)
+            && self.times.is_none_or(|times| number / every < times)
+            && self.chance.is_none_or(|chance| {
+                random::mix(chance.seed, number as u64) % 1000 < u64::from(chance.per_mille)
+            })
     }
 }
 
@@ -216,40 +227,123 @@ mod tests {
 
     use super::*;
 
+    fn info(method: &Method, uri: &str) -> RequestInfo {
+        RequestInfo::new(method, &uri.parse().unwrap())
+    }
+
+    fn hang() -> Rule {
+        Rule::new(Action::Hang)
+    }
+
+    #[track_caller]
+    fn check(rule: Rule, matched: &[&str], passed: &[&str]) {
+        for uri in matched {
+            assert!(rule.matches(&info(&Method::GET, uri)), "{uri} is not matched by {rule:?}");
+        }
+        for uri in passed {
+            assert!(!rule.matches(&info(&Method::GET, uri)), "{uri} is matched by {rule:?}");
+        }
+    }
+
     #[test]
     fn a_rule_matches_what_it_is_narrowed_down_to() {
-        let rule = Rule::new(Action::Hang)
-            .verb(Verb::List)
-            .verb(Verb::Watch)
-            .resource("x.test", "widgets")
-            .query_contains("limit=500");
-        let matches =
-            |uri: &str| rule.matches(&RequestInfo::new(&Method::GET, &uri.parse().unwrap()));
-
-        assert!(matches("/apis/x.test/v1/widgets?limit=500"));
-        assert!(matches("/apis/x.test/v2/namespaces/a/widgets?watch=1&limit=500"));
-        assert!(!matches("/apis/x.test/v1/widgets"));
-        assert!(!matches("/apis/y.test/v1/widgets?limit=500"));
-        assert!(!matches("/apis/x.test/v1/namespaces/a/widgets/w?limit=500"));
+        check(
+            hang()
+                .verb(Verb::List)
+                .verb(Verb::Watch)
+                .resource("x.test", "widgets")
+                .query_contains("limit=500"),
+            &[
+                "/apis/x.test/v1/widgets?limit=500",
+                "/apis/x.test/v2/namespaces/a/widgets?watch=1&limit=500",
+            ],
+            &[
+                "/apis/x.test/v1/widgets",
+                "/apis/y.test/v1/widgets?limit=500",
+                "/apis/x.test/v1/namespaces/a/widgets/w?limit=500",
+            ],
+        );
+        check(
+            hang().namespace("a").name("w"),
+            &["/api/v1/namespaces/a/pods/w", "/apis/x.test/v1/namespaces/a/widgets/w/status"],
+            &["/api/v1/namespaces/b/pods/w", "/api/v1/namespaces/a/pods", "/api/v1/pods/w"],
+        );
+        check(
+            hang().group("x.test"),
+            &["/apis/x.test/v1", "/apis/x.test/v1/widgets"],
+            &["/apis", "/api/v1/pods"],
+        );
+        check(
+            hang().subresource("status"),
+            &["/apis/x.test/v1/namespaces/a/widgets/w/status"],
+            &["/apis/x.test/v1/namespaces/a/widgets/w"],
+        );
+        check(
+            hang().subresource("").namespace(""),
+            &["/api/v1/pods", "/api/v1/nodes/n"],
+            &["/api/v1/namespaces/a/pods", "/api/v1/nodes/n/status"],
+        );
+        // A whole path is not the beginning of another.
+        check(hang().path_is("/api"), &["/api?timeout=1s"], &["/apis", "/api/v1"]);
     }
 
     #[test]
-    fn a_whole_path_is_not_the_beginning_of_another() {
-        let rule = Rule::new(Action::Hang).path_is("/api");
-        let matches =
-            |uri: &str| rule.matches(&RequestInfo::new(&Method::GET, &uri.parse().unwrap()));
+    fn mutating_requests_are_told_from_the_others() {
+        let rule = hang().mutating();
 
-        assert!(matches("/api?timeout=1s"));
-        assert!(!matches("/apis"));
-        assert!(!matches("/api/v1"));
+        assert!(!rule.matches(&info(&Method::GET, "/api/v1/pods")));
+        for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+            assert!(rule.matches(&info(&method, "/api/v1/namespaces/a/pods/p")), "{method}");
+        }
     }
 
     #[test]
-    fn the_first_matches_are_skipped_and_the_rest_counted() {
-        let rule = Rule::new(Action::Hang).skip(1).times(2);
+    fn requests_are_chosen_by_their_number() {
+        let check = |rule: Rule, expected: &[usize]| {
+            let acts: Vec<_> = (0..8).filter(|number| rule.acts_on(*number)).collect();
+            assert_eq!(acts, expected, "{rule:?}");
+        };
 
-        let acts: Vec<_> = (0..5).map(|number| rule.acts_on(number)).collect();
+        check(hang(), &[0, 1, 2, 3, 4, 5, 6, 7]);
+        check(hang().skip(1).times(2), &[1, 2]);
+        check(hang().nth(3), &[2]);
+        check(hang().every(3), &[0, 3, 6]);
+        check(hang().skip(1).every(3).times(2), &[1, 4]);
+        check(hang().every(0).times(1), &[0]);
+        check(hang().chance(0, 1), &[]);
+        check(hang().skip(6).chance(1000, 1), &[6, 7]);
+    }
 
-        assert_eq!(acts, [false, true, true, false, false]);
+    #[test]
+    fn chance_is_the_same_for_the_same_seed() {
+        let chosen = |seed| {
+            let rule = hang().chance(250, seed);
+            (0..1000).filter(|number| rule.acts_on(*number)).collect::<Vec<_>>()
+        };
+
+        assert_eq!(chosen(7), chosen(7));
+        assert_ne!(chosen(7), chosen(8));
+        assert!((200..300).contains(&chosen(7).len()), "{}", chosen(7).len());
+    }
+
+    #[test]
+    fn a_rule_is_data() {
+        let rules = [
+            hang().verb(Verb::DeleteCollection).resource("", "pods").name("p").nth(2),
+            Rule::new(Action::Cut { after_bytes: 5 }).path_is("/api").every(2).chance(5, 6),
+            Rule::new(Action::Delay(std::time::Duration::from_millis(1500))),
+            Rule::new(Action::Garbage { line: Some(2), bytes: "{".into() }),
+            Rule::new(Action::Fail("refused".to_owned())),
+        ];
+
+        for rule in rules {
+            let text = serde_json::to_string(&rule).unwrap();
+            let again: Rule = serde_json::from_str(&text).unwrap();
+            assert_eq!(serde_json::to_string(&again).unwrap(), text);
+        }
+        let misspelt = r#"{"action":"hang","verb":["get"]}"#;
+        assert!(serde_json::from_str::<Rule>(misspelt).unwrap_err().to_string().contains("verb"));
+        let code = Rule::new(Action::edit(|_| ()));
+        assert!(serde_json::to_string(&code).is_err(), "code is no data");
     }
 }

@@ -9,12 +9,15 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, header};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use kube::client::Body;
 use tokio::{sync::Mutex, time};
 use tower::{BoxError, Layer, Service, ServiceExt};
 
-use super::{Action, FaultBody, Faults, OpenGuard, Reply, RequestInfo, RuleId, body::Limit};
+use super::{
+    Action, FaultBody, Faults, OpenGuard, Reply, RequestInfo, RuleId, action::make_partial,
+    body::Hold, effect::Effect,
+};
 
 /// Puts [`Faults`] in front of a service.
 #[derive(Clone, Debug)]
@@ -91,39 +94,101 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut limit = None;
-    let mut edit = None;
-    match acting {
-        None => {}
-        Some((_, Action::Reply(reply))) => return Ok(respond(reply)),
-        Some((_, Action::Fail(message))) => return Err(message.into()),
-        Some((_, Action::Delay(delay))) => time::sleep(delay).await,
-        Some((id, Action::Hang)) => {
-            faults.removed(id).await;
+    let (rule, action) = acting.map_or((None, None), |(id, action)| (Some(id), Some(action)));
+    match &action {
+        Some(Action::Reply(reply)) => {
+            open.happened();
+            return Ok(respond(reply.clone()));
         }
-        Some((_, Action::Cut { after_bytes: bytes })) => {
-            limit = Some(Limit { bytes, clean: false })
+        Some(Action::Fail(message)) => {
+            open.happened();
+            return Err(message.clone().into());
         }
-        Some((_, Action::End { after_bytes: bytes })) => limit = Some(Limit { bytes, clean: true }),
-        Some((_, Action::Edit(change))) => edit = Some(change),
+        Some(Action::Delay(delay)) => {
+            open.happened();
+            time::sleep(*delay).await;
+        }
+        Some(Action::Hang) => {
+            open.happened();
+            faults.removed(rule).await;
+        }
+        Some(Action::Stale) => {
+            if let Some((head, body)) = rule.and_then(|id| faults.remembered(id, &open.info)) {
+                open.happened();
+                return Ok(Response::from_parts(head, FaultBody::full(body)));
+            }
+        }
+        None
+        | Some(
+            Action::Cut { .. }
+            | Action::End { .. }
+            | Action::Stall { .. }
+            | Action::Drip { .. }
+            | Action::Repeat { .. }
+            | Action::Garbage { .. }
+            | Action::Behind { .. }
+            | Action::Partial { .. }
+            | Action::Withhold
+            | Action::Lose
+            | Action::Edit(_),
+        ) => {}
     }
     let response = {
         let mut inner = inner.lock().await;
         inner.ready().await.map_err(Into::into)?.call(request)
     };
     let response = response.await.map_err(Into::into)?;
+    match &action {
+        Some(Action::Withhold) => {
+            open.happened();
+            faults.removed(rule).await;
+        }
+        Some(Action::Lose) => {
+            open.happened();
+            return Err("the answer was lost by a fault".into());
+        }
+        Some(_) | None => {}
+    }
     open.answered();
     let (mut head, body) = response.into_parts();
-    if limit.is_some() || edit.is_some() {
+    if let Some(Action::Edit(_) | Action::Partial { .. }) = &action {
+        let body = body.collect().await.map_err(Into::into)?.to_bytes();
+        let mut value = serde_json::from_slice(&body)?;
+        let changed = match &action {
+            Some(Action::Partial { missing, stale }) => make_partial(&mut value, missing, stale),
+            Some(Action::Edit(edit)) => {
+                edit(&mut value);
+                true
+            }
+            Some(_) | None => false,
+        };
+        if changed {
+            open.happened();
+        }
+        head.headers.remove(header::CONTENT_LENGTH);
+        return Ok(Response::from_parts(head, FaultBody::full(value.to_string().into())));
+    }
+    if head.status.is_success() && faults.remembers(&open) {
+        let body = body.collect().await.map_err(Into::into)?.to_bytes();
+        faults.remember(&open, &head, &body);
+        let body = Full::new(body);
+        return Ok(Response::from_parts(
+            head,
+            FaultBody::new(body, Effect::None, Hold::None, open),
+        ));
+    }
+    let effect = action.as_ref().map_or(Effect::None, Effect::of);
+    if !effect.keeps_length() {
         head.headers.remove(header::CONTENT_LENGTH);
     }
-    let Some(edit) = edit else {
-        return Ok(Response::from_parts(head, FaultBody::new(body, limit, open)));
+    let held = match action {
+        Some(Action::Behind { group, resource, at_most }) => {
+            let faults = faults.clone();
+            Hold::Armed(Box::new(move || Box::pin(faults.behind(group, resource, at_most))))
+        }
+        Some(_) | None => Hold::None,
     };
-    let body = body.collect().await.map_err(Into::into)?.to_bytes();
-    let mut value = serde_json::from_slice(&body)?;
-    edit(&mut value);
-    Ok(Response::from_parts(head, FaultBody::full(value.to_string().into())))
+    Ok(Response::from_parts(head, FaultBody::new(body, effect, held, open)))
 }
 
 fn respond(reply: Reply) -> Response<FaultBody> {
@@ -145,7 +210,6 @@ mod tests {
     use std::{convert::Infallible, pin::pin, time::Duration};
 
     use futures::poll;
-    use http_body_util::Full;
     use serde_json::{Value, json};
 
     use super::*;
@@ -265,5 +329,112 @@ mod tests {
 
         assert_eq!(codes, [404, 503]);
         assert_eq!((faults.hits(first), faults.hits(second)), (1, 1));
+    }
+
+    /// Asks a server that counts its requests, and answers a watch with three events.
+    fn ask(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
+        let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(faults.seen().len()));
+        let server = tower::service_fn(move |request: Request<Body>| {
+            let count = count.clone();
+            async move {
+                let body = match request.uri().query() {
+                    Some("watch=1") => "a\nb\nc\n".to_owned(),
+                    _ => format!("{}", count.fetch_add(1, std::sync::atomic::Ordering::SeqCst)),
+                };
+                Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(body))))
+            }
+        });
+        faults.layer().layer(server).call(Request::get(uri).body(Body::empty()).unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_old_list_comes_again() {
+        let faults = Faults::default();
+        let rule = faults.add(Rule::new(Action::Stale).skip(1).verb(Verb::List));
+        let list = async |uri: &str| body(ask(&faults, uri).await).await.unwrap();
+
+        assert_eq!(list("/api/v1/pods").await, "0");
+        assert_eq!(list("/api/v1/pods?resourceVersion=5").await, "0", "{:?}", faults.fired());
+        // There is no old one of these.
+        assert_eq!(list("/api/v1/nodes").await, "2");
+        assert_eq!(faults.fired().len(), 1);
+        faults.remove(rule);
+        assert_eq!(list("/api/v1/pods").await, "3");
+    }
+
+    #[tokio::test]
+    async fn a_fault_is_in_the_log_when_it_has_happened() {
+        let faults = Faults::default();
+        let rule = faults.add(Rule::new(Action::Cut { after_bytes: 3 }).every(2));
+        faults.add(Rule::new(Action::duplicate(2)).verb(Verb::Watch));
+
+        // Too short to be cut.
+        body(ask(&faults, "/api/v1/pods").await).await.unwrap();
+        assert_eq!((faults.hits(rule), faults.fired().len()), (1, 0));
+        let twice = body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
+        body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap_err();
+
+        assert_eq!(twice, "a\nb\nb\nc\n");
+        let fired: Vec<_> = faults.fired().iter().map(|it| (it.action, it.number)).collect();
+        assert_eq!(fired, [("repeat", 1), ("cut", 3)]);
+        let text = faults.fired()[1].to_string();
+        assert_eq!(text, "cut of request 3: Watch /api/v1/pods");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_drips_and_another_stalls_until_it_is_cut() {
+        let faults = Faults::default();
+        let every = Duration::from_secs(1);
+        faults.add(Rule::new(Action::Drip { bytes: 4, every }).times(1));
+        faults.add(Rule::new(Action::Stall { after_bytes: 2 }));
+        let start = time::Instant::now();
+
+        assert_eq!(body(ask(&faults, "/a?watch=1").await).await.unwrap(), "a\nb\nc\n");
+        assert_eq!(start.elapsed(), every);
+
+        let mut stalled = ask(&faults, "/a?watch=1").await.unwrap().into_body();
+        assert_eq!(stalled.frame().await.unwrap().unwrap().into_data().unwrap(), "a\n");
+        time::timeout(every, stalled.frame()).await.unwrap_err();
+        faults.cut_open(|_| true);
+        stalled.frame().await.unwrap().unwrap_err();
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_withheld_or_lost_after_the_server_gave_it() {
+        let faults = Faults::default();
+        let rule = faults.add(Rule::new(Action::Withhold));
+        let mut request = pin!(ask(&faults, "/api/v1/pods"));
+        assert!(poll!(&mut request).is_pending());
+        assert_eq!(faults.fired().len(), 1);
+        faults.remove(rule);
+        assert_eq!(body(request.await).await.unwrap(), "0");
+
+        faults.add(Rule::new(Action::Lose));
+
+        assert!(ask(&faults, "/api/v1/pods").await.unwrap_err().to_string().contains("lost"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_events_of_a_type_come_behind_those_of_another() {
+        let faults = Faults::default();
+        let at_most = Duration::from_secs(60);
+        let behind = |resource: &str| Action::Behind {
+            group: String::new(),
+            resource: resource.to_owned(),
+            at_most,
+        };
+        faults.add(Rule::new(behind("nodes")).resource("", "pods"));
+        let pods = ask(&faults, "/api/v1/pods?watch=1").await.unwrap();
+        let mut pods = pin!(body(Ok(pods)));
+        assert!(poll!(&mut pods).is_pending());
+
+        body(ask(&faults, "/api/v1/nodes?watch=1").await).await.unwrap();
+
+        let start = time::Instant::now();
+        assert_eq!(pods.await.unwrap(), "a\nb\nc\n");
+        assert_eq!(start.elapsed(), Duration::ZERO);
+        // What nothing overtakes goes on.
+        body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
+        assert_eq!(start.elapsed(), at_most);
     }
 }

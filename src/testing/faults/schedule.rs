@@ -1,0 +1,281 @@
+//! Faults that nobody thought of: drawn at random, and the same ones for the same seed.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Faults, Reply, Rule, RuleId, Verb, random::Sequence};
+
+/// What random faults are drawn from.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// How many rules there are; 10.
+    pub rules: usize,
+    /// Each acts on one of the first so many requests that it matches; 20.
+    pub within: usize,
+    /// What is done.
+    pub faults: Vec<Fault>,
+    /// To which verbs; all that the API server knows.
+    pub verbs: Vec<Verb>,
+    /// To which types, as group and plural; any when empty.
+    pub types: Vec<(String, String)>,
+    /// The longest that something is delayed; 200 ms.
+    pub longest: Duration,
+    /// Bytes pass before a cut, up to so many; 4096.
+    pub bytes: usize,
+}
+
+impl Default for Profile {
+    fn default() -> Self {
+        Self {
+            rules: 10,
+            within: 20,
+            faults: Fault::PASSING.to_vec(),
+            verbs: vec![
+                Verb::Get,
+                Verb::List,
+                Verb::Watch,
+                Verb::Create,
+                Verb::Update,
+                Verb::Patch,
+                Verb::Delete,
+            ],
+            types: Vec::new(),
+            longest: Duration::from_millis(200),
+            bytes: 4096,
+        }
+    }
+}
+
+/// A sort of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The request is sent later.
+    Delay,
+    /// 429 with `Retry-After`, 500, 503 or 504 instead of an answer.
+    Refuse,
+    /// The connection is refused.
+    Fail,
+    /// The request is carried out, and nobody hears of it.
+    Lose,
+    /// The connection breaks within the body.
+    Cut,
+    /// The body ends early.
+    End,
+    /// The body comes in small parts.
+    Drip,
+    /// Of a watch: an event comes twice, or once more.
+    Repeat,
+    /// Of a watch: an event makes no sense. Of anything else: the body.
+    Garbage,
+    /// Of a watch: 410, its history is gone. Left out for other verbs.
+    Expire,
+    /// Nothing comes any more. Whoever reads must have a deadline of its own.
+    Stall,
+}
+
+impl Fault {
+    /// Those that pass by themselves.
+    pub const PASSING: [Self; 10] = [
+        Self::Delay,
+        Self::Refuse,
+        Self::Fail,
+        Self::Lose,
+        Self::Cut,
+        Self::End,
+        Self::Drip,
+        Self::Repeat,
+        Self::Garbage,
+        Self::Expire,
+    ];
+
+    fn action(self, verb: Verb, profile: &Profile, draw: &mut Sequence) -> Action {
+        let watches = verb == Verb::Watch;
+        let millis = |most: Duration, draw: &mut Sequence| {
+            let most = usize::try_from(most.as_millis()).unwrap_or(usize::MAX);
+            Duration::from_millis(draw.below(most.saturating_add(1)) as u64)
+        };
+        match self {
+            Self::Delay => Action::Delay(millis(profile.longest, draw)),
+            Self::Refuse => Action::Reply(match draw.below(4) {
+                0 => Reply::status(429, "TooManyRequests", "by a fault").retry_after(1),
+                1 => Reply::status(500, "InternalError", "by a fault"),
+                2 => Reply::text(503, "by a fault"),
+                _ => Reply::status(504, "Timeout", "by a fault"),
+            }),
+            Self::Fail => Action::Fail("refused by a fault".to_owned()),
+            Self::Lose => Action::Lose,
+            Self::Cut => Action::Cut { after_bytes: draw.below(profile.bytes) },
+            Self::End => Action::End { after_bytes: draw.below(profile.bytes) },
+            Self::Drip => Action::Drip {
+                bytes: 1 + draw.below(profile.bytes),
+                every: millis(profile.longest / 20, draw),
+            },
+            Self::Repeat => {
+                let event = 1 + draw.below(5);
+                Action::Repeat { event, after: event + draw.below(3) }
+            }
+            Self::Garbage => Action::Garbage {
+                line: watches.then(|| 1 + draw.below(5)),
+                bytes: draw.one_of(&["{", "null", "<html>", "\u{fffd}"]).map_or("", |it| it).into(),
+            },
+            Self::Expire if watches => Action::Reply(Reply::status(410, "Expired", "by a fault")),
+            Self::Expire => Action::Delay(Duration::ZERO),
+            Self::Stall => Action::Stall { after_bytes: draw.below(profile.bytes) },
+        }
+    }
+}
+
+/// Rules drawn at random.
+///
+/// A schedule is a function of its seed and its profile alone, and each rule acts on the request
+/// of one number: what happens to the third patch of a type does not depend on the clock.
+///
+/// ```
+/// # use pilotlight::testing::{Faults, Profile, Schedule};
+/// let schedule = Schedule::random(42, &Profile::default());
+/// assert_eq!(schedule, Schedule::random(42, &Profile::default()));
+///
+/// let faults = Faults::default();
+/// let playing = faults.play(&schedule);
+/// // … a test that panics here prints the seed, and which faults have happened …
+/// drop(playing);
+/// assert!(faults.fired().is_empty());
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// What it was drawn from.
+    pub seed: u64,
+    /// What it does.
+    pub rules: Vec<Rule>,
+}
+
+impl Schedule {
+    /// The schedule of this seed.
+    pub fn random(seed: u64, profile: &Profile) -> Self {
+        let mut draw = Sequence::new(seed);
+        let rules = (0..profile.rules)
+            .filter_map(|_| {
+                let verb = *draw.one_of(&profile.verbs)?;
+                let fault = *draw.one_of(&profile.faults)?;
+                let action = fault.action(verb, profile, &mut draw);
+                let rule = Rule::new(action).verb(verb).nth(1 + draw.below(profile.within));
+                Some(match draw.one_of(&profile.types) {
+                    Some((group, resource)) => rule.resource(group, resource),
+                    None => rule,
+                })
+            })
+            .collect();
+        Self { seed, rules }
+    }
+}
+
+/// Rules are equal when their data is.
+impl PartialEq for Schedule {
+    fn eq(&self, other: &Self) -> bool {
+        self.seed == other.seed && format!("{:?}", self.rules) == format!("{:?}", other.rules)
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "seed {}:", self.seed)?;
+        for rule in &self.rules {
+            match serde_json::to_string(rule) {
+                Ok(data) => writeln!(f, "  {data}")?,
+                Err(_) => writeln!(f, "  {rule:?}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A schedule's rules are in force until this is dropped. When that is because of a panic, the
+/// seed and the faults that have happened are printed.
+#[derive(Debug)]
+#[must_use = "its rules are removed when it is dropped"]
+pub struct Playing {
+    faults: Faults,
+    schedule: Schedule,
+    ids: Vec<RuleId>,
+}
+
+impl Playing {
+    pub(super) fn new(faults: Faults, schedule: Schedule) -> Self {
+        let ids = schedule.rules.iter().map(|rule| faults.add(rule.clone())).collect();
+        Self { faults, schedule, ids }
+    }
+
+    /// How many of its faults have happened.
+    pub fn fired(&self) -> usize {
+        self.faults.fired().iter().filter(|fired| self.ids.contains(&fired.rule)).count()
+    }
+}
+
+impl Drop for Playing {
+    #[expect(clippy::print_stderr, reason = "whoever reads a failed test needs the seed")]
+    fn drop(&mut self) {
+        for id in &self.ids {
+            self.faults.remove(*id);
+        }
+        if std::thread::panicking() {
+            eprint!("faults were drawn from {}", self.schedule);
+            for fired in self.faults.fired() {
+                eprintln!("  happened: {fired}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_seed_is_a_schedule() {
+        let profile = Profile { rules: 50, ..Profile::default() };
+
+        let schedule = Schedule::random(7, &profile);
+
+        assert_eq!(schedule, Schedule::random(7, &profile));
+        assert_ne!(schedule.rules.len(), 0);
+        assert_ne!(schedule.to_string(), Schedule::random(8, &profile).to_string());
+        let written = serde_json::to_string(&schedule).unwrap();
+        assert_eq!(serde_json::from_str::<Schedule>(&written).unwrap(), schedule);
+        assert!(schedule.to_string().starts_with("seed 7:\n"));
+    }
+
+    #[test]
+    fn every_sort_of_fault_is_drawn() {
+        let profile = Profile { rules: 500, ..Profile::default() };
+
+        let schedule = Schedule::random(1, &profile);
+
+        let words: BTreeSet<_> = schedule.rules.iter().map(|rule| rule.action().word()).collect();
+        let all = ["cut", "delay", "drip", "end", "fail", "garbage", "lose", "repeat", "reply"];
+        assert_eq!(words, BTreeSet::from(all));
+    }
+
+    #[test]
+    fn a_profile_of_nothing_draws_nothing() {
+        let profile = Profile { verbs: Vec::new(), ..Profile::default() };
+
+        assert!(Schedule::random(1, &profile).rules.is_empty());
+    }
+
+    #[test]
+    fn a_schedule_ends_with_its_handle() {
+        let faults = Faults::default();
+        let playing = faults.play(&Schedule::random(1, &Profile::default()));
+        assert_eq!(playing.fired(), 0);
+        assert!(format!("{faults:?}").contains("rules: 10"));
+
+        drop(playing);
+
+        assert!(format!("{faults:?}").contains("rules: 0"));
+    }
+}

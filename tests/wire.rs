@@ -1,0 +1,163 @@
+//! Faults on the real wire: a proxy between the API server and its clients, and before a hook.
+
+use futures::{StreamExt, TryStreamExt};
+use http::Request;
+use http_body_util::BodyExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client,
+    api::{ListParams, PostParams, WatchEvent, WatchParams},
+    client::Body,
+};
+use pilotlight::testing::{
+    Action, ControlPlane, Faults, Rule, Verb,
+    proxy::{Proxy, WireFault, WireRule},
+};
+use serde_json::json;
+use tokio::{runtime::Handle, time::timeout};
+
+use crate::rig::{PATIENCE, eventually};
+
+async fn proxied(faults: &Faults) -> (Proxy, Client) {
+    let proxy = Proxy::to_api_server(ControlPlane::shared().config(), faults).await.unwrap();
+    let client = Client::try_from(proxy.config()).unwrap();
+    (proxy, client)
+}
+
+fn map(name: &str) -> ConfigMap {
+    serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap()
+}
+
+async fn text(client: &Client, path: &str) -> (u16, Vec<u8>) {
+    let request = Request::get(path).body(Body::empty()).unwrap();
+    let response = client.send(request).await.unwrap();
+    let code = response.status().as_u16();
+    (code, response.into_body().collect().await.unwrap().to_bytes().to_vec())
+}
+
+#[tokio::test]
+async fn a_proxy_without_rules_is_transparent() {
+    let plane = ControlPlane::shared();
+    let (proxy, client) = proxied(&Faults::default()).await;
+    let direct = plane.client().unwrap();
+    let scope = plane.scope("transparent").await.unwrap();
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &scope.namespace);
+    maps.create(&PostParams::default(), &map("a")).await.unwrap();
+
+    let maps = format!("/api/v1/namespaces/{}/configmaps", scope.namespace);
+    for path in [&*maps, &format!("{maps}/a"), &format!("{maps}/none"), "/version", "/nowhere"] {
+        assert_eq!(text(&client, path).await, text(&direct, path).await, "{path}");
+    }
+    let all = format!(
+        "{maps}?watch=1&resourceVersion=0&timeoutSeconds=1&fieldSelector=metadata.name%3Da"
+    );
+    assert_eq!(text(&client, &all).await, text(&direct, &all).await);
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn events_pass_as_they_come_over_either_protocol() {
+    use pilotlight::transport::{Transport, TransportOptions};
+    let plane = ControlPlane::shared();
+    let faults = Faults::default();
+    let (proxy, http1) = proxied(&faults).await;
+    let transport = Transport::new(proxy.config(), TransportOptions::default()).unwrap();
+    let http2 = transport.client().unwrap();
+    let scope = plane.scope("either-protocol").await.unwrap();
+
+    for (name, client) in [("one", http1), ("two", http2)] {
+        let maps = Api::<ConfigMap>::namespaced(client, &scope.namespace);
+        let only = WatchParams::default().fields(&format!("metadata.name={name}"));
+        let mut watch = maps.watch(&only, "0").await.unwrap().boxed();
+        maps.create(&PostParams::default(), &map(name)).await.unwrap();
+        let event = timeout(PATIENCE, crate::added(&mut watch)).await.unwrap();
+        assert_eq!(event.metadata.name.as_deref(), Some(name));
+    }
+    assert_eq!(faults.fired(), []);
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn a_watch_is_cut_at_a_byte_and_a_connection_reset() {
+    let faults = Faults::default();
+    let (proxy, client) = proxied(&faults).await;
+    let scope = ControlPlane::shared().scope("cut-at-a-byte").await.unwrap();
+    let maps = Api::<ConfigMap>::namespaced(client.clone(), &scope.namespace);
+    faults.add(Rule::new(Action::Cut { after_bytes: 10 }).verb(Verb::Watch).times(1));
+
+    maps.create(&PostParams::default(), &map("a")).await.unwrap();
+    let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
+    let seen: Result<Vec<WatchEvent<ConfigMap>>, _> = watch.try_collect().await;
+    assert!(!matches!(&seen, Ok(events) if !events.is_empty()), "{seen:?}");
+    assert_eq!(faults.fired().len(), 1);
+
+    let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
+    assert!(proxy.reset_connections() > 0);
+    let rest: Vec<_> = timeout(PATIENCE, watch.collect::<Vec<_>>()).await.unwrap();
+    assert!(rest.len() < 3, "the watch has ended: {rest:?}");
+    maps.list(&ListParams::default()).await.unwrap();
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_is_swallowed_reset_or_read_no_more() {
+    let (proxy, client) = proxied(&Faults::default()).await;
+    proxy.disturb(WireRule::new(WireFault::BlackHole).times(1));
+    let asked = client.clone();
+    let mut swallowed = Box::pin(async move { asked.apiserver_version().await });
+    tokio::select! {
+        answer = &mut swallowed => panic!("an answer out of a black hole: {answer:?}"),
+        () = proxy.fired_more_than(0) => {}
+    }
+    proxy.clear();
+    timeout(PATIENCE, swallowed).await.unwrap().unwrap_err();
+
+    // Within the handshake, and after it.
+    for after_bytes in [100, 1500] {
+        let fault = WireFault::Reset { after_bytes };
+        proxy.disturb(WireRule::new(fault));
+        let fresh = Client::try_from(proxy.config()).unwrap();
+        timeout(PATIENCE, fresh.apiserver_version()).await.unwrap().unwrap_err();
+        assert!(proxy.fired().contains(&fault));
+        proxy.clear();
+    }
+
+    let fault = WireFault::StopReading { after_bytes: 0 };
+    proxy.disturb(WireRule::new(fault).times(1));
+    let fresh = Client::try_from(proxy.config()).unwrap();
+    let before = proxy.fired().len();
+    let mut unread = Box::pin(fresh.apiserver_version());
+    tokio::select! {
+        answer = &mut unread => panic!("an answer to what was not read: {answer:?}"),
+        () = proxy.fired_more_than(before) => {}
+    }
+    proxy.clear();
+    timeout(PATIENCE, unread).await.unwrap().unwrap_err();
+    client.apiserver_version().await.unwrap();
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn nothing_of_a_proxy_outlives_it() {
+    let before = Handle::current().metrics().num_alive_tasks();
+    for stopped in [true, false] {
+        let (proxy, client) = proxied(&Faults::default()).await;
+        let address = proxy.address();
+        let maps = Api::<ConfigMap>::default_namespaced(client.clone());
+        let watch = maps.watch(&WatchParams::default(), "0").await.unwrap();
+        if stopped {
+            timeout(PATIENCE, proxy.stop()).await.unwrap();
+        } else {
+            drop(proxy);
+        }
+
+        drop((watch, maps, client));
+        eventually("the tasks end", || match Handle::current().metrics().num_alive_tasks() {
+            alive if alive <= before => Ok(()),
+            alive => Err(format!("{alive} tasks, {before} before")),
+        })
+        .await;
+        let refused = tokio::net::TcpStream::connect(address).await;
+        refused.unwrap_err();
+    }
+}
