@@ -8,7 +8,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use crate::{
-    informer::{Store, Subscription},
+    informer::{InformerKey, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport},
 };
@@ -69,6 +69,8 @@ pub(super) enum State {
 pub(super) struct Attached {
     pub(super) served: Arc<ServedType>,
     pub(super) store: Store,
+    /// Which objects are in it.
+    pub(super) key: InformerKey,
 }
 
 impl Board {
@@ -114,6 +116,17 @@ impl Board {
             })
         });
         found.and_then(|row| row.attached.clone())
+    }
+
+    /// Every cache there is of a type, at whatever version.
+    pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
+        let rows = self.rows();
+        let attached = rows.iter().filter_map(|row| row.attached.as_ref());
+        let is = |it: &&Attached| {
+            let identity = &it.served.identity;
+            *identity.group == *group && *identity.plural == *plural
+        };
+        attached.filter(is).cloned().collect()
     }
 
     /// Whether a cache is known to be behind.
