@@ -51,6 +51,7 @@ mod builder;
 mod channel_source;
 mod cluster;
 mod context;
+mod doubt;
 #[cfg(test)]
 mod fixture;
 mod handler;

@@ -11,7 +11,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use crate::{
-    informer::{Store, Subscription},
+    informer::{InformerKey, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport},
 };
@@ -74,6 +74,8 @@ pub(super) enum State {
 pub(super) struct Attached {
     pub(super) served: Arc<ServedType>,
     pub(super) store: Store,
+    /// Which objects are in it.
+    pub(super) key: InformerKey,
 }
 
 impl Board {
@@ -120,6 +122,17 @@ impl Board {
             })
         });
         found.and_then(|row| row.attached.clone())
+    }
+
+    /// Every cache there is of a type, at whatever version.
+    pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
+        let rows = self.rows();
+        let attached = rows.iter().filter_map(|row| row.attached.as_ref());
+        let is = |it: &&Attached| {
+            let identity = &it.served.identity;
+            *identity.group == *group && *identity.plural == *plural
+        };
+        attached.filter(is).cloned().collect()
     }
 
     /// Whether a cache is known to be behind.

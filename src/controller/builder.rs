@@ -321,6 +321,7 @@ impl Builder {
         let spec = Spec {
             client: cluster.client.clone(),
             inputs,
+            primary,
             reconcile: erase(reconciler),
             workers: self.workers,
             reconcile_timeout: self.reconcile_timeout,

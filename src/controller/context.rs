@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::board::{Attached, Board, Mode, Row, State};
 use crate::{
-    informer::{Object, ObjectKey, Store},
+    informer::{InformerKey, Object, ObjectKey, Store},
     kind::{ServedType, TypeRef},
     manager::Epoch,
 };
@@ -19,6 +19,7 @@ pub struct Context {
     shared: Arc<Shared>,
     attempt: u32,
     reconcile_id: u64,
+    after_unknown: bool,
 }
 
 /// What all reconciles of an epoch have in common.
@@ -43,6 +44,7 @@ impl Context {
     pub fn new(epoch: Epoch, client: &Client) -> Self {
         let (board, _settled) = Board::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
+        let client = epoch.client(client);
         Self::of(epoch, client, cancel, board)
     }
 
@@ -50,7 +52,8 @@ impl Context {
     #[must_use]
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
-        row.attached = Some(Attached { served, store });
+        let key = InformerKey::new(served.identity.clone());
+        row.attached = Some(Attached { served, store, key });
         row.set(State::Synced, None);
         self.shared.board.push(row);
         self
@@ -58,18 +61,25 @@ impl Context {
 
     pub(super) fn of(
         epoch: Epoch,
-        client: &Client,
+        // Behind the epoch's fence.
+        client: Client,
         cancel: CancellationToken,
         board: Arc<Board>,
     ) -> Self {
-        let client = epoch.client(client);
         let shared = Shared { epoch, client, cancel, board };
-        Self { shared: Arc::new(shared), attempt: 0, reconcile_id: 0 }
+        let shared = Arc::new(shared);
+        Self { shared, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
 
     /// The context of one reconcile.
-    pub(super) fn of_reconcile(&self, attempt: u32) -> Self {
-        Self { shared: Arc::clone(&self.shared), attempt, reconcile_id: fastrand::u64(..) }
+    pub(super) fn of_reconcile(&self, attempt: u32, after_unknown: bool) -> Self {
+        let shared = Arc::clone(&self.shared);
+        Self { shared, attempt, reconcile_id: fastrand::u64(..), after_unknown }
+    }
+
+    /// Every cache there is of a type, at whatever version.
+    pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
+        self.shared.board.caches(group, plural)
     }
 
     /// The epoch of the run.
@@ -111,6 +121,16 @@ impl Context {
     /// How often this request has failed in a row.
     pub fn attempt(&self) -> u32 {
         self.attempt
+    }
+
+    /// Whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a write
+    /// whose outcome is unknown: nobody waited for the answer, or it was lost.
+    ///
+    /// The caches of the controller's inputs have since caught up with what the server has of the
+    /// request's object and of the objects written. Anything else that may have been written must
+    /// be read from the server.
+    pub fn after_unknown(&self) -> bool {
+        self.after_unknown
     }
 
     /// Whether the cache is known to be behind.

@@ -1,4 +1,4 @@
-//! What a superseded epoch leaves to the next one of the same name.
+//! What an epoch leaves to the next one of the same name.
 
 use std::{
     collections::HashMap,
@@ -6,12 +6,17 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::{Request, queue::Delayed};
+use super::{Request, doubt::Doubts, queue::Delayed};
 use crate::manager::ControllerName;
 
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
-pub(super) struct Handover(Mutex<Vec<Delayed<Request>>>);
+pub(super) struct Handover {
+    // Of an epoch that was superseded.
+    delayed: Mutex<Vec<Delayed<Request>>>,
+    /// Of every epoch.
+    pub(super) doubts: Arc<Doubts>,
+}
 
 /// The handovers of all controller names that are in use.
 #[derive(Clone, Debug, Default)]
@@ -19,11 +24,11 @@ pub(super) struct Handovers(Arc<Mutex<HashMap<ControllerName, Weak<Handover>>>>)
 
 impl Handover {
     pub(super) fn leave(&self, requests: Vec<Delayed<Request>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+        *self.delayed.lock().unwrap_or_else(PoisonError::into_inner) = requests;
     }
 
     pub(super) fn take(&self) -> Vec<Delayed<Request>> {
-        mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.delayed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 

@@ -129,7 +129,8 @@ impl KindSource {
             .filter(|prepared| *prepared.key() == self.key(&served))
             .unwrap_or_else(|| self.subscribe(&served));
         let identity = served.identity.clone();
-        let attached = Attached { served, store: subscription.store() };
+        let (store, key) = (subscription.store(), subscription.key().clone());
+        let attached = Attached { served, store, key };
         let mut pump = Pump { source: self, context, requests: Vec::new() };
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();

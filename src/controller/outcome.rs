@@ -4,7 +4,7 @@ use std::{error::Error, time::Duration};
 
 use kube::core::Status;
 
-use super::{Outcome, ReconcileError, metrics::ReconcileResult};
+use super::{Outcome, ReconcileError, doubt::Behind, metrics::ReconcileResult};
 use crate::manager::BoxError;
 
 /// How a reconcile ended.
@@ -18,6 +18,8 @@ pub(super) enum Attempt {
     Panicked(String),
     /// The epoch's grace was over.
     Aborted,
+    /// It did not begin: the caches have to catch up with a write of unknown outcome first.
+    Behind(Behind),
 }
 
 /// What becomes of the request.
@@ -31,6 +33,8 @@ pub(super) enum Next {
     Retry(Option<BoxError>),
     /// Not again until something changes, though it failed.
     GiveUp(BoxError),
+    /// Again when the caches may have caught up.
+    Wait(Behind),
     /// Again in the next epoch, if that is the successor of this one.
     Abandon,
 }
@@ -59,6 +63,7 @@ impl Attempt {
             Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
             Self::Panicked(message) => Next::Retry(Some(PanicError(message).into())),
             Self::Aborted => Next::Abandon,
+            Self::Behind(behind) => Next::Wait(behind),
         }
     }
 }
@@ -71,7 +76,7 @@ impl Next {
             Self::After(_) => Some(ReconcileResult::RequeueAfter),
             Self::Retry(None) => Some(ReconcileResult::Requeue),
             Self::Retry(Some(_)) | Self::GiveUp(_) => Some(ReconcileResult::Error),
-            Self::Abandon => None,
+            Self::Wait(_) | Self::Abandon => None,
         }
     }
 }

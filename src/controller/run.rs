@@ -90,6 +90,10 @@ impl Run {
         for delayed in spec.handover.take() {
             queue.restore(delayed);
         }
+        // Whether or not anything of theirs has changed since.
+        for request in spec.handover.doubts.requests() {
+            queue.add(request);
+        }
         let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
             let type_ref = input.type_ref().cloned();
             let mut row = Row::new(input.source().name(), type_ref, input.mode);
@@ -98,7 +102,8 @@ impl Run {
         });
         let (board, settled) = Board::new(epoch.clone(), rows.collect());
         let cancel = epoch.token().child_token();
-        let context = Context::of(epoch.clone(), &spec.client, cancel.clone(), Arc::clone(&board));
+        let client = epoch.fence().witnessed(&spec.client, spec.handover.doubts.witness());
+        let context = Context::of(epoch.clone(), client, cancel.clone(), Arc::clone(&board));
         let mut run = Self {
             spec,
             epoch,
@@ -201,7 +206,8 @@ impl Run {
     }
 
     fn spawn(&mut self, item: Item<Request>) {
-        let context = self.context.of_reconcile(item.failures);
+        let mut turn = self.spec.handover.doubts.turn(&item.key);
+        let context = self.context.of_reconcile(item.failures, turn.is_in_doubt());
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
@@ -213,7 +219,10 @@ impl Run {
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         // The user's function is called inside, so that its panic is the task's too.
         let reconcile = async move {
-            let reconcile = (spec.reconcile)(request, context);
+            if let Err(behind) = turn.settle(&context, spec.primary.as_ref()).await {
+                return Attempt::Behind(behind);
+            }
+            let reconcile = turn.take(async { (spec.reconcile)(request, context).await });
             match spec.reconcile_timeout {
                 None => Attempt::Returned(reconcile.await),
                 Some(after) => match timeout(after, reconcile).await {
@@ -239,7 +248,7 @@ impl Run {
         match &attempt {
             Attempt::TimedOut(_) => drop(series.timeouts.inc()),
             Attempt::Panicked(_) => drop(series.panics.inc()),
-            Attempt::Returned(_) | Attempt::Aborted => {}
+            Attempt::Returned(_) | Attempt::Aborted | Attempt::Behind(_) => {}
         }
         let next = attempt.next();
         if let Some(result) = next.result() {
@@ -283,6 +292,14 @@ impl Run {
                 error!(%error, attempt, "reconcile failed and is not repeated");
                 self.failed(&key, &error, true);
             }
+            Next::Wait(behind) => {
+                debug!(error = %behind, "reconcile waits for the caches");
+                let after = behind.after;
+                self.queue.add_with(key.clone(), Add { after, ..again });
+                if after >= LONG_WAIT {
+                    self.failed(&key, &behind.into(), false);
+                }
+            }
             Next::Abandon => {
                 debug!("reconcile aborted");
                 self.queue.add_with(key.clone(), again);
@@ -318,7 +335,10 @@ impl Run {
             Ok((_, SourceEnd::Stopped | SourceEnd::TypeGone)) => Ok(()),
             Err(error) => match ended_badly(error) {
                 Attempt::Panicked(message) => Err(RunError::Source(message)),
-                Attempt::Returned(_) | Attempt::TimedOut(_) | Attempt::Aborted => Ok(()),
+                Attempt::Returned(_)
+                | Attempt::TimedOut(_)
+                | Attempt::Aborted
+                | Attempt::Behind(_) => Ok(()),
             },
         }
     }
@@ -377,6 +397,9 @@ const SLACK: Duration = Duration::from_millis(100);
 
 /// Errors of different requests are reported this far apart.
 const REPORT_GAP: Duration = Duration::from_secs(1);
+
+/// A cache that has not caught up by the time it is looked at this seldom is worth a word.
+const LONG_WAIT: Duration = Duration::from_secs(1);
 
 /// What is added to the clock must not overflow it.
 const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -3,13 +3,15 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     convert::Infallible,
+    future::pending,
+    io,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures::stream;
-use http::{Request, Response, StatusCode};
+use futures::{FutureExt, stream};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use kube::{Client, client::Body};
@@ -38,6 +40,26 @@ struct State {
     watches: Vec<Watch>,
     forbidden: BTreeSet<String>,
     requests: Vec<String>,
+    // Collections whose watches are told nothing, and what they would have been told.
+    withheld: BTreeMap<String, Vec<Bytes>>,
+    // Of the next creations, one each.
+    mishaps: Vec<Mishap>,
+    creations: usize,
+}
+
+/// What becomes of the answer to a creation that is carried out.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mishap {
+    /// It never comes.
+    Hangs,
+    /// The connection is lost before it.
+    Lost,
+    /// The connection is lost within it.
+    CutOff,
+    /// A gateway answers in the server's place.
+    GatewayTimeout,
+    /// The server says that it failed.
+    Failed,
 }
 
 struct Watch {
@@ -45,7 +67,7 @@ struct Watch {
     lines: mpsc::UnboundedSender<Bytes>,
 }
 
-type Answer = Response<UnsyncBoxBody<Bytes, Infallible>>;
+type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 impl Server {
     pub(crate) fn new() -> Self {
@@ -60,7 +82,15 @@ impl Server {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
-            async move { Ok::<_, Infallible>(server.answer(&request)) }
+            async move {
+                if *request.method() == Method::POST {
+                    return match server.create(request) {
+                        Some(answer) => answer,
+                        None => pending().await,
+                    };
+                }
+                Ok(server.answer(&request))
+            }
         });
         Client::new(service, "default")
     }
@@ -184,6 +214,28 @@ impl Server {
         state.tell(path, "DELETED", &object);
     }
 
+    /// The answers to the next creations, the first one's first.
+    pub(super) fn mishaps(&self, mishaps: &[Mishap]) {
+        self.state().mishaps = mishaps.iter().rev().copied().collect();
+    }
+
+    /// How many creations were asked for.
+    pub(super) fn creations(&self) -> usize {
+        self.state().creations
+    }
+
+    /// Tells the watches of a collection nothing until it is released.
+    pub(super) fn withhold(&self, path: &str) {
+        self.state().withheld.insert(path.to_owned(), Vec::new());
+    }
+
+    pub(super) fn release(&self, path: &str) {
+        let mut state = self.state();
+        for line in state.withheld.remove(path).unwrap() {
+            state.watches.retain(|it| it.path != path || it.lines.send(line.clone()).is_ok());
+        }
+    }
+
     pub(crate) fn forbid(&self, path: &str) {
         self.state().forbidden.insert(path.to_owned());
     }
@@ -215,8 +267,49 @@ impl Server {
         self.0.lock().unwrap()
     }
 
+    /// Creates an object; `None` when that is never answered.
+    fn create(&self, request: Request<Body>) -> Option<Result<Answer, io::Error>> {
+        let (path, namespace) = collection(request.uri().path());
+        let body = request.into_body().collect().now_or_never().unwrap().unwrap().to_bytes();
+        let mut object: Value = serde_json::from_slice(&body).unwrap();
+        let mut state = self.state();
+        state.creations += 1;
+        let (number, mishap) = (state.creations, state.mishaps.pop());
+        let metadata = &mut object["metadata"];
+        if let Some(prefix) = metadata["generateName"].as_str() {
+            metadata["name"] = json!(format!("{prefix}{number}"));
+        }
+        metadata["namespace"] = json!(namespace);
+        metadata["uid"] = json!(format!("uid-{number}"));
+        let key = format!("{}/{}", namespace.unwrap(), metadata["name"].as_str().unwrap());
+        let Some(objects) = state.collections.get(&path) else {
+            return Some(Ok(status(StatusCode::NOT_FOUND, "NotFound", "404 page not found")));
+        };
+        if objects.contains_key(&key) {
+            return Some(Ok(status(StatusCode::CONFLICT, "AlreadyExists", "it exists already")));
+        }
+        drop(state);
+        self.apply(&path, object.clone());
+        Some(match mishap {
+            None => Ok(self::body(&object)),
+            Some(Mishap::Hangs) => return None,
+            Some(Mishap::Lost) => Err(io::ErrorKind::ConnectionReset.into()),
+            Some(Mishap::CutOff) => {
+                let frames =
+                    [Ok(Frame::data("{".into())), Err(io::ErrorKind::UnexpectedEof.into())];
+                Ok(Response::new(StreamBody::new(stream::iter(frames)).boxed_unsync()))
+            }
+            Some(Mishap::GatewayTimeout) => {
+                Ok(status(StatusCode::GATEWAY_TIMEOUT, "Timeout", "the server did not answer"))
+            }
+            Some(Mishap::Failed) => {
+                Ok(status(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", "it failed"))
+            }
+        })
+    }
+
     fn answer(&self, request: &Request<Body>) -> Answer {
-        let path = request.uri().path().to_owned();
+        let (path, namespace) = collection(request.uri().path());
         let query = request.uri().query().unwrap_or_default();
         let mut state = self.state();
         state.requests.push(path.clone());
@@ -233,7 +326,10 @@ impl Server {
         let Some(objects) = state.collections.get(&path) else {
             return status(StatusCode::NOT_FOUND, "NotFound", "404 page not found");
         };
-        let objects: Vec<_> = objects.values().cloned().collect();
+        let inside = |object: &&Value| {
+            namespace.as_ref().is_none_or(|it| object["metadata"]["namespace"] == **it)
+        };
+        let objects: Vec<_> = objects.values().filter(inside).cloned().collect();
         if !query.contains("watch=true") {
             let metadata = json!({"resourceVersion": version});
             return body(&json!({"kind": "List", "metadata": metadata, "items": objects}));
@@ -253,7 +349,9 @@ impl Server {
         };
         let end = Instant::now() + Duration::from_secs(number("timeoutSeconds").unwrap_or(300));
         if let Some(since) = number("resourceVersion") {
-            let missed = state.events.iter().filter(|(at, its, _)| *at > since && *its == path);
+            let tells = !state.withheld.contains_key(&path);
+            let missed = state.events.iter();
+            let missed = missed.filter(|(at, its, _)| tells && *at > since && *its == path);
             for (_, _, line) in missed {
                 lines.send(line.clone()).unwrap();
             }
@@ -271,6 +369,10 @@ impl State {
     fn tell(&mut self, path: &str, event: &str, object: &Value) {
         let line = line(event, object);
         self.events.push((self.version, path.to_owned(), line.clone()));
+        if let Some(withheld) = self.withheld.get_mut(path) {
+            withheld.push(line);
+            return;
+        }
         self.watches.retain(|it| it.path != path || it.lines.send(line.clone()).is_ok());
     }
 
@@ -283,12 +385,26 @@ impl State {
     }
 }
 
+/// The collection of all namespaces that a path is about, and the one namespace.
+fn collection(path: &str) -> (String, Option<String>) {
+    match path
+        .split_once("/namespaces/")
+        .and_then(|(head, tail)| Some((head, tail.split_once('/')?)))
+    {
+        Some((head, (namespace, plural))) => {
+            (format!("{head}/{plural}"), Some(namespace.to_owned()))
+        }
+        None => (path.to_owned(), None),
+    }
+}
+
 fn line(event: &str, object: &Value) -> Bytes {
     format!("{}\n", json!({"type": event, "object": object})).into()
 }
 
 fn body(value: &Value) -> Answer {
-    Response::new(Full::from(value.to_string()).boxed_unsync())
+    let body = Full::from(value.to_string()).map_err(|never: Infallible| match never {});
+    Response::new(body.boxed_unsync())
 }
 
 fn status(code: StatusCode, reason: &str, message: &str) -> Answer {

@@ -9,7 +9,7 @@ use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, handover::Handover, input::Input,
     metrics::Series, queue::QueueOptions,
 };
-use crate::manager::ControllerName;
+use crate::{kind::TypeRef, manager::ControllerName};
 
 /// A reconciler, its type forgotten.
 pub(super) type Reconcile = Arc<
@@ -21,6 +21,8 @@ pub(super) struct Spec {
     pub(super) name: ControllerName,
     pub(super) client: Client,
     pub(super) inputs: Vec<Input>,
+    /// What requests name, if it is one of the inputs.
+    pub(super) primary: Option<TypeRef>,
     pub(super) reconcile: Reconcile,
     pub(super) workers: usize,
     pub(super) reconcile_timeout: Option<Duration>,

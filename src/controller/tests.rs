@@ -25,6 +25,8 @@ const WIDGETS: &str = "/apis/example.com/v1/widgets";
 const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
+mod unknown_outcome;
+
 /// A cluster that is looked at, a manager, and what its controller was asked to reconcile.
 struct Rig {
     server: Server,

@@ -1,7 +1,11 @@
 //! The last check before the wire.
 //!
 //! Once a fence is closed nothing passes it again, and what passed before is counted until it
-//! is answered or dropped. It never looks at what it lets through.
+//! is answered or dropped. Of what it lets through it looks at the method alone: a read that
+//! nobody waits for changes nothing, a write may have been carried out all the same.
+
+mod answer;
+mod write;
 
 use std::{fmt, sync::Arc};
 
@@ -9,7 +13,13 @@ use kube::{Client, client::Body};
 use tokio::sync::watch;
 use tower::service_fn;
 
+use self::answer::Answer;
+pub(crate) use self::write::Write;
 use super::BoxError;
+
+/// Hears of every write that is about to be sent, in the task that sends it; what it returns is
+/// called if the outcome of that write stays unknown.
+pub(crate) type Witness = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send + Sync>;
 
 /// Lets requests pass until it is closed, and counts those under way.
 #[derive(Clone)]
@@ -33,16 +43,23 @@ pub struct FenceClosed;
 /// A request that has passed; under way until it is answered.
 ///
 /// Dropped without an answer, what the server made of the request is unknown, and counted so.
-#[derive(Debug)]
 #[must_use = "the outcome counts as unknown when this is dropped"]
 pub struct Passage {
     fence: Fence,
     answered: bool,
+    // Called when the outcome is unknown.
+    told: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Passage {
     /// The request has been answered, or was not sent.
     pub fn answered(mut self) {
+        self.told = None;
+        self.answered = true;
+    }
+
+    /// There is an answer, but it leaves open what became of the request.
+    fn answered_vaguely(mut self) {
         self.answered = true;
     }
 }
@@ -63,7 +80,10 @@ impl Fence {
             state.under_way += usize::from(!state.closed);
             !state.closed
         });
-        if open { Ok(Passage { fence: self.clone(), answered: false }) } else { Err(FenceClosed) }
+        if !open {
+            return Err(FenceClosed);
+        }
+        Ok(Passage { fence: self.clone(), answered: false, told: None })
     }
 
     /// Lets nothing pass from now on.
@@ -88,16 +108,32 @@ impl Fence {
         drop(state.wait_for(|state| state.under_way == 0).await);
     }
 
-    /// `client` behind this fence. A response counts as answered when its head has arrived.
+    /// `client` behind this fence.
+    ///
+    /// A read counts as answered when the head of its response has arrived, or when nobody waits
+    /// for it any longer. The outcome of a write is unknown unless its whole answer was read: when
+    /// nobody waits for it, when the connection is lost, or when a gateway answers in the server's
+    /// place (502, 504).
     pub fn client(&self, client: &Client) -> Client {
+        self.witnessed(client, Arc::new(|_write| Box::new(|| {})))
+    }
+
+    /// As [`Fence::client`], with somebody who hears of writes whose outcome is unknown; of those
+    /// too that ended in an error of the server (5xx), which may be older than the error.
+    pub(crate) fn witnessed(&self, client: &Client, witness: Witness) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
         let service = service_fn(move |request: http::Request<Body>| {
-            let (fence, inner) = (fence.clone(), inner.clone());
+            let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
             async move {
-                let passage = fence.pass()?;
-                let response = inner.send(request).await;
-                passage.answered();
-                Ok::<_, BoxError>(response?)
+                let write = Write::of(&request);
+                let mut passage = fence.pass()?;
+                match write {
+                    Some(write) => passage.told = Some(witness(write)),
+                    // Nothing becomes of a read.
+                    None => passage.answered = true,
+                }
+                let response = inner.send(request).await?;
+                Ok::<_, BoxError>(Answer::to(passage, response))
             }
         });
         Client::new(service, client.default_namespace())
@@ -113,6 +149,10 @@ impl Default for Fence {
 impl Drop for Passage {
     fn drop(&mut self) {
         let unknown = usize::from(!self.answered);
+        // Before the request stops counting as under way: whoever waits for that knows all.
+        if let Some(told) = self.told.take() {
+            told();
+        }
         self.fence.state.send_modify(|state| {
             state.under_way -= 1;
             state.unknown += unknown;
@@ -123,5 +163,14 @@ impl Drop for Passage {
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fence").field("state", &*self.state.borrow()).finish()
+    }
+}
+
+impl fmt::Debug for Passage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Passage")
+            .field("fence", &self.fence)
+            .field("answered", &self.answered)
+            .finish_non_exhaustive()
     }
 }

@@ -141,7 +141,7 @@ impl Lifecycle {
 
     /// What the epoch under way rests on.
     #[cfg(test)]
-    pub(super) fn basis(&self) -> Option<&[TypeIdentity]> {
+    pub(super) fn basis(&self) -> Option<&[Basis]> {
         match &self.state {
             State::Live { basis, .. } => Some(basis),
             State::Waiting | State::Stopping { .. } | State::BackingOff | State::Stopped => None,

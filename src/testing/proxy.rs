@@ -149,6 +149,7 @@ impl Proxy {
     }
 
     /// The configuration of a client that asks through the proxy; kube's own retries are off.
+    #[expect(clippy::missing_panics_doc, reason = "an address with a port is a URI")]
     pub fn config(&self) -> Config {
         match &self.endpoint {
             Some(endpoint) => endpoint.config(&Credentials::None),

@@ -188,6 +188,7 @@ impl Make {
         let spec = Spec {
             client: self.client,
             inputs: self.inputs,
+            primary: None,
             reconcile: Arc::new(move |request, context| reconcile(request, context).boxed()),
             workers: self.workers,
             reconcile_timeout: self.reconcile_timeout,

@@ -18,8 +18,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::*;
 use crate::{
     discovery::{InstallingReason, TypeState, TypeStatus},
-    kind::{Scope, ServedType, Subresources, TypeRef},
-    manager::condition::judge,
+    kind::{Scope, ServedType, Subresources, TypeIdentity, TypeRef},
+    manager::condition::{Basis, judge},
 };
 
 const TICK: Duration = Duration::from_secs(1);
@@ -71,28 +71,25 @@ impl Type {
             Self::Unknown => TypeState::Unknown(Some(Box::new(TypeState::Served))),
         };
         let served = match self {
-            Self::Served(uid) | Self::Terminating(uid) => Some(identity(uid)),
+            Self::Served(uid) | Self::Terminating(uid) => Some(Arc::new(served(uid))),
             Self::Installing | Self::Absent | Self::Unknown => None,
         };
-        let served = served.map(|identity| {
-            Arc::new(ServedType {
-                identity,
-                kind: "Widget".into(),
-                list_kind: "WidgetList".into(),
-                subresources: Subresources::default(),
-            })
-        });
         judge(&type_ref, None, &TypeStatus { state, served, since: Timestamp::UNIX_EPOCH })
     }
 }
 
-fn identity(uid: char) -> TypeIdentity {
-    TypeIdentity {
-        group: "example.com".into(),
-        version: "v1".into(),
-        plural: "widgets".into(),
-        scope: Scope::Namespaced,
-        uid: Some(uid.to_string().into()),
+fn served(uid: char) -> ServedType {
+    ServedType {
+        identity: TypeIdentity {
+            group: "example.com".into(),
+            version: "v1".into(),
+            plural: "widgets".into(),
+            scope: Scope::Namespaced,
+            uid: Some(uid.to_string().into()),
+        },
+        kind: "Widget".into(),
+        list_kind: "WidgetList".into(),
+        subresources: Subresources::default(),
     }
 }
 
@@ -163,7 +160,7 @@ struct World {
 
 #[derive(Clone, Debug)]
 struct Epoch {
-    basis: Vec<TypeIdentity>,
+    basis: Vec<Basis>,
     since: Instant,
     asked: Option<StopReason>,
 }
@@ -209,10 +206,9 @@ impl World {
         match event.clone() {
             Event::Type(Type::Terminating(uid)) => {
                 let before = self.machine.state();
-                let runs_on_it = self
-                    .epoch
-                    .as_ref()
-                    .is_some_and(|epoch| epoch.asked.is_none() && epoch.basis == [identity(uid)]);
+                let runs_on_it = self.epoch.as_ref().is_some_and(|epoch| {
+                    epoch.asked.is_none() && epoch.basis == [Basis::from(&served(uid))]
+                });
                 self.feed(Input::Verdict(Type::Terminating(uid).verdict()))?;
                 must(!runs_on_it || self.machine.state() == before, "P6: terminating is not gone")
             }

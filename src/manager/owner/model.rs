@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
-    manager::{ConditionalRunnable, Runnable, RunnableOptions},
+    manager::{Basis, ConditionalRunnable, Runnable, RunnableOptions},
 };
 
 /// An undisturbed owner rests after fewer events than this, and the timers that are left over.
@@ -39,7 +39,7 @@ enum Word {
 impl Word {
     fn of(verdict: &Verdict) -> Self {
         match verdict {
-            Verdict::Met(basis) => match basis[0].uid.as_deref() {
+            Verdict::Met(basis) => match basis[0].identity.uid.as_deref() {
                 Some("a") => Self::A,
                 Some(_) | None => Self::B,
             },
@@ -50,13 +50,15 @@ impl Word {
 
     fn verdict(self) -> Verdict {
         let met = |uid: &str| {
-            Verdict::Met(vec![TypeIdentity {
+            let identity = TypeIdentity {
                 group: "example.com".into(),
                 version: "v1".into(),
                 plural: "widgets".into(),
                 scope: Scope::Namespaced,
                 uid: Some(uid.into()),
-            }])
+            };
+            let (kind, list_kind) = ("Widget".into(), "WidgetList".into());
+            Verdict::Met(vec![Basis { identity, kind, list_kind }])
         };
         match self {
             Self::A => met("a"),
@@ -393,9 +395,9 @@ impl World {
         // Only their order matters: time moves by the next one going off.
         let timers = self.timers();
         let phase = match self.owner.phase {
-            Phase::Opening(step) => (0, step),
-            Phase::Open => (1, 0),
-            Phase::Closing { step } => (2, step),
+            Phase::Opening { step, asked } => (0, step, asked),
+            Phase::Open => (1, 0, true),
+            Phase::Closing { step, asked } => (2, step, asked),
         };
         let late = self.attempts.len() > usize::from(self.attempt().is_some());
         let entry = self.entry().map(|(_, entry)| {

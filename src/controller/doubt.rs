@@ -1,0 +1,163 @@
+//! Writes whose outcome nobody knows, by the request whose reconcile sent them.
+//!
+//! Such a write may have been carried out all the same, and a cache that has not seen it yet would
+//! have it sent twice. So the next reconcile of that request begins when the caches have caught up
+//! with the server.
+
+mod check;
+mod target;
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::task_local;
+
+use self::target::Target;
+use super::{Context, Request};
+use crate::{
+    kind::TypeRef,
+    manager::{Witness, Write},
+};
+
+/// The first pause before the caches are compared again; doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+task_local! {
+    // Whose reconcile runs in this task.
+    static ASKING: Request;
+}
+
+/// The doubts of a controller. They outlive its epochs.
+#[derive(Debug, Default)]
+pub(super) struct Doubts(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    open: HashMap<Request, Doubt>,
+    // Requests that are being reconciled.
+    active: HashSet<Request>,
+}
+
+/// What is not known of one request's writes.
+#[derive(Debug, Default)]
+struct Doubt {
+    targets: BTreeSet<Target>,
+    // How often the caches were found behind.
+    waits: u32,
+}
+
+/// Marks a request as being reconciled until dropped, and holds its doubt.
+#[derive(Debug)]
+pub(super) struct Turn {
+    doubts: Arc<Doubts>,
+    request: Request,
+    doubt: Option<Doubt>,
+}
+
+/// The caches are behind what the server has, or it could not be asked. The request waits.
+#[derive(Debug, thiserror::Error)]
+#[error("the outcome of an earlier write is unknown, and {why}")]
+pub(super) struct Behind {
+    pub(super) why: String,
+    /// When to look again.
+    pub(super) after: Duration,
+}
+
+impl Doubts {
+    /// Hears of writes for the requests whose reconciles send them.
+    ///
+    /// What a task of the reconciler's own sends may be for any of those that are running.
+    pub(super) fn witness(self: &Arc<Self>) -> Witness {
+        let doubts = Arc::clone(self);
+        Arc::new(move |write| {
+            let doubts = Arc::clone(&doubts);
+            let asking = match ASKING.try_with(Clone::clone) {
+                Ok(request) => vec![request],
+                Err(_) => doubts.state().active.iter().cloned().collect(),
+            };
+            Box::new(move || doubts.add(asking, write))
+        })
+    }
+
+    /// The turn of a request, which has one at a time.
+    pub(super) fn turn(self: &Arc<Self>, request: &Request) -> Turn {
+        let mut state = self.state();
+        state.active.insert(request.clone());
+        let doubt = state.open.remove(request);
+        drop(state);
+        Turn { doubts: Arc::clone(self), request: request.clone(), doubt }
+    }
+
+    /// The requests in doubt: they are reconciled in the next epoch, whatever else happens.
+    pub(super) fn requests(&self) -> Vec<Request> {
+        self.state().open.keys().cloned().collect()
+    }
+
+    fn add(&self, asking: Vec<Request>, write: Write) {
+        let target = Target::of(write);
+        let mut state = self.state();
+        for request in asking {
+            // A write to something that is no object leaves the request itself in doubt.
+            state.open.entry(request).or_default().targets.extend(target.clone());
+        }
+    }
+
+    // Nothing panics half-way through a change of it.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Turn {
+    /// Whether the outcome of an earlier write is unknown.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.doubt.is_some()
+    }
+
+    /// Compares the caches with the server, if there is a doubt; it is gone when they have caught
+    /// up.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the doubt stays.
+    pub(super) async fn settle(
+        &mut self,
+        context: &Context,
+        primary: Option<&TypeRef>,
+    ) -> Result<(), Behind> {
+        let Some(doubt) = &mut self.doubt else { return Ok(()) };
+        // The object itself too: what was written may have changed it.
+        let served = primary.and_then(|primary| context.served(primary));
+        let itself = served.map(|served| Target::itself(&self.request, &served));
+        for target in doubt.targets.iter().chain(&itself) {
+            if let Err(why) = check::caught_up(target, context).await {
+                let after = FIRST_PAUSE.saturating_mul(1 << doubt.waits.min(16)).min(LONGEST_PAUSE);
+                doubt.waits = doubt.waits.saturating_add(1);
+                return Err(Behind { why, after });
+            }
+        }
+        self.doubt = None;
+        Ok(())
+    }
+
+    /// Runs what a request is reconciled with, so that its writes are known as this request's.
+    pub(super) async fn take<T>(&self, reconcile: impl Future<Output = T>) -> T {
+        ASKING.scope(self.request.clone(), reconcile).await
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut state = self.doubts.state();
+        state.active.remove(&self.request);
+        if let Some(doubt) = self.doubt.take() {
+            let open = state.open.entry(self.request.clone()).or_default();
+            open.targets.extend(doubt.targets);
+            open.waits = open.waits.max(doubt.waits);
+        }
+    }
+}

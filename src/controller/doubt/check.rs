@@ -1,0 +1,219 @@
+//! Whether a cache has what the server has.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use kube::{
+    Client,
+    api::ListParams,
+    core::{Request, request},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::timeout;
+
+use super::target::Target;
+use crate::{
+    controller::{Context, board::Attached},
+    informer::{Object, ObjectKey},
+    kind::Scope,
+};
+
+/// The longest that one answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+const PAGE: u32 = 500;
+
+/// What the server has.
+#[derive(Default)]
+struct Live {
+    version: String,
+    objects: HashMap<ObjectKey, Object>,
+    // No cache has these, or not as they are.
+    unreadable: HashSet<ObjectKey>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageMetadata {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(rename = "continue")]
+    token: Option<String>,
+}
+
+/// Why the server could not be asked.
+#[derive(Debug, thiserror::Error)]
+enum AskError {
+    #[error(transparent)]
+    Path(#[from] request::Error),
+    #[error(transparent)]
+    Server(#[from] kube::Error),
+    #[error("there was no answer within {DEADLINE:?}")]
+    Late(#[from] tokio::time::error::Elapsed),
+}
+
+/// Asks the server for what a write was about, and compares every cache that may have it.
+///
+/// # Errors
+///
+/// The reason, in words, when a cache is behind or that could not be found out.
+pub(super) async fn caught_up(target: &Target, context: &Context) -> Result<(), String> {
+    for cache in context.caches(&target.group, &target.plural) {
+        let only = cache.key.namespace.as_ref();
+        if only.is_some_and(|only| target.namespace.as_ref().is_some_and(|it| it != only)) {
+            // Nothing of that namespace is in it.
+            continue;
+        }
+        let resource = &cache.served.identity;
+        let live = live(target, &cache, context.client())
+            .await
+            .map_err(|error| format!("{resource} cannot be read from the server: {error}"))?;
+        if let Some(key) = live.missed_by(&cached(target, &cache)) {
+            return Err(format!("the cache of {resource} has not caught up with {key}"));
+        }
+    }
+    Ok(())
+}
+
+/// Lists, since whoever watches may list, but perhaps not get. Without a resourceVersion the
+/// answer is what the server has at this moment.
+async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live, AskError> {
+    let namespace = target.namespace.as_deref().or(cache.key.namespace.as_deref());
+    let path = cache.served.identity.path(namespace);
+    let by_name = target.name.as_ref().map(|name| format!("metadata.name={name}"));
+    let fields: Vec<&str> =
+        cache.key.fields.as_deref().into_iter().chain(by_name.as_deref()).collect();
+    let mut parameters = ListParams {
+        label_selector: cache.key.labels.as_deref().map(str::to_owned),
+        field_selector: (!fields.is_empty()).then(|| fields.join(",")),
+        limit: target.name.is_none().then_some(PAGE),
+        ..ListParams::default()
+    };
+    let mut live = Live::default();
+    loop {
+        let request = Request::new(path.as_str()).list(&parameters)?;
+        let page: Page = timeout(DEADLINE, client.request(request)).await??;
+        live.version = page.metadata.resource_version;
+        for item in page.items {
+            match Object::from_json(item.get(), &cache.served) {
+                Ok(object) if target.is(object.key()) => {
+                    live.objects.insert(object.key().clone(), object);
+                }
+                Ok(_) => {}
+                Err(error) => live.unreadable.extend(error.key),
+            }
+        }
+        parameters.continue_token = page.metadata.token.filter(|token| !token.is_empty());
+        if parameters.continue_token.is_none() {
+            return Ok(live);
+        }
+    }
+}
+
+/// What a cache has of it.
+fn cached(target: &Target, cache: &Attached) -> Vec<Object> {
+    let (store, scope) = (&cache.store, cache.served.identity.scope);
+    let mut objects = match (&target.name, &target.namespace) {
+        (Some(name), namespace) if namespace.is_some() || scope == Scope::Cluster => {
+            let key = ObjectKey { namespace: namespace.clone(), name: name.clone() };
+            store.get(&key).into_iter().collect()
+        }
+        (_, Some(namespace)) => store.in_namespace(namespace),
+        (_, None) => store.list(),
+    };
+    objects.retain(|object| target.is(object.key()));
+    objects
+}
+
+impl Live {
+    /// An object that is newer than its cached form, or gone.
+    fn missed_by(&self, cached: &[Object]) -> Option<ObjectKey> {
+        let known: HashMap<&ObjectKey, &Object> =
+            cached.iter().map(|object| (object.key(), object)).collect();
+        let newer = self.objects.values().find(|live| {
+            let cached = known.get(live.key());
+            cached.is_none_or(|cached| !is_as_new(cached, live))
+        });
+        let gone = || {
+            cached.iter().find(|cached| {
+                let key = cached.key();
+                !self.objects.contains_key(key)
+                    && !self.unreadable.contains(key)
+                    && !is_newer(&cached.header().resource_version, &self.version)
+            })
+        };
+        newer.or_else(gone).map(|object| object.key().clone())
+    }
+}
+
+fn is_as_new(cached: &Object, live: &Object) -> bool {
+    let (cached, live) = (cached.header(), live.header());
+    (&cached.uid, &cached.resource_version) == (&live.uid, &live.resource_version)
+        || is_newer(&cached.resource_version, &live.resource_version)
+}
+
+/// Versions that are no numbers cannot be compared; the next look will do.
+fn is_newer(version: &str, than: &str) -> bool {
+    match (version.parse::<u64>(), than.parse::<u64>()) {
+        (Ok(version), Ok(than)) => version > than,
+        (Err(_), _) | (_, Err(_)) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::fixture::widget;
+
+    fn object(name: &str, uid: &str, version: &str) -> Object {
+        widget(json!({"name": name, "uid": uid, "resourceVersion": version}))
+    }
+
+    #[track_caller]
+    fn check(live: &[Object], cached: &[Object], missed: Option<&str>) {
+        let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
+        let live = Live { version: "10".to_owned(), objects, ..Live::default() };
+
+        let key = live.missed_by(cached).map(|key| key.to_string());
+
+        assert_eq!(key.as_deref(), missed);
+    }
+
+    #[test]
+    fn cache_has_caught_up_when_it_has_everything_at_least_as_new() {
+        check(&[], &[], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "12")], None);
+        check(&[object("a", "a", "x")], &[object("a", "a", "x")], None);
+        // Created after the look.
+        check(&[], &[object("a", "a", "11")], None);
+        check(&[object("a", "a", "7")], &[object("a", "b", "12")], None);
+    }
+
+    #[test]
+    fn cache_is_behind_what_it_has_not_seen_come_change_or_go() {
+        check(&[object("a", "a", "7")], &[], Some("ns/a"));
+        check(&[object("a", "a", "7")], &[object("a", "a", "6")], Some("ns/a"));
+        check(&[object("a", "b", "7")], &[object("a", "a", "6")], Some("ns/a"));
+        check(&[object("a", "a", "y")], &[object("a", "a", "x")], Some("ns/a"));
+        check(&[], &[object("a", "a", "6")], Some("ns/a"));
+    }
+
+    #[test]
+    fn object_that_no_cache_can_read_is_not_waited_for() {
+        let key = ObjectKey::namespaced("ns", "a");
+        let live = Live { version: "10".to_owned(), unreadable: [key].into(), ..Live::default() };
+
+        assert_eq!(live.missed_by(&[object("a", "a", "6")]), None);
+    }
+}

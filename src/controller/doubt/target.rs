@@ -1,0 +1,131 @@
+//! What a write was about.
+
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::Request;
+use crate::{informer::ObjectKey, kind::ServedType, manager::Write};
+
+/// One object, or all that one collection may have got.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Target {
+    pub(super) group: Arc<str>,
+    pub(super) plural: Arc<str>,
+    /// `None` for cluster-scoped objects, and for a collection of all namespaces.
+    pub(super) namespace: Option<Arc<str>>,
+    /// `None` when the server chose the name, or several objects were meant.
+    pub(super) name: Option<Arc<str>>,
+}
+
+/// As much of what is created as says what it is called.
+#[derive(Default, Deserialize)]
+struct Named {
+    #[serde(default)]
+    metadata: Name,
+}
+
+#[derive(Default, Deserialize)]
+struct Name {
+    name: Option<String>,
+}
+
+impl Target {
+    /// What a write was about; `None` if that was no object.
+    pub(super) fn of(write: Write) -> Option<Self> {
+        let mut target = Self::at(write.path())?;
+        if target.name.is_none() {
+            let named = write.body().and_then(|body| serde_json::from_slice::<Named>(&body).ok());
+            let name = named.unwrap_or_default().metadata.name;
+            target.name = name.filter(|name| !name.is_empty()).map(Arc::from);
+        }
+        Some(target)
+    }
+
+    /// The object that a request names.
+    pub(super) fn itself(request: &Request, served: &ServedType) -> Self {
+        Self {
+            group: Arc::from(&*served.identity.group),
+            plural: Arc::from(&*served.identity.plural),
+            namespace: request.namespace.clone(),
+            name: Some(Arc::clone(&request.name)),
+        }
+    }
+
+    /// Whether an object is what is meant.
+    pub(super) fn is(&self, key: &ObjectKey) -> bool {
+        self.name.as_ref().is_none_or(|name| *name == key.name)
+            && self.namespace.as_ref().is_none_or(|it| key.namespace.as_ref() == Some(it))
+    }
+
+    /// What a path of the API names, a subresource's being its object's.
+    fn at(path: &str) -> Option<Self> {
+        let mut segments = path.split('/').filter(|segment| !segment.is_empty());
+        let group = match segments.next()? {
+            "api" => "",
+            "apis" => segments.next()?,
+            _ => return None,
+        };
+        let _version = segments.next()?;
+        let rest: Vec<&str> = segments.collect();
+        let (namespace, plural, name) = match *rest.as_slice() {
+            // A namespace itself, and its subresources.
+            ["namespaces", name] | ["namespaces", name, "status" | "finalize"] => {
+                (None, "namespaces", Some(name))
+            }
+            ["namespaces", namespace, plural] => (Some(namespace), plural, None),
+            ["namespaces", namespace, plural, name, ..] => (Some(namespace), plural, Some(name)),
+            [plural] => (None, plural, None),
+            [plural, name, ..] => (None, plural, Some(name)),
+            [] => return None,
+        };
+        Some(Self {
+            group: group.into(),
+            plural: plural.into(),
+            namespace: namespace.map(Arc::from),
+            name: name.map(Arc::from),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(path: &str, expected: Option<(&str, &str, Option<&str>, Option<&str>)>) {
+        let target = Target::at(path);
+
+        let target = target
+            .as_ref()
+            .map(|it| (&*it.group, &*it.plural, it.namespace.as_deref(), it.name.as_deref()));
+        assert_eq!(target, expected, "{path}");
+    }
+
+    #[test]
+    fn path_names_an_object_or_a_collection() {
+        let config_map = Some(("", "configmaps", Some("ns"), Some("a")));
+        check("/api/v1/namespaces/ns/configmaps/a", config_map);
+        check("/api/v1/namespaces/ns/configmaps", Some(("", "configmaps", Some("ns"), None)));
+        let widget = Some(("example.com", "widgets", Some("ns"), Some("a")));
+        check("/apis/example.com/v1/namespaces/ns/widgets/a/status", widget);
+        let node = Some(("", "nodes", None, Some("a")));
+        check("/api/v1/nodes/a", node);
+        check("/api/v1/nodes/a/status", node);
+        check("/api/v1/nodes", Some(("", "nodes", None, None)));
+    }
+
+    #[test]
+    fn namespace_is_an_object_too() {
+        check("/api/v1/namespaces", Some(("", "namespaces", None, None)));
+        check("/api/v1/namespaces/ns", Some(("", "namespaces", None, Some("ns"))));
+        check("/api/v1/namespaces/ns/finalize", Some(("", "namespaces", None, Some("ns"))));
+    }
+
+    #[test]
+    fn what_is_no_object_is_no_target() {
+        for path in ["/", "/healthz", "/api", "/apis/example.com", "/apis/example.com/v1"] {
+            check(path, None);
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! A write whose outcome is unknown is not sent again before the caches show what it did.
+
+use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiResource};
+use tokio::{task::JoinSet, time::timeout};
+
+use super::{script::Mishap, *};
+
+const MISHAPS: [Mishap; 5] =
+    [Mishap::Hangs, Mishap::Lost, Mishap::CutOff, Mishap::GatewayTimeout, Mishap::Failed];
+
+/// Makes one part for each widget, unless its cache has one; the server names it.
+struct Maker {
+    log: Log,
+    // In a task of its own, whose request nobody knows.
+    apart: bool,
+}
+
+impl Reconciler for Maker {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let parts = context.store(&parts()).unwrap();
+        let have =
+            parts.list().iter().filter(|part| part.key().name.starts_with(&*request.name)).count();
+        let note = format!("{request} {have} {}", context.after_unknown());
+        self.log.lock().unwrap().push(note);
+        if have > 0 || request.name.starts_with("idle") {
+            return Ok(Outcome::Done);
+        }
+        let (client, name) = (context.client().clone(), request.name.to_string());
+        if self.apart {
+            let mut tasks = JoinSet::new();
+            tasks.spawn(make(client, name));
+            tasks.join_next().await.unwrap().unwrap()?;
+        } else {
+            make(client, name).await?;
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+async fn make(client: Client, widget: String) -> Result<(), kube::Error> {
+    let resource = ApiResource {
+        group: "example.com".into(),
+        version: "v1".into(),
+        api_version: "example.com/v1".into(),
+        kind: "Part".into(),
+        plural: "parts".into(),
+    };
+    let mut part = DynamicObject::new("", &resource);
+    part.metadata.name = None;
+    part.metadata.generate_name = Some(format!("{widget}-"));
+    let api: Api<DynamicObject> = Api::namespaced_with(client, "ns", &resource);
+    api.create(&PostParams::default(), &part).await.map(drop)
+}
+
+impl Rig {
+    fn maker(&self, apart: bool) -> Arc<Controller> {
+        let builder = builder()
+            .for_type(widgets())
+            .owns_type(parts())
+            .max_concurrent_reconciles(2)
+            .reconcile_timeout(Duration::from_secs(60));
+        let maker = Maker { log: Arc::clone(&self.log), apart };
+        Arc::new(builder.build(&self.cluster, maker).unwrap())
+    }
+
+    async fn with_maker(apart: bool) -> Self {
+        let rig = Self::new();
+        rig.install("widgets", "Widget", "w");
+        rig.install("parts", "Part", "p");
+        rig.manager.add(NAME, rig.maker(apart), RunnableOptions::default()).await.unwrap();
+        rig.state(ControllerState::Running).await;
+        rig
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
+    for mishap in MISHAPS {
+        for apart in [false, true] {
+            let rig = Rig::with_maker(apart).await;
+            rig.server.mishaps(&[mishap]);
+            rig.server.withhold(PARTS);
+
+            rig.server.apply(WIDGETS, object("a", "a"));
+            sleep(Duration::from_secs(200)).await;
+
+            assert_eq!(rig.log().await, ["ns/a 0 false"], "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            let error = rig.status().report.last_error.clone().unwrap();
+            assert!(error.contains("parts") && error.contains("caught up"), "{error}");
+
+            rig.server.release(PARTS);
+            sleep(Duration::from_secs(200)).await;
+
+            assert_eq!(rig.log().await, ["ns/a 1 true"], "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            assert_eq!(rig.status().report.last_error, None);
+            rig.server.apply(WIDGETS, object("a", "a"));
+            assert_eq!(rig.log().await, ["ns/a 1 false"], "{mishap:?}");
+            rig.shutdown().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_in_doubt_holds_up_no_other() {
+    let rig = Rig::with_maker(false).await;
+    rig.server.mishaps(&[Mishap::Lost]);
+    rig.server.withhold(PARTS);
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.log().await;
+
+    for name in ["idle-1", "idle-2", "idle-3"] {
+        rig.server.apply(WIDGETS, object(name, name));
+    }
+
+    assert_eq!(rig.log().await.len(), 3);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
+    let rig = Rig::with_maker(false).await;
+    rig.server.mishaps(&[Mishap::Hangs]);
+    rig.server.withhold(PARTS);
+    rig.server.apply(WIDGETS, object("a", "a"));
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+
+    let replaced = rig.manager.replace(NAME, rig.maker(false), RunnableOptions::default());
+    timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
+    rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    sleep(Duration::from_secs(200)).await;
+
+    assert_eq!(rig.status().last_done.as_ref().unwrap().unknown_requests, 1);
+    assert_eq!(rig.log().await, [""; 0]);
+    assert_eq!(rig.server.creations(), 1);
+    rig.server.release(PARTS);
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(rig.log().await, ["ns/a 1 true"]);
+    assert_eq!(rig.server.creations(), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_write_leaves_no_doubt() {
+    let rig = Rig::with_maker(false).await;
+    let asked = rig.server.asked(PARTS);
+    rig.server.apply(PARTS, object("b", "b"));
+
+    rig.server.apply(WIDGETS, object("a", "a"));
+
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    assert_eq!((rig.server.creations(), rig.server.asked(PARTS)), (1, asked));
+    rig.shutdown().await;
+}
