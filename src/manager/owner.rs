@@ -184,11 +184,6 @@ impl Owner {
                 // The manager keeps a sender, so this yields for as long as it is polled. Whoever
                 // asks for something waits for no stream of changes.
                 Some(command) = self.commands.recv() => return Event::Command(command),
-                Some(event) = self.watches.next(), if !self.watches.is_empty() => {
-                    if let Some(event) = event {
-                        return event;
-                    }
-                }
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
                     if let Some((id, serial, result)) = prepared {
@@ -198,6 +193,12 @@ impl Owner {
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
                     let (id, timer) = timer.into_inner();
                     return Event::Timer(id, timer);
+                }
+                // Last: a condition that changes all the time is always ready, and holds up nobody.
+                Some(event) = self.watches.next(), if !self.watches.is_empty() => {
+                    if let Some(event) = event {
+                        return event;
+                    }
                 }
             }
         }
