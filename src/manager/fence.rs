@@ -7,6 +7,7 @@ use std::{fmt, sync::Arc};
 
 use kube::{Client, client::Body};
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 use tower::service_fn;
 
 use super::BoxError;
@@ -16,6 +17,8 @@ use super::BoxError;
 pub struct Fence {
     // The writer of both: whether it is closed, and how many passed and are not yet answered.
     state: Arc<watch::Sender<State>>,
+    // The clients that were made. Each has a task of kube's, which ends with the last clone.
+    clients: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -50,7 +53,7 @@ impl Passage {
 impl Fence {
     /// An open fence.
     pub fn new() -> Self {
-        Self { state: Arc::default() }
+        Self { state: Arc::default(), clients: TaskTracker::new() }
     }
 
     /// Passes, unless the fence is closed.
@@ -88,10 +91,23 @@ impl Fence {
         drop(state.wait_for(|state| state.under_way == 0).await);
     }
 
+    /// Resolves when every client behind this fence has been dropped and its task has ended. Cancel
+    /// safe.
+    pub(super) async fn clients_gone(&self) {
+        self.clients.close();
+        self.clients.wait().await;
+    }
+
     /// `client` behind this fence. A response counts as answered when its head has arrived.
+    ///
+    /// kube moves requests through a task of its own, one for each call of this: clone what this
+    /// returns rather than call it again.
     pub fn client(&self, client: &Client) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
+        // kube offers no handle on its task. It owns the service, and so this too, to its end.
+        let token = self.clients.token();
         let service = service_fn(move |request: http::Request<Body>| {
+            let _owned = &token;
             let (fence, inner) = (fence.clone(), inner.clone());
             async move {
                 let passage = fence.pass()?;

@@ -729,3 +729,42 @@ async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone(
     rig.until("well", ControllerState::Running).await;
     rig.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_tasks_of_an_epochs_clients_have_ended_when_it_is_done() {
+    let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Ok::<_, BoxError>(http::Response::new(kube::client::Body::empty()))
+    });
+    let client = kube::Client::new(service, "default");
+    let alive = || Handle::current().metrics().num_alive_tasks();
+    let before = alive();
+    let epoch = Epoch::new("widgets", 1, Duration::from_secs(5));
+
+    let (inside, outside) = (epoch.clone(), client.clone());
+    let work = async move {
+        for _ in 0..3 {
+            let client = inside.client(&outside);
+            let request = http::Request::get("/version").body(kube::client::Body::empty()).unwrap();
+            client.send(request).await.unwrap();
+        }
+        Ok(())
+    };
+    run::drive(epoch.clone(), Box::pin(work), run::Overrun::Dropped).await;
+
+    assert_eq!(alive(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_kept_beyond_the_run_delays_done_by_no_more_than_a_moment() {
+    let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Ok::<_, BoxError>(http::Response::new(kube::client::Body::empty()))
+    });
+    let epoch = Epoch::new("widgets", 1, Duration::from_secs(5));
+    let kept = epoch.client(&kube::Client::new(service, "default"));
+    let begin = tokio::time::Instant::now();
+
+    run::drive(epoch.clone(), Box::pin(async { Ok(()) }), run::Overrun::Dropped).await;
+
+    assert!(begin.elapsed() < Duration::from_millis(200));
+    drop(kept);
+}
