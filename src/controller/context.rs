@@ -25,9 +25,8 @@ pub struct Context {
 /// What all reconciles of an epoch have in common.
 struct Shared {
     epoch: Epoch,
-    // One for the epoch: a client buffers, and one for each reconcile would be a task each. That
-    // task is the client's own and not among the epoch's: it ends one poll after the last clone
-    // of the client is dropped, and nothing passes it once the fence is closed.
+    // One for the epoch: a client buffers, and one for each reconcile would be a task each, which
+    // done has to wait for.
     client: Client,
     cancel: CancellationToken,
     board: Arc<Board>,

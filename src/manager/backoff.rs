@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 /// Doubles from `first` to `longest`, with jitter; forgets after `healthy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartBackoff {
@@ -11,6 +13,28 @@ pub struct RestartBackoff {
     pub longest: Duration,
     /// A run that lasted this long is followed by the first wait again; 10 min.
     pub healthy: Duration,
+    /// So many epochs in a burst may end because their condition was lost, and the next one
+    /// begins as soon as it holds again; 250.
+    pub flaps: u32,
+    /// Beyond that burst an epoch begins this long after the one before; 1 s. Each such time
+    /// without a loss gives one back.
+    pub flap_interval: Duration,
+}
+
+/// How often a condition was lost of late: a bucket that leaks, by the time when it is empty.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Flaps {
+    empty_at: Option<Instant>,
+}
+
+impl Flaps {
+    /// One more loss. When the next epoch may begin, if it has to wait.
+    pub(super) fn lost(&mut self, now: Instant, backoff: &RestartBackoff) -> Option<Instant> {
+        let empty_at = self.empty_at.map_or(now, |at| at.max(now)) + backoff.flap_interval;
+        self.empty_at = Some(empty_at);
+        let burst = backoff.flap_interval.saturating_mul(backoff.flaps);
+        empty_at.checked_sub(burst).filter(|at| *at > now)
+    }
 }
 
 impl Default for RestartBackoff {
@@ -19,6 +43,8 @@ impl Default for RestartBackoff {
             first: Duration::from_secs(1),
             longest: Duration::from_secs(5 * 60),
             healthy: Duration::from_secs(10 * 60),
+            flaps: 250,
+            flap_interval: Duration::from_secs(1),
         }
     }
 }
@@ -45,6 +71,24 @@ mod tests {
 
         assert_eq!(waits, [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]);
         assert_eq!(backoff.wait(u32::MAX, 0.0).as_secs(), 300);
+    }
+
+    #[test]
+    fn a_burst_of_flaps_is_free_and_more_of_them_are_spread() {
+        let backoff = RestartBackoff { flaps: 3, ..RestartBackoff::default() };
+        let (mut flaps, mut now) = (Flaps::default(), Instant::now());
+
+        for _ in 0..3 {
+            assert_eq!(flaps.lost(now, &backoff), None);
+        }
+        for _ in 0..5 {
+            let next = flaps.lost(now, &backoff).expect("the burst is over");
+            assert_eq!(next - now, Duration::from_secs(1));
+            now = next;
+        }
+
+        now += Duration::from_secs(3);
+        assert_eq!(flaps.lost(now, &backoff), None, "forgotten");
     }
 
     #[test]

@@ -57,6 +57,11 @@ pub enum Verdict {
 }
 
 /// A source of verdicts: what users implement for conditions of their own.
+///
+/// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
+/// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
+/// keeps what it said last, and one that flaps starts its runnable less and less often
+/// ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Nobody else notices any of that.
 pub trait Condition: Send + Sync + 'static {
     /// The current verdict and every later one.
     fn watch(&self) -> Readiness;
@@ -77,7 +82,12 @@ pub struct Readiness(Node);
 
 enum Node {
     Always,
-    Published(watch::Receiver<Verdict>),
+    Fixed(Verdict),
+    Published {
+        verdicts: watch::Receiver<Verdict>,
+        // Its publisher is gone, and whoever waits has been told.
+        abandoned: bool,
+    },
     Type {
         type_ref: TypeRef,
         subresource: Option<Subresource>,
@@ -128,9 +138,15 @@ pub fn optional(part: Readiness) -> Readiness {
 }
 
 impl Readiness {
-    /// A verdict that somebody publishes. When the sender is dropped the last verdict stands.
+    /// A verdict that somebody publishes. When the sender is dropped the last verdict stands, and
+    /// one that is not met says so.
     pub fn published(verdicts: watch::Receiver<Verdict>) -> Self {
-        Self(Node::Published(verdicts))
+        Self(Node::Published { verdicts, abandoned: false })
+    }
+
+    /// A verdict that stands for ever.
+    pub(super) fn fixed(verdict: Verdict) -> Self {
+        Self(Node::Fixed(verdict))
     }
 
     /// Requires a subresource of the type too; changes nothing of other conditions.
@@ -146,7 +162,20 @@ impl Readiness {
     pub fn verdict(&mut self) -> Verdict {
         match &mut self.0 {
             Node::Always => Verdict::Met(Vec::new()),
-            Node::Published(verdicts) => verdicts.borrow_and_update().clone(),
+            Node::Fixed(verdict) => verdict.clone(),
+            Node::Published { verdicts, .. } => {
+                let mut verdict = verdicts.borrow_and_update().clone();
+                if let Verdict::Unmet(why) | Verdict::Unknown(why) = &mut verdict
+                    && verdicts.has_changed().is_err()
+                {
+                    why.push(Unmet {
+                        reason: "ConditionAbandoned".to_owned(),
+                        message: "whoever publishes its condition is gone".to_owned(),
+                        type_ref: None,
+                    });
+                }
+                verdict
+            }
             Node::Type { type_ref, subresource, status } => {
                 judge(type_ref, *subresource, &status.borrow_and_update())
             }
@@ -165,8 +194,13 @@ impl Readiness {
     /// Resolves when the verdict may have changed since it was last asked for. Cancel safe.
     pub fn changed(&mut self) -> BoxFuture<'_, ()> {
         match &mut self.0 {
-            Node::Always => std::future::pending().boxed(),
-            Node::Published(verdicts) => changed(verdicts).boxed(),
+            Node::Always | Node::Fixed(_) => std::future::pending().boxed(),
+            Node::Published { verdicts, abandoned } => async move {
+                if verdicts.changed().await.is_err() && std::mem::replace(abandoned, true) {
+                    std::future::pending::<()>().await;
+                }
+            }
+            .boxed(),
             Node::Type { status, .. } => changed(status).boxed(),
             Node::AllOf(parts) | Node::AnyOf(parts, _) => {
                 let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
@@ -199,7 +233,8 @@ impl fmt::Debug for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Node::Always => f.write_str("Always"),
-            Node::Published(verdicts) => verdicts.borrow().fmt(f),
+            Node::Fixed(verdict) => verdict.fmt(f),
+            Node::Published { verdicts, .. } => verdicts.borrow().fmt(f),
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
             Node::AllOf(parts) => f.debug_tuple("AllOf").field(parts).finish(),
             Node::AnyOf(parts, _) => f.debug_tuple("AnyOf").field(parts).finish(),
@@ -418,6 +453,17 @@ mod tests {
         drop(sender);
 
         assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
+        assert!(futures::poll!(readiness.changed()).is_ready(), "told once");
         assert!(futures::poll!(readiness.changed()).is_pending());
+    }
+
+    #[tokio::test]
+    async fn a_verdict_whose_publisher_is_gone_says_so_unless_it_is_met() {
+        let (sender, mut readiness) = part(Verdict::Unmet(said("A")));
+        drop(sender);
+
+        let Verdict::Unmet(why) = readiness.verdict() else { panic!("proven all the same") };
+        let reasons: Vec<_> = why.iter().map(|unmet| unmet.reason.as_str()).collect();
+        assert_eq!(reasons, ["A", "ConditionAbandoned"]);
     }
 }

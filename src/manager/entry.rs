@@ -6,10 +6,7 @@ use std::{
 };
 
 use k8s_openapi::jiff::Timestamp;
-use tokio::{
-    sync::{oneshot, watch},
-    time::Instant,
-};
+use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
 
 use super::{
@@ -37,12 +34,11 @@ impl Spec {
     /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
     pub(super) fn ready(&self) -> Readiness {
         catch_unwind(AssertUnwindSafe(|| self.runnable.ready())).unwrap_or_else(|panic| {
-            let (_, verdict) = watch::channel(Verdict::Unknown(vec![Unmet {
+            Readiness::fixed(Verdict::Unknown(vec![Unmet {
                 reason: "ConditionPanicked".to_owned(),
                 message: format!("its condition panicked: {}", run::message(panic.as_ref())),
                 type_ref: None,
-            }]));
-            Readiness::published(verdict)
+            }]))
         })
     }
 
@@ -151,7 +147,7 @@ impl Entry {
                     (first.reason.as_str(), all.join("; "))
                 }
                 None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
-                None => ("ConditionUnknown", String::new()),
+                None => ("ConditionUnknown", "its condition has not said anything".to_owned()),
             },
             ControllerState::Starting if !report.late.is_empty() => {
                 ("SyncTimeout", report.late.join("; "))
@@ -179,6 +175,10 @@ impl Entry {
                 "the run does not end: something in it blocks without yielding".to_owned(),
             ),
             ControllerState::Stopping => ("Draining", String::new()),
+            ControllerState::BackingOff if self.lifecycle.flaps() => (
+                "ConditionFlaps",
+                "its condition comes and goes; it starts again a little later".to_owned(),
+            ),
             ControllerState::BackingOff => ("RunFailed", failed().to_owned()),
             ControllerState::Stopped => match &self.last_done {
                 Some(done) => (done.reason.word(), failed().to_owned()),

@@ -11,6 +11,7 @@ use std::{fmt, sync::Arc};
 
 use kube::{Client, client::Body};
 use tokio::sync::watch;
+use tokio_util::task::TaskTracker;
 use tower::service_fn;
 
 use self::answer::Answer;
@@ -26,6 +27,8 @@ pub(crate) type Witness = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send +
 pub struct Fence {
     // The writer of both: whether it is closed, and how many passed and are not yet answered.
     state: Arc<watch::Sender<State>>,
+    // The clients that were made. Each has a task of kube's, which ends with the last clone.
+    clients: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,7 +70,7 @@ impl Passage {
 impl Fence {
     /// An open fence.
     pub fn new() -> Self {
-        Self { state: Arc::default() }
+        Self { state: Arc::default(), clients: TaskTracker::new() }
     }
 
     /// Passes, unless the fence is closed.
@@ -108,12 +111,22 @@ impl Fence {
         drop(state.wait_for(|state| state.under_way == 0).await);
     }
 
+    /// Resolves when every client behind this fence has been dropped and its task has ended. Cancel
+    /// safe.
+    pub(super) async fn clients_gone(&self) {
+        self.clients.close();
+        self.clients.wait().await;
+    }
+
     /// `client` behind this fence.
     ///
     /// A read counts as answered when the head of its response has arrived, or when nobody waits
     /// for it any longer. The outcome of a write is unknown unless its whole answer was read: when
     /// nobody waits for it, when the connection is lost, or when a gateway answers in the server's
     /// place (502, 504).
+    ///
+    /// kube moves requests through a task of its own, one for each call of this: clone what this
+    /// returns rather than call it again.
     pub fn client(&self, client: &Client) -> Client {
         self.witnessed(client, Arc::new(|_write| Box::new(|| {})))
     }
@@ -122,7 +135,10 @@ impl Fence {
     /// too that ended in an error of the server (5xx), which may be older than the error.
     pub(crate) fn witnessed(&self, client: &Client, witness: Witness) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
+        // kube offers no handle on its task. It owns the service, and so this too, to its end.
+        let token = self.clients.token();
         let service = service_fn(move |request: http::Request<Body>| {
+            let _owned = &token;
             let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
             async move {
                 let write = Write::of(&request);

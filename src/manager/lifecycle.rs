@@ -5,7 +5,9 @@
 
 use tokio::time::Instant;
 
-use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
+use super::{
+    Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, backoff::Flaps,
+};
 
 /// What happens to a run that ends while its condition holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +77,9 @@ pub(super) struct Lifecycle {
     backoff: RestartBackoff,
     failures: u32,
     not_before: Option<Instant>,
+    flaps: Flaps,
+    /// What `not_before` is for: a condition that flaps rather than a run that failed.
+    flapping: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -97,6 +102,8 @@ impl Lifecycle {
             backoff,
             failures: 0,
             not_before: None,
+            flaps: Flaps::default(),
+            flapping: false,
         }
     }
 
@@ -163,7 +170,13 @@ impl Lifecycle {
         self.verdict = Verdict::Unknown(Vec::new());
         self.failures = 0;
         self.not_before = None;
+        self.flaps = Flaps::default();
         self.state = State::Waiting;
+    }
+
+    /// Whether it is the condition that the next epoch waits because of.
+    pub(super) fn flaps(&self) -> bool {
+        self.flapping
     }
 
     pub(super) fn step(&mut self, input: Input, now: Instant, jitter: f64) -> Vec<Action> {
@@ -240,7 +253,15 @@ impl Lifecycle {
     fn ended(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
         let state = std::mem::replace(&mut self.state, State::Waiting);
         let reason = match state {
-            State::Stopping { reason, .. } => DoneReason::from(reason),
+            State::Stopping { reason, .. } => {
+                if reason == StopReason::TypeGone
+                    && let Some(until) = self.flaps.lost(now, &self.backoff)
+                {
+                    self.not_before = Some(until);
+                    self.flapping = true;
+                }
+                DoneReason::from(reason)
+            }
             State::Live { since, .. } => {
                 let reason = match end {
                     RunEnd::Completed => DoneReason::Completed,
@@ -257,6 +278,7 @@ impl Lifecycle {
                     let healthy = now.duration_since(since) >= self.backoff.healthy;
                     self.failures = if healthy { 1 } else { self.failures.saturating_add(1) };
                     self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
+                    self.flapping = false;
                 } else {
                     self.state = State::Stopped;
                 }

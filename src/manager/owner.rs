@@ -1,10 +1,12 @@
 //! The one task that owns every runnable's state: the loop is the list of all that can happen.
 
+mod effect;
+mod phase;
+mod replacement;
+
 use std::{
     collections::{BTreeMap, HashMap},
-    panic::AssertUnwindSafe,
     sync::Arc,
-    time::Duration,
 };
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
@@ -12,19 +14,18 @@ use k8s_openapi::jiff::Timestamp;
 use tokio::{
     sync::{broadcast, mpsc, watch},
     task::JoinSet,
-    time::Instant,
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
-use tracing::{Instrument, debug, info, info_span, warn};
+use tracing::warn;
 
+use self::{phase::Phase, replacement::drop_pending};
 use super::{
-    AddError, ControllerName, ControllerState, Done, DoneReason, Epoch, FailurePolicy,
-    ManagerError, ManagerMetrics, ManagerOptions, Readiness, Report, RunResult, RunnableGroup,
-    RunnableStatus, Snapshot, StopReason, Transition, TransitionKind, Verdict,
-    entry::{Entry, Pending, Preparation, Spec},
+    AddError, ControllerName, ControllerState, FailurePolicy, ManagerError, ManagerMetrics,
+    ManagerOptions, Readiness, Report, RunResult, RunnableStatus, Snapshot, StopReason, Transition,
+    TransitionKind,
+    entry::{Entry, Spec},
     handle::Command,
-    lifecycle::{Action, Input, Lifecycle, RunEnd},
-    run::{self, Overrun},
+    lifecycle::{Input, Lifecycle, RunEnd},
 };
 
 /// Identifies an entry for ever, so that what belongs to a removed one never meets a new one of
@@ -49,41 +50,6 @@ enum Timer {
     Overdue(u64),
     Retry(u64),
 }
-
-/// How far the manager has come: groups are opened in order and closed in order.
-enum Phase {
-    /// `asked` once the groups of this step were told; those that come later are told as they come.
-    Opening {
-        step: usize,
-        asked: bool,
-    },
-    Open,
-    Closing {
-        step: usize,
-        asked: bool,
-    },
-}
-
-const START_ORDER: [RunnableGroup; 6] = [
-    RunnableGroup::HttpServers,
-    RunnableGroup::Webhooks,
-    RunnableGroup::Caches,
-    RunnableGroup::Others,
-    RunnableGroup::Warmup,
-    RunnableGroup::LeaderElection,
-];
-
-/// Semantics: `engageStopProcedure` of controller-runtime (`pkg/manager/internal.go`).
-const STOP_ORDER: [&[RunnableGroup]; 5] = [
-    &[RunnableGroup::Others, RunnableGroup::Warmup],
-    &[RunnableGroup::LeaderElection],
-    &[RunnableGroup::Caches],
-    &[RunnableGroup::Webhooks],
-    &[RunnableGroup::HttpServers],
-];
-
-/// A replacement that cannot be prepared is tried again this often.
-const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
 pub(super) struct Owner {
     options: ManagerOptions,
@@ -184,11 +150,6 @@ impl Owner {
                 // The manager keeps a sender, so this yields for as long as it is polled. Whoever
                 // asks for something waits for no stream of changes.
                 Some(command) = self.commands.recv() => return Event::Command(command),
-                Some(event) = self.watches.next(), if !self.watches.is_empty() => {
-                    if let Some(event) = event {
-                        return event;
-                    }
-                }
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
                     if let Some((id, serial, result)) = prepared {
@@ -198,6 +159,12 @@ impl Owner {
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
                     let (id, timer) = timer.into_inner();
                     return Event::Timer(id, timer);
+                }
+                // Last: a condition that changes all the time is always ready, and holds up nobody.
+                Some(event) = self.watches.next(), if !self.watches.is_empty() => {
+                    if let Some(event) = event {
+                        return event;
+                    }
                 }
             }
         }
@@ -294,154 +261,6 @@ impl Owner {
         Ok(())
     }
 
-    fn replace(&mut self, name: &ControllerName, spec: Spec) -> Result<(), AddError> {
-        if matches!(self.phase, Phase::Closing { .. }) {
-            return Err(AddError::Stopping);
-        }
-        let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
-        let serial = self.serial();
-        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
-        if !entry.removers.is_empty() {
-            return Err(AddError::NotThere(name.clone()));
-        }
-        drop_pending(entry);
-        if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
-            self.dirty.push(id);
-            return Ok(());
-        }
-        let watching = CancellationToken::new();
-        let mut readiness = spec.ready();
-        let verdict = readiness.verdict();
-        entry.pending = Some(Pending {
-            spec,
-            serial,
-            verdict: Verdict::Unknown(Vec::new()),
-            why: String::new(),
-            preparation: Preparation::None,
-            watching: watching.clone(),
-        });
-        self.watch(id, serial, readiness, &watching);
-        self.judge_pending(id, verdict);
-        Ok(())
-    }
-
-    /// A replacement takes over when it can run and is prepared, or when nothing would run
-    /// otherwise.
-    fn judge_pending(&mut self, id: Id, verdict: Verdict) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let Some(pending) = &mut entry.pending else { return };
-        pending.verdict = verdict;
-        self.dirty.push(id);
-        if self.swap_if_due(id) {
-            return;
-        }
-        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
-        else {
-            return;
-        };
-        match &pending.verdict {
-            Verdict::Met(_) if matches!(pending.preparation, Preparation::None) => {
-                self.prepare(id);
-            }
-            Verdict::Met(_) => {}
-            Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
-                let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
-                pending.why = all.join("; ");
-                // What was acquired for it would be held for nobody.
-                pending.unprepare();
-            }
-        }
-    }
-
-    fn prepare(&mut self, id: Id) {
-        let attempt = self.serial();
-        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
-        else {
-            return;
-        };
-        let given_up = CancellationToken::new();
-        pending.why = "its caches are being filled".to_owned();
-        pending.preparation = Preparation::Running(attempt, given_up.clone());
-        let runnable = pending.spec.runnable.clone();
-        self.prepares.spawn(async move {
-            let prepare = AssertUnwindSafe(async { runnable.prepare().await });
-            let result = tokio::select! {
-                biased;
-                () = given_up.cancelled() => return None,
-                result = prepare.catch_unwind() => result,
-            };
-            let panicked = |panic: Box<_>| Err(run::message(&*panic).into());
-            Some((id, attempt, result.unwrap_or_else(panicked)))
-        });
-    }
-
-    fn on_prepared(&mut self, id: Id, attempt: u64, result: RunResult) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let Some(pending) = &mut entry.pending else { return };
-        if !matches!(pending.preparation, Preparation::Running(this, _) if this == attempt) {
-            return;
-        }
-        self.dirty.push(id);
-        match result {
-            Ok(()) => {
-                // Its condition holds: had it been lost, the preparation would have been given up.
-                pending.preparation = Preparation::Done;
-                self.step(id, Input::Supersede);
-            }
-            Err(error) => {
-                pending.preparation = Preparation::None;
-                pending.spec.unprepare();
-                pending.why = format!("it cannot be prepared: {error}");
-                let serial = pending.serial;
-                self.timers.insert((id, Timer::Retry(serial)), PREPARE_RETRY);
-            }
-        }
-    }
-
-    /// Puts the waiting specification in place if that stops nothing that could run.
-    fn swap_if_due(&mut self, id: Id) -> bool {
-        let Some(entry) = self.entries.get(&id) else { return false };
-        let Some(pending) = &entry.pending else { return false };
-        if entry.lifecycle.live() {
-            return false;
-        }
-        let can_run = |verdict: &Verdict| matches!(verdict, Verdict::Met(_));
-        let old_rests = entry.lifecycle.state() == ControllerState::Stopped;
-        let due = can_run(&pending.verdict) || old_rests || !can_run(entry.lifecycle.verdict());
-        if due {
-            self.swap(id);
-        }
-        due
-    }
-
-    /// Puts the waiting specification in place. Nothing of the entry is live.
-    fn swap(&mut self, id: Id) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let Some(mut pending) = entry.pending.take() else { return };
-        if !matches!(pending.preparation, Preparation::Done) {
-            pending.unprepare();
-        }
-        let before = entry.lifecycle.state();
-        entry.watching.cancel();
-        entry.watching = pending.watching;
-        entry.serial = pending.serial;
-        entry.lifecycle.renew(pending.spec.options.restart);
-        entry.spec = pending.spec;
-        let group = entry.spec.group;
-        if before != ControllerState::Waiting {
-            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
-            self.metrics.entered(&name, before, ControllerState::Waiting);
-            self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
-        }
-        // It may be of another group than the one before.
-        let allowed = self.is_open(group);
-        self.step(id, Input::Allowed(allowed));
-        self.step(id, Input::Verdict(pending.verdict));
-        if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
-            entry.spec.unprepare();
-        }
-    }
-
     fn on_verdict(&mut self, id: Id, serial: u64, mut readiness: Readiness) {
         let Some(entry) = self.entries.get(&id) else { return };
         let verdict = readiness.verdict();
@@ -520,218 +339,6 @@ impl Owner {
         }
     }
 
-    /// Feeds one input to an entry's machine and does what it says.
-    fn step(&mut self, id: Id, input: Input) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let now = Instant::now();
-        let before = entry.lifecycle.state();
-        let actions = entry.lifecycle.step(input, now, fastrand::f64());
-        let after = entry.lifecycle.state();
-        self.dirty.push(id);
-        if before == ControllerState::Starting && after == ControllerState::Running {
-            self.started(id, now);
-        }
-        for action in actions {
-            match action {
-                Action::Start => self.start(id, now),
-                Action::Stop(reason) => self.stop(id, reason, now),
-                Action::Done(reason) => self.done(id, reason, now),
-                Action::WakeAt(at) => self.wake_at(id, at),
-                Action::Forget => return self.forget(id),
-            }
-        }
-        let Some(entry) = self.entries.get(&id) else { return };
-        let state = entry.lifecycle.state();
-        if before != state {
-            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
-            self.metrics.entered(&name, before, state);
-            self.announce(&name, epoch, TransitionKind::Entered(state));
-            debug!(controller = %name, epoch, state = state.word(), "entered");
-        }
-        // Whoever never says so runs from the start.
-        if state == ControllerState::Starting && !entry.spec.reports_running {
-            self.step(id, Input::Running);
-        }
-    }
-
-    /// One timer for each, however often the condition flaps meanwhile.
-    fn wake_at(&mut self, id: Id, at: Instant) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        match &entry.wake {
-            Some(wake) => self.timers.reset_at(wake, at),
-            None => entry.wake = Some(self.timers.insert_at((id, Timer::Wake), at)),
-        }
-    }
-
-    fn start(&mut self, id: Id, now: Instant) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let count = self.epochs.entry(entry.name.clone()).or_default();
-        *count += 1;
-        entry.epoch_number = *count;
-        entry.begun_at = Some(now);
-        let epoch = Epoch::new(entry.name.clone(), *count, entry.spec.options.grace);
-        self.metrics.epoch(&entry.name, *count);
-        info!(controller = %entry.name, epoch = *count, "starting");
-        let span = info_span!("runnable", controller = %entry.name, epoch = *count);
-        let (number, report) = (*count, epoch.subscribe());
-        entry.epoch = Some(epoch.clone());
-        // Building the future is the runnable's code too: its panic must not be ours.
-        let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
-        let run = async move { runnable.start(inside).await };
-        let overrun = match entry.spec.keeps_grace {
-            true => Overrun::WaitedFor,
-            false => Overrun::Dropped,
-        };
-        let driven = run::drive(epoch, run.boxed(), overrun);
-        self.runs.spawn(async move { (id, driven.await) }.instrument(span));
-        self.watch_report(id, number, report);
-    }
-
-    fn started(&mut self, id: Id, now: Instant) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        if let Some(begun_at) = entry.begun_at.take() {
-            self.metrics.started(&entry.name, (now - begun_at).as_secs_f64());
-        }
-        info!(controller = %entry.name, epoch = entry.epoch_number, "running");
-    }
-
-    fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        entry.stopped_at = Some(now);
-        if let Some(epoch) = &entry.epoch {
-            epoch.stop(reason);
-        }
-        let overdue = run::overdue_after(entry.spec.options.grace);
-        self.timers.insert((id, Timer::Overdue(entry.epoch_number)), overdue);
-        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
-    }
-
-    fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
-        let Some(entry) = self.entries.get_mut(&id) else { return };
-        let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
-        entry.begun_at = None;
-        if let Some(stopped_at) = entry.stopped_at.take() {
-            self.metrics.stopped(&entry.name, (now - stopped_at).as_secs_f64());
-        }
-        let (name, epoch) = (entry.name.clone(), entry.epoch_number);
-        match reason.error() {
-            Some(error) => warn!(controller = %name, epoch, error, "run failed"),
-            None => info!(controller = %name, epoch, reason = reason.word(), "done"),
-        }
-        if unknown_requests > 0 {
-            warn!(controller = %name, epoch, unknown_requests, "the outcome of requests is unknown");
-        }
-        let at = Timestamp::now();
-        entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });
-        self.announce(&name, epoch, TransitionKind::Done(reason));
-    }
-
-    fn forget(&mut self, id: Id) {
-        let Some(entry) = self.entries.remove(&id) else { return };
-        entry.watching.cancel();
-        if let Some(wake) = &entry.wake {
-            self.timers.try_remove(wake);
-        }
-        self.names.remove(&entry.name);
-        self.metrics.removed(&entry.name);
-        self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
-        self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
-        for remover in entry.removers {
-            // Whoever asked may have gone.
-            remover.send(()).unwrap_or_default();
-        }
-    }
-
-    /// Opens the next groups, or closes them, as far as can be gone now.
-    fn advance(&mut self) {
-        loop {
-            match self.phase {
-                Phase::Opening { step, asked } => {
-                    let Some(group) = START_ORDER.get(step) else {
-                        self.phase = Phase::Open;
-                        return;
-                    };
-                    if !asked {
-                        self.phase = Phase::Opening { step, asked: true };
-                        for id in self.ids_of(&[*group]) {
-                            self.step(id, Input::Allowed(true));
-                        }
-                    }
-                    // Whoever waits for a condition holds nobody up; whoever starts, only where
-                    // the later groups rely on it.
-                    let starting = *group <= RunnableGroup::Caches
-                        && self.entries.values().any(|entry| {
-                            entry.spec.group == *group
-                                && entry.lifecycle.state() == ControllerState::Starting
-                        });
-                    if starting {
-                        return;
-                    }
-                    self.phase = Phase::Opening { step: step + 1, asked: false };
-                }
-                Phase::Open => return,
-                Phase::Closing { step, asked } => {
-                    let Some(groups) = STOP_ORDER.get(step) else { return };
-                    if !asked {
-                        self.phase = Phase::Closing { step, asked: true };
-                        for id in self.ids_of(groups) {
-                            if let Some(entry) = self.entries.get_mut(&id) {
-                                drop_pending(entry);
-                            }
-                            self.step(id, Input::Remove);
-                        }
-                    }
-                    if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
-                        return;
-                    }
-                    self.phase = Phase::Closing { step: step + 1, asked: false };
-                }
-            }
-        }
-    }
-
-    fn is_open(&self, group: RunnableGroup) -> bool {
-        match self.phase {
-            Phase::Opening { step, .. } => {
-                START_ORDER.iter().take(step + 1).any(|open| *open == group)
-            }
-            Phase::Open => true,
-            Phase::Closing { .. } => false,
-        }
-    }
-
-    fn close(&mut self) {
-        if !matches!(self.phase, Phase::Closing { .. }) {
-            info!("stopping every runnable");
-            self.phase = Phase::Closing { step: 0, asked: false };
-        }
-    }
-
-    fn closed(&self) -> bool {
-        matches!(self.phase, Phase::Closing { step, .. } if step >= STOP_ORDER.len())
-    }
-
-    /// The patience is over: name the late and leave them behind.
-    fn give_up(&mut self) {
-        let late: Vec<_> = self
-            .entries
-            .values()
-            .filter(|entry| entry.lifecycle.live())
-            .map(|entry| entry.name.clone())
-            .collect();
-        let before = self.failure.take().map(Box::new);
-        self.failure = Some(ManagerError::Late { names: late, before });
-        self.phase = Phase::Closing { step: STOP_ORDER.len(), asked: true };
-    }
-
-    fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {
-        self.entries
-            .iter()
-            .filter(|(_, entry)| groups.contains(&entry.spec.group))
-            .map(|(id, _)| *id)
-            .collect()
-    }
-
     fn watch(&self, id: Id, serial: u64, mut readiness: Readiness, watching: &CancellationToken) {
         let ended = watching.clone().cancelled_owned();
         self.watches.push(
@@ -794,13 +401,6 @@ impl Drop for Owner {
             epoch.stop(StopReason::Cancelled);
             epoch.fence().close();
         }
-    }
-}
-
-fn drop_pending(entry: &mut Entry) {
-    if let Some(mut pending) = entry.pending.take() {
-        pending.watching.cancel();
-        pending.unprepare();
     }
 }
 

@@ -15,6 +15,9 @@ use super::{Epoch, RunResult, lifecycle::RunEnd};
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
 
+/// How long the tasks of an epoch's clients are waited for.
+const CLIENTS: Duration = Duration::from_millis(100);
+
 /// What becomes of a run that outlives its grace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overrun {
@@ -56,6 +59,9 @@ pub(super) async fn drive(
             "requests outlived their epoch, their outcome is unknown"
         );
     }
+    // They end by themselves, except where a runnable keeps a client beyond its run: that one has
+    // no use, since nothing passes the fence.
+    timeout(CLIENTS, epoch.fence().clients_gone()).await.unwrap_or_default();
     end
 }
 

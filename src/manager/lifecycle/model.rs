@@ -29,6 +29,9 @@ const BACKOFF: RestartBackoff = RestartBackoff {
     first: TICK,
     longest: Duration::from_secs(2),
     healthy: Duration::from_secs(3),
+    // Never waits: a count of flaps has too many values.
+    flaps: 0,
+    flap_interval: Duration::ZERO,
 };
 /// From this many failures on, one more changes nothing.
 const FAILURES_MAX: u32 = 2;

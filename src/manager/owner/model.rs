@@ -12,14 +12,17 @@ use std::{
     collections::{HashSet, VecDeque},
     fmt::Debug,
     sync::Mutex,
+    time::Duration,
 };
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
-    manager::{Basis, ConditionalRunnable, Runnable, RunnableOptions},
+    manager::{
+        Basis, ConditionalRunnable, Epoch, Runnable, RunnableOptions, Verdict, entry::Preparation,
+    },
 };
 
 /// An undisturbed owner rests after fewer events than this, and the timers that are left over.
@@ -149,6 +152,8 @@ impl World {
             first: Duration::from_secs(1),
             longest: Duration::from_secs(1),
             healthy: Duration::from_secs(600),
+            flaps: 0,
+            flap_interval: Duration::ZERO,
         };
         let options = ManagerOptions { restart_backoff, ..ManagerOptions::default() };
         let metrics = options.metrics.clone();

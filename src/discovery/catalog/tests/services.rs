@@ -1,0 +1,151 @@
+//! What APIServices say, and what stands while they cannot be read.
+
+use super::*;
+
+#[test]
+fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
+    for services_first in [true, false] {
+        let mut catalog = Catalog::default();
+        catalog.list(vec![]);
+        let services = vec![service("metrics.example.com", "v1", aggregated("m-1", None))];
+
+        if services_first {
+            catalog.services_listed(services, &mut Touched::default());
+            catalog.hear(answer(&[metrics()]));
+        } else {
+            catalog.hear(answer(&[metrics()]));
+            assert_eq!(catalog.status(&loads()), Judgement::unknown());
+            let ask = catalog.services_listed(services, &mut Touched::default());
+            assert!(!ask);
+        }
+
+        assert_eq!(catalog.word(&loads()), SERVED);
+        assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-1"));
+    }
+}
+
+#[test]
+fn an_api_service_that_is_down_makes_its_types_unknown() {
+    let mut catalog = Catalog::complete();
+
+    let ask = catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(false))));
+    assert!(ask);
+    catalog.check_doubted(&loads(), TypeState::Served);
+    // The server still answers from what it has: its own condition knows better.
+    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.check_doubted(&loads(), TypeState::Served);
+    assert_eq!(catalog.unsettled(), Unsettled::Announced);
+
+    catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(true))));
+    assert_eq!(catalog.unsettled(), Unsettled::Silent);
+    catalog.hear(answer(&[apps(), metrics()]));
+    assert_eq!(catalog.word(&loads()), SERVED);
+}
+
+#[test]
+fn a_removed_api_service_is_gone_when_discovery_agrees() {
+    let mut catalog = Catalog::complete();
+
+    let ask = catalog.service_deleted(
+        &"metrics.example.com".into(),
+        &"v1".into(),
+        &mut Touched::default(),
+    );
+    assert!(ask);
+    catalog.check_doubted(&loads(), TypeState::Served);
+    assert_eq!(catalog.unsettled(), Unsettled::Silent);
+
+    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.check_doubted(&loads(), TypeState::Served);
+
+    catalog.hear(answer(&[apps()]));
+    assert_eq!(catalog.word(&loads()), ABSENT);
+    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert!(!catalog.types().iter().any(|name| name.group == "metrics.example.com"));
+}
+
+#[test]
+fn a_recreated_api_service_has_another_identity_once_discovery_is_current() {
+    let mut catalog = Catalog::complete();
+
+    catalog.serve(service("metrics.example.com", "v1", aggregated("m-2", Some(true))));
+    catalog.check_doubted(&loads(), TypeState::Served);
+    assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-1"));
+
+    catalog.hear(answer(&[apps(), metrics()]));
+    assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-2"));
+}
+
+#[test]
+fn a_new_api_service_is_unknown_until_discovery_names_it() {
+    let mut catalog = Catalog::complete();
+    let new = TypeRef::resource("new.example.com", "v1", "things");
+    assert_eq!(catalog.word(&new), ABSENT);
+
+    assert!(catalog.serve(service("new.example.com", "v1", aggregated("n-1", None))));
+
+    assert_eq!(catalog.status(&new), Judgement::unknown());
+    assert_eq!(catalog.word(&new.clone().any_version()), UNKNOWN);
+}
+
+#[test]
+fn an_api_service_of_crds_asks_for_nothing() {
+    let mut catalog = Catalog::complete();
+
+    assert!(!catalog.serve(service("example.com", "v1", Backend::Crds)));
+
+    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+    assert_eq!(catalog.word(&widgets()), ABSENT);
+}
+
+#[test]
+fn an_old_answer_does_not_bring_back_what_a_crd_served() {
+    let late = || {
+        answer(&[apps(), metrics(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))])
+    };
+    let by_kind = TypeRef::kind("example.com", "v1", "Widget");
+    for services in ["watched", "refused", "not yet"] {
+        let mut catalog =
+            if services == "watched" { Catalog::complete() } else { Catalog::default() };
+        if services == "refused" {
+            catalog.services_refused(&mut Touched::default());
+        }
+        catalog.list(vec![crd("widgets", "Widget").build()]);
+        catalog.hear(late());
+        assert_eq!(catalog.identity(&widgets()).uid.as_deref(), Some("uid-1"));
+
+        catalog.delete(crd("widgets", "Widget"));
+        for type_ref in [widgets(), by_kind.clone(), widgets().any_version()] {
+            assert_eq!(catalog.word(&type_ref), ABSENT, "{services}");
+        }
+        catalog.hear(late());
+        for type_ref in [widgets(), by_kind.clone(), widgets().any_version()] {
+            assert_eq!(catalog.word(&type_ref), ABSENT, "{services}");
+        }
+    }
+}
+
+#[test]
+fn without_api_services_a_complete_answer_tells_what_crds_do_not() {
+    let mut catalog = Catalog::default();
+    catalog.list(vec![crd("widgets", "Widget").build()]);
+    catalog.services_refused(&mut Touched::default());
+    assert_eq!(catalog.word(&loads()), UNKNOWN);
+
+    catalog.hear(answer(&[apps(), metrics()]));
+    assert_eq!(catalog.word(&widgets()), SERVED);
+    assert_eq!(catalog.word(&loads()), SERVED);
+    assert_eq!(catalog.identity(&loads()).uid, None);
+
+    catalog.hear(Answer { complete: false, ..answer(&[apps()]) });
+    assert_eq!(catalog.word(&loads()), SERVED);
+
+    for _ in 1..CONFIRMATIONS {
+        catalog.hear(answer(&[apps()]));
+        catalog.check_doubted(&loads(), TypeState::Served);
+        assert_eq!(catalog.unsettled(), Unsettled::Silent);
+    }
+    catalog.hear(answer(&[apps()]));
+    assert_eq!(catalog.word(&loads()), ABSENT);
+    assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+}

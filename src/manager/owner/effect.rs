@@ -1,0 +1,141 @@
+//! What an entry's machine says is to be done about its epoch.
+
+use std::sync::Arc;
+
+use futures::FutureExt;
+use k8s_openapi::jiff::Timestamp;
+use tokio::time::Instant;
+use tracing::{Instrument, debug, info, info_span, warn};
+
+use super::{
+    super::{
+        ControllerState, Done, DoneReason, Epoch, StopReason, TransitionKind,
+        lifecycle::{Action, Input},
+        run::{self, Overrun},
+    },
+    Id, Owner, Timer,
+};
+
+impl Owner {
+    /// Feeds one input to an entry's machine and does what it says.
+    pub(super) fn step(&mut self, id: Id, input: Input) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let now = Instant::now();
+        let before = entry.lifecycle.state();
+        let actions = entry.lifecycle.step(input, now, fastrand::f64());
+        let after = entry.lifecycle.state();
+        self.dirty.push(id);
+        if before == ControllerState::Starting && after == ControllerState::Running {
+            self.started(id, now);
+        }
+        for action in actions {
+            match action {
+                Action::Start => self.start(id, now),
+                Action::Stop(reason) => self.stop(id, reason, now),
+                Action::Done(reason) => self.done(id, reason, now),
+                Action::WakeAt(at) => self.wake_at(id, at),
+                Action::Forget => return self.forget(id),
+            }
+        }
+        let Some(entry) = self.entries.get(&id) else { return };
+        let state = entry.lifecycle.state();
+        if before != state {
+            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
+            self.metrics.entered(&name, before, state);
+            self.announce(&name, epoch, TransitionKind::Entered(state));
+            debug!(controller = %name, epoch, state = state.word(), "entered");
+        }
+        // Whoever never says so runs from the start.
+        if state == ControllerState::Starting && !entry.spec.reports_running {
+            self.step(id, Input::Running);
+        }
+    }
+
+    /// One timer for each, however often the condition flaps meanwhile.
+    pub(super) fn wake_at(&mut self, id: Id, at: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        match &entry.wake {
+            Some(wake) => self.timers.reset_at(wake, at),
+            None => entry.wake = Some(self.timers.insert_at((id, Timer::Wake), at)),
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: Id) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        entry.watching.cancel();
+        if let Some(wake) = &entry.wake {
+            self.timers.try_remove(wake);
+        }
+        self.names.remove(&entry.name);
+        self.metrics.removed(&entry.name);
+        self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
+        self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
+        for remover in entry.removers {
+            // Whoever asked may have gone.
+            remover.send(()).unwrap_or_default();
+        }
+    }
+
+    pub(super) fn start(&mut self, id: Id, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let count = self.epochs.entry(entry.name.clone()).or_default();
+        *count += 1;
+        entry.epoch_number = *count;
+        entry.begun_at = Some(now);
+        let epoch = Epoch::new(entry.name.clone(), *count, entry.spec.options.grace);
+        self.metrics.epoch(&entry.name, *count);
+        info!(controller = %entry.name, epoch = *count, "starting");
+        let span = info_span!("runnable", controller = %entry.name, epoch = *count);
+        let (number, report) = (*count, epoch.subscribe());
+        entry.epoch = Some(epoch.clone());
+        // Building the future is the runnable's code too: its panic must not be ours.
+        let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
+        let run = async move { runnable.start(inside).await };
+        let overrun = match entry.spec.keeps_grace {
+            true => Overrun::WaitedFor,
+            false => Overrun::Dropped,
+        };
+        let driven = run::drive(epoch, run.boxed(), overrun);
+        self.runs.spawn(async move { (id, driven.await) }.instrument(span));
+        self.watch_report(id, number, report);
+    }
+
+    pub(super) fn started(&mut self, id: Id, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if let Some(begun_at) = entry.begun_at.take() {
+            self.metrics.started(&entry.name, (now - begun_at).as_secs_f64());
+        }
+        info!(controller = %entry.name, epoch = entry.epoch_number, "running");
+    }
+
+    pub(super) fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.stopped_at = Some(now);
+        if let Some(epoch) = &entry.epoch {
+            epoch.stop(reason);
+        }
+        let overdue = run::overdue_after(entry.spec.options.grace);
+        self.timers.insert((id, Timer::Overdue(entry.epoch_number)), overdue);
+        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
+    }
+
+    pub(super) fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
+        entry.begun_at = None;
+        if let Some(stopped_at) = entry.stopped_at.take() {
+            self.metrics.stopped(&entry.name, (now - stopped_at).as_secs_f64());
+        }
+        let (name, epoch) = (entry.name.clone(), entry.epoch_number);
+        match reason.error() {
+            Some(error) => warn!(controller = %name, epoch, error, "run failed"),
+            None => info!(controller = %name, epoch, reason = reason.word(), "done"),
+        }
+        if unknown_requests > 0 {
+            warn!(controller = %name, epoch, unknown_requests, "the outcome of requests is unknown");
+        }
+        let at = Timestamp::now();
+        entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });
+        self.announce(&name, epoch, TransitionKind::Done(reason));
+    }
+}

@@ -1,0 +1,133 @@
+//! The groups: opened in order, closed in order.
+
+use tracing::info;
+
+use super::{
+    super::{ControllerState, ManagerError, RunnableGroup, lifecycle::Input},
+    Id, Owner,
+    replacement::drop_pending,
+};
+
+/// How far the manager has come: groups are opened in order and closed in order.
+pub(super) enum Phase {
+    /// `asked` once the groups of this step were told; those that come later are told as they come.
+    Opening {
+        step: usize,
+        asked: bool,
+    },
+    Open,
+    Closing {
+        step: usize,
+        asked: bool,
+    },
+}
+
+const START_ORDER: [RunnableGroup; 6] = [
+    RunnableGroup::HttpServers,
+    RunnableGroup::Webhooks,
+    RunnableGroup::Caches,
+    RunnableGroup::Others,
+    RunnableGroup::Warmup,
+    RunnableGroup::LeaderElection,
+];
+
+/// Semantics: `engageStopProcedure` of controller-runtime (`pkg/manager/internal.go`).
+const STOP_ORDER: [&[RunnableGroup]; 5] = [
+    &[RunnableGroup::Others, RunnableGroup::Warmup],
+    &[RunnableGroup::LeaderElection],
+    &[RunnableGroup::Caches],
+    &[RunnableGroup::Webhooks],
+    &[RunnableGroup::HttpServers],
+];
+
+impl Owner {
+    /// Opens the next groups, or closes them, as far as can be gone now.
+    pub(super) fn advance(&mut self) {
+        loop {
+            match self.phase {
+                Phase::Opening { step, asked } => {
+                    let Some(group) = START_ORDER.get(step) else {
+                        self.phase = Phase::Open;
+                        return;
+                    };
+                    if !asked {
+                        self.phase = Phase::Opening { step, asked: true };
+                        for id in self.ids_of(&[*group]) {
+                            self.step(id, Input::Allowed(true));
+                        }
+                    }
+                    // Whoever waits for a condition holds nobody up; whoever starts, only where
+                    // the later groups rely on it.
+                    let starting = *group <= RunnableGroup::Caches
+                        && self.entries.values().any(|entry| {
+                            entry.spec.group == *group
+                                && entry.lifecycle.state() == ControllerState::Starting
+                        });
+                    if starting {
+                        return;
+                    }
+                    self.phase = Phase::Opening { step: step + 1, asked: false };
+                }
+                Phase::Open => return,
+                Phase::Closing { step, asked } => {
+                    let Some(groups) = STOP_ORDER.get(step) else { return };
+                    if !asked {
+                        self.phase = Phase::Closing { step, asked: true };
+                        for id in self.ids_of(groups) {
+                            if let Some(entry) = self.entries.get_mut(&id) {
+                                drop_pending(entry);
+                            }
+                            self.step(id, Input::Remove);
+                        }
+                    }
+                    if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
+                        return;
+                    }
+                    self.phase = Phase::Closing { step: step + 1, asked: false };
+                }
+            }
+        }
+    }
+
+    pub(super) fn is_open(&self, group: RunnableGroup) -> bool {
+        match self.phase {
+            Phase::Opening { step, .. } => {
+                START_ORDER.iter().take(step + 1).any(|open| *open == group)
+            }
+            Phase::Open => true,
+            Phase::Closing { .. } => false,
+        }
+    }
+
+    pub(super) fn close(&mut self) {
+        if !matches!(self.phase, Phase::Closing { .. }) {
+            info!("stopping every runnable");
+            self.phase = Phase::Closing { step: 0, asked: false };
+        }
+    }
+
+    pub(super) fn closed(&self) -> bool {
+        matches!(self.phase, Phase::Closing { step, .. } if step >= STOP_ORDER.len())
+    }
+
+    /// The patience is over: name the late and leave them behind.
+    pub(super) fn give_up(&mut self) {
+        let late: Vec<_> = self
+            .entries
+            .values()
+            .filter(|entry| entry.lifecycle.live())
+            .map(|entry| entry.name.clone())
+            .collect();
+        let before = self.failure.take().map(Box::new);
+        self.failure = Some(ManagerError::Late { names: late, before });
+        self.phase = Phase::Closing { step: STOP_ORDER.len(), asked: true };
+    }
+
+    pub(super) fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {
+        self.entries
+            .iter()
+            .filter(|(_, entry)| groups.contains(&entry.spec.group))
+            .map(|(id, _)| *id)
+            .collect()
+    }
+}

@@ -1,0 +1,178 @@
+//! How a new specification takes the place of the one that runs: made before the break.
+
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    super::{
+        AddError, ControllerName, ControllerState, RunResult, TransitionKind, Verdict,
+        entry::{Entry, Pending, Preparation, Spec},
+        lifecycle::Input,
+        run,
+    },
+    Id, Owner, Timer,
+    phase::Phase,
+};
+
+/// A replacement that cannot be prepared is tried again this often.
+const PREPARE_RETRY: Duration = Duration::from_secs(5);
+
+impl Owner {
+    pub(super) fn replace(&mut self, name: &ControllerName, spec: Spec) -> Result<(), AddError> {
+        if matches!(self.phase, Phase::Closing { .. }) {
+            return Err(AddError::Stopping);
+        }
+        let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
+        let serial = self.serial();
+        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
+        if !entry.removers.is_empty() {
+            return Err(AddError::NotThere(name.clone()));
+        }
+        drop_pending(entry);
+        if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
+            self.dirty.push(id);
+            return Ok(());
+        }
+        let watching = CancellationToken::new();
+        let mut readiness = spec.ready();
+        let verdict = readiness.verdict();
+        entry.pending = Some(Pending {
+            spec,
+            serial,
+            verdict: Verdict::Unknown(Vec::new()),
+            why: String::new(),
+            preparation: Preparation::None,
+            watching: watching.clone(),
+        });
+        self.watch(id, serial, readiness, &watching);
+        self.judge_pending(id, verdict);
+        Ok(())
+    }
+
+    /// A replacement takes over when it can run and is prepared, or when nothing would run
+    /// otherwise.
+    pub(super) fn judge_pending(&mut self, id: Id, verdict: Verdict) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(pending) = &mut entry.pending else { return };
+        pending.verdict = verdict;
+        self.dirty.push(id);
+        if self.swap_if_due(id) {
+            return;
+        }
+        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
+        else {
+            return;
+        };
+        match &pending.verdict {
+            Verdict::Met(_) if matches!(pending.preparation, Preparation::None) => {
+                self.prepare(id);
+            }
+            Verdict::Met(_) => {}
+            Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
+                let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
+                pending.why = all.join("; ");
+                // What was acquired for it would be held for nobody.
+                pending.unprepare();
+            }
+        }
+    }
+
+    pub(super) fn prepare(&mut self, id: Id) {
+        let attempt = self.serial();
+        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
+        else {
+            return;
+        };
+        let given_up = CancellationToken::new();
+        pending.why = "its caches are being filled".to_owned();
+        pending.preparation = Preparation::Running(attempt, given_up.clone());
+        let runnable = pending.spec.runnable.clone();
+        self.prepares.spawn(async move {
+            let prepare = AssertUnwindSafe(async { runnable.prepare().await });
+            let result = tokio::select! {
+                biased;
+                () = given_up.cancelled() => return None,
+                result = prepare.catch_unwind() => result,
+            };
+            let panicked = |panic: Box<_>| Err(run::message(&*panic).into());
+            Some((id, attempt, result.unwrap_or_else(panicked)))
+        });
+    }
+
+    pub(super) fn on_prepared(&mut self, id: Id, attempt: u64, result: RunResult) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(pending) = &mut entry.pending else { return };
+        if !matches!(pending.preparation, Preparation::Running(this, _) if this == attempt) {
+            return;
+        }
+        self.dirty.push(id);
+        match result {
+            Ok(()) => {
+                // Its condition holds: had it been lost, the preparation would have been given up.
+                pending.preparation = Preparation::Done;
+                self.step(id, Input::Supersede);
+            }
+            Err(error) => {
+                pending.preparation = Preparation::None;
+                pending.spec.unprepare();
+                pending.why = format!("it cannot be prepared: {error}");
+                let serial = pending.serial;
+                self.timers.insert((id, Timer::Retry(serial)), PREPARE_RETRY);
+            }
+        }
+    }
+
+    /// Puts the waiting specification in place if that stops nothing that could run.
+    pub(super) fn swap_if_due(&mut self, id: Id) -> bool {
+        let Some(entry) = self.entries.get(&id) else { return false };
+        let Some(pending) = &entry.pending else { return false };
+        if entry.lifecycle.live() {
+            return false;
+        }
+        let can_run = |verdict: &Verdict| matches!(verdict, Verdict::Met(_));
+        let old_rests = entry.lifecycle.state() == ControllerState::Stopped;
+        let due = can_run(&pending.verdict) || old_rests || !can_run(entry.lifecycle.verdict());
+        if due {
+            self.swap(id);
+        }
+        due
+    }
+
+    /// Puts the waiting specification in place. Nothing of the entry is live.
+    pub(super) fn swap(&mut self, id: Id) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(mut pending) = entry.pending.take() else { return };
+        if !matches!(pending.preparation, Preparation::Done) {
+            pending.unprepare();
+        }
+        let before = entry.lifecycle.state();
+        entry.watching.cancel();
+        entry.watching = pending.watching;
+        entry.serial = pending.serial;
+        entry.lifecycle.renew(pending.spec.options.restart);
+        entry.spec = pending.spec;
+        let group = entry.spec.group;
+        if before != ControllerState::Waiting {
+            let (name, epoch) = (entry.name.clone(), entry.epoch_number);
+            self.metrics.entered(&name, before, ControllerState::Waiting);
+            self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
+        }
+        // It may be of another group than the one before.
+        let allowed = self.is_open(group);
+        self.step(id, Input::Allowed(allowed));
+        self.step(id, Input::Verdict(pending.verdict));
+        if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
+            entry.spec.unprepare();
+        }
+    }
+}
+
+/// Calls off the new specification that waits.
+pub(super) fn drop_pending(entry: &mut Entry) {
+    if let Some(mut pending) = entry.pending.take() {
+        pending.watching.cancel();
+        pending.unprepare();
+    }
+}

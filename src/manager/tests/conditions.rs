@@ -1,0 +1,96 @@
+//! Conditions that misbehave concern their own runnable alone.
+
+use super::*;
+
+/// A condition that panics.
+struct Broken;
+
+impl Runnable for Broken {
+    fn start(&self, _: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl ConditionalRunnable for Broken {
+    fn ready(&self) -> Readiness {
+        panic!("no condition")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_panics_keeps_its_own_runnable_waiting_and_no_other() {
+    let rig = Rig::new();
+    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+
+    rig.handle.add("broken", Arc::new(Broken), RunnableOptions::default()).await.unwrap();
+
+    let broken = rig.until("broken", ControllerState::Waiting).await;
+    assert_eq!(broken.reason, "ConditionPanicked");
+    assert!(broken.message.contains("no condition"), "{}", broken.message);
+    rig.until("well", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_flaps_a_thousand_times_starts_its_own_runnable_less_often() {
+    let rig = Rig::new();
+    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let probe = Probe::new(Body::UntilStopped).arc();
+    rig.add("flaps", &probe).await;
+    let begin = tokio::time::Instant::now();
+
+    let mut spread = None;
+    for _ in 0..1000 {
+        probe.verdict.send_replace(unmet());
+        rig.handle
+            .watch()
+            .wait_for(|it| it[&"flaps".into()].state != ControllerState::Running)
+            .await
+            .unwrap();
+        probe.verdict.send_replace(met());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let status = rig.handle.status_of("flaps").unwrap();
+        if status.state == ControllerState::BackingOff {
+            spread = Some(status);
+        }
+    }
+
+    let spread = spread.expect("it backs off");
+    assert_eq!((spread.reason.as_str(), spread.failures), ("ConditionFlaps", 0));
+    let epoch = rig.until("flaps", ControllerState::Running).await.epoch;
+    let seconds = begin.elapsed().as_secs();
+    assert!(epoch <= 252 + seconds, "{epoch} epochs in {seconds} s");
+    assert_eq!(rig.until("well", ControllerState::Running).await.epoch, 1);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone() {
+    struct Silent(Mutex<Option<watch::Sender<Verdict>>>, watch::Receiver<Verdict>);
+    impl Runnable for Silent {
+        fn start(&self, _: Epoch) -> BoxFuture<'static, RunResult> {
+            Box::pin(async { Ok(()) })
+        }
+    }
+    impl ConditionalRunnable for Silent {
+        fn ready(&self) -> Readiness {
+            Readiness::published(self.1.clone())
+        }
+    }
+    let (publisher, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
+    let silent = Arc::new(Silent(Mutex::new(Some(publisher)), verdicts));
+    let rig = Rig::new();
+    rig.handle.add("silent", silent.clone(), RunnableOptions::default()).await.unwrap();
+    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let status = rig.handle.status_of("silent").unwrap();
+    assert_eq!(status.reason, "ConditionUnknown");
+    assert_eq!(status.message, "its condition has not said anything");
+
+    drop(silent.0.lock().unwrap().take());
+    let gone = |it: &Arc<Snapshot>| it[&"silent".into()].reason == "ConditionAbandoned";
+    drop(rig.handle.watch().wait_for(gone).await.unwrap());
+
+    rig.until("well", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}

@@ -1,0 +1,122 @@
+//! Groups, and the end of a manager.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn groups_start_in_order_and_stop_in_reverse() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    for group in [
+        RunnableGroup::LeaderElection,
+        RunnableGroup::Others,
+        RunnableGroup::Caches,
+        RunnableGroup::HttpServers,
+        RunnableGroup::Webhooks,
+    ] {
+        let probe = Probe::new(Body::Drains(Duration::from_secs(1))).group(group, &log).arc();
+        manager.add(format!("{group:?}"), probe, RunnableOptions::default()).unwrap();
+    }
+
+    let rig = Rig::start(manager);
+    rig.until("LeaderElection", ControllerState::Running).await;
+    tokio::task::yield_now().await;
+    rig.stop().await.unwrap();
+
+    assert_eq!(
+        *log.lock().unwrap(),
+        [
+            "start HttpServers",
+            "start Webhooks",
+            "start Caches",
+            "start Others",
+            "start LeaderElection",
+            "end Others",
+            "end LeaderElection",
+            "end Caches",
+            "end Webhooks",
+            "end HttpServers",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fail_fast_runnable_ends_the_manager_with_its_error() {
+    let mut manager = Manager::new(ManagerOptions::default());
+    let probe = Probe::new(Body::Fails).arc();
+    manager.add("server", probe, RunnableOptions::fail_fast()).unwrap();
+
+    let error = manager.run(CancellationToken::new()).await.unwrap_err();
+
+    assert_eq!(error.to_string(), "server failed: boom");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_late_are_named_when_the_patience_is_over() {
+    let options = ManagerOptions {
+        graceful_shutdown_timeout: Some(Duration::from_secs(1)),
+        ..ManagerOptions::default()
+    };
+    let rig = Rig::start(Manager::new(options));
+    rig.add("deaf", &Probe::new(Body::IgnoresStop).arc()).await;
+    rig.until("deaf", ControllerState::Running).await;
+
+    let error = rig.stop().await.unwrap_err();
+
+    assert_eq!(error.to_string(), "not stopped in time: deaf");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_added_once_the_manager_stops() {
+    let rig = Rig::new();
+    let deaf = Probe::new(Body::Drains(Duration::from_secs(3))).arc();
+    rig.add("slow", &deaf).await;
+    rig.until("slow", ControllerState::Running).await;
+    rig.stop.cancel();
+    rig.until("slow", ControllerState::Stopping).await;
+
+    let late = rig.handle.add("late", deaf.clone(), RunnableOptions::default()).await;
+
+    assert_eq!(late, Err(AddError::Stopping));
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_never_comes_up_holds_up_no_later_group() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    let slow = Probe::new(Body::NeverRuns).group(RunnableGroup::Others, &log).arc();
+    manager.add("slow", slow, RunnableOptions::default()).unwrap();
+    manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
+
+    let rig = Rig::start(manager);
+
+    rig.until("last", ControllerState::Running).await;
+    assert_eq!(rig.handle.status_of("slow").unwrap().state, ControllerState::Starting);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_left_behind_sends_nothing_more() {
+    let epoch = Arc::new(Mutex::new(None));
+    let options = ManagerOptions {
+        graceful_shutdown_timeout: Some(Duration::from_secs(1)),
+        ..ManagerOptions::default()
+    };
+    struct Keeps(Arc<Mutex<Option<Epoch>>>);
+    impl Runnable for Keeps {
+        fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+            *self.0.lock().unwrap() = Some(epoch);
+            Box::pin(std::future::pending())
+        }
+    }
+    let mut manager = Manager::new(options);
+    let keeps = Arc::new(Keeps(epoch.clone()));
+    manager.add_runnable("late", keeps, RunnableOptions::default()).unwrap();
+    let rig = Rig::start(manager);
+    rig.until("late", ControllerState::Running).await;
+
+    rig.stop().await.unwrap_err();
+
+    let epoch = epoch.lock().unwrap().take().unwrap();
+    assert!(epoch.fence().pass().is_err());
+}
