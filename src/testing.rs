@@ -42,6 +42,7 @@ mod own_thread;
 mod process;
 mod progress;
 mod scope;
+pub mod simulated;
 mod supervisor;
 mod toolchain;
 
