@@ -43,6 +43,7 @@ mod process;
 mod progress;
 pub mod proxy;
 mod scope;
+pub mod simulated;
 mod supervisor;
 mod toolchain;
 

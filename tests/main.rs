@@ -27,6 +27,7 @@ mod isolation;
 mod own_crds;
 mod rig;
 mod sharing;
+mod simulated;
 #[cfg(feature = "cli")]
 mod spec_edit;
 mod story;

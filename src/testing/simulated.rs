@@ -1,0 +1,82 @@
+//! A scripted API server: a service under [`kube::Client::new`], without a socket, that runs under
+//! tokio's paused time.
+//!
+//! It serves the common built-in types and whatever CRDs are installed, with one resource version
+//! for all, and behaves towards controllers as kube-apiserver, its garbage collector and its
+//! namespace controller do: watches with bookmarks, pages that expire, finalizers, generations,
+//! server-side apply, CRDs that come and go, aggregated APIs that fail.
+//!
+//! ```
+//! # use std::time::Duration;
+//! # use k8s_openapi::api::core::v1::ConfigMap;
+//! # use kube::Api;
+//! # use pilotlight::testing::{CrdBuilder, simulated::SimulatedServer};
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = SimulatedServer::new();
+//! let widgets = CrdBuilder::new("x.test", "Widget");
+//! server.install(&widgets.build())?;
+//! server.wait_established(&widgets.name()).await;
+//! server.apply(serde_json::json!({
+//!     "apiVersion": "v1", "kind": "ConfigMap",
+//!     "metadata": { "name": "a", "namespace": "default" },
+//! }))?;
+//!
+//! let maps = Api::<ConfigMap>::namespaced(server.client(), "default");
+//! assert_eq!(maps.list(&Default::default()).await?.items.len(), 1);
+//! assert!(server.open_watches().is_empty());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # What is absent
+//!
+//! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
+//!   no pod ever runs.
+//! - Defaults and validation of built-in types beyond their metadata. Schemas of CRDs are checked
+//!   for types, required fields, enums and limits; they neither prune nor default.
+//! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
+//! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
+//!   the former is refused, the latter owns such lists as a whole.
+//! - Graceful deletion of pods: they go at once.
+//! - Protobuf, CBOR, YAML and tables.
+//!
+//! What is asked for and absent is refused with 501 and a sentence.
+
+mod access;
+mod aggregated;
+mod call;
+mod cluster;
+mod collector;
+mod custom;
+mod delete;
+mod discovery;
+mod history;
+mod managed;
+mod names;
+mod object;
+mod options;
+mod patch;
+mod read;
+mod refusal;
+mod render;
+mod resource;
+mod scale;
+mod schema;
+mod script;
+mod selector;
+mod service;
+mod shared;
+mod watches;
+mod write;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::{
+    access::AccessRule,
+    options::Delays,
+    script::{ScriptError, SimulatedOptions, SimulatedServer},
+    service::{SimulatedBody, SimulatedService},
+    shared::SimulatedRequest,
+};

@@ -1,0 +1,246 @@
+//! Who may do what.
+
+use serde_json::json;
+
+use super::{
+    call::{Call, Reply},
+    cluster::Cluster,
+    refusal::Refusal,
+    script::SCRIPT,
+};
+use crate::testing::{RequestInfo, Verb};
+
+/// Allows or denies some requests; the first rule that fits decides, and what no rule fits is
+/// allowed. An empty list, or `*` in it, means all.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AccessRule {
+    /// Whether the requests are allowed.
+    pub allow: bool,
+    /// Whose requests.
+    pub users: Vec<String>,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`.
+    pub verbs: Vec<String>,
+    /// `resource.group`, `resource` for the core group, each with `/subresource` behind the
+    /// resource if it is meant; or a path that begins with a slash, such as `/apis`.
+    pub resources: Vec<String>,
+    /// Namespaces. A request across all namespaces is in none of them.
+    pub namespaces: Vec<String>,
+}
+
+impl AccessRule {
+    /// Denies everything, until it is narrowed down.
+    pub fn deny() -> Self {
+        Self::default()
+    }
+
+    /// Allows everything, until it is narrowed down.
+    pub fn allow() -> Self {
+        Self { allow: true, ..Self::default() }
+    }
+
+    /// Only for these users.
+    #[must_use]
+    pub fn users<'a>(mut self, users: impl IntoIterator<Item = &'a str>) -> Self {
+        self.users = owned(users);
+        self
+    }
+
+    /// Only for these verbs.
+    #[must_use]
+    pub fn verbs<'a>(mut self, verbs: impl IntoIterator<Item = &'a str>) -> Self {
+        self.verbs = owned(verbs);
+        self
+    }
+
+    /// Only for these types or paths.
+    #[must_use]
+    pub fn resources<'a>(mut self, resources: impl IntoIterator<Item = &'a str>) -> Self {
+        self.resources = owned(resources);
+        self
+    }
+
+    /// Only in these namespaces.
+    #[must_use]
+    pub fn namespaces<'a>(mut self, namespaces: impl IntoIterator<Item = &'a str>) -> Self {
+        self.namespaces = owned(namespaces);
+        self
+    }
+
+    fn fits(&self, asked: &Asked) -> bool {
+        let holds = |list: &[String], value: &str| {
+            list.is_empty() || list.iter().any(|it| it == "*" || it == value)
+        };
+        holds(&self.users, &asked.user)
+            && holds(&self.verbs, &asked.verb)
+            && holds(&self.resources, &asked.what())
+            && holds(&self.namespaces, &asked.namespace)
+    }
+}
+
+fn owned<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    texts.into_iter().map(str::to_owned).collect()
+}
+
+/// One question to the rules.
+#[derive(Debug)]
+struct Asked {
+    user: String,
+    verb: String,
+    group: String,
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+    path: String,
+}
+
+impl Asked {
+    fn of(user: &str, info: &RequestInfo) -> Self {
+        // A namespace's own name is also the namespace that is asked about.
+        let namespace = match info.resource.as_str() {
+            "namespaces" => &info.name,
+            _ => &info.namespace,
+        };
+        Self {
+            user: user.to_owned(),
+            verb: verb(info.verb).to_owned(),
+            group: info.group.clone(),
+            resource: info.resource.clone(),
+            subresource: info.subresource.clone(),
+            namespace: namespace.clone(),
+            name: info.name.clone(),
+            path: info.path.clone(),
+        }
+    }
+
+    fn resource_path(&self) -> String {
+        match self.subresource.as_str() {
+            "" => self.resource.clone(),
+            subresource => format!("{}/{subresource}", self.resource),
+        }
+    }
+
+    fn what(&self) -> String {
+        if self.resource.is_empty() {
+            self.path.clone()
+        } else if self.group.is_empty() {
+            self.resource_path()
+        } else {
+            format!("{}.{}", self.resource_path(), self.group)
+        }
+    }
+
+    fn refused(&self) -> Refusal {
+        let Self { user, verb, group, name, .. } = self;
+        if self.resource.is_empty() {
+            let message = format!("forbidden: User {user:?} cannot {verb} path {:?}", self.path);
+            let mut refusal = Refusal::new(403, "Forbidden", message);
+            refusal.details = Some(json!({}));
+            return refusal;
+        }
+        let place = match self.namespace.as_str() {
+            "" => "at the cluster scope".to_owned(),
+            namespace => format!("in the namespace {namespace:?}"),
+        };
+        let resource = self.resource_path();
+        let why = format!(
+            "User {user:?} cannot {verb} resource {resource:?} in API group {group:?} {place}"
+        );
+        let qualified = super::resource::qualified(group, &self.resource);
+        let message = match name.as_str() {
+            "" => format!("{qualified} is forbidden: {why}"),
+            name => format!("{qualified} {name:?} is forbidden: {why}"),
+        };
+        let mut refusal = Refusal::new(403, "Forbidden", message);
+        let mut details = json!({ "kind": self.resource });
+        for (field, value) in [("group", group), ("name", name)] {
+            if !value.is_empty() {
+                details[field] = value.as_str().into();
+            }
+        }
+        refusal.details = Some(details);
+        refusal
+    }
+}
+
+pub(super) fn verb(verb: Verb) -> &'static str {
+    match verb {
+        Verb::Get => "get",
+        Verb::List => "list",
+        Verb::Watch => "watch",
+        Verb::Create => "create",
+        Verb::Update => "update",
+        Verb::Patch => "patch",
+        Verb::Delete => "delete",
+        Verb::DeleteCollection => "deletecollection",
+        Verb::Other => "other",
+    }
+}
+
+impl Cluster {
+    fn allows(&self, asked: &Asked) -> bool {
+        self.rules.iter().find(|rule| rule.fits(asked)).is_none_or(|rule| rule.allow)
+    }
+
+    pub(super) fn authorize(&self, call: &Call) -> Result<(), Refusal> {
+        if call.user == SCRIPT {
+            return Ok(());
+        }
+        let asked = Asked::of(&call.user, &call.info);
+        if self.allows(&asked) { Ok(()) } else { Err(asked.refused()) }
+    }
+
+    /// A user asks what it may do itself.
+    pub(super) fn review_access(&self, call: &Call) -> Result<Reply, Refusal> {
+        if call.info.resource != "selfsubjectaccessreviews" || call.info.verb != Verb::Create {
+            let what = format!("{} of authorization.k8s.io", call.info.resource);
+            return Err(Refusal::not_simulated(what));
+        }
+        let mut review = call.json()?;
+        let attributes = &review["spec"]["resourceAttributes"];
+        let path = &review["spec"]["nonResourceAttributes"];
+        let text = |from: &serde_json::Value, field: &str| {
+            from[field].as_str().unwrap_or_default().to_owned()
+        };
+        let of_resource = attributes.is_object();
+        let asked = Asked {
+            user: call.user.clone(),
+            verb: text(if of_resource { attributes } else { path }, "verb"),
+            group: text(attributes, "group"),
+            resource: text(attributes, "resource"),
+            subresource: text(attributes, "subresource"),
+            namespace: text(attributes, "namespace"),
+            name: text(attributes, "name"),
+            path: text(path, "path"),
+        };
+        review["status"] = json!({ "allowed": self.allows(&asked) });
+        Ok(Reply::json(201, &review))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::Method;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(rule: &AccessRule, method: Method, path: &str, expected: bool) {
+        let info = RequestInfo::new(&method, &path.parse().unwrap());
+        assert_eq!(rule.fits(&Asked::of("alice", &info)), expected, "{method} {path}");
+    }
+
+    #[test]
+    fn a_rule_fits_what_it_names() {
+        let rule = AccessRule::deny().verbs(["list", "watch"]).resources(["widgets.x.test"]);
+        check(&rule, Method::GET, "/apis/x.test/v1/widgets", true);
+        check(&rule, Method::GET, "/apis/x.test/v1/namespaces/a/widgets?watch=1", true);
+        check(&rule, Method::GET, "/apis/x.test/v1/namespaces/a/widgets/b", false);
+        check(&rule, Method::GET, "/apis/y.test/v1/widgets", false);
+        let rule = AccessRule::deny().resources(["widgets/status.x.test"]).namespaces(["a"]);
+        check(&rule, Method::PATCH, "/apis/x.test/v1/namespaces/a/widgets/b/status", true);
+        check(&rule, Method::PATCH, "/apis/x.test/v1/namespaces/b/widgets/b/status", false);
+        check(&AccessRule::deny().users(["bob"]), Method::GET, "/api/v1/pods", false);
+        check(&AccessRule::deny().resources(["/apis"]), Method::GET, "/apis", true);
+    }
+}

@@ -1,0 +1,222 @@
+//! APIServices: those that the server makes for its own groups, and those that name a service.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{API_SERVICES, Cluster},
+    history::{Entry, Key},
+    object,
+    refusal::Refusal,
+    resource::{Resource, Storage, qualified},
+};
+use crate::testing::{CrdBuilder, RequestInfo};
+
+const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
+
+/// A group and version that a service of somebody else serves.
+#[derive(Debug, Default)]
+pub(super) struct Aggregated {
+    pub(super) group: String,
+    pub(super) version: String,
+    /// Whether its APIService is there.
+    registered: bool,
+    pub(super) available: bool,
+    backing: BTreeMap<String, Arc<Resource>>,
+}
+
+impl Aggregated {
+    pub(super) fn check_available(&self) -> Result<(), Refusal> {
+        if self.available { Ok(()) } else { Err(Refusal::service_unavailable()) }
+    }
+
+    pub(super) fn resource(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+    ) -> Option<Arc<Resource>> {
+        let fits = self.registered && self.group == group && self.version == version;
+        self.backing.get(plural).filter(|_| fits).cloned()
+    }
+
+    /// Its types while it is there; the aggregator remembers those of a service that is down only
+    /// in discovery.
+    pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
+        self.backing.values().filter(|_| self.registered).cloned().collect()
+    }
+
+    pub(super) fn is_registered(&self) -> bool {
+        self.registered
+    }
+}
+
+impl Cluster {
+    /// The aggregated API that a request goes to.
+    pub(super) fn aggregated_of(&self, info: &RequestInfo) -> Option<&Aggregated> {
+        self.aggregated.get(&format!("{}.{}", info.version, info.group)).filter(|it| it.registered)
+    }
+
+    /// Which types stand behind an APIService, and whether it answers.
+    pub(super) fn back(&mut self, name: &str, types: &[CrdBuilder]) {
+        let (version, group) = name.split_once('.').unwrap_or((name, ""));
+        let service = self.aggregated.entry(name.to_owned()).or_default();
+        group.clone_into(&mut service.group);
+        version.clone_into(&mut service.version);
+        service.backing = types
+            .iter()
+            .map(|it| {
+                let crd = it.build();
+                let names = crd.spec.names;
+                let resource = Resource {
+                    group: group.to_owned(),
+                    version: version.to_owned(),
+                    singular: names.kind.to_lowercase(),
+                    list_kind: format!("{}List", names.kind),
+                    kind: names.kind,
+                    short_names: Vec::new(),
+                    categories: Vec::new(),
+                    namespaced: it.is_namespaced(),
+                    status: false,
+                    scale: None,
+                    generation: true,
+                    custom: true,
+                    returns_deleted: false,
+                    selectable: &[],
+                    storage: qualified(group, &names.plural).into(),
+                    plural: names.plural,
+                };
+                (resource.plural.clone(), Arc::new(resource))
+            })
+            .collect();
+        self.judge_api_service(name);
+    }
+
+    /// The service behind an APIService goes down or comes up; its watches break.
+    pub(super) fn set_available(&mut self, name: &str, available: bool) {
+        let service = self.aggregated.entry(name.to_owned()).or_default();
+        service.available = available;
+        let storages: Vec<Storage> =
+            service.backing.values().map(|it| Arc::clone(&it.storage)).collect();
+        if !available {
+            for storage in storages {
+                self.watches.close(&storage);
+            }
+        }
+        self.judge_api_service(name);
+    }
+
+    pub(super) fn notice_api_service(&mut self, entry: &Entry) {
+        let name = &entry.key.1;
+        let service = &entry.last["spec"]["service"];
+        let registered = entry.after.is_some() && service.is_object();
+        if registered {
+            let text =
+                |field: &str| entry.last["spec"][field].as_str().unwrap_or_default().to_owned();
+            let (group, version) = (text("group"), text("version"));
+            let known = self.aggregated.entry(name.clone()).or_default();
+            (known.group, known.version, known.registered) = (group, version, true);
+        } else if let Some(known) = self.aggregated.get_mut(name) {
+            known.registered = false;
+        }
+        if entry.after.is_some() {
+            self.judge_api_service(name);
+        }
+    }
+
+    /// Writes whether an APIService is available.
+    fn judge_api_service(&mut self, name: &str) {
+        let key = (String::new(), name.to_owned());
+        let Some(live) = self.history.get(API_SERVICES, &key) else { return };
+        let mut service = Value::clone(live);
+        let known = self.aggregated.get(name).filter(|it| it.registered);
+        let (status, reason, message) = match known {
+            None => ("True", "Local", "Local APIServices are always available"),
+            Some(known) if known.available => ("True", "Passed", "all checks passed"),
+            Some(_) => ("False", "FailedDiscoveryCheck", "the service does not answer"),
+        };
+        let before = &service["status"]["conditions"][0];
+        if before["status"] == status && before["reason"] == reason {
+            return;
+        }
+        let condition = json!({
+            "type": "Available",
+            "status": status,
+            "lastTransitionTime": self.timestamp(),
+            "reason": reason,
+            "message": message,
+        });
+        object::member(&mut service, "status").insert("conditions".to_owned(), json!([condition]));
+        self.commit(&API_SERVICES.into(), service);
+    }
+
+    pub(super) fn announce_built_in_groups(&mut self) {
+        let groups: BTreeSet<(String, String)> = self
+            .built_in
+            .keys()
+            .map(|(group, version, _)| (version.clone(), group.clone()))
+            .collect();
+        for (version, group) in groups {
+            self.announce(&version, &group, "onstart");
+        }
+    }
+
+    fn announce(&mut self, version: &str, group: &str, managed: &str) {
+        let name = format!("{version}.{group}");
+        if self.history.get(API_SERVICES, &(String::new(), name.clone())).is_some() {
+            return;
+        }
+        let service = json!({
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {
+                "name": name,
+                "uid": self.new_uid(),
+                "creationTimestamp": self.timestamp(),
+                "labels": { AUTOMANAGED: managed },
+            },
+            "spec": {
+                "group": group,
+                "version": version,
+                "groupPriorityMinimum": 1000,
+                "versionPriority": 100,
+            },
+            "status": {},
+        });
+        self.commit(&API_SERVICES.into(), service);
+    }
+
+    /// Each served version of each CRD has an APIService of its own.
+    pub(super) fn sync_api_services(&mut self) {
+        let mut wanted = BTreeSet::new();
+        for (_, crd) in self.history.all(super::cluster::CRDS) {
+            let group = crd["spec"]["group"].as_str().unwrap_or_default();
+            for version in crd["spec"]["versions"].as_array().into_iter().flatten() {
+                if version["served"].as_bool() == Some(true) {
+                    let version = version["name"].as_str().unwrap_or_default();
+                    wanted.insert((version.to_owned(), group.to_owned()));
+                }
+            }
+        }
+        let services = self.history.all(API_SERVICES);
+        let stale: Vec<Key> = services
+            .filter(|(_, service)| service["metadata"]["labels"][AUTOMANAGED] == "true")
+            .filter(|(_, service)| {
+                let text =
+                    |field: &str| service["spec"][field].as_str().unwrap_or_default().to_owned();
+                !wanted.contains(&(text("version"), text("group")))
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in stale {
+            self.erase(&API_SERVICES.into(), &key);
+        }
+        for (version, group) in wanted {
+            self.announce(&version, &group, "true");
+        }
+    }
+}

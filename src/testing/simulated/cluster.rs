@@ -1,0 +1,275 @@
+//! The server as a state machine: a request and the time in, an answer out, without I/O.
+//!
+//! What the real control plane does in the background (accepting names, deleting instances,
+//! collecting garbage, emptying namespaces) are jobs with a time; whoever looks at the cluster
+//! first lets time pass.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::{
+    access::AccessRule,
+    aggregated::Aggregated,
+    call::{Answer, Call, Reply},
+    collector::Owners,
+    custom::Custom,
+    history::{Entry, History, Key},
+    object,
+    options::Delays,
+    refusal::Refusal,
+    resource::{self, Resource, Storage},
+    watches::Watches,
+};
+
+pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+pub(super) const API_SERVICES: &str = "apiservices.apiregistration.k8s.io";
+pub(super) const NAMESPACES: &str = "namespaces";
+
+/// All that the server knows.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) now: Duration,
+    /// The wall clock when `now` was zero.
+    begin: Timestamp,
+    pub(super) delays: Delays,
+    pub(super) random: fastrand::Rng,
+    pub(super) history: History,
+    pub(super) watches: Watches,
+    pub(super) built_in: BTreeMap<(String, String, String), Arc<Resource>>,
+    pub(super) custom: BTreeMap<Storage, Custom>,
+    pub(super) aggregated: BTreeMap<String, Aggregated>,
+    pub(super) owners: Owners,
+    pub(super) rules: Vec<AccessRule>,
+    jobs: BTreeMap<(Duration, u64), Job>,
+    last_job: u64,
+}
+
+/// What the control plane does by itself.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Job {
+    /// Judges the names of a CRD.
+    AcceptNames(String),
+    Establish(String),
+    /// Begins to delete the instances of a CRD.
+    DeleteInstances(String),
+    /// Removes a CRD whose instances are gone, or looks again later.
+    AwaitInstances(String),
+    /// Empties a namespace.
+    Drain(String),
+    /// Looks at an object whose owners, or whose dependents, may be gone.
+    Collect(Storage, Key),
+}
+
+impl Cluster {
+    pub(super) fn new(begin: Timestamp, seed: u64, delays: Delays) -> Self {
+        let built_in = resource::built_in().into_iter().map(|resource| {
+            let key = (resource.group.clone(), resource.version.clone(), resource.plural.clone());
+            (key, resource)
+        });
+        let mut cluster = Self {
+            now: Duration::ZERO,
+            begin,
+            delays,
+            random: fastrand::Rng::with_seed(seed),
+            history: History::default(),
+            watches: Watches::default(),
+            built_in: built_in.collect(),
+            custom: BTreeMap::new(),
+            aggregated: BTreeMap::new(),
+            owners: Owners::default(),
+            rules: Vec::new(),
+            jobs: BTreeMap::new(),
+            last_job: 0,
+        };
+        for name in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+            cluster.found_namespace(name);
+        }
+        cluster.announce_built_in_groups();
+        cluster
+    }
+
+    /// Answers a request at a time.
+    pub(super) fn respond(&mut self, now: Duration, call: &Call) -> Answer {
+        self.advance(now);
+        let answer = self.answer(call);
+        // What follows at once has followed before the next request.
+        self.advance(now);
+        answer.unwrap_or_else(|refusal| Answer::Done(Reply::from(refusal)))
+    }
+
+    fn answer(&mut self, call: &Call) -> Result<Answer, Refusal> {
+        self.authorize(call)?;
+        if call.info.resource.is_empty() {
+            return self.answer_path(call).map(Answer::Done);
+        }
+        if let Some(aggregated) = self.aggregated_of(&call.info) {
+            aggregated.check_available()?;
+        }
+        if call.info.group == "authorization.k8s.io" {
+            return self.review_access(call).map(Answer::Done);
+        }
+        let resource = self.find(call).ok_or_else(Refusal::no_such_path)?;
+        self.serve(&resource, call)
+    }
+
+    /// The type that a request is about, if it is served.
+    fn find(&self, call: &Call) -> Option<Arc<Resource>> {
+        let info = &call.info;
+        let resource = self.resource(&info.group, &info.version, &info.resource)?;
+        let has_namespace = !info.namespace.is_empty();
+        let needs_none = info.name.is_empty() && call.info.verb != crate::testing::Verb::Create;
+        let fits = if resource.namespaced { has_namespace || needs_none } else { !has_namespace };
+        fits.then_some(resource)
+    }
+
+    pub(super) fn resource(
+        &self,
+        group: &str,
+        version: &str,
+        plural: &str,
+    ) -> Option<Arc<Resource>> {
+        let key = (group.to_owned(), version.to_owned(), plural.to_owned());
+        if let Some(resource) = self.built_in.get(&key) {
+            return Some(Arc::clone(resource));
+        }
+        if let Some(custom) = self.custom.get(&*resource::qualified(group, plural)) {
+            return custom.served(version);
+        }
+        self.aggregated.values().find_map(|it| it.resource(group, version, plural))
+    }
+
+    /// A served type by its kind.
+    pub(super) fn resource_of_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
+        let fits = |it: &&Arc<Resource>| it.kind == kind && it.api_version() == api_version;
+        self.resources().into_iter().find(|it| fits(&it))
+    }
+
+    /// All served types, each at each of its versions.
+    pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
+        let built_in = self.built_in.values().cloned();
+        let custom = self.custom.values().flat_map(Custom::all_served);
+        let aggregated = self.aggregated.values().flat_map(Aggregated::resources);
+        built_in.chain(custom).chain(aggregated).collect()
+    }
+
+    // --- time
+
+    /// Lets time pass: what was due is done, in order.
+    pub(super) fn advance(&mut self, now: Duration) {
+        while let Some(first) = self.jobs.first_entry().filter(|first| first.key().0 <= now) {
+            let ((due, _), job) = first.remove_entry();
+            self.now = self.now.max(due);
+            self.run(job);
+        }
+        self.now = self.now.max(now);
+    }
+
+    /// When something happens by itself next.
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.jobs.keys().next().map(|(due, _)| *due)
+    }
+
+    pub(super) fn schedule(&mut self, delay: Duration, job: Job) {
+        let planned = self.jobs.iter().any(|((due, _), it)| *due <= self.now + delay && *it == job);
+        if !planned {
+            self.last_job += 1;
+            self.jobs.insert((self.now + delay, self.last_job), job);
+        }
+    }
+
+    fn run(&mut self, job: Job) {
+        match job {
+            Job::AcceptNames(name) => self.accept_names(&name),
+            Job::Establish(name) => self.establish(&name),
+            Job::DeleteInstances(name) => self.delete_instances(&name),
+            Job::AwaitInstances(name) => self.await_instances(&name),
+            Job::Drain(name) => self.drain_namespace(&name),
+            Job::Collect(storage, key) => self.collect(&storage, &key),
+        }
+    }
+
+    /// The wall clock, to the second.
+    pub(super) fn timestamp(&self) -> String {
+        let passed = SignedDuration::try_from(self.now).unwrap_or(SignedDuration::ZERO);
+        let now = self.begin.checked_add(passed).unwrap_or(self.begin);
+        now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+    }
+
+    /// What part of a second the wall clock is past the last whole one.
+    pub(super) fn part_of_second(&self) -> Duration {
+        let nanos = self.begin.subsec_nanosecond().unsigned_abs();
+        let passed = Duration::from_nanos(u64::from(nanos)) + self.now;
+        Duration::from_nanos(u64::from(passed.subsec_nanos()))
+    }
+
+    // --- writing
+
+    /// Writes an object, tells the watches and lets the control plane notice.
+    pub(super) fn commit(&mut self, storage: &Storage, object: Value) -> Arc<Value> {
+        let entry = self.history.put(storage, object);
+        self.watches.deliver(&entry);
+        self.notice(&entry);
+        entry.last
+    }
+
+    /// Removes an object, as [`Cluster::commit`] writes one.
+    pub(super) fn erase(&mut self, storage: &Storage, key: &Key) -> Option<Arc<Value>> {
+        let entry = self.history.remove(storage, key)?;
+        self.watches.deliver(&entry);
+        self.notice(&entry);
+        Some(entry.last)
+    }
+
+    fn notice(&mut self, entry: &Entry) {
+        let suspects = self.owners.note(entry);
+        for (storage, key) in suspects {
+            self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));
+        }
+        if let Some(after) = &entry.after
+            && object::is_deleting(after)
+        {
+            let ours = ["foregroundDeletion", "orphan"];
+            if object::finalizers(after).any(|it| ours.contains(&it)) {
+                let job = Job::Collect(Arc::clone(&entry.storage), entry.key.clone());
+                self.schedule(self.delays.garbage_collection, job);
+            }
+        }
+        match &*entry.storage {
+            CRDS => self.notice_crd(entry),
+            API_SERVICES => self.notice_api_service(entry),
+            NAMESPACES => self.notice_namespace(entry),
+            _ => {}
+        }
+    }
+
+    // --- what the script does
+
+    /// Versions before now cannot be listed or watched from any longer.
+    pub(super) fn compact(&mut self) {
+        self.history.compact();
+    }
+
+    /// Ends every watch and forgets what a process keeps in memory.
+    pub(super) fn restart(&mut self, version: Option<u64>) {
+        self.watches.close_all();
+        match version {
+            Some(version) => self.history.reset_version(version),
+            None => {
+                let collections: BTreeSet<Storage> =
+                    self.history.collections().map(|(storage, _)| Arc::clone(storage)).collect();
+                for storage in collections {
+                    self.history.restart_cache(&storage);
+                }
+            }
+        }
+        for custom in self.custom.values_mut() {
+            custom.forget_cache();
+        }
+    }
+}

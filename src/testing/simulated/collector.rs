@@ -1,0 +1,221 @@
+//! The garbage collector, and namespaces that come to their end.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{Cluster, Job, NAMESPACES},
+    history::{Entry, Key},
+    object,
+    resource::Storage,
+    write::{Deletion, Propagation},
+};
+
+/// Who owns whom, by uid.
+#[derive(Debug, Default)]
+pub(super) struct Owners {
+    /// Where the object of a uid is.
+    alive: BTreeMap<String, (Storage, Key)>,
+    dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
+}
+
+impl Owners {
+    /// Keeps account of a change, and says which objects may have lost an owner or a dependent.
+    pub(super) fn note(&mut self, entry: &Entry) -> Vec<(Storage, Key)> {
+        let place = (Arc::clone(&entry.storage), entry.key.clone());
+        let mut suspects = Vec::new();
+        let owners = |object: &Option<Arc<Value>>| -> BTreeSet<String> {
+            let object = object.as_deref().unwrap_or(&Value::Null);
+            let uids = object::owners(object).filter_map(|owner| owner["uid"].as_str());
+            uids.map(str::to_owned).collect()
+        };
+        let (before, after) = (owners(&entry.before), owners(&entry.after));
+        for uid in before.difference(&after) {
+            if let Some(dependents) = self.dependents.get_mut(uid) {
+                dependents.remove(&place);
+                if dependents.is_empty() {
+                    self.dependents.remove(uid);
+                }
+            }
+            // It may wait for its dependents.
+            suspects.extend(self.alive.get(uid).cloned());
+        }
+        for uid in after.difference(&before) {
+            self.dependents.entry(uid.clone()).or_default().insert(place.clone());
+        }
+        let uid = object::uid(&entry.last).to_owned();
+        match &entry.after {
+            Some(_) => {
+                self.alive.insert(uid, place.clone());
+                if before != after {
+                    suspects.push(place);
+                }
+            }
+            None => {
+                self.alive.remove(&uid);
+                suspects.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+            }
+        }
+        suspects
+    }
+}
+
+impl Cluster {
+    /// Does for one object what its owners and dependents demand.
+    pub(super) fn collect(&mut self, storage: &Storage, key: &Key) {
+        let Some(object) = self.history.get(storage, key).cloned() else { return };
+        if object::is_deleting(&object) {
+            if object::has_finalizer(&object, "orphan") {
+                self.orphan_dependents(storage, &object);
+            } else if object::has_finalizer(&object, "foregroundDeletion") {
+                self.delete_dependents(storage, &object);
+            }
+            return;
+        }
+        let (mut solid, mut waiting, mut owned) = (false, false, false);
+        let mut useless = Vec::new();
+        for owner in object::owners(&object) {
+            owned = true;
+            let uid = owner["uid"].as_str().unwrap_or_default();
+            let place = self.owners.alive.get(uid);
+            let live = place.and_then(|(storage, key)| self.history.get(storage, key));
+            match live {
+                None => useless.push(uid.to_owned()),
+                Some(live)
+                    if object::is_deleting(live)
+                        && object::has_finalizer(live, "foregroundDeletion") =>
+                {
+                    waiting = true;
+                    useless.push(uid.to_owned());
+                }
+                Some(_) => solid = true,
+            }
+        }
+        if !owned {
+            return;
+        }
+        if !solid {
+            let has_dependents = self.owners.dependents.contains_key(object::uid(&object));
+            let propagation = match waiting && has_dependents {
+                true => Propagation::Foreground,
+                false => Propagation::Background,
+            };
+            let deletion = Deletion::propagating(propagation);
+            self.delete_object(storage, key, deletion);
+        } else if !useless.is_empty() {
+            self.drop_owners(storage, &object, &useless);
+        }
+    }
+
+    fn dependents(&self, owner: &Value) -> Vec<(Storage, Key)> {
+        let all = self.owners.dependents.get(object::uid(owner));
+        all.into_iter().flatten().cloned().collect()
+    }
+
+    fn drop_owners(&mut self, storage: &Storage, object: &Value, uids: &[String]) {
+        let mut object = object.clone();
+        if let Some(owners) = object["metadata"]["ownerReferences"].as_array_mut() {
+            owners.retain(|owner| !uids.iter().any(|uid| owner["uid"] == uid.as_str()));
+        }
+        object::tidy(&mut object);
+        self.commit(storage, object);
+    }
+
+    fn orphan_dependents(&mut self, storage: &Storage, owner: &Value) {
+        let uid = [object::uid(owner).to_owned()];
+        for (storage, key) in self.dependents(owner) {
+            if let Some(dependent) = self.history.get(&storage, &key).cloned() {
+                self.drop_owners(&storage, &dependent, &uid);
+            }
+        }
+        self.drop_finalizer(storage, owner, "orphan");
+    }
+
+    fn delete_dependents(&mut self, storage: &Storage, owner: &Value) {
+        let mut blocked = false;
+        for (storage, key) in self.dependents(owner) {
+            let Some(dependent) = self.history.get(&storage, &key).cloned() else { continue };
+            let blocks = object::owners(&dependent).any(|it| {
+                it["uid"] == object::uid(owner) && it["blockOwnerDeletion"].as_bool() == Some(true)
+            });
+            blocked |= blocks;
+            if !object::is_deleting(&dependent) {
+                self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));
+            }
+        }
+        if !blocked {
+            self.drop_finalizer(storage, owner, "foregroundDeletion");
+        }
+    }
+
+    fn drop_finalizer(&mut self, storage: &Storage, object: &Value, finalizer: &str) {
+        let key = (object::namespace(object).to_owned(), object::name(object).to_owned());
+        let Some(live) = self.history.get(storage, &key) else { return };
+        let mut live = Value::clone(live);
+        object::remove_finalizer(&mut live, finalizer);
+        self.commit_or_finish(storage, live);
+    }
+
+    // --- namespaces
+
+    pub(super) fn found_namespace(&mut self, name: &str) {
+        let metadata = json!({
+            "name": name,
+            "uid": self.new_uid(),
+            "creationTimestamp": self.timestamp(),
+            "labels": { "kubernetes.io/metadata.name": name },
+        });
+        let mut namespace = json!({ "metadata": metadata });
+        default_namespace(&mut namespace);
+        self.commit(&NAMESPACES.into(), namespace);
+    }
+
+    pub(super) fn notice_namespace(&mut self, entry: &Entry) {
+        if entry.after.as_deref().is_some_and(object::is_deleting) {
+            let job = Job::Drain(entry.key.1.clone());
+            self.schedule(self.delays.namespace_drain, job);
+        }
+    }
+
+    /// Deletes what is in a namespace that ends, and ends it once it is empty.
+    pub(super) fn drain_namespace(&mut self, name: &str) {
+        let key = (String::new(), name.to_owned());
+        let Some(namespace) = self.history.get(NAMESPACES, &key).cloned() else { return };
+        if !object::is_deleting(&namespace) {
+            return;
+        }
+        let contents = |cluster: &Self| -> Vec<(Storage, Key)> {
+            let all = cluster.history.collections().flat_map(|(storage, objects)| {
+                let inside = objects.keys().filter(|key| key.0 == name);
+                inside.map(|key| (Arc::clone(storage), key.clone()))
+            });
+            all.collect()
+        };
+        for (storage, key) in contents(self) {
+            self.delete_object(&storage, &key, Deletion::default());
+        }
+        if contents(self).is_empty() {
+            let mut namespace = Value::clone(&namespace);
+            object::member(&mut namespace, "spec").remove("finalizers");
+            self.commit_or_finish(&NAMESPACES.into(), namespace);
+        } else {
+            let again = self.delays.namespace_drain.max(std::time::Duration::from_millis(100));
+            self.schedule(again, Job::Drain(name.to_owned()));
+        }
+    }
+}
+
+/// What a namespace gets from the server.
+pub(super) fn default_namespace(namespace: &mut Value) {
+    let name = object::name(namespace).to_owned();
+    let metadata = object::metadata(namespace);
+    object::fields(metadata.entry("labels").or_insert_with(|| json!({})))
+        .insert("kubernetes.io/metadata.name".to_owned(), name.into());
+    let spec = object::member(namespace, "spec");
+    spec.entry("finalizers").or_insert_with(|| json!(["kubernetes"]));
+    object::member(namespace, "status").entry("phase").or_insert_with(|| "Active".into());
+}

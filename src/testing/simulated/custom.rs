@@ -1,0 +1,446 @@
+//! CustomResourceDefinitions, as the real server treats them.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{
+    cluster::{CRDS, Cluster, Job},
+    history::{Entry, Key},
+    object,
+    refusal::{FieldFault, Refusal},
+    resource::{Resource, Scale, Storage, qualified},
+    write::Deletion,
+};
+
+const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
+
+/// A type that a CRD makes.
+#[derive(Debug)]
+pub(super) struct Custom {
+    pub(super) established: bool,
+    names_accepted: bool,
+    /// No instance can be created.
+    pub(super) terminating: bool,
+    /// The start of the second in which it was established.
+    established_at: Duration,
+    versions: BTreeMap<String, Arc<Resource>>,
+    /// When its watch cache is filled; unknown until somebody asks.
+    cache_ready: Option<Duration>,
+    pub(super) schemas: BTreeMap<String, Arc<Value>>,
+}
+
+impl Custom {
+    /// The type at a version, if it is served there. The real server does not wait for
+    /// `Established`.
+    pub(super) fn served(&self, version: &str) -> Option<Arc<Resource>> {
+        let served = self.names_accepted || self.established;
+        self.versions.get(version).filter(|_| served).cloned()
+    }
+
+    pub(super) fn all_served(&self) -> Vec<Arc<Resource>> {
+        let served = self.names_accepted || self.established;
+        self.versions.values().filter(|_| served).cloned().collect()
+    }
+
+    /// Its versions as discovery shows them, which waits for `Established`.
+    pub(super) fn discovered(&self) -> Vec<Arc<Resource>> {
+        self.versions.values().filter(|_| self.established).cloned().collect()
+    }
+
+    pub(super) fn forget_cache(&mut self) {
+        self.cache_ready = None;
+    }
+
+    fn of(crd: &Value) -> Self {
+        let spec = &crd["spec"];
+        let names = &crd["status"]["acceptedNames"];
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let texts = |value: &Value| -> Vec<String> {
+            value.as_array().into_iter().flatten().map(text).collect()
+        };
+        let group = text(&spec["group"]);
+        let plural = text(&spec["names"]["plural"]);
+        let versions = spec["versions"].as_array().into_iter().flatten();
+        let served: Vec<_> =
+            versions.filter(|version| version["served"].as_bool() == Some(true)).collect();
+        let resource = |version: &Value| {
+            let subresources = &version["subresources"];
+            let scale = subresources["scale"].as_object().map(|scale| {
+                let pointer = |field: &str| scale.get(field).and_then(Value::as_str).map(pointer);
+                Scale {
+                    spec: pointer("specReplicasPath").unwrap_or_default(),
+                    status: pointer("statusReplicasPath").unwrap_or_default(),
+                    selector: pointer("labelSelectorPath"),
+                }
+            });
+            Resource {
+                group: group.clone(),
+                version: text(&version["name"]),
+                plural: plural.clone(),
+                singular: text(&names["singular"]),
+                kind: text(&names["kind"]),
+                list_kind: text(&names["listKind"]),
+                short_names: texts(&names["shortNames"]),
+                categories: texts(&names["categories"]),
+                namespaced: spec["scope"] == "Namespaced",
+                status: subresources["status"].is_object(),
+                scale,
+                generation: true,
+                custom: true,
+                returns_deleted: false,
+                selectable: &[],
+                storage: qualified(&group, &plural).into(),
+            }
+        };
+        let schema = |version: &&Value| {
+            let schema = version["schema"]["openAPIV3Schema"].clone();
+            (text(&version["name"]), Arc::new(schema))
+        };
+        Self {
+            established: is_true(crd, "Established"),
+            names_accepted: is_true(crd, "NamesAccepted"),
+            terminating: is_true(crd, "Terminating"),
+            established_at: Duration::ZERO,
+            schemas: served.iter().map(schema).collect(),
+            versions: served
+                .into_iter()
+                .map(|version| (text(&version["name"]), Arc::new(resource(version))))
+                .collect(),
+            cache_ready: None,
+        }
+    }
+}
+
+/// `.spec.replicas` as a JSON pointer.
+fn pointer(path: &str) -> String {
+    path.replace('.', "/")
+}
+
+fn condition<'a>(crd: &'a Value, kind: &str) -> Option<&'a Value> {
+    crd["status"]["conditions"].as_array()?.iter().find(|it| it["type"] == kind)
+}
+
+fn is_true(crd: &Value, kind: &str) -> bool {
+    condition(crd, kind).is_some_and(|it| it["status"] == "True")
+}
+
+/// What a new or changed CRD gets from the server.
+pub(super) fn default_crd(crd: &mut Value) {
+    let names = object::fields(&mut crd["spec"]["names"]);
+    let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
+    names.entry("singular").or_insert_with(|| kind.to_lowercase().into());
+    names.entry("listKind").or_insert_with(|| format!("{kind}List").into());
+    let spec = object::member(crd, "spec");
+    spec.entry("conversion").or_insert_with(|| json!({ "strategy": "None" }));
+    let stored: Vec<Value> = crd["spec"]["versions"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter(|version| version["storage"] == true)
+        .map(|version| version["name"].clone())
+        .collect();
+    let status = object::member(crd, "status");
+    status.entry("conditions").or_insert_with(|| json!([]));
+    status.entry("acceptedNames").or_insert_with(|| json!({ "plural": "", "kind": "" }));
+    let all = status.entry("storedVersions").or_insert_with(|| json!([]));
+    if let Some(all) = all.as_array_mut() {
+        all.extend(stored.into_iter().filter(|it| !all.contains(it)).collect::<Vec<_>>());
+    }
+}
+
+/// The rules for CRDs without which the rest makes no sense.
+pub(super) fn validate_crd(crd: &Value, before: Option<&Value>) -> Vec<FieldFault> {
+    let mut faults = Vec::new();
+    let spec = &crd["spec"];
+    for field in ["group", "scope"] {
+        if spec[field].as_str().is_none_or(str::is_empty) {
+            faults.push(FieldFault::required(&format!("spec.{field}"), ""));
+        }
+    }
+    for field in ["plural", "kind"] {
+        if spec["names"][field].as_str().is_none_or(str::is_empty) {
+            faults.push(FieldFault::required(&format!("spec.names.{field}"), ""));
+        }
+    }
+    let scopes = ["Cluster".to_owned(), "Namespaced".to_owned()];
+    if spec["scope"].as_str().is_some_and(|it| !it.is_empty() && !scopes.iter().any(|s| s == it)) {
+        faults.push(FieldFault::not_supported("spec.scope", &spec["scope"], &scopes));
+    }
+    let wanted = format!(
+        "{}.{}",
+        spec["names"]["plural"].as_str().unwrap_or_default(),
+        spec["group"].as_str().unwrap_or_default()
+    );
+    if faults.is_empty() && object::name(crd) != wanted {
+        let why = "must be spec.names.plural+\".\"+spec.group";
+        faults.push(FieldFault::invalid("metadata.name", &object::name(crd).into(), why));
+    }
+    let versions = spec["versions"].as_array().cloned().unwrap_or_default();
+    if versions.iter().filter(|version| version["storage"] == true).count() != 1 {
+        let why = "must have exactly one version marked as storage version";
+        let names: Vec<_> = versions.iter().map(|version| version["name"].clone()).collect();
+        faults.push(FieldFault::invalid("spec.versions", &names.into(), why));
+    }
+    for (at, version) in versions.iter().enumerate() {
+        if !version["schema"]["openAPIV3Schema"].is_object() {
+            let field = format!("spec.versions[{at}].schema.openAPIV3Schema");
+            faults.push(FieldFault::required(&field, "schemas are required"));
+        }
+    }
+    if let Some(before) = before
+        && is_true(before, "Established")
+    {
+        for path in ["/spec/scope", "/spec/names/plural", "/spec/group"] {
+            if crd.pointer(path) != before.pointer(path) {
+                let field = path.trim_start_matches('/').replace('/', ".");
+                let value = crd.pointer(path).cloned().unwrap_or_default();
+                faults.push(FieldFault::invalid(&field, &value, "field is immutable"));
+            }
+        }
+    }
+    faults
+}
+
+impl Cluster {
+    /// Refuses or delays a request to a custom type as its CRD's state demands.
+    pub(super) fn check_cache(&mut self, storage: &str, pages: bool) -> Result<(), Refusal> {
+        let (now, ready_after) = (self.now, self.delays.storage_ready);
+        let Some(custom) = self.custom.get_mut(storage) else { return Ok(()) };
+        let ready = *custom.cache_ready.get_or_insert(now + ready_after);
+        // Pages are read past the cache.
+        if now < ready && !pages { Err(Refusal::initializing()) } else { Ok(()) }
+    }
+
+    /// How long a create has to wait.
+    pub(super) fn create_hold(&self, storage: &str) -> Option<Duration> {
+        let custom = self.custom.get(storage)?;
+        let age = self.now.saturating_sub(custom.established_at);
+        let hold = self.delays.create_hold;
+        (!hold.is_zero() && age < hold).then_some(hold)
+    }
+
+    pub(super) fn notice_crd(&mut self, entry: &Entry) {
+        let name = &entry.key.1;
+        let storage: Storage = name.as_str().into();
+        if let Some(before) = &entry.before {
+            let moved = |path| before.pointer(path) != entry.last.pointer(path);
+            if entry.after.is_none() || moved("/spec") || moved("/status/acceptedNames") {
+                self.tear_down(&storage);
+            }
+        }
+        let Some(crd) = &entry.after else {
+            self.custom.remove(&storage);
+            self.sync_api_services();
+            let group = entry.last["spec"]["group"].clone();
+            for other in self.crds_of_group(&group) {
+                self.schedule(self.delays.names_accepted, Job::AcceptNames(other));
+            }
+            return;
+        };
+        let mut custom = Custom::of(crd);
+        let before = self.custom.get(&storage);
+        custom.cache_ready = before.and_then(|before| before.cache_ready);
+        custom.established_at = match before {
+            Some(before) if before.established => before.established_at,
+            // The condition's time has no fraction of a second, and the hold counts from that.
+            _ => self.now.saturating_sub(self.part_of_second()),
+        };
+        self.custom.insert(Arc::clone(&storage), custom);
+        self.sync_api_services();
+        if object::is_deleting(crd) && object::has_finalizer(crd, CLEANUP) {
+            let begun = condition(crd, "Terminating")
+                .is_some_and(|it| it["reason"] != "InstanceDeletionPending");
+            if !begun {
+                let job = Job::DeleteInstances(name.clone());
+                self.schedule(self.delays.instance_deletion, job);
+            }
+        } else if crd["spec"]["names"] != crd["status"]["acceptedNames"] {
+            self.schedule(self.delays.names_accepted, Job::AcceptNames(name.clone()));
+        }
+    }
+
+    /// Any change of a CRD's spec or accepted names ends its watches and empties its cache.
+    fn tear_down(&mut self, storage: &Storage) {
+        self.watches.close(storage);
+        self.history.restart_cache(storage);
+        if let Some(custom) = self.custom.get_mut(storage) {
+            custom.forget_cache();
+        }
+    }
+
+    fn crds_of_group(&self, group: &Value) -> Vec<String> {
+        let of_group = self.history.all(CRDS).filter(|(_, crd)| crd["spec"]["group"] == *group);
+        of_group.map(|(key, _)| key.1.clone()).collect()
+    }
+
+    fn crd(&self, name: &str) -> Option<Value> {
+        let crd = self.history.get(CRDS, &crd_key(name))?;
+        Some(Value::clone(crd))
+    }
+
+    fn set_condition(
+        &self,
+        crd: &mut Value,
+        kind: &str,
+        status: &str,
+        reason: &str,
+        message: &str,
+    ) {
+        let before = condition(crd, kind);
+        let since = match before {
+            Some(before) if before["status"] == status => before["lastTransitionTime"].clone(),
+            _ => self.timestamp().into(),
+        };
+        let set = json!({
+            "type": kind,
+            "status": status,
+            "lastTransitionTime": since,
+            "reason": reason,
+            "message": message,
+        });
+        let all = object::member(crd, "status").entry("conditions").or_insert_with(|| json!([]));
+        let Some(all) = all.as_array_mut() else { return };
+        match all.iter_mut().find(|it| it["type"] == kind) {
+            Some(found) => *found = set,
+            None => all.push(set),
+        }
+    }
+
+    /// Takes the names that no other CRD of the group has taken.
+    pub(super) fn accept_names(&mut self, name: &str) {
+        let Some(mut crd) = self.crd(name) else { return };
+        let before = crd.clone();
+        let (mut resources, mut kinds) = (Vec::new(), Vec::new());
+        for other in self.crds_of_group(&crd["spec"]["group"]) {
+            let Some(other) = self.crd(&other) else { continue };
+            let names = &other["status"]["acceptedNames"];
+            resources.extend([names["plural"].clone(), names["singular"].clone()]);
+            resources.extend(names["shortNames"].as_array().cloned().unwrap_or_default());
+            kinds.extend([names["kind"].clone(), names["listKind"].clone()]);
+        }
+        let wanted = crd["spec"]["names"].clone();
+        let mut accepted = crd["status"]["acceptedNames"].clone();
+        let mut conflict = None;
+        for (field, reason, taken) in [
+            ("plural", "PluralConflict", &resources),
+            ("singular", "SingularConflict", &resources),
+            ("shortNames", "ShortNamesConflict", &resources),
+            ("kind", "KindConflict", &kinds),
+            ("listKind", "ListKindConflict", &kinds),
+        ] {
+            let mine = accepted[field].as_array().cloned().unwrap_or_default();
+            let asked = match wanted[field].as_array() {
+                Some(names) => names.iter().filter(|it| !mine.contains(it)).cloned().collect(),
+                None if wanted[field] == accepted[field] => Vec::new(),
+                None => vec![wanted[field].clone()],
+            };
+            match asked.iter().find(|it| taken.contains(it)) {
+                Some(name) => conflict = Some((reason, format!("{name} is already in use"))),
+                None if wanted[field].is_null() => {
+                    object::fields(&mut accepted).remove(field);
+                }
+                None => accepted[field] = wanted[field].clone(),
+            }
+        }
+        match wanted.get("categories") {
+            Some(categories) => accepted["categories"] = categories.clone(),
+            None => {
+                object::fields(&mut accepted).remove("categories");
+            }
+        }
+        crd["status"]["acceptedNames"] = accepted;
+        let is_accepted = conflict.is_none();
+        match conflict {
+            None => {
+                let message = "no conflicts found";
+                self.set_condition(&mut crd, "NamesAccepted", "True", "NoConflicts", message);
+            }
+            Some((reason, message)) => {
+                self.set_condition(&mut crd, "NamesAccepted", "False", reason, &message);
+            }
+        }
+        if !is_true(&crd, "Established") {
+            let (reason, message) = if is_accepted {
+                ("Installing", "the initial names have been accepted")
+            } else {
+                ("NotAccepted", "not all names are accepted")
+            };
+            self.set_condition(&mut crd, "Established", "False", reason, message);
+            if is_accepted {
+                self.schedule(self.delays.established, Job::Establish(name.to_owned()));
+            }
+        }
+        if crd != before {
+            self.commit(&CRDS.into(), crd);
+        }
+    }
+
+    pub(super) fn establish(&mut self, name: &str) {
+        let Some(mut crd) = self.crd(name) else { return };
+        if !is_true(&crd, "NamesAccepted") || is_true(&crd, "Established") {
+            return;
+        }
+        let message = "the initial names have been accepted";
+        self.set_condition(&mut crd, "Established", "True", "InitialNamesAccepted", message);
+        self.commit(&CRDS.into(), crd);
+    }
+
+    /// What the deletion of a CRD writes at once.
+    pub(super) fn mark_crd_deleted(&mut self, crd: &mut Value) {
+        object::add_finalizer(crd, CLEANUP);
+        let message = "CustomResourceDefinition marked for deletion; CustomResource deletion will \
+                       begin soon";
+        let reason = "InstanceDeletionPending";
+        self.set_condition(crd, "Terminating", "True", reason, message);
+    }
+
+    pub(super) fn delete_instances(&mut self, name: &str) {
+        let Some(mut crd) = self.crd(name) else { return };
+        if !object::is_deleting(&crd) || !object::has_finalizer(&crd, CLEANUP) {
+            return;
+        }
+        let message = "CustomResource deletion is in progress";
+        let reason = "InstanceDeletionInProgress";
+        self.set_condition(&mut crd, "Terminating", "True", reason, message);
+        let established = is_true(&crd, "Established");
+        self.commit(&CRDS.into(), crd);
+        if established {
+            let storage: Storage = name.into();
+            let instances: Vec<Key> =
+                self.history.all(&storage).map(|(key, _)| key.clone()).collect();
+            for key in instances {
+                self.delete_object(&storage, &key, Deletion::default());
+            }
+        }
+        self.await_instances(name);
+    }
+
+    pub(super) fn await_instances(&mut self, name: &str) {
+        let Some(mut crd) = self.crd(name) else { return };
+        if !object::is_deleting(&crd) || !object::has_finalizer(&crd, CLEANUP) {
+            return;
+        }
+        if !is_true(&crd, "Established") {
+            let message = "resource was never established";
+            self.set_condition(&mut crd, "Terminating", "False", "NeverEstablished", message);
+        } else if self.history.all(name).next().is_some() {
+            self.schedule(self.delays.instance_check, Job::AwaitInstances(name.to_owned()));
+            return;
+        } else {
+            let reason = "InstanceDeletionCompleted";
+            self.set_condition(&mut crd, "Terminating", "False", reason, "removed all instances");
+        }
+        object::remove_finalizer(&mut crd, CLEANUP);
+        let storage: Storage = CRDS.into();
+        if object::finalizers(&crd).next().is_some() {
+            self.commit(&storage, crd);
+        } else {
+            self.erase(&storage, &crd_key(name));
+        }
+    }
+}
+
+fn crd_key(name: &str) -> Key {
+    (String::new(), name.to_owned())
+}

@@ -1,0 +1,247 @@
+//! Deletions.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{
+    call::{Answer, Call, Reply},
+    cluster::{CRDS, Cluster, NAMESPACES},
+    history::Key,
+    object,
+    refusal::Refusal,
+    render::render,
+    resource::{Resource, Storage},
+    watches::Filter,
+};
+
+/// What becomes of the dependents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Propagation {
+    Background,
+    Foreground,
+    Orphan,
+}
+
+/// How an object is deleted.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Deletion {
+    pub(super) propagation: Option<Propagation>,
+    uid: Option<String>,
+    version: Option<String>,
+    dry_run: bool,
+}
+
+/// What came of a deletion.
+#[derive(Debug)]
+pub(super) enum Deleted {
+    Gone(Arc<Value>),
+    /// Finalizers hold it.
+    Pending(Arc<Value>),
+}
+
+impl Deletion {
+    pub(super) fn propagating(propagation: Propagation) -> Self {
+        Self { propagation: Some(propagation), ..Self::default() }
+    }
+
+    fn of(call: &Call) -> Result<Self, Refusal> {
+        let body = if call.body.is_empty() { Value::Null } else { call.json()? };
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        let policy = match call.param("propagationPolicy") {
+            "" => text(&body["propagationPolicy"]),
+            policy => Some(policy.to_owned()),
+        };
+        let orphans = call.flag("orphanDependents").or_else(|| body["orphanDependents"].as_bool());
+        let propagation = match (policy.as_deref(), orphans) {
+            (Some("Background"), _) => Some(Propagation::Background),
+            (Some("Foreground"), _) => Some(Propagation::Foreground),
+            (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
+            (None, Some(false)) => Some(Propagation::Background),
+            (None, None) => None,
+            (Some(other), _) => {
+                let message = format!(
+                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported \
+                     value: {other:?}: supported values: \"Foreground\", \"Background\", \
+                     \"Orphan\", \"nil\""
+                );
+                return Err(Refusal::new(422, "Invalid", message));
+            }
+        };
+        let all = |it: &Value| it.as_array().is_some_and(|it| it.iter().any(|it| it == "All"));
+        Ok(Self {
+            propagation,
+            uid: text(&body["preconditions"]["uid"]),
+            version: text(&body["preconditions"]["resourceVersion"]),
+            dry_run: call.is_dry_run()? || all(&body["dryRun"]),
+        })
+    }
+
+    fn check(&self, resource: &Resource, live: &Value) -> Result<(), Refusal> {
+        for (field, wanted, found) in [
+            ("UID", &self.uid, object::uid(live)),
+            ("ResourceVersion", &self.version, object::text(live, "resourceVersion")),
+        ] {
+            if let Some(wanted) = wanted.as_deref().filter(|wanted| *wanted != found) {
+                let end = if field == "UID" { "deleted and then recreated" } else { "modified" };
+                let why = format!(
+                    "the {field} in the precondition ({wanted}) does not match the {field} in \
+                     record ({found}). The object might have been {end}"
+                );
+                let named = Resource { plural: resource.kind.clone(), ..resource.clone() };
+                return Err(Refusal::conflict(&named, object::name(live), &why));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Cluster {
+    pub(super) fn delete(
+        &mut self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Answer, Refusal> {
+        let shape = call.shape(resource.custom)?;
+        let key = Self::key_of(resource, call);
+        let live = self.live(resource, &key)?;
+        let deletion = Deletion::of(call)?;
+        deletion.check(resource, &live)?;
+        let deleted = if deletion.dry_run {
+            Some(Deleted::Gone(live))
+        } else {
+            self.delete_object(&resource.storage, &key, deletion)
+        };
+        let body = match deleted {
+            Some(Deleted::Pending(object)) => render(resource, &object, shape),
+            Some(Deleted::Gone(object)) if resource.returns_deleted => {
+                render(resource, &object, shape)
+            }
+            Some(Deleted::Gone(object)) => succeeded(resource, &object),
+            None => return Err(Refusal::not_found(resource, &key.1)),
+        };
+        Ok(Answer::Done(Reply::json(200, &body)))
+    }
+
+    pub(super) fn delete_collection(
+        &mut self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Answer, Refusal> {
+        let filter = self.filter(resource, call)?;
+        let deletion = Deletion::of(call)?;
+        let doomed = self.history.all(&resource.storage);
+        let doomed = doomed.filter(|(_, object)| filter.matches(object));
+        let doomed: Vec<(Key, Arc<Value>)> =
+            doomed.map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
+        let mut items = Vec::new();
+        for (key, live) in doomed {
+            deletion.check(resource, &live)?;
+            let object = if deletion.dry_run {
+                Some(Deleted::Gone(live))
+            } else {
+                self.delete_object(&resource.storage, &key, deletion.clone())
+            };
+            if let Some(Deleted::Gone(object) | Deleted::Pending(object)) = object {
+                items.push(super::render::item(resource, &object, filter.shape));
+            }
+        }
+        let version = self.history.version();
+        Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, version, None, None))))
+    }
+
+    /// Deletes an object, or marks it if finalizers hold it.
+    pub(super) fn delete_object(
+        &mut self,
+        storage: &Storage,
+        key: &Key,
+        deletion: Deletion,
+    ) -> Option<Deleted> {
+        let live = Arc::clone(self.history.get(storage, key)?);
+        let mut object = Value::clone(&live);
+        match deletion.propagation {
+            Some(Propagation::Foreground) => {
+                object::remove_finalizer(&mut object, "orphan");
+                object::add_finalizer(&mut object, "foregroundDeletion");
+            }
+            Some(Propagation::Orphan) => {
+                object::remove_finalizer(&mut object, "foregroundDeletion");
+                object::add_finalizer(&mut object, "orphan");
+            }
+            Some(Propagation::Background) => {
+                object::remove_finalizer(&mut object, "orphan");
+                object::remove_finalizer(&mut object, "foregroundDeletion");
+            }
+            None => {}
+        }
+        if &**storage == CRDS && !object::is_deleting(&live) {
+            self.mark_crd_deleted(&mut object);
+        }
+        let is_namespace = &**storage == NAMESPACES;
+        let held = object::finalizers(&object).next().is_some()
+            || is_namespace && object["spec"]["finalizers"][0].is_string();
+        if !held {
+            return self.erase(storage, key).map(|_| Deleted::Gone(live));
+        }
+        if !object::is_deleting(&live) {
+            let now = self.timestamp();
+            let metadata = object::metadata(&mut object);
+            metadata.insert("deletionTimestamp".to_owned(), now.into());
+            if !is_namespace && &**storage != CRDS {
+                metadata.insert("deletionGracePeriodSeconds".to_owned(), 0.into());
+                if let Some(generation) = metadata.get("generation").and_then(Value::as_u64) {
+                    metadata.insert("generation".to_owned(), (generation + 1).into());
+                }
+            }
+            if is_namespace {
+                object["status"]["phase"] = "Terminating".into();
+            }
+        }
+        if object == *live {
+            return Some(Deleted::Pending(live));
+        }
+        Some(Deleted::Pending(self.commit(storage, object)))
+    }
+}
+
+fn succeeded(resource: &Resource, object: &Value) -> Value {
+    let mut details = json!({
+        "name": object::name(object),
+        "kind": resource.plural,
+        "uid": object::uid(object),
+    });
+    if !resource.group.is_empty() {
+        details["group"] = resource.group.as_str().into();
+    }
+    json!({
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": details,
+    })
+}
+
+/// A list of items that are rendered already.
+pub(super) fn list_of(
+    filter: &Filter,
+    items: Vec<Value>,
+    version: u64,
+    go_on: Option<String>,
+    remaining: Option<usize>,
+) -> Value {
+    let (api_version, kind) = match filter.shape {
+        super::call::Shape::Whole => {
+            (filter.resource.api_version(), filter.resource.list_kind.as_str())
+        }
+        super::call::Shape::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList"),
+    };
+    let mut metadata = json!({ "resourceVersion": version.to_string() });
+    if let Some(token) = go_on {
+        metadata["continue"] = token.into();
+    }
+    if let Some(remaining) = remaining {
+        metadata["remainingItemCount"] = remaining.into();
+    }
+    json!({ "kind": kind, "apiVersion": api_version, "metadata": metadata, "items": items })
+}

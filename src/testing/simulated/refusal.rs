@@ -1,0 +1,189 @@
+//! What the server says when it does not do what was asked.
+
+use serde_json::{Map, Value, json};
+
+use super::resource::Resource;
+
+/// An answer that is no success, in the words of the real API server.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Refusal {
+    pub(super) code: u16,
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    pub(super) details: Option<Value>,
+    pub(super) retry_after: Option<u64>,
+    /// Goes into the `metadata` of the status: where an expired list may go on.
+    pub(super) go_on: Option<String>,
+    /// Without a status: what `http.Error` of Go writes.
+    pub(super) plain: bool,
+}
+
+impl Refusal {
+    pub(super) fn new(code: u16, reason: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            reason,
+            message: message.into(),
+            details: None,
+            retry_after: None,
+            go_on: None,
+            plain: false,
+        }
+    }
+
+    fn about(mut self, group: &str, kind: &str, name: &str) -> Self {
+        let mut details = Map::new();
+        for (field, value) in [("name", name), ("group", group), ("kind", kind)] {
+            if !value.is_empty() {
+                details.insert(field.to_owned(), value.into());
+            }
+        }
+        self.details = Some(Value::Object(details));
+        self
+    }
+
+    /// Nobody serves this path: the last of the real server's handlers answers in plain text.
+    pub(super) fn no_such_path() -> Self {
+        Self { plain: true, ..Self::new(404, "NotFound", "404 page not found") }
+    }
+
+    /// The aggregator's answer for an API whose service is down.
+    pub(super) fn service_unavailable() -> Self {
+        Self { plain: true, ..Self::new(503, "ServiceUnavailable", "service unavailable") }
+    }
+
+    /// What this server does not do.
+    pub(super) fn not_simulated(what: impl std::fmt::Display) -> Self {
+        let message = format!(
+            "{what} is not simulated: run this against a real control plane \
+             (pilotlight::testing::ControlPlane, or `pilotlight dev`)"
+        );
+        Self::new(501, "NotImplemented", message)
+    }
+
+    pub(super) fn not_found(resource: &Resource, name: &str) -> Self {
+        let message = format!("{} {name:?} not found", resource.qualified());
+        Self::new(404, "NotFound", message).about(&resource.group, &resource.plural, name)
+    }
+
+    pub(super) fn exists(resource: &Resource, name: &str) -> Self {
+        let message = format!("{} {name:?} already exists", resource.qualified());
+        Self::new(409, "AlreadyExists", message).about(&resource.group, &resource.plural, name)
+    }
+
+    pub(super) fn conflict(resource: &Resource, name: &str, why: &str) -> Self {
+        let message =
+            format!("Operation cannot be fulfilled on {} {name:?}: {why}", resource.qualified());
+        Self::new(409, "Conflict", message).about(&resource.group, &resource.plural, name)
+    }
+
+    pub(super) fn modified(resource: &Resource, name: &str) -> Self {
+        let why = "the object has been modified; please apply your changes to the latest version \
+                   and try again";
+        Self::conflict(resource, name, why)
+    }
+
+    pub(super) fn forbidden(resource: &Resource, name: &str, why: &str) -> Self {
+        let message = if name.is_empty() {
+            format!("{} is forbidden: {why}", resource.qualified())
+        } else {
+            format!("{} {name:?} is forbidden: {why}", resource.qualified())
+        };
+        Self::new(403, "Forbidden", message).about(&resource.group, &resource.plural, name)
+    }
+
+    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(400, "BadRequest", message)
+    }
+
+    pub(super) fn method_not_allowed() -> Self {
+        let message = "the server does not allow this method on the requested resource";
+        Self::new(405, "MethodNotAllowed", message).about("", "", "")
+    }
+
+    /// The objects were compacted away.
+    pub(super) fn expired(message: impl Into<String>) -> Self {
+        Self::new(410, "Expired", message)
+    }
+
+    /// The type's watch cache is not filled yet.
+    pub(super) fn initializing() -> Self {
+        let mut refusal = Self::new(429, "TooManyRequests", "storage is (re)initializing");
+        refusal.details = Some(json!({ "retryAfterSeconds": 1 }));
+        refusal.retry_after = Some(1);
+        refusal
+    }
+
+    /// Fields of an object of this kind are wrong.
+    pub(super) fn invalid(group: &str, kind: &str, name: &str, faults: &[FieldFault]) -> Self {
+        let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+        let bodies: Vec<_> =
+            faults.iter().map(|fault| format!("{}: {}", fault.field, fault.body)).collect();
+        let said = match bodies.as_slice() {
+            [one] => one.clone(),
+            many => format!("[{}]", many.join(", ")),
+        };
+        let causes: Vec<_> = faults
+            .iter()
+            .map(|it| json!({ "reason": it.reason, "message": it.body, "field": it.field }))
+            .collect();
+        let message = format!("{qualified} {name:?} is invalid: {said}");
+        let mut refusal = Self::new(422, "Invalid", message).about(group, kind, name);
+        if let Some(Value::Object(details)) = &mut refusal.details {
+            details.insert("causes".to_owned(), causes.into());
+        }
+        refusal
+    }
+
+    /// As a `Status`.
+    pub(super) fn status(&self) -> Value {
+        let mut status = json!({
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": self.message,
+            "reason": self.reason,
+            "code": self.code,
+        });
+        if let Some(details) = &self.details {
+            status["details"] = details.clone();
+        }
+        if let Some(token) = &self.go_on {
+            status["metadata"]["continue"] = token.as_str().into();
+        }
+        status
+    }
+}
+
+/// One field that is wrong, as `field.Error` of apimachinery says it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FieldFault {
+    pub(super) field: String,
+    pub(super) reason: &'static str,
+    pub(super) body: String,
+}
+
+impl FieldFault {
+    pub(super) fn required(field: &str, why: &str) -> Self {
+        let body =
+            if why.is_empty() { "Required value".into() } else { format!("Required value: {why}") };
+        Self { field: field.to_owned(), reason: "FieldValueRequired", body }
+    }
+
+    pub(super) fn invalid(field: &str, value: &Value, why: &str) -> Self {
+        let body = format!("Invalid value: {value}: {why}");
+        Self { field: field.to_owned(), reason: "FieldValueInvalid", body }
+    }
+
+    pub(super) fn forbidden(field: &str, why: &str) -> Self {
+        let body = format!("Forbidden: {why}");
+        Self { field: field.to_owned(), reason: "FieldValueForbidden", body }
+    }
+
+    pub(super) fn not_supported(field: &str, value: &Value, known: &[String]) -> Self {
+        let known: Vec<_> = known.iter().map(|it| format!("{it:?}")).collect();
+        let body = format!("Unsupported value: {value}: supported values: {}", known.join(", "));
+        Self { field: field.to_owned(), reason: "FieldValueNotSupported", body }
+    }
+}

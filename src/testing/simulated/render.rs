@@ -1,0 +1,74 @@
+//! Objects as a version of their type shows them.
+
+use serde_json::{Map, Value, json};
+
+use super::{call::Shape, object, resource::Resource};
+
+/// An object as it is answered by itself.
+pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value {
+    if shape == Shape::Metadata {
+        return json!({
+            "kind": "PartialObjectMetadata",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": stored["metadata"],
+        });
+    }
+    let mut shown = item(resource, stored, shape);
+    let fields = object::fields(&mut shown);
+    fields.insert("apiVersion".to_owned(), resource.api_version().into());
+    fields.insert("kind".to_owned(), resource.kind.clone().into());
+    shown
+}
+
+/// An object inside a list: of a built-in type, it does not repeat what the list says.
+pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
+    if shape == Shape::Metadata {
+        return json!({ "metadata": stored["metadata"] });
+    }
+    let mut shown = stored.clone();
+    let fields = object::fields(&mut shown);
+    if resource.custom {
+        fields.insert("apiVersion".to_owned(), resource.api_version().into());
+        fields.insert("kind".to_owned(), resource.kind.clone().into());
+    } else {
+        fields.remove("apiVersion");
+        fields.remove("kind");
+    }
+    if resource.group == "events.k8s.io" {
+        rename(fields, |(stored, shown)| (stored, shown));
+    }
+    shown
+}
+
+/// The inverse of what [`render`] does to an object's own fields.
+pub(super) fn stored(resource: &Resource, mut shown: Value) -> Value {
+    let fields = object::fields(&mut shown);
+    if resource.group == "events.k8s.io" {
+        rename(fields, |(stored, shown)| (shown, stored));
+    }
+    fields.insert("apiVersion".to_owned(), resource.api_version().into());
+    fields.insert("kind".to_owned(), resource.kind.clone().into());
+    shown
+}
+
+/// An event's fields in the core group, and in `events.k8s.io`.
+const EVENT_FIELDS: [(&str, &str); 7] = [
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("source", "deprecatedSource"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("count", "deprecatedCount"),
+    ("reportingComponent", "reportingController"),
+];
+
+type Names = (&'static str, &'static str);
+
+fn rename(fields: &mut Map<String, Value>, direction: impl Fn(Names) -> Names) {
+    for names in EVENT_FIELDS {
+        let (from, to) = direction(names);
+        if let Some(value) = fields.remove(from) {
+            fields.insert(to.to_owned(), value);
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The part of OpenAPI schemas that is checked: type, required, enum, minimum and maximum, pattern
+//! excepted. Defaults and pruning are absent.
+
+use serde_json::Value;
+
+use super::refusal::FieldFault;
+
+/// What a schema finds wrong with an object. Its metadata is not the schema's business.
+pub(super) fn validate(schema: &Value, object: &Value) -> Vec<FieldFault> {
+    let mut faults = Vec::new();
+    required(schema, object, "", &mut faults);
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    for (name, schema) in properties {
+        if !matches!(name.as_str(), "metadata" | "apiVersion" | "kind")
+            && let Some(value) = object.get(name)
+        {
+            check(schema, value, name, &mut faults);
+        }
+    }
+    faults
+}
+
+fn required(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>) {
+    let names = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    for name in names.filter(|name| value.get(name).is_none()) {
+        let field = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        faults.push(FieldFault::required(&field, ""));
+    }
+}
+
+fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>) {
+    if value.is_null() && schema["nullable"].as_bool() == Some(true) {
+        return;
+    }
+    let any = schema["x-kubernetes-int-or-string"].as_bool() == Some(true);
+    if let Some(wanted) = schema["type"].as_str().filter(|_| !any)
+        && !is_a(value, wanted)
+    {
+        let why = format!("{path} in body must be of type {wanted}: {:?}", type_of(value));
+        let shown = if value.is_object() || value.is_array() {
+            type_of(value).into()
+        } else {
+            value.clone()
+        };
+        let body = format!("Invalid value: {}: {why}", Value::from(plain(&shown)));
+        let field = path.to_owned();
+        faults.push(FieldFault { field, reason: "FieldValueTypeInvalid", body });
+        return;
+    }
+    if let Some(known) = schema["enum"].as_array()
+        && !known.contains(value)
+    {
+        let known: Vec<_> = known.iter().map(plain).collect();
+        faults.push(FieldFault::not_supported(path, value, &known));
+    }
+    if let Some(number) = value.as_f64() {
+        let below = schema["minimum"].as_f64().filter(|it| number < *it);
+        let above = schema["maximum"].as_f64().filter(|it| number > *it);
+        if let Some(minimum) = below {
+            let why = format!("{path} in body should be greater than or equal to {minimum}");
+            faults.push(FieldFault::invalid(path, value, &why));
+        }
+        if let Some(maximum) = above {
+            let why = format!("{path} in body should be less than or equal to {maximum}");
+            faults.push(FieldFault::invalid(path, value, &why));
+        }
+    }
+    if value.is_object() {
+        required(schema, value, path, faults);
+    }
+    for (name, inner) in value.as_object().into_iter().flatten() {
+        let schema = match schema["properties"].get(name) {
+            Some(schema) => schema,
+            None => &schema["additionalProperties"],
+        };
+        check(schema, inner, &format!("{path}.{name}"), faults);
+    }
+    for (at, inner) in value.as_array().into_iter().flatten().enumerate() {
+        check(&schema["items"], inner, &format!("{path}[{at}]"), faults);
+    }
+}
+
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn is_a(value: &Value, wanted: &str) -> bool {
+    match wanted {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_i64() || value.is_u64(),
+        "number" => value.is_number(),
+        _ => true,
+    }
+}
+
+fn type_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[track_caller]
+    fn check(spec: Value, expected: &[&str]) {
+        let schema = json!({ "type": "object", "required": ["spec"], "properties": { "spec": {
+            "type": "object", "required": ["size"], "properties": {
+                "size": { "type": "integer", "minimum": 1, "maximum": 5 },
+                "color": { "type": "string", "enum": ["red", "blue"] },
+                "tags": { "type": "array", "items": { "type": "string" } },
+                "extra": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } } } });
+        let faults = validate(&schema, &json!({ "spec": spec }));
+        let fields: Vec<_> = faults.iter().map(|it| it.field.as_str()).collect();
+        assert_eq!(fields, expected, "{faults:?}");
+    }
+
+    #[test]
+    fn types_and_limits_are_checked() {
+        check(json!({ "size": 1, "extra": { "x": [1, "a"] } }), &[]);
+        check(json!({}), &["spec.size"]);
+        check(json!({ "size": "1" }), &["spec.size"]);
+        check(json!({ "size": 9 }), &["spec.size"]);
+        check(json!({ "size": 0, "color": "green" }), &["spec.color", "spec.size"]);
+        check(json!({ "size": 1, "tags": ["a", 1] }), &["spec.tags[1]"]);
+        check(json!(7), &["spec"]);
+    }
+}

@@ -1,0 +1,201 @@
+//! The server as a tower service, and its streaming answers.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
+use tokio::time::{self, Instant, Sleep};
+use tower::{BoxError, Service};
+
+use super::{
+    call::{Answer, Call, Reply},
+    shared::{Next, RequestGuard, Shared},
+    watches::WatchId,
+};
+
+/// Answers requests in the name of one user. Goes under [`kube::Client::new`], with layers around
+/// it if wanted: [`Faults`](crate::testing::Faults), for one.
+#[derive(Clone, Debug)]
+pub struct SimulatedService {
+    shared: Arc<Shared>,
+    user: Arc<str>,
+}
+
+impl SimulatedService {
+    pub(super) fn new(shared: Arc<Shared>, user: &str) -> Self {
+        Self { shared, user: user.into() }
+    }
+}
+
+impl<B> Service<Request<B>> for SimulatedService
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<SimulatedBody>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let Self { shared, user } = self.clone();
+        Box::pin(async move {
+            let (head, body) = request.into_parts();
+            let mut call = Call::new(&user, &head.method, &head.uri);
+            let text = |name| text_of(&head.headers, name);
+            call.accept = text(header::ACCEPT);
+            call.content_type = text(header::CONTENT_TYPE);
+            call.user_agent = text(header::USER_AGENT);
+            call.if_none_match = text(header::IF_NONE_MATCH);
+            let guard = shared.begin(&call);
+            call.body = body.collect().await.map_err(Into::into)?.to_bytes();
+            answer(shared, call, guard).await
+        })
+    }
+}
+
+async fn answer(
+    shared: Arc<Shared>,
+    mut call: Call,
+    guard: RequestGuard,
+) -> Result<Response<SimulatedBody>, BoxError> {
+    let latency = shared.latency();
+    if !latency.is_zero() {
+        time::sleep(latency).await;
+    }
+    loop {
+        guard.check_connection()?;
+        match shared.respond(&call) {
+            Answer::Later(wait) => {
+                time::sleep(wait).await;
+                call.waited = true;
+            }
+            Answer::Done(reply) => {
+                guard.answered(reply.code);
+                return Ok(response(reply));
+            }
+            Answer::Watch(id) => {
+                guard.answered(200);
+                let watch = WatchBody { id, shared, guard, sleep: None };
+                let mut response = Response::new(SimulatedBody(Inner::Watch(Box::new(watch))));
+                let json = HeaderValue::from_static("application/json");
+                response.headers_mut().insert(header::CONTENT_TYPE, json);
+                return Ok(response);
+            }
+        }
+    }
+}
+
+fn text_of(headers: &HeaderMap, name: header::HeaderName) -> String {
+    let values = headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+    values.collect::<Vec<_>>().join(",")
+}
+
+fn response(reply: Reply) -> Response<SimulatedBody> {
+    let mut response = Response::new(SimulatedBody(Inner::Full(Some(reply.body))));
+    *response.status_mut() = StatusCode::from_u16(reply.code).unwrap_or(StatusCode::OK);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(reply.content_type));
+    if let Some(etag) = reply.etag.and_then(|etag| HeaderValue::from_str(&etag).ok()) {
+        headers.insert(header::ETAG, etag);
+        headers.insert(header::VARY, HeaderValue::from_static("Accept"));
+    }
+    if let Some(seconds) = reply.retry_after {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+/// The body of an answer: complete, or the events of a watch as they happen.
+#[derive(Debug)]
+pub struct SimulatedBody(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Full(Option<Bytes>),
+    Watch(Box<WatchBody>),
+}
+
+impl http_body::Body for SimulatedBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut self.0 {
+            Inner::Full(bytes) => {
+                Poll::Ready(bytes.take().filter(|it| !it.is_empty()).map(Frame::data).map(Ok))
+            }
+            Inner::Watch(watch) => watch.poll(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Full(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Inner::Watch(_) => false,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Inner::Full(bytes) => {
+                let length = bytes.as_ref().map_or(0, Bytes::len);
+                SizeHint::with_exact(u64::try_from(length).unwrap_or(u64::MAX))
+            }
+            Inner::Watch(_) => SizeHint::default(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct WatchBody {
+    id: WatchId,
+    shared: Arc<Shared>,
+    guard: RequestGuard,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl WatchBody {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        loop {
+            if let Err(broken) = self.guard.check_connection() {
+                return Poll::Ready(Some(Err(broken)));
+            }
+            let wait = match self.shared.next(self.id, context.waker()) {
+                Next::Line(line) => return Poll::Ready(Some(Ok(Frame::data(line)))),
+                Next::End => return Poll::Ready(None),
+                Next::Wait(wait) => wait,
+            };
+            // The alarm is set anew each time: what is due next may have changed.
+            let alarm = Instant::now() + wait.max(Duration::from_nanos(1));
+            let sleep = match &mut self.sleep {
+                Some(sleep) => {
+                    sleep.as_mut().reset(alarm);
+                    sleep
+                }
+                None => self.sleep.insert(Box::pin(time::sleep_until(alarm))),
+            };
+            std::task::ready!(sleep.as_mut().poll(context));
+        }
+    }
+}
+
+impl Drop for WatchBody {
+    fn drop(&mut self) {
+        self.shared.forget(self.id);
+    }
+}

@@ -1,0 +1,277 @@
+//! The one owner of a server's state, and what it remembers of requests.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Debug, Formatter},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::Waker,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::{sync::watch, time::Instant};
+use tower::BoxError;
+
+use super::{
+    call::{Answer, Call},
+    cluster::Cluster,
+    watches::{self, WatchId},
+};
+use crate::testing::RequestInfo;
+
+/// A request that the server has seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SimulatedRequest {
+    /// Who asked.
+    pub user: String,
+    /// What was asked.
+    pub info: RequestInfo,
+    /// When, since the server began.
+    pub at: Duration,
+    /// The status of the answer, once there is one.
+    pub code: Option<u16>,
+    /// When the answer was at its end, or was wanted no longer.
+    pub ended: Option<Duration>,
+}
+
+impl SimulatedRequest {
+    /// Whether it runs: a watch that is open, for one.
+    pub fn is_open(&self) -> bool {
+        self.ended.is_none()
+    }
+
+    /// `plural.group`, or `plural` in the core group; empty for what is no type.
+    pub fn resource(&self) -> String {
+        super::resource::qualified(&self.info.group, &self.info.resource)
+    }
+}
+
+/// What is behind every handle, client and body of a server.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    begin: Instant,
+    /// Counts changes of whatever a handle shows.
+    changes: watch::Sender<u64>,
+}
+
+struct State {
+    cluster: Cluster,
+    wakers: BTreeMap<WatchId, Waker>,
+    requests: BTreeMap<u64, SimulatedRequest>,
+    last_request: u64,
+    /// Counts the times that all connections were dropped.
+    connections: u64,
+    is_up: bool,
+}
+
+/// What a watch's reader gets.
+pub(super) enum Next {
+    Line(Bytes),
+    Wait(Duration),
+    End,
+}
+
+impl Debug for Shared {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Shared")
+            .field("resource_version", &state.cluster.history.version())
+            .field("requests", &state.requests.len())
+            .field("open_watches", &state.wakers.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(cluster: Cluster) -> Arc<Self> {
+        let state = State {
+            cluster,
+            wakers: BTreeMap::new(),
+            requests: BTreeMap::new(),
+            last_request: 0,
+            connections: 0,
+            is_up: true,
+        };
+        let (changes, _) = watch::channel(0);
+        Arc::new(Self { state: Mutex::new(state), begin: Instant::now(), changes })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.begin.elapsed()
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    /// Acts on the cluster after letting time pass, and wakes whoever has something to see.
+    pub(super) fn act<T>(&self, act: impl FnOnce(&mut Cluster, Duration) -> T) -> T {
+        let now = self.now();
+        let (result, woken, changed) = {
+            let mut state = self.lock();
+            let due = state.cluster.due();
+            let version = state.cluster.history.version();
+            state.cluster.advance(now);
+            let result = act(&mut state.cluster, now);
+            // Without a delay, what follows follows at once.
+            state.cluster.advance(now);
+            let ids = state.cluster.watches.take_woken();
+            let mut woken: Vec<Waker> =
+                ids.iter().filter_map(|id| state.wakers.remove(id)).collect();
+            if state.cluster.due().is_some_and(|next| due.is_none_or(|due| next < due)) {
+                woken.extend(state.keeper_of_time());
+            }
+            // A look is no change: it would wake those who wait for one, who would look.
+            (result, woken, state.cluster.history.version() != version)
+        };
+        woken.into_iter().for_each(Waker::wake);
+        if changed {
+            self.changes.send_modify(|count| *count += 1);
+        }
+        result
+    }
+
+    pub(super) fn respond(&self, call: &Call) -> Answer {
+        self.act(|cluster, now| cluster.respond(now, call))
+    }
+
+    pub(super) fn latency(&self) -> Duration {
+        self.lock().cluster.delays.latency
+    }
+
+    /// How long until something happens by itself.
+    pub(super) fn due_in(&self) -> Option<Duration> {
+        let due = self.lock().cluster.due()?;
+        Some(due.saturating_sub(self.now()))
+    }
+
+    /// What is next for the reader of a watch, which is woken when there is more.
+    pub(super) fn next(&self, id: WatchId, waker: &Waker) -> Next {
+        let now = self.now();
+        let is_due = self.lock().cluster.due().is_some_and(|due| due <= now);
+        if is_due {
+            self.act(|_, _| ());
+        }
+        let mut state = self.lock();
+        let version = state.cluster.history.version();
+        match state.cluster.watches.next(id, now, version) {
+            watches::Next::Line(line) => Next::Line(line),
+            watches::Next::End => Next::End,
+            watches::Next::Wait(until) => {
+                let until = state.cluster.due().map_or(until, |due| due.min(until));
+                state.wakers.insert(id, waker.clone());
+                Next::Wait(until.saturating_sub(now))
+            }
+        }
+    }
+
+    /// A watch has lost its reader.
+    pub(super) fn forget(&self, id: WatchId) {
+        let keeper = {
+            let mut state = self.lock();
+            state.cluster.watches.forget(id);
+            state.wakers.remove(&id);
+            // It may have been the one that let time pass.
+            state.keeper_of_time()
+        };
+        keeper.into_iter().for_each(Waker::wake);
+    }
+
+    // --- requests
+
+    pub(super) fn begin(self: &Arc<Self>, call: &Call) -> RequestGuard {
+        let mut state = self.lock();
+        state.last_request += 1;
+        let id = state.last_request;
+        let request = SimulatedRequest {
+            user: call.user.clone(),
+            info: call.info.clone(),
+            at: self.now(),
+            code: None,
+            ended: None,
+        };
+        state.requests.insert(id, request);
+        let connections = state.connections;
+        RequestGuard { shared: Arc::clone(self), id, connections }
+    }
+
+    pub(super) fn requests(&self) -> Vec<SimulatedRequest> {
+        self.lock().requests.values().cloned().collect()
+    }
+
+    pub(super) fn forget_requests(&self) {
+        self.lock().requests.retain(|_, request| request.is_open());
+    }
+
+    /// Breaks all connections; none can be made until the server is up.
+    pub(super) fn drop_connections(&self, is_up: bool) {
+        let woken = {
+            let mut state = self.lock();
+            state.connections += 1;
+            state.is_up = is_up;
+            std::mem::take(&mut state.wakers)
+        };
+        woken.into_values().for_each(Waker::wake);
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub(super) fn set_up(&self) {
+        self.lock().is_up = true;
+    }
+}
+
+impl State {
+    /// One of those who wait, to set its alarm anew.
+    fn keeper_of_time(&self) -> Option<Waker> {
+        self.wakers.values().next().cloned()
+    }
+}
+
+/// Keeps the record of one request until its answer is at its end.
+pub(super) struct RequestGuard {
+    shared: Arc<Shared>,
+    id: u64,
+    connections: u64,
+}
+
+impl Debug for RequestGuard {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestGuard").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl RequestGuard {
+    pub(super) fn answered(&self, code: u16) {
+        if let Some(request) = self.shared.lock().requests.get_mut(&self.id) {
+            request.code = Some(code);
+        }
+        self.shared.changes.send_modify(|count| *count += 1);
+    }
+
+    /// An error if the connection has been dropped meanwhile.
+    pub(super) fn check_connection(&self) -> Result<(), BoxError> {
+        let state = self.shared.lock();
+        if !state.is_up {
+            return Err("connection refused: the simulated server is stopped".into());
+        }
+        if state.connections != self.connections {
+            return Err("connection reset: the simulated server was restarted".into());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        let now = self.shared.now();
+        if let Some(request) = self.shared.lock().requests.get_mut(&self.id) {
+            request.ended = Some(now);
+        }
+        self.shared.changes.send_modify(|count| *count += 1);
+    }
+}

@@ -1,0 +1,443 @@
+//! Creates and updates.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::{
+    call::{Answer, Call, Reply},
+    cluster::{CRDS, Cluster, NAMESPACES},
+    collector::default_namespace,
+    custom::{default_crd, validate_crd},
+    history::Key,
+    managed::{self, Writer},
+    names, object,
+    refusal::{FieldFault, Refusal},
+    render::{render, stored},
+    resource::{Resource, Storage},
+    scale, schema,
+};
+
+pub(super) use super::delete::{Deletion, Propagation};
+
+impl Cluster {
+    pub(super) fn new_uid(&mut self) -> String {
+        let bits = self.random.u128(..);
+        // Version 4, as RFC 9562 lays it out.
+        let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
+        let hex = format!("{bits:032x}");
+        let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+        parts.join("-")
+    }
+
+    fn generated_name(&mut self, begin: &str) -> String {
+        const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+        let random = &mut self.random;
+        let end = (0..5).map(|_| char::from(LETTERS[random.usize(..LETTERS.len())]));
+        begin.chars().chain(end).collect()
+    }
+
+    pub(super) fn key_of(resource: &Resource, call: &Call) -> Key {
+        let namespace =
+            if resource.namespaced { call.info.namespace.clone() } else { String::new() };
+        (namespace, call.info.name.clone())
+    }
+
+    pub(super) fn live(&self, resource: &Resource, key: &Key) -> Result<Arc<Value>, Refusal> {
+        let found = self.history.get(&resource.storage, key);
+        found.cloned().ok_or_else(|| Refusal::not_found(resource, &key.1))
+    }
+
+    pub(super) fn create(
+        &mut self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Answer, Refusal> {
+        if let Some(hold) = self.create_hold(&resource.storage).filter(|_| !call.waited) {
+            return Ok(Answer::Later(hold));
+        }
+        let shape = call.shape(resource.custom)?;
+        let object = call.json()?;
+        let created = self.create_as(resource, object, call, None)?;
+        Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
+    }
+
+    /// Creates an object; `managed` says whose its fields are, if an apply has said so.
+    pub(super) fn create_as(
+        &mut self,
+        resource: &Arc<Resource>,
+        object: Value,
+        call: &Call,
+        managed: Option<Value>,
+    ) -> Result<Arc<Value>, Refusal> {
+        let dry_run = call.is_dry_run()?;
+        let mut object = self.decode(resource, object, &call.info.namespace)?;
+        let metadata = object::metadata(&mut object);
+        let version = metadata.remove("resourceVersion");
+        for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
+            metadata.remove(field);
+        }
+        metadata.remove("managedFields");
+        if object::name(&object).is_empty() {
+            let begin = object::text(&object, "generateName").to_owned();
+            if !begin.is_empty() {
+                let name = self.generated_name(&begin);
+                object::metadata(&mut object).insert("name".to_owned(), name.into());
+            }
+        }
+        let name = object::name(&object).to_owned();
+        self.admit_create(resource, object::namespace(&object), &name)?;
+        if resource.status {
+            object::fields(&mut object).remove("status");
+        }
+        self.default_object(resource, &mut object);
+        self.validate(resource, &object, None)?;
+        if version.is_some_and(|it| it.as_str().is_some_and(|it| !it.is_empty() && it != "0")) {
+            let message = "resourceVersion should not be set on objects to be created";
+            return Err(Refusal::new(500, "InternalError", message));
+        }
+        let key = (object::namespace(&object).to_owned(), name.clone());
+        if self.history.get(&resource.storage, &key).is_some() {
+            return Err(Refusal::exists(resource, &name));
+        }
+        let (uid, now) = (self.new_uid(), self.timestamp());
+        let metadata = object::metadata(&mut object);
+        metadata.insert("uid".to_owned(), uid.into());
+        metadata.insert("creationTimestamp".to_owned(), now.as_str().into());
+        if resource.generation {
+            metadata.insert("generation".to_owned(), 1.into());
+        }
+        object::tidy(&mut object);
+        match managed {
+            Some(managed) => {
+                object::metadata(&mut object).insert("managedFields".to_owned(), managed);
+            }
+            None => self.record(resource, None, &mut object, call),
+        }
+        if dry_run {
+            return Ok(Arc::new(object));
+        }
+        Ok(self.commit(&resource.storage, object))
+    }
+
+    /// What stands in the way of any new object.
+    fn admit_create(
+        &self,
+        resource: &Resource,
+        namespace: &str,
+        name: &str,
+    ) -> Result<(), Refusal> {
+        if resource.namespaced {
+            let key = (String::new(), namespace.to_owned());
+            let of_namespaces = self.resource("", "v1", NAMESPACES);
+            let Some(found) = self.history.get(NAMESPACES, &key) else {
+                let about = of_namespaces.as_deref().unwrap_or(resource);
+                return Err(Refusal::not_found(about, namespace));
+            };
+            if object::is_deleting(found) {
+                let why = format!(
+                    "unable to create new content in namespace {namespace} because it is being \
+                     terminated"
+                );
+                let mut refusal = Refusal::forbidden(resource, name, &why);
+                if let Some(Value::Object(details)) = &mut refusal.details {
+                    let cause = json!({
+                        "reason": "NamespaceTerminating",
+                        "message": format!("namespace {namespace} is being terminated"),
+                        "field": "metadata.namespace",
+                    });
+                    details.insert("causes".to_owned(), json!([cause]));
+                }
+                return Err(refusal);
+            }
+        }
+        if self.custom.get(&resource.storage).is_some_and(|it| it.terminating) {
+            let why = "create not allowed while custom resource definition is terminating";
+            return Err(Refusal::forbidden(resource, name, why));
+        }
+        Ok(())
+    }
+
+    /// Checks that a body is of the type and the namespace of the request.
+    fn decode(
+        &self,
+        resource: &Resource,
+        mut object: Value,
+        namespace: &str,
+    ) -> Result<Value, Refusal> {
+        let text = |field: &str| object[field].as_str().unwrap_or_default();
+        let (api_version, kind) = (text("apiVersion").to_owned(), text("kind").to_owned());
+        if resource.custom && kind.is_empty() {
+            return Err(Refusal::bad_request("Object 'Kind' is missing in the body"));
+        }
+        let wanted = resource.api_version();
+        if !api_version.is_empty() && api_version != wanted {
+            return Err(Refusal::bad_request(format!(
+                "the API version in the data ({api_version}) does not match the expected API \
+                 version ({wanted})"
+            )));
+        }
+        if !kind.is_empty() && kind != resource.kind {
+            return Err(Refusal::bad_request(format!(
+                "{kind} in version {:?} cannot be handled as a {}",
+                resource.version, resource.kind
+            )));
+        }
+        let metadata = object::metadata(&mut object);
+        if resource.namespaced {
+            let given = metadata.get("namespace").and_then(Value::as_str).unwrap_or_default();
+            if !given.is_empty() && given != namespace {
+                return Err(Refusal::bad_request(
+                    "the namespace of the provided object does not match the namespace sent on \
+                     the request",
+                ));
+            }
+            metadata.insert("namespace".to_owned(), namespace.into());
+        } else {
+            metadata.remove("namespace");
+        }
+        Ok(stored(resource, object))
+    }
+
+    fn default_object(&self, resource: &Resource, object: &mut Value) {
+        match &*resource.storage {
+            CRDS => default_crd(object),
+            NAMESPACES => default_namespace(object),
+            _ => {}
+        }
+    }
+
+    fn validate(
+        &self,
+        resource: &Resource,
+        object: &Value,
+        before: Option<&Value>,
+    ) -> Result<(), Refusal> {
+        let mut faults = names::validate_metadata(resource, object);
+        if &*resource.storage == CRDS {
+            faults.extend(validate_crd(object, before));
+        }
+        let schema = self.custom.get(&resource.storage);
+        let schema = schema.and_then(|it| it.schemas.get(&resource.version));
+        if let Some(schema) = schema {
+            faults.extend(schema::validate(schema, object));
+        }
+        if let Some(before) = before.filter(|before| object::is_deleting(before)) {
+            let new = object::finalizers(object).filter(|it| !object::has_finalizer(before, it));
+            let new: Vec<_> = new.map(|it| format!("{it:?}")).collect();
+            if !new.is_empty() {
+                let why = format!(
+                    "no new finalizers can be added if the object is being deleted, found new \
+                     finalizers []string{{{}}}",
+                    new.join(", ")
+                );
+                faults.push(FieldFault::forbidden("metadata.finalizers", &why));
+            }
+        }
+        if faults.is_empty() {
+            return Ok(());
+        }
+        Err(Refusal::invalid(&resource.group, &resource.kind, object::name(object), &faults))
+    }
+
+    fn record(&self, resource: &Resource, before: Option<&Value>, after: &mut Value, call: &Call) {
+        let (now, api_version) = (self.timestamp(), resource.api_version());
+        let writer = writer(call, &api_version, &now);
+        managed::record(before, after, writer);
+    }
+
+    pub(super) fn update(
+        &mut self,
+        resource: &Arc<Resource>,
+        call: &Call,
+    ) -> Result<Answer, Refusal> {
+        let shape = call.shape(resource.custom)?;
+        let body = call.json()?;
+        if call.info.subresource == "scale" {
+            return self.update_scale(resource, call, body);
+        }
+        let key = Self::key_of(resource, call);
+        let updated = self.update_object(resource, &key, body, call)?;
+        Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
+    }
+
+    pub(super) fn update_object(
+        &mut self,
+        resource: &Arc<Resource>,
+        key: &Key,
+        body: Value,
+        call: &Call,
+    ) -> Result<Arc<Value>, Refusal> {
+        let object = self.decode(resource, body, &key.0)?;
+        if object::name(&object) != key.1 {
+            let given = object::name(&object);
+            let message = if given.is_empty() {
+                "name must be provided".to_owned()
+            } else {
+                format!(
+                    "the name of the object ({given}) does not match the name on the URL ({})",
+                    key.1
+                )
+            };
+            return Err(Refusal::bad_request(message));
+        }
+        let live = self.live(resource, key)?;
+        let version = object::text(&object, "resourceVersion");
+        if (version.is_empty() || version == "0") && resource.custom {
+            let why = "must be specified for an update";
+            let fault = FieldFault::invalid("metadata.resourceVersion", &0.into(), why);
+            return Err(Refusal::invalid(&resource.group, &resource.plural, &key.1, &[fault]));
+        }
+        self.replace(resource, &live, object, call, None)
+    }
+
+    /// Puts a new state of an object in the place of the live one, as far as the subresource
+    /// allows; a state that is the same changes nothing.
+    pub(super) fn replace(
+        &mut self,
+        resource: &Arc<Resource>,
+        live: &Arc<Value>,
+        mut object: Value,
+        call: &Call,
+        applied: Option<Value>,
+    ) -> Result<Arc<Value>, Refusal> {
+        let dry_run = call.is_dry_run()?;
+        let name = object::name(live).to_owned();
+        let uid = object::uid(&object);
+        if !uid.is_empty() && uid != object::uid(live) {
+            let why = format!(
+                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                object::uid(live)
+            );
+            return Err(Refusal::conflict(resource, &name, &why));
+        }
+        let version = object::text(&object, "resourceVersion");
+        let live_version = object::text(live, "resourceVersion");
+        if !version.is_empty() && version != "0" && version != live_version {
+            return Err(Refusal::modified(resource, &name));
+        }
+        if call.info.subresource == "status" {
+            let mut next = Value::clone(live);
+            match object.get("status") {
+                Some(status) => {
+                    object::fields(&mut next).insert("status".to_owned(), status.clone());
+                }
+                None => {
+                    object::fields(&mut next).remove("status");
+                }
+            }
+            if !resource.custom {
+                // Labels and annotations of built-in types can be changed along with the status.
+                let metadata = object::metadata(&mut next);
+                for field in ["labels", "annotations"] {
+                    object::keep(metadata, &object, field);
+                }
+            }
+            object = next;
+        } else if resource.status {
+            let fields = object::fields(&mut object);
+            match live.get("status") {
+                Some(status) => fields.insert("status".to_owned(), status.clone()),
+                None => fields.remove("status"),
+            };
+        }
+        let metadata = object::metadata(&mut object);
+        for field in [
+            "uid",
+            "resourceVersion",
+            "creationTimestamp",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generation",
+            "generateName",
+            "managedFields",
+            "namespace",
+        ] {
+            object::keep(metadata, live, field);
+        }
+        metadata.remove("selfLink");
+        object::tidy(&mut object);
+        self.default_object(resource, &mut object);
+        self.validate(resource, &object, Some(live))?;
+        if wants_differ(resource, live, &object)
+            && let Some(generation) = live["metadata"]["generation"].as_u64()
+        {
+            object["metadata"]["generation"] = (generation + 1).into();
+        }
+        match applied {
+            Some(managed) => {
+                object::metadata(&mut object).insert("managedFields".to_owned(), managed);
+            }
+            None => self.record(resource, Some(live), &mut object, call),
+        }
+        // An update from a version leaves the stored object alone if nothing else differs.
+        for field in ["apiVersion", "kind"] {
+            if let Some(value) = live.get(field) {
+                object[field] = value.clone();
+            }
+        }
+        if object == **live && !finishes(&object) {
+            return Ok(Arc::clone(live));
+        }
+        if dry_run {
+            return Ok(Arc::new(object));
+        }
+        Ok(self.commit_or_finish(&resource.storage, object))
+    }
+
+    /// Writes an object, or removes it if it was only waiting for its last finalizer.
+    pub(super) fn commit_or_finish(&mut self, storage: &Storage, object: Value) -> Arc<Value> {
+        if !finishes(&object) {
+            return self.commit(storage, object);
+        }
+        let key = (object::namespace(&object).to_owned(), object::name(&object).to_owned());
+        self.erase(storage, &key);
+        Arc::new(object)
+    }
+
+    fn update_scale(
+        &mut self,
+        resource: &Arc<Resource>,
+        call: &Call,
+        body: Value,
+    ) -> Result<Answer, Refusal> {
+        let key = Self::key_of(resource, call);
+        let live = self.live(resource, &key)?;
+        let object = scale::scaled(resource, &live, &body)?;
+        let updated = self.replace(resource, &live, object, call, None)?;
+        Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
+    }
+}
+
+pub(super) fn writer<'a>(call: &'a Call, api_version: &'a str, now: &'a str) -> Writer<'a> {
+    let subresource = &call.info.subresource;
+    Writer { manager: call.manager(), api_version, subresource, now }
+}
+
+/// Whether nothing holds up the end of an object that is being deleted.
+fn finishes(object: &Value) -> bool {
+    let spec_finalizers = object["kind"] == "Namespace"
+        && object["spec"]["finalizers"].as_array().is_some_and(|it| !it.is_empty());
+    object::is_deleting(object)
+        && object::finalizers(object).next().is_none()
+        && !spec_finalizers
+        && object["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or(0) == 0
+}
+
+/// Whether more differs than metadata and, if it is a subresource, the status.
+fn wants_differ(resource: &Resource, before: &Value, after: &Value) -> bool {
+    if !resource.generation {
+        return false;
+    }
+    let relevant = |name: &String| match name.as_str() {
+        "metadata" | "apiVersion" | "kind" => false,
+        "status" => !resource.status,
+        _ => true,
+    };
+    let parts = |object: &Value| -> Vec<(String, Value)> {
+        let fields = object.as_object().into_iter().flatten();
+        let parts = fields.filter(|(name, _)| relevant(name));
+        parts.map(|(name, value)| (name.clone(), value.clone())).collect()
+    };
+    parts(before) != parts(after)
+}

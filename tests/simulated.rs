@@ -1,0 +1,3 @@
+//! The simulated server: a manager lives on it, and it answers as the real control plane does.
+
+mod story;
