@@ -22,6 +22,7 @@ mod examples;
 mod faults;
 mod flaps;
 mod identity;
+#[cfg(feature = "cli")]
 mod isolation;
 #[cfg(feature = "cli")]
 mod own_crds;
@@ -32,6 +33,8 @@ mod spec_edit;
 mod story;
 mod terminating;
 mod unknown;
+#[cfg(feature = "cli")]
+mod unknown_outcome;
 
 use futures::{Stream, StreamExt};
 use kube::api::WatchEvent;
