@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use futures::FutureExt;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -25,6 +26,7 @@ const WIDGETS: &str = "/apis/example.com/v1/widgets";
 const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
+mod cluster;
 mod flapping;
 mod handlers;
 mod preparation;

@@ -174,3 +174,6 @@ impl fmt::Debug for Passage {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;
