@@ -21,7 +21,7 @@ mod subscription;
 mod wire;
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 #[cfg(test)]
 mod script;
 

@@ -22,6 +22,7 @@ mod examples;
 mod faults;
 mod flaps;
 mod identity;
+#[cfg(feature = "cli")]
 mod isolation;
 #[cfg(feature = "cli")]
 mod own_crds;
@@ -33,6 +34,8 @@ mod spec_edit;
 mod story;
 mod terminating;
 mod unknown;
+#[cfg(feature = "cli")]
+mod unknown_outcome;
 mod wire;
 
 use futures::{Stream, StreamExt};

@@ -269,6 +269,16 @@ impl<'plane> Rig<'plane> {
         self.until(name, &format!("running epoch {epoch}"), running).await
     }
 
+    /// Waits until a runnable is no more.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn until_removed(&self, name: &str) {
+        let mut snapshots = self.manager.watch();
+        let name = ControllerName::from(name);
+        let gone = snapshots.wait_for(|snapshot| snapshot.get(&name).is_none());
+        let late = timeout(PATIENCE, gone).await.is_err();
+        assert!(!late, "{name} is not removed in time");
+    }
+
     /// Waits until an epoch is done, and says why.
     pub(crate) async fn done(&self, name: &str, epoch: u64) -> DoneReason {
         let mut transitions = self.transitions.clone();

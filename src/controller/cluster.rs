@@ -53,15 +53,24 @@ pub struct ClusterOptions {
 /// the informers.
 ///
 /// It is running once discovery has answered completely for the first time, or after 5 s, so that
-/// nobody is held up by a cluster that is half dead. It runs once: whatever ends it ends the informers, and a second start fails. So add it with
+/// nobody is held up by a cluster that is half dead. That of [`Cluster::new`] runs once: whatever
+/// ends it ends the informers, and a second start fails. So add it with
 /// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
-/// manager with it.
+/// manager with it. That of [`Cluster::of`] ends nothing, and may be started again.
 #[derive(Debug)]
 pub struct ClusterRunnable {
     types: TypeRegistry,
-    // Taken by the first start.
-    discovery: Mutex<Option<Discovery>>,
+    keeps: Keeps,
     informers: InformerSet,
+}
+
+/// What a cluster's runnable keeps running.
+#[derive(Debug)]
+enum Keeps {
+    /// Everything. Taken by the first start.
+    All(Mutex<Option<Discovery>>),
+    /// Only what is told from the registry to the informers: these are somebody else's.
+    Messenger,
 }
 
 /// Ends the informers when the run panics or is dropped.
@@ -85,29 +94,35 @@ impl Cluster {
             }
         }));
         let informers = InformerSet::new(client.clone(), informers);
-        let runnable = ClusterRunnable {
-            types: types.clone(),
-            discovery: Mutex::new(Some(discovery)),
-            informers: informers.clone(),
-        };
-        (Self::of(client, types, informers, namespace), runnable)
+        Self::keeping(Keeps::All(Mutex::new(Some(discovery))), client, types, informers, namespace)
     }
 
-    /// A cluster of parts that somebody else runs.
+    /// A cluster of parts that somebody else runs, and what has to run beside them: informers end
+    /// by themselves only when the registry's proof that their type is gone is told to them.
+    ///
+    /// What the server answers 404 for is worth a look:
+    /// [`InformerOptions::on_missing`] should lead to [`TypeRegistry::hint`], as in
+    /// [`Cluster::new`].
     pub fn of(
         client: Client,
         types: TypeRegistry,
         informers: InformerSet,
         namespace: Option<Arc<str>>,
-    ) -> Self {
-        Self {
-            client,
-            types,
-            informers,
-            namespace,
-            metrics: ControllerMetrics::default(),
-            handovers: Handovers::default(),
-        }
+    ) -> (Self, ClusterRunnable) {
+        Self::keeping(Keeps::Messenger, client, types, informers, namespace)
+    }
+
+    fn keeping(
+        keeps: Keeps,
+        client: Client,
+        types: TypeRegistry,
+        informers: InformerSet,
+        namespace: Option<Arc<str>>,
+    ) -> (Self, ClusterRunnable) {
+        let runnable =
+            ClusterRunnable { types: types.clone(), keeps, informers: informers.clone() };
+        let (metrics, handovers) = (ControllerMetrics::default(), Handovers::default());
+        (Self { client, types, informers, namespace, metrics, handovers }, runnable)
     }
 }
 
@@ -120,8 +135,22 @@ impl Drop for Ending {
 
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let discovery = self.discovery.lock().unwrap_or_else(PoisonError::into_inner).take();
         let (types, informers) = (self.types.clone(), self.informers.clone());
+        let discovery = match &self.keeps {
+            Keeps::All(discovery) => {
+                discovery.lock().unwrap_or_else(PoisonError::into_inner).take()
+            }
+            Keeps::Messenger => {
+                return async move {
+                    tokio::select! {
+                        _ = epoch.stopping() => {}
+                        () = messenger::tell(types, informers) => {}
+                    }
+                    Ok(())
+                }
+                .boxed();
+            }
+        };
         async move {
             let discovery = discovery.ok_or(RunBefore)?;
             let ending = Ending(informers.clone());

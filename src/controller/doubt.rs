@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::task_local;
+use tokio::{task_local, time::Instant};
 
 use self::target::Target;
 use super::{Context, Request};
@@ -22,6 +22,8 @@ use crate::{
     manager::{Witness, Write},
 };
 
+/// Informers linger for seconds; a cache that began after this has seen what was written.
+const MEMORY: Duration = Duration::from_secs(600);
 /// The first pause before the caches are compared again; doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -40,6 +42,8 @@ struct State {
     open: HashMap<Request, Doubt>,
     // Requests that are being reconciled.
     active: HashSet<Request>,
+    // When a doubt last arose.
+    latest: Option<Instant>,
 }
 
 /// What is not known of one request's writes.
@@ -97,9 +101,16 @@ impl Doubts {
         self.state().open.keys().cloned().collect()
     }
 
+    /// Whether a controller of the same name has to know of them, when there is none now.
+    pub(super) fn matter(&self) -> bool {
+        let state = self.state();
+        !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < MEMORY)
+    }
+
     fn add(&self, asking: Vec<Request>, write: Write) {
         let target = Target::of(write);
         let mut state = self.state();
+        state.latest = Some(Instant::now());
         for request in asking {
             // A write to something that is no object leaves the request itself in doubt.
             state.open.entry(request).or_default().targets.extend(target.clone());

@@ -18,9 +18,16 @@ pub(super) struct Handover {
     pub(super) doubts: Arc<Doubts>,
 }
 
-/// The handovers of all controller names that are in use.
+/// The handovers of all controller names that are in use, and the doubts of those that were until
+/// a while ago: a controller may be removed and added again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Handovers(Arc<Mutex<HashMap<ControllerName, Weak<Handover>>>>);
+pub(super) struct Handovers(Arc<Mutex<HashMap<ControllerName, Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    handover: Weak<Handover>,
+    doubts: Arc<Doubts>,
+}
 
 impl Handover {
     pub(super) fn leave(&self, requests: Vec<Delayed<Request>>) {
@@ -36,12 +43,16 @@ impl Handovers {
     /// The handover that all controllers of this name share.
     pub(super) fn of(&self, name: &ControllerName) -> Arc<Handover> {
         let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        live.retain(|_, handover| handover.strong_count() > 0);
-        if let Some(handover) = live.get(name).and_then(Weak::upgrade) {
+        live.retain(|_, entry| entry.handover.strong_count() > 0 || entry.doubts.matter());
+        let entry = live
+            .entry(name.clone())
+            .or_insert_with(|| Entry { handover: Weak::new(), doubts: Arc::default() });
+        if let Some(handover) = entry.handover.upgrade() {
             return handover;
         }
-        let handover = Arc::default();
-        live.insert(name.clone(), Arc::downgrade(&handover));
+        let doubts = Arc::clone(&entry.doubts);
+        let handover = Arc::new(Handover { delayed: Mutex::default(), doubts });
+        entry.handover = Arc::downgrade(&handover);
         handover
     }
 }

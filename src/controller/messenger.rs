@@ -79,24 +79,12 @@ mod tests {
     use k8s_openapi::jiff::Timestamp;
 
     use super::*;
-    use crate::{
-        discovery::InstallingReason,
-        kind::{Scope, ServedType, Subresources},
-    };
+    use crate::{discovery::InstallingReason, informer::fixture, kind::ServedType};
 
     fn widgets(uid: &str) -> ServedType {
-        ServedType {
-            identity: TypeIdentity {
-                group: "example.com".into(),
-                version: "v1".into(),
-                plural: "widgets".into(),
-                scope: Scope::Namespaced,
-                uid: Some(uid.into()),
-            },
-            kind: "Widget".into(),
-            list_kind: "WidgetList".into(),
-            subresources: Subresources::default(),
-        }
+        let mut widgets = fixture::widgets();
+        widgets.identity.uid = Some(uid.into());
+        widgets
     }
 
     #[track_caller]

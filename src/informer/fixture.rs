@@ -1,4 +1,4 @@
-//! Objects for the tests of this room.
+//! Objects for the tests of this room and of those behind it.
 
 use serde_json::{Value, json};
 
@@ -6,11 +6,11 @@ use super::Object;
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity};
 
 /// A `Widget` in the making.
-pub(super) struct Fixture {
+pub(crate) struct Fixture {
     metadata: Value,
 }
 
-pub(super) fn widgets() -> ServedType {
+pub(crate) fn widgets() -> ServedType {
     ServedType {
         identity: TypeIdentity {
             group: "example.com".into(),
@@ -26,46 +26,46 @@ pub(super) fn widgets() -> ServedType {
 }
 
 impl Fixture {
-    pub(super) fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let uid = format!("uid-{name}");
         Self { metadata: json!({"name": name, "uid": uid, "resourceVersion": "1"}) }
     }
 
-    pub(super) fn namespace(self, namespace: &str) -> Self {
+    pub(crate) fn namespace(self, namespace: &str) -> Self {
         self.set("namespace", json!(namespace))
     }
 
-    pub(super) fn uid(self, uid: &str) -> Self {
+    pub(crate) fn uid(self, uid: &str) -> Self {
         self.set("uid", json!(uid))
     }
 
-    pub(super) fn version(self, version: u64) -> Self {
+    pub(crate) fn version(self, version: u64) -> Self {
         self.set("resourceVersion", json!(version.to_string()))
     }
 
-    pub(super) fn label(mut self, key: &str, value: &str) -> Self {
+    pub(crate) fn label(mut self, key: &str, value: &str) -> Self {
         self.metadata["labels"][key] = json!(value);
         self
     }
 
-    pub(super) fn controller(self, uid: &str) -> Self {
+    pub(crate) fn controller(self, uid: &str) -> Self {
         self.owned(uid, true)
     }
 
-    pub(super) fn owner(self, uid: &str) -> Self {
+    pub(crate) fn owner(self, uid: &str) -> Self {
         self.owned(uid, false)
     }
 
-    pub(super) fn set(mut self, field: &str, value: Value) -> Self {
+    pub(crate) fn set(mut self, field: &str, value: Value) -> Self {
         self.metadata[field] = value;
         self
     }
 
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": self.metadata})
     }
 
-    pub(super) fn object(&self) -> Object {
+    pub(crate) fn object(&self) -> Object {
         Object::from_json(self.json().to_string(), &widgets()).unwrap()
     }
 

@@ -46,7 +46,14 @@ struct State {
     /// The first list is complete.
     complete: bool,
     closed: Option<Ended>,
-    quarantine: BTreeMap<ObjectKey, ObjectError>,
+    quarantine: BTreeMap<Named, ObjectError>,
+}
+
+/// As much of an object as can be read of what it is called.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Named {
+    Key(ObjectKey),
+    Uid(Arc<str>),
 }
 
 /// What an object's arrival changed.
@@ -114,7 +121,10 @@ impl Hub {
         if state.closed.is_some() {
             return Change::None;
         }
-        state.quarantine.remove(object.key());
+        state.free(object.key());
+        if !state.quarantine.is_empty() {
+            state.quarantine.remove(&Named::Uid(object.header().uid.clone()));
+        }
         if self.store.get(object.key()).is_some_and(|old| old.is_same_version(object)) {
             return Change::None;
         }
@@ -129,7 +139,7 @@ impl Hub {
         if state.closed.is_some() {
             return Change::None;
         }
-        state.quarantine.remove(key);
+        state.free(key);
         let Some(old) = self.store.remove(key) else { return Change::None };
         state.tell(key, Some(&old), None);
         Change::Applied
@@ -137,20 +147,27 @@ impl Hub {
 
     /// Remembers an object that cannot be cached; whether it is news.
     pub(super) fn quarantine(&self, error: &ObjectError) -> bool {
-        let Some(key) = &error.key else { return true };
+        let named = match (&error.key, &error.uid) {
+            (Some(key), _) => Named::Key(key.clone()),
+            (None, Some(uid)) => Named::Uid(uid.clone()),
+            (None, None) => return true,
+        };
         let mut state = self.lock();
-        if state.quarantine.get(key).is_some_and(|known| known == error) {
+        if state.quarantine.get(&named).is_some_and(|known| known == error) {
             return false;
         }
-        if state.quarantine.len() < QUARANTINE_MAX || state.quarantine.contains_key(key) {
-            state.quarantine.insert(key.clone(), error.clone());
+        if state.quarantine.len() < QUARANTINE_MAX || state.quarantine.contains_key(&named) {
+            state.quarantine.insert(named, error.clone());
         }
         true
     }
 
-    /// Forgets wrong objects that are no longer there.
+    /// Forgets wrong objects that are no longer there, as a list says in which each has a name.
     pub(super) fn retain_quarantined(&self, keep: impl Fn(&ObjectKey) -> bool) {
-        self.lock().quarantine.retain(|key, _| keep(key));
+        self.lock().quarantine.retain(|named, _| match named {
+            Named::Key(key) => keep(key),
+            Named::Uid(_) => false,
+        });
     }
 
     pub(super) fn has_quarantined(&self) -> bool {
@@ -258,6 +275,14 @@ impl Hub {
 }
 
 impl State {
+    /// Forgets that the object of that name is wrong.
+    fn free(&mut self, key: &ObjectKey) {
+        // Most informers have nothing here.
+        if !self.quarantine.is_empty() {
+            self.quarantine.remove(&Named::Key(key.clone()));
+        }
+    }
+
     fn tell(&self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         for mailbox in &self.subscribers {
             mailbox.push(key, old.cloned(), new.cloned(), !self.complete);

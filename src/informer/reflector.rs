@@ -3,6 +3,8 @@
 //! Nothing a server answers ends it. Objects are deleted when the server says so in an event, or
 //! when a *complete* list is without them; half a list deletes nothing.
 
+#[cfg(test)]
+mod bad_objects;
 mod list;
 #[cfg(test)]
 mod model;
@@ -218,7 +220,8 @@ impl Reflector {
         if self.hub.quarantine(error) {
             let name = error.key.as_ref().map(ObjectKey::to_string).unwrap_or_default();
             let resource_version = error.resource_version.as_deref().unwrap_or_default();
-            warn!(name, resource_version, %error, "object cannot be read and is left out");
+            let uid = error.uid.as_deref().unwrap_or_default();
+            warn!(name, uid, resource_version, %error, "object cannot be read and is left out");
         }
     }
 

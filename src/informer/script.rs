@@ -237,6 +237,11 @@ impl Open {
         drop(self.chunks.send(Err(io::Error::from(io::ErrorKind::ConnectionReset))));
     }
 
+    /// Whether whoever read the body has dropped it.
+    pub(super) fn is_dropped(&self) -> bool {
+        self.chunks.is_closed()
+    }
+
     /// Resolves when whoever read the body has dropped it.
     pub(super) async fn dropped(&self) {
         soon(self.chunks.closed()).await;

@@ -190,3 +190,6 @@ impl fmt::Debug for Passage {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests;

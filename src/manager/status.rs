@@ -111,7 +111,8 @@ pub struct Done {
     pub reason: DoneReason,
     /// When.
     pub at: Timestamp,
-    /// Requests that were sent and whose outcome nobody learned, because the grace was over.
+    /// Writes and hook calls that were sent and whose outcome nobody learned: the grace was over,
+    /// the caller did not wait, or the answer was lost.
     pub unknown_requests: usize,
 }
 

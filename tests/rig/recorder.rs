@@ -42,8 +42,6 @@ pub(crate) struct Seen {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Panic,
-    /// Until it is dropped.
-    Hang,
     /// It asks to be called again after this time.
     Again(Duration),
     /// Removes the finalizers of what is being deleted, with the epoch's own client.
@@ -194,7 +192,6 @@ impl Reconciler for Recorder {
             None => {}
             Some(Act::Again(after)) => return Ok(Outcome::RequeueAfter(after)),
             Some(Act::Panic) => panic!("told to panic at {request}"),
-            Some(Act::Hang) => std::future::pending().await,
             Some(Act::Release) => self.release(&request, object.as_ref(), &context).await?,
         }
         Ok(Outcome::Done)

@@ -47,13 +47,18 @@ impl Stage<'static> {
 impl<'plane> Stage<'plane> {
     /// On a control plane that may lack CompositeControllers.
     pub(crate) async fn on(plane: &'plane ControlPlane, name: &str) -> Self {
+        Self::with(plane, name, RigOptions::default()).await
+    }
+
+    /// With these options, but for the informers'.
+    pub(crate) async fn with(plane: &'plane ControlPlane, name: &str, options: RigOptions) -> Self {
         let options = RigOptions {
             informers: InformerOptions {
                 linger: Duration::from_secs(2),
                 ..InformerOptions::default()
             },
             restart_backoff: RestartBackoff::default(),
-            ..RigOptions::default()
+            ..options
         };
         let rig = Rig::on(plane, name, options).await;
         let hook = HookServer::start().await;

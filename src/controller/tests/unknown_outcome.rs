@@ -146,6 +146,27 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn controller_that_is_removed_and_added_again_remembers() {
+    let rig = Rig::with_maker(false).await;
+    rig.server.mishaps(&[Mishap::Hangs]);
+    rig.server.withhold(PARTS);
+    rig.server.apply(WIDGETS, object("a", "a"));
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+
+    rig.manager.remove(NAME).await;
+    rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
+    rig.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(200)).await;
+
+    assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
+    rig.server.release(PARTS);
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(rig.log().await, ["ns/a 1 true"]);
+    assert_eq!(rig.server.creations(), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_write_leaves_no_doubt() {
     let rig = Rig::with_maker(false).await;
     let asked = rig.server.asked(PARTS);

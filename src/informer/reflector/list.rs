@@ -337,19 +337,21 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_server_without_streaming_lists_is_asked_for_one_once() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        for (code, reason) in [(400, "BadRequest"), (422, "Invalid")] {
+            let mut rig = Rig::new();
+            let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
 
-        watch.error(410, "Expired", "old");
-        rig.script.stream().await.refuse(422, "Invalid", "sendInitialEvents is forbidden");
-        rig.script.list().await.page(20, "", &[]);
-        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
-        let watch = rig.script.watch(20).await.open();
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        watch.error(410, "Expired", "old");
+            watch.error(410, "Expired", "old");
+            rig.script.stream().await.refuse(code, reason, "sendInitialEvents is forbidden");
+            rig.script.list().await.page(20, "", &[]);
+            assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
+            let watch = rig.script.watch(20).await.open();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            watch.error(410, "Expired", "old");
 
-        rig.script.list().await.page(30, "", &[]);
-        rig.script.watch(30).await;
+            rig.script.list().await.page(30, "", &[]);
+            rig.script.watch(30).await;
+        }
     }
 
     #[tokio::test(start_paused = true)]
@@ -390,7 +392,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_fails_on_its_third_page_begins_anew_and_deletes_nothing() {
+    async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_nothing() {
         let mut rig = Rig::new();
         let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
         watch.error(410, "Expired", "old");
@@ -401,17 +403,43 @@ mod tests {
         rig.script.list().await.refuse(500, "InternalError", "etcd is away");
         let again = rig.script.list().await;
         assert_eq!(again.query.get("continue"), None);
-        assert_eq!(stored(&subscription).len(), 4);
+        let all = names(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
+        assert_eq!(stored(&subscription), all);
         assert!(
             matches!(progress(&subscription), Progress::Stale(error) if error.contains("etcd is away"))
         );
-        again.page(21, "", &[widget("a", 1), widget("c", 3)]);
+        again.page(21, "1", &[widget("a", 1)]);
+        for page in 2..7_u32 {
+            let asked = rig.script.list().await;
+            assert_eq!(asked.query["continue"], (page - 1).to_string());
+            assert_eq!(stored(&subscription), all, "nothing goes before the last page");
+            asked.page(21, &page.to_string(), &[]);
+        }
+        rig.script.list().await.page(21, "", &[widget("c", 3)]);
         rig.script.watch(21).await;
 
         assert_eq!(stored(&subscription), names(&[("a", 1), ("c", 3)]));
         assert_eq!(change(&mut subscription).await, ("c".into(), 0, 3));
         // d came and went before anybody looked.
         assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relist_whose_token_expires_deletes_nothing_before_it_is_complete() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        watch.error(410, "Expired", "old");
+        rig.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+
+        rig.script.list().await.page(20, "1", &[widget("a", 1)]);
+        rig.script.list().await.refuse(410, "Expired", "the token has expired");
+        let whole = rig.script.list().await;
+        assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 2)]));
+        whole.page(21, "", &[widget("b", 2)]);
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
+        rig.script.watch(21).await;
+        assert_eq!(stored(&subscription), names(&[("b", 2)]));
     }
 
     #[tokio::test(start_paused = true)]

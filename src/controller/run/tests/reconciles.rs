@@ -1,0 +1,235 @@
+//! What becomes of a request after its reconcile.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn request_is_never_reconciled_twice_at_once_though_others_are() {
+    let (sender, channel) = ChannelSource::new(64);
+    let active = Arc::new(Mutex::new(HashMap::<String, usize>::new()));
+    let most = Arc::new(AtomicUsize::new(0));
+    let count = Arc::new(AtomicUsize::new(0));
+    let seen = (Arc::clone(&active), Arc::clone(&most), Arc::clone(&count));
+    let mut rig = make().input(Mode::Plain, channel).workers(3).run(move |request, _| {
+        let (active, most, count) = seen.clone();
+        async move {
+            let name = request.to_string();
+            {
+                let mut active = active.lock().unwrap();
+                *active.entry(name.clone()).or_default() += 1;
+                assert_eq!(active[&name], 1);
+                most.fetch_max(active.len(), Ordering::SeqCst);
+            }
+            sleep(Duration::from_millis(10)).await;
+            active.lock().unwrap().remove(&name);
+            count.fetch_add(1, Ordering::SeqCst);
+            ok()
+        }
+    });
+    rig.running().await;
+
+    for _ in 0..6 {
+        for name in ["a", "b", "c", "d", "e"] {
+            sender.send(key(name)).await.unwrap();
+        }
+        sleep(Duration::from_millis(3)).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(most.load(Ordering::SeqCst), 3);
+    assert!((5..30).contains(&count.load(Ordering::SeqCst)));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+/// Runs one request through these ends, and then to success.
+fn ends(ends: Vec<fn() -> Result<Outcome, ReconcileError>>) -> (Rig, Log) {
+    let log = Log::default();
+    let (notes, start, ends) = (log.clone(), Instant::now(), Mutex::new(ends.into_iter()));
+    let rig =
+        make().input(Mode::Required, Fake::new("fake", &["a"])).run(move |request, context| {
+            notes.note(&request, &context, start);
+            let end = ends.lock().unwrap().next();
+            async move { end.map_or_else(ok, |end| end()) }
+        });
+    (rig, log)
+}
+
+fn conflict() -> Result<Outcome, ReconcileError> {
+    let status = kube::core::Status::failure("modified", "Conflict").with_code(409);
+    Err(kube::Error::Api(status.boxed()).into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_is_repeated_after_a_doubling_back_off() {
+    let (mut rig, log) = ends(vec![failed, failed, failed]);
+
+    sleep(Duration::from_secs(60)).await;
+
+    // Milliseconds: timers go off with the next whole one.
+    assert_eq!(log.attempts(), [(0, 0), (1, 5), (2, 15), (3, 35)]);
+    assert_eq!(rig.report().last_error, None);
+    assert_eq!(
+        rig.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
+        "3"
+    );
+    assert_eq!(rig.metric("workqueue_retries_total{name=\"widgets\",controller=\"widgets\"}"), "3");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn error_stands_until_its_request_succeeds() {
+    let (mut rig, _log) = ends(vec![failed]);
+
+    rig.running().await;
+    settle().await;
+    assert_eq!(rig.report().last_error.as_deref(), Some("ns/a: no luck"));
+    sleep(Duration::from_millis(6)).await;
+
+    assert_eq!(rig.report().last_error, None);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_of_many_requests_are_reported_one_a_second() {
+    let names: Vec<_> = (0..500).map(|number| number.to_string()).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let mut rig = make()
+        .workers(10)
+        .input(Mode::Required, Fake::new("fake", &names))
+        .run(|_, context| async move { if context.attempt() < 9 { failed() } else { ok() } });
+    let mut reports = rig.epoch.subscribe();
+    let mut watcher = JoinSet::new();
+    watcher.spawn(async move {
+        let mut errors = std::collections::HashSet::new();
+        while reports.changed().await.is_ok() {
+            let report = reports.borrow_and_update().clone();
+            if report.watches.len() > 1 {
+                break;
+            }
+            errors.extend(report.last_error);
+        }
+        errors.len()
+    });
+
+    sleep(Duration::from_secs(30)).await;
+
+    assert_eq!(rig.report().last_error, None);
+    rig.epoch.report(|report| {
+        let watch = crate::manager::WatchReport {
+            type_ref: crate::kind::TypeRef::resource("", "v1", "pods"),
+            state: "Synced",
+            error: None,
+        };
+        report.watches = vec![watch.clone(), watch];
+    });
+    let errors = watcher.join_next().await.unwrap().unwrap();
+    assert!((1..=5).contains(&errors), "{errors}");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn terminal_failure_is_not_repeated() {
+    let (mut rig, log) = ends(vec![|| Err(ReconcileError::Terminal("hopeless".into()))]);
+
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(log.attempts(), [(0, 0)]);
+    assert_eq!(rig.report().last_error.as_deref(), Some("ns/a: hopeless"));
+    let terminal = "controller_runtime_terminal_reconcile_errors_total{controller=\"widgets\"}";
+    assert_eq!(rig.metric(terminal), "1");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn requeue_after_waits_as_told_and_forgets_the_back_off() {
+    let again: fn() -> _ = || Ok(Outcome::RequeueAfter(Duration::from_secs(1)));
+    let (mut rig, log) = ends(vec![failed, again, failed]);
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(log.attempts(), [(0, 0), (1, 5), (0, 1005), (1, 1010)]);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn requeue_after_centuries_does_no_harm() {
+    let (mut rig, log) = ends(vec![|| Ok(Outcome::RequeueAfter(Duration::MAX))]);
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(log.attempts(), [(0, 0)]);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_is_repeated_without_being_an_error() {
+    let (mut rig, log) = ends(vec![conflict, conflict]);
+    let mut reports = rig.epoch.subscribe();
+    let mut errors = 0;
+
+    rig.running().await;
+    for _ in 0..100 {
+        errors += usize::from(reports.borrow_and_update().last_error.is_some());
+        sleep(Duration::from_millis(1)).await;
+    }
+
+    assert_eq!((log.attempts().len(), errors), (3, 0));
+    let total = "controller_runtime_reconcile_total{controller=\"widgets\",result=";
+    assert_eq!(rig.metric(&format!("{total}\"requeue\"}}")), "2");
+    assert_eq!(rig.metric(&format!("{total}\"success\"}}")), "1");
+    assert_eq!(rig.metric(&format!("{total}\"error\"}}")), "0");
+    assert_eq!(
+        rig.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
+        "0"
+    );
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn panic_is_an_error_of_its_request_alone() {
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut rig = make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
+        move |request, context| {
+            // Not even the function that makes the future may do harm.
+            assert!(&*request.name != "a" || context.attempt() > 0, "a is unbearable");
+            notes.note(&request, &context, start);
+            async move {
+                assert!(&*request.name != "b" || context.attempt() > 1, "b is unbearable");
+                ok()
+            }
+        },
+    );
+    rig.running().await;
+    settle().await;
+    let error = rig.report().last_error.unwrap();
+    assert_eq!(error, "ns/a: the reconcile panicked: a is unbearable");
+
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(log.names(), ["ns/b", "ns/a", "ns/b", "ns/b"]);
+    assert_eq!(
+        rig.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
+        "3"
+    );
+    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut spec = make().input(Mode::Required, Fake::new("fake", &["a"]));
+    spec.reconcile_timeout = Some(Duration::from_secs(2));
+    let mut rig = spec.run(move |request, context| {
+        notes.note(&request, &context, start);
+        async move { if context.attempt() == 0 { pending().await } else { ok() } }
+    });
+
+    sleep(Duration::from_secs(10)).await;
+
+    assert_eq!(log.attempts(), [(0, 0), (1, 2005)]);
+    let timeouts = "controller_runtime_reconcile_timeouts_total{controller=\"widgets\"}";
+    assert_eq!(rig.metric(timeouts), "1");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}

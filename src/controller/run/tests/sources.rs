@@ -1,0 +1,170 @@
+//! How a run follows its sources.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn optional_source_comes_and_goes_without_a_restart() {
+    let optional = Fake::new("optional", &["o"]).missing();
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut rig = make()
+        .input(Mode::Required, Fake::new("required", &["r"]))
+        .input(Mode::Optional, optional.clone())
+        .run(move |request, context| {
+            notes.note(&request, &context, start);
+            async { ok() }
+        });
+    rig.running().await;
+    settle().await;
+    assert_eq!(log.names(), ["ns/r"]);
+
+    for round in 1..=2 {
+        optional.comes();
+        settle().await;
+        assert_eq!((optional.starts(), optional.running()), (round, 1));
+        optional.goes();
+        settle().await;
+        assert_eq!(optional.running(), 0);
+    }
+
+    assert_eq!(log.names(), ["ns/r", "ns/o", "ns/o"]);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn unknown_verdict_leaves_a_running_source_alone() {
+    let optional = Fake::new("optional", &["o"]);
+    let mut rig = make().input(Mode::Optional, optional.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+
+    optional.shared.verdict.send_replace(Verdict::Unknown(Vec::new()));
+    settle().await;
+
+    assert_eq!((optional.starts(), optional.running()), (1, 1));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_source_that_never_syncs_holds_nobody_up_for_longer_than_the_timeout() {
+    let mut rig = make()
+        .input(Mode::Optional, Fake::new("optional", &[]).unsynced())
+        .run(|_, _| async { ok() });
+
+    rig.running().await;
+
+    assert_eq!(rig.start.elapsed().as_secs(), 120);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn plain_source_that_is_not_ready_in_time_fails_the_run_and_says_why() {
+    let missing = Fake::new("widgets.example.com/v1", &[]).missing();
+    let controller = make().input(Mode::Plain, missing);
+    let before = Handle::current().metrics().num_alive_tasks();
+    let mut rig = controller.run(|_, _| async { ok() });
+
+    let error = rig.done().await.unwrap_err();
+
+    assert_eq!(error, "sync timeout after 2 min: widgets.example.com/v1 is not installed");
+    assert_eq!(rig.start.elapsed().as_secs(), 120);
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn plain_source_that_becomes_ready_in_time_is_started() {
+    let late = Fake::new("late", &["a"]).missing();
+    let mut rig = make().input(Mode::Plain, late.clone()).run(|_, _| async { ok() });
+
+    sleep(Duration::from_secs(119)).await;
+    late.comes();
+    rig.running().await;
+
+    assert_eq!(rig.start.elapsed().as_secs(), 119);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_is_waited_for_without_a_limit() {
+    let slow = Fake::new("slow", &["a"]).unsynced();
+    let mut rig = make().input(Mode::Required, slow.clone()).run(|_, _| async { ok() });
+
+    sleep(Duration::from_secs(3600)).await;
+    slow.shared.synced.send_replace(true);
+    rig.running().await;
+
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_plain_source_is_reported_and_comes_back_in_the_same_run() {
+    let plain = Fake::new("plain", &["a"]);
+    let mut rig = make().input(Mode::Plain, plain.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+
+    plain.goes();
+    settle().await;
+    assert_eq!((plain.running(), rig.report().stale), (0, true));
+    sleep(Duration::from_secs(3600)).await;
+    plain.comes();
+    settle().await;
+
+    assert_eq!((plain.starts(), plain.running(), rig.report().stale), (2, 1, false));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_whose_type_is_gone_waits_for_the_verdict_of_the_manager() {
+    let required = Fake::new("required", &["a"]);
+    let mut rig = make().input(Mode::Required, required.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+
+    required.goes();
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(required.running(), 1);
+    rig.stop(StopReason::TypeGone).await.unwrap();
+    assert_eq!(required.running(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_that_fails_ends_the_run_with_its_reason() {
+    for mode in [Mode::Required, Mode::Plain] {
+        let fake = Fake::new("fake", &["a"]);
+        let other = Fake::new("other", &[]);
+        let mut rig = make().input(mode, fake.clone()).input(Mode::Required, other.clone()).run(
+            |_, context| async move {
+                context.cancelled().await;
+                ok()
+            },
+        );
+        rig.running().await;
+
+        fake.shared.fails.send_replace(Some("the wire is cut"));
+
+        assert_eq!(rig.done().await.unwrap_err(), "source fake: the wire is cut");
+        assert_eq!(other.running(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_source_that_fails_is_started_again() {
+    let fake = Fake::new("fake", &["a"]);
+    let mut rig = make().input(Mode::Optional, fake.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+
+    fake.shared.fails.send_replace(Some("the wire is cut"));
+    settle().await;
+    fake.shared.fails.send_replace(None);
+    assert_eq!((fake.starts(), fake.running()), (1, 0));
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!((fake.starts(), fake.running()), (2, 1));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_that_panics_ends_the_run_with_its_message() {
+    let mut rig = make().input(Mode::Plain, Bomb).run(|_, _| async { ok() });
+
+    assert_eq!(rig.done().await.unwrap_err(), "source bomb: it panicked: tick tock");
+}

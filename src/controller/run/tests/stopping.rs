@@ -1,0 +1,175 @@
+//! The stop of an epoch, in its order.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn stop_lets_running_reconciles_finish_and_starts_no_other() {
+    let fake = Fake::new("fake", &["a", "b"]);
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut rig = make().input(Mode::Required, fake.clone()).run(move |request, context| {
+        notes.note(&request, &context, start);
+        async move {
+            context.cancelled().await;
+            sleep(Duration::from_secs(3)).await;
+            // Within the grace the reconcile may still write.
+            send(&context).await?;
+            failed()
+        }
+    });
+    rig.running().await;
+    settle().await;
+
+    let asked = Instant::now();
+    rig.stop(StopReason::TypeGone).await.unwrap();
+
+    assert_eq!(asked.elapsed(), Duration::from_secs(3));
+    assert_eq!(log.names(), ["ns/a"]);
+    assert_eq!(*fake.shared.released.borrow(), Some(Instant::now()), "after the last reconcile");
+    assert_eq!(rig.report().last_error, None, "an error while stopping is no news");
+    assert!(rig.epoch.fence().pass().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_that_outlasts_the_grace_is_dropped_with_its_request() {
+    let fake = Fake::new("fake", &["a"]);
+    let mut spec = make().input(Mode::Required, fake.clone());
+    spec.client = client(pending);
+    let mut rig = spec.run(|_, context| async move {
+        send(&context).await?;
+        ok()
+    });
+    rig.running().await;
+    settle().await;
+    assert_eq!(rig.epoch.fence().under_way(), 1);
+
+    let asked = Instant::now();
+    rig.stop(StopReason::Cancelled).await.unwrap();
+
+    assert_eq!(asked.elapsed(), GRACE);
+    assert_eq!(rig.epoch.fence().under_way(), 0);
+    assert_eq!(fake.running(), 0);
+    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
+    let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
+    let mut rig = make().workers(2).input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
+        move |request, context| {
+            let result = result.clone();
+            async move {
+                if &*request.name == "a" {
+                    return pending().await;
+                }
+                context.cancelled().await;
+                result.send(send(&context).await.map_err(|error| error.to_string())).ok();
+                pending().await
+            }
+        },
+    );
+    rig.running().await;
+    settle().await;
+
+    let asked = Instant::now();
+    rig.stop(StopReason::LeaseLost).await.unwrap();
+
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+    while let Some(result) = results.recv().now_or_never().flatten() {
+        assert!(result.is_err());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_while_syncing_returns_at_once() {
+    for mode in [Mode::Required, Mode::Plain, Mode::Optional] {
+        let fake = Fake::new("fake", &["a"]).unsynced();
+        let missing = Fake::new("missing", &[]).missing();
+        let mut rig = make()
+            .input(mode, fake.clone())
+            .input(Mode::Plain, missing.clone())
+            .run(|_, _| async { ok() });
+        settle().await;
+        assert_eq!((fake.running(), missing.starts()), (1, 0));
+
+        let asked = Instant::now();
+        rig.stop(StopReason::TypeGone).await.unwrap();
+
+        assert_eq!(asked.elapsed(), Duration::ZERO);
+        assert!(!rig.report().running);
+        assert_eq!(fake.running(), 0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn done_leaves_no_task() {
+    for reason in [StopReason::Cancelled, StopReason::Superseded, StopReason::LeaseLost] {
+        let controller = make()
+            .workers(4)
+            .input(Mode::Required, Fake::new("one", &["a", "b", "c", "d"]))
+            .input(Mode::Optional, Fake::new("two", &[]).missing())
+            .input(Mode::Optional, Fake::new("three", &[]));
+        // The client of the process has one, and the one before is leaving.
+        settle().await;
+        let before = Handle::current().metrics().num_alive_tasks();
+        let mut rig = controller.run(|request, context| async move {
+            match &*request.name {
+                "a" => pending().await,
+                "b" => context.cancelled().await,
+                "c" => panic!("c is unbearable"),
+                _ => {}
+            }
+            failed()
+        });
+        rig.running().await;
+        settle().await;
+        assert!(Handle::current().metrics().num_alive_tasks() > before);
+
+        rig.stop(reason).await.unwrap();
+
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), before, "{reason:?}");
+        assert!(rig.epoch.tasks().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_run_leaves_nothing() {
+    let fake = Fake::new("fake", &["a"]);
+    let controller = make().input(Mode::Required, fake.clone());
+    let before = Handle::current().metrics().num_alive_tasks();
+    let mut rig = controller.run(|_, _| pending());
+    rig.running().await;
+    settle().await;
+
+    rig.runs.shutdown().await;
+    settle().await;
+
+    assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
+    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+    assert_eq!(Arc::strong_count(&fake.shared), 2, "the test's and the controller's");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_sources() {
+    let fake = Fake::new("fake", &["a"]);
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let (blocked, entered) = (Arc::new(Mutex::new(blocked)), Arc::new(Notify::new()));
+    let inside = Arc::clone(&entered);
+    let mut rig = make().input(Mode::Required, fake.clone()).run(move |_, _| {
+        let (blocked, inside) = (Arc::clone(&blocked), Arc::clone(&inside));
+        async move {
+            inside.notify_one();
+            blocked.lock().unwrap().recv().ok();
+            ok()
+        }
+    });
+    entered.notified().await;
+
+    rig.epoch.stop(StopReason::LeaseLost);
+    fake.shared.released.subscribe().wait_for(Option::is_some).await.unwrap();
+    fake.shared.running.subscribe().wait_for(|running| *running == 0).await.unwrap();
+
+    assert!(rig.runs.try_join_next().is_none(), "done has not fired");
+    unblock.send(()).unwrap();
+    rig.done().await.unwrap();
+}

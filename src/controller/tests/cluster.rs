@@ -1,0 +1,98 @@
+//! A cluster of parts that somebody else runs.
+
+use tokio::time::timeout;
+
+use super::*;
+use crate::{
+    discovery::{DiscoveryOptions, TypeRegistry},
+    informer::{Ended, InformerKey, InformerOptions, InformerSet},
+};
+
+#[tokio::test(start_paused = true)]
+async fn informers_of_a_cluster_of_parts_end_with_their_types() {
+    let server = Server::new();
+    let (types, discovery) = TypeRegistry::new(server.client(), DiscoveryOptions::default());
+    let informers = InformerSet::new(server.client(), InformerOptions::default());
+    let (cluster, runnable) = Cluster::of(server.client(), types, informers, None);
+    let stop = CancellationToken::new();
+    let mut tasks = JoinSet::new();
+    let stopped = stop.clone();
+    tasks.spawn(async move { discovery.run(stopped).await });
+
+    // It ends nothing of theirs, so it may end and start again.
+    for (number, uid) in [(1, "first"), (2, "second")] {
+        let epoch = Epoch::new("cluster", number, Duration::ZERO);
+        let run = tasks.spawn(runnable.start(epoch.clone()).map(|end| end.unwrap()));
+        server.install("widgets", "Widget", "Namespaced", uid, &["v1"]);
+        settle().await;
+        let served = cluster.types.served(&widgets()).unwrap();
+        // Whoever else listens has no part in the end of a controller's epoch.
+        let key = InformerKey::new(served.identity.clone());
+        let subscription = cluster.informers.subscribe(&served, key);
+        subscription.drained().await;
+        assert_eq!(server.watches(WIDGETS), 1);
+
+        server.uninstall("widgets");
+        let ended = timeout(Duration::from_secs(3600), subscription.ended()).await;
+
+        assert_eq!(ended, Ok(Ended::TypeGone));
+        assert_eq!(server.watches(WIDGETS), 0);
+        epoch.stop(StopReason::Cancelled);
+        settle().await;
+        assert!(run.is_finished());
+    }
+    stop.cancel();
+    while tasks.join_next().await.is_some() {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_is_running_once_discovery_has_answered() {
+    let rig = Rig::new();
+
+    let mut watch = rig.manager.watch();
+    let runs = |snapshot: &Arc<Snapshot>| {
+        snapshot.get(&"cluster".into()).is_some_and(|it| it.state == ControllerState::Running)
+    };
+    drop(watch.wait_for(runs).await.unwrap());
+
+    let health = rig.cluster.types.health();
+    assert!(health.is_current(), "{health:?}");
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
+    let rig = Rig::new();
+    rig.server.forbid("/apis");
+    rig.install("widgets", "Widget", "w");
+    let began = Instant::now();
+
+    rig.add(builder().for_type(widgets()).conditional()).await;
+    let before = rig.status();
+    assert_eq!((before.state, &*before.reason), (ControllerState::Waiting, "NotStarted"));
+    rig.state(ControllerState::Running).await;
+
+    assert!((5..6).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
+    assert!(rig.cluster.types.health().discovery.error.is_some());
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
+    let rig = Rig::new();
+    rig.install("widgets", "Widget", "w");
+    rig.server.forbid(WIDGETS);
+    rig.add(builder().for_type(widgets()).conditional()).await;
+    let soon = rig.until(|status| status.reason == "Forbidden").await;
+    assert!(soon.report.late.is_empty());
+
+    let late = rig.until(|status| status.reason == "SyncTimeout").await;
+    assert_eq!((late.state, late.epoch), (ControllerState::Starting, 1));
+    assert!(late.message.contains("no rule lets you"), "{}", late.message);
+    assert_eq!(late.report.late.len(), 1);
+
+    rig.server.allow(WIDGETS);
+    let running = rig.state(ControllerState::Running).await;
+    assert_eq!((running.epoch, running.report.late.len()), (1, 0));
+    rig.shutdown().await;
+}

@@ -1,0 +1,96 @@
+//! Types that come and go at random.
+
+use super::*;
+
+/// Installs, removes, hides and forbids types at random, and then lets them all be.
+async fn flap(seed: u64) {
+    let rig = Rig::new();
+    let mut random = fastrand::Rng::with_seed(seed);
+    let types = [("widgets", "Widget"), ("parts", "Part"), ("things", "Thing")];
+    let path = |plural: &str| format!("/apis/example.com/v1/{plural}");
+    let mut uids = [0, 0, 0];
+    settle().await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let things = TypeRef::resource("example.com", "v1", "things");
+    rig.add(
+        builder()
+            .for_type(widgets())
+            .conditional()
+            .owns_type(parts())
+            .optional()
+            .watches_type(things, Handler::Object),
+    )
+    .await;
+
+    for _ in 0..150 {
+        let number = random.usize(..3);
+        let (plural, kind) = types[number];
+        let path = path(plural);
+        let uid = format!("{plural}-{}", uids[number]);
+        let served = rig.server.serves(&path);
+        match random.u8(..10) {
+            0 if served => {
+                rig.server.uninstall(plural);
+                uids[number] += 1;
+            }
+            1 if served => rig.server.install(plural, kind, "Namespaced", &uid, &["v2"]),
+            2 => rig.server.forbid(&path),
+            3 | 4 => rig.server.allow(&path),
+            5..=7 if served => rig.server.apply(&path, object(&random.u8(..4).to_string(), &uid)),
+            _ => rig.server.install(plural, kind, "Namespaced", &uid, &["v1"]),
+        }
+        match random.u8(..4) {
+            0 => sleep(Duration::from_millis(random.u64(..50))).await,
+            1 => sleep(Duration::from_secs(random.u64(..20))).await,
+            _ => {}
+        }
+    }
+    for (number, (plural, kind)) in types.into_iter().enumerate() {
+        let uid = format!("{plural}-{}", uids[number]);
+        rig.server.allow(&path(plural));
+        rig.install(plural, kind, &uid);
+        rig.server.apply(&path(plural), object("last", &uid));
+    }
+    // The longest back-offs of an informer and of the manager are over by then.
+    sleep(Duration::from_secs(600)).await;
+
+    let status = rig.status();
+    assert_eq!(
+        (status.state, status.reason.as_str()),
+        (ControllerState::Running, "Running"),
+        "seed {seed}: {:#?}",
+        status.report
+    );
+    assert!(status.report.watches.iter().all(|watch| watch.state == "Synced"), "{status:?}");
+    assert_eq!(rig.cluster.informers.status().len(), 3);
+    for (plural, _) in types {
+        assert_eq!(rig.server.watches(&path(plural)), 1, "{plural}");
+        let informers = rig.cluster.informers.status();
+        let informer = informers.iter().find(|it| &*it.key.identity.plural == plural).unwrap();
+        assert_eq!(informer.objects, rig.server.count(&path(plural)), "{plural}");
+    }
+    rig.log().await;
+    rig.server.apply(WIDGETS, object("new", "new"));
+    rig.server.apply(PARTS, part("p", "of-part"));
+    rig.server.apply(&path("things"), object("thing", "thing"));
+    let mut log = rig.log().await;
+    log.sort();
+    assert_eq!(log, ["ns/new new", "ns/of-part gone", "ns/thing gone"]);
+
+    rig.server.uninstall("widgets");
+    rig.state(ControllerState::Waiting).await;
+    assert_eq!(rig.server.watches(WIDGETS), 0);
+    sleep(Duration::from_secs(11)).await;
+    assert!(rig.cluster.informers.status().is_empty());
+    rig.manager.remove(NAME).await;
+    settle().await;
+    assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), before);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_converges_after_any_flapping_and_leaves_nothing() {
+    for seed in 0..20 {
+        flap(seed).await;
+    }
+}

@@ -1,0 +1,227 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::informer::fixture::widgets;
+
+fn decode(json: &str) -> Result<Object, ObjectError> {
+    Object::from_json(json, &widgets())
+}
+
+fn value(object: &Object) -> Value {
+    serde_json::from_slice(object.json()).unwrap()
+}
+
+#[test]
+fn the_header_is_read_and_the_rest_is_kept_as_it_is() {
+    let json = r#"{"apiVersion":"example.com/v1","kind":"Widget","spec":{ "a" : [1,2] },
+        "metadata":{"name":"a","namespace":"ns","uid":"u","resourceVersion":"7",
+        "generation":3,"deletionTimestamp":"2026-01-02T03:04:05Z","labels":{"x":"1"},
+        "annotations":{"y":null},"finalizers":["f"],"ownerReferences":[
+        {"apiVersion":"apps/v1","kind":"ReplicaSet","name":"o","uid":"ou","controller":true},
+        {"apiVersion":"v1","kind":"Pod","name":"p","uid":"pu"}]}}"#;
+
+    let object = decode(json).unwrap();
+
+    let header = object.header();
+    assert_eq!(header.key, ObjectKey::namespaced("ns", "a"));
+    assert_eq!((&*header.uid, &*header.resource_version, header.generation), ("u", "7", 3));
+    assert_eq!(header.deletion_timestamp, Some("2026-01-02T03:04:05Z".parse().unwrap()));
+    assert_eq!(header.labels.get("x"), Some("1"));
+    assert_eq!(header.annotations.get("y"), Some(""));
+    assert_eq!(header.finalizers, ["f"]);
+    assert_eq!(header.owners[0].group, "apps");
+    assert_eq!(header.owners[1].group, "");
+    assert_eq!(object.controller().map(|owner| &*owner.uid), Some("ou"));
+    assert_eq!(object.json(), json);
+}
+
+#[track_caller]
+fn check_cut(metadata: &str, expected: &str) {
+    let whole = format!(r#"{{"apiVersion":"a","kind":"b","metadata":{metadata},"spec":1}}"#);
+
+    let object = decode(&whole).unwrap();
+
+    let expected = format!(r#"{{"apiVersion":"a","kind":"b","metadata":{expected},"spec":1}}"#);
+    assert_eq!(std::str::from_utf8(object.json()).unwrap(), expected);
+    assert!(value(&object).is_object());
+}
+
+#[test]
+fn managed_fields_are_cut_with_one_comma() {
+    check_cut(r#"{"managedFields":[{"f":{}}],"name":"a"}"#, r#"{"name":"a"}"#);
+    check_cut(r#"{"name":"a","managedFields":[]}"#, r#"{"name":"a"}"#);
+    check_cut(r#"{"name":"a" , "managedFields" : [] }"#, r#"{"name":"a"  }"#);
+    check_cut(r#"{"name":"a","managedFields":[],"uid":"u"}"#, r#"{"name":"a","uid":"u"}"#);
+    check_cut(
+        r#"{"name":"a","annotations":{"managedFields":"1"}}"#,
+        r#"{"name":"a","annotations":{"managedFields":"1"}}"#,
+    );
+}
+
+#[test]
+fn managed_fields_with_an_escaped_name_stay() {
+    let spelt = r#"{"name":"a","managed\u0046ields":[]}"#;
+
+    check_cut(spelt, spelt);
+}
+
+#[test]
+fn managed_fields_stay_when_asked_for() {
+    let json = r#"{"apiVersion":"a","kind":"b","metadata":{"name":"a","managedFields":[1]}}"#;
+
+    let object = Decoder::new(&widgets(), Projection::Full, true).decode(json).unwrap();
+
+    assert_eq!(object.json(), json);
+}
+
+#[test]
+fn a_list_item_gets_the_type_that_the_list_left_out() {
+    let object = decode(r#" {"metadata":{"name":"a"}} "#).unwrap();
+
+    let expected = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "a"},
+    });
+    assert_eq!(value(&object), expected);
+}
+
+#[test]
+fn a_projection_keeps_less() {
+    let json = r#"{"apiVersion":"meta.k8s.io/v1","kind":"PartialObjectMetadata","spec":1,
+        "metadata":{"managedFields":[],"name":"a","uid":"u","labels":{"x":"1"}}}"#;
+
+    let metadata = Decoder::new(&widgets(), Projection::Metadata, false).decode(json).unwrap();
+    let key = Decoder::new(&widgets(), Projection::Keys, false).decode(json).unwrap();
+
+    let expected = json!({
+        "apiVersion": "example.com/v1", "kind": "Widget",
+        "metadata": {"name": "a", "uid": "u", "labels": {"x": "1"}},
+    });
+    assert_eq!(value(&metadata), expected);
+    assert_eq!(metadata.header().labels.get("x"), Some("1"));
+    assert!(key.json().is_empty());
+    assert!(key.header().labels.is_empty());
+    assert_eq!(&*key.header().uid, "u");
+}
+
+#[test]
+fn only_a_long_copy_of_the_object_is_left_out_of_the_annotations() {
+    let long = "x".repeat(LAST_APPLIED_MAX + 1);
+    let json = json!({"metadata": {
+        "name": "a", "annotations": {LAST_APPLIED: long, "other": long},
+    }});
+
+    let object = decode(&json.to_string()).unwrap();
+
+    assert!(!object.header().annotations.contains_key(LAST_APPLIED));
+    assert!(object.header().annotations.contains_key("other"));
+    assert!(value(&object)["metadata"]["annotations"][LAST_APPLIED].is_string());
+}
+
+#[track_caller]
+fn check_error(json: &str, field: &str, key: Option<&str>) {
+    let error = decode(json).unwrap_err();
+
+    assert_eq!(error.field, field, "{error}");
+    assert_eq!(error.key.map(|key| key.to_string()).as_deref(), key);
+}
+
+#[test]
+fn an_error_names_the_field_and_the_object() {
+    check_error("", "object", None);
+    check_error("null", "object", None);
+    check_error("[]", "object", None);
+    check_error(r#"{"metadata":{"name":"a"}"#, "object", None);
+    check_error("{}", "metadata", None);
+    check_error(r#"{"metadata":null}"#, "metadata", None);
+    check_error(r#"{"metadata":5}"#, "metadata", None);
+    check_error(r#"{"metadata":{}}"#, "metadata.name", None);
+    check_error(r#"{"metadata":{"name":5}}"#, "metadata.name", None);
+    check_error(r#"{"metadata":{"name":""}}"#, "metadata.name", None);
+    check_error(r#"{"metadata":{"name":"\ud800"}}"#, "metadata.name", None);
+    check_error(r#"{"metadata":{"name":"a","namespace":[]}}"#, "metadata.namespace", None);
+    check_error(r#"{"metadata":{"name":"a","uid":{}}}"#, "metadata.uid", Some("a"));
+    for (field, wrong) in [
+        ("resourceVersion", "7"),
+        ("generation", "1e999"),
+        ("generation", "\"1\""),
+        ("deletionTimestamp", "\"yesterday\""),
+        ("deletionTimestamp", "0"),
+        ("labels", "[]"),
+        ("labels", r#"{"a":1}"#),
+        ("labels", r#"{"a":"\ud800"}"#),
+        ("annotations", "true"),
+        ("ownerReferences", "{}"),
+        ("ownerReferences", r#"[{"controller":"yes"}]"#),
+        ("ownerReferences", "[null]"),
+        ("finalizers", "[1]"),
+    ] {
+        let json = format!(
+            r#"{{"metadata":{{"{field}":{wrong},"name":"a","namespace":"ns","uid":"u"}}}}"#
+        );
+        check_error(&json, &format!("metadata.{field}"), Some("ns/a"));
+    }
+}
+
+#[test]
+fn an_error_carries_uid_and_resource_version() {
+    let error =
+        decode(r#"{"metadata":{"name":"a","uid":"u","resourceVersion":"9","labels":["x"]}}"#)
+            .unwrap_err();
+
+    assert_eq!(error.uid.as_deref(), Some("u"));
+    assert_eq!(error.resource_version.as_deref(), Some("9"));
+    assert!(error.to_string().starts_with("metadata.labels: invalid type"), "{error}");
+}
+
+#[test]
+fn what_the_header_does_not_need_may_be_anything() {
+    let deep = format!("{}{}", "[".repeat(5000), "]".repeat(5000));
+    for spec in [deep.as_str(), "1e999", r#""\ud800""#, r#"{"a":1,"a":2}"#] {
+        let json = format!(r#"{{"spec":{spec},"metadata":{{"name":"a"}}}}"#);
+
+        assert!(decode(&json).is_ok());
+    }
+}
+
+#[test]
+fn of_a_repeated_member_the_last_counts() {
+    let object = decode(r#"{"metadata":5,"metadata":{"name":"a","name":"b"}}"#).unwrap();
+
+    assert_eq!(&*object.key().name, "b");
+}
+
+#[test]
+fn bytes_that_are_no_text_are_replaced() {
+    let json = b"{\"metadata\":{\"name\":\"a\",\"labels\":{\"x\":\"\xff\"}}}";
+
+    let object = Object::from_json(json, &widgets()).unwrap();
+
+    assert_eq!(object.header().labels.get("x"), Some("\u{fffd}"));
+}
+
+#[test]
+fn namespaces_without_objects_are_forgotten() {
+    let mut decoder = Decoder::new(&widgets(), Projection::Keys, false);
+    let object =
+        |namespace: usize| format!(r#"{{"metadata":{{"name":"a","namespace":"ns-{namespace}"}}}}"#);
+    let kept = decoder.decode(&object(0)).unwrap();
+
+    for namespace in 1..10_000 {
+        decoder.decode(&object(namespace)).unwrap();
+    }
+
+    assert!(decoder.namespaces.len() <= SWEEP_AT_LEAST);
+    let again = decoder.decode(&object(0)).unwrap();
+    let namespace = |object: &Object| object.key().namespace.clone().unwrap();
+    assert!(Arc::ptr_eq(&namespace(&kept), &namespace(&again)));
+}
+
+#[test]
+fn a_hundred_thousand_owners_are_only_slow() {
+    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
+    let owners = vec![owner; 100_000].join(",");
+
+    let object = decode(&format!(r#"{{"metadata":{{"name":"a","ownerReferences":[{owners}]}}}}"#));
+
+    assert_eq!(object.unwrap().header().owners.len(), 100_000);
+}

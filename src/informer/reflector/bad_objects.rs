@@ -1,0 +1,147 @@
+//! Objects that cannot be read, and lines that are too long, in an open watch.
+
+use serde_json::json;
+
+use crate::informer::{
+    fixture::Fixture,
+    script::{Open, Rig, change, names, settle, stored, widget},
+};
+
+/// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects the error in that field.
+/// The object that follows proceeds, and so does `a` with its next event.
+async fn check(bad: &[u8], field: &str, has_name: bool) {
+    let mut rig = Rig::new();
+    let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+
+    let begin = br#"{"type":"MODIFIED","object":{"metadata":{"#.as_slice();
+    watch.chunk(&[begin, bad, b"}}}\n"].concat());
+    watch.event("MODIFIED", &widget("b", 12));
+
+    assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12), "{field}");
+    assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]), "{field}");
+    let status = rig.set.status().remove(0);
+    let error = &status.quarantined[0];
+    assert_eq!((error.field, status.quarantined.len()), (field, 1));
+    assert_eq!(&*status.key.identity.plural, "widgets");
+    assert_eq!(error.uid.as_deref(), Some("uid-a"), "{field}");
+    assert_eq!(error.resource_version.as_deref(), Some("11"), "{field}");
+    let name = error.key.as_ref().map(ToString::to_string);
+    assert_eq!(name.as_deref(), has_name.then_some("a"), "{field}");
+
+    watch.event("MODIFIED", &widget("a", 13));
+    assert_eq!(change(&mut subscription).await, ("a".into(), 1, 13), "{field}");
+    assert!(rig.set.status()[0].quarantined.is_empty(), "{field}");
+}
+
+/// The metadata of `a` with one more field.
+fn with(field: &str) -> Vec<u8> {
+    format!(r#""name":"a","uid":"uid-a","resourceVersion":"11",{field}"#).into_bytes()
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_cannot_be_read_is_told_of_and_hurts_no_other() {
+    let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
+    check(&with(r#""labels":["x"]"#), "metadata.labels", true).await;
+    check(&with(&format!(r#""labels":{deep}"#)), "metadata.labels", true).await;
+    check(&with(&format!(r#""labels":{{"x":{deep}}}"#)), "metadata.labels", true).await;
+    check(&with(r#""generation":1e999"#), "metadata.generation", true).await;
+    check(&with(r#""labels":{"x":"1"},"labels":7"#), "metadata.labels", true).await;
+    let owners = vec!["7"; 100_000].join(",");
+    let owners = format!(r#""ownerReferences":[{owners}]"#);
+    check(&with(&owners), "metadata.ownerReferences", true).await;
+    let numbered = br#""name":7,"uid":"uid-a","resourceVersion":"11""#;
+    check(numbered, "metadata.name", false).await;
+    let twice = br#""name":"a","name":[],"uid":"uid-a","resourceVersion":"11""#;
+    check(twice, "metadata.name", false).await;
+}
+
+/// Sends `object`, of version 11, which is odd but can be read.
+async fn check_odd(object: &[u8]) {
+    let mut rig = Rig::new();
+    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+    watch.chunk(br#"{"type":"MODIFIED","object":"#);
+    watch.chunk(object);
+    watch.chunk(b"}\n");
+
+    assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
+    assert!(rig.set.status()[0].quarantined.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_is_odd_where_nobody_looks_is_applied() {
+    let metadata = r#""name":"a","uid":"uid-a","resourceVersion":"11""#;
+    let deep = format!("{}{}", r#"{"a":"#.repeat(500) + "1", "}".repeat(500));
+    for spec in [deep.as_str(), "1e999", r#"{"a":1,"a":2}"#, r#""\ud800""#] {
+        check_odd(format!(r#"{{"spec":{spec},"metadata":{{{metadata}}}}}"#).as_bytes()).await;
+    }
+    let owner = r#"{"apiVersion":"v1","kind":"Pod","name":"p","uid":"u"}"#;
+    let owners = vec![owner; 100_000].join(",");
+    check_odd(format!(r#"{{"metadata":{{{metadata},"ownerReferences":[{owners}]}}}}"#).as_bytes())
+        .await;
+    let garbled = [br#"{"metadata":{"labels":{"x":"#, b"\"\xff\xfe\"},".as_slice()].concat();
+    check_odd(&[&garbled, metadata.as_bytes(), b"}}"].concat()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_without_a_name_is_forgotten_with_a_list_that_lacks_it() {
+    let mut rig = Rig::new();
+    let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    watch.event("MODIFIED", &json!({"metadata": {"name": 7, "uid": "x", "resourceVersion": "11"}}));
+    settle().await;
+    assert_eq!(rig.set.status()[0].quarantined.len(), 1);
+
+    watch.error(410, "Expired", "old");
+    let stream = rig.script.stream().await.open();
+    stream.event("ADDED", &widget("a", 1));
+    stream.end_of_list(20);
+    settle().await;
+
+    assert!(rig.set.status()[0].quarantined.is_empty());
+    assert_eq!(stored(&subscription), names(&[("a", 1)]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_of_twelve_mebibytes_is_applied() {
+    let mut rig = Rig::new();
+    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+    let long = "x".repeat(12 << 20);
+    let object = Fixture::new("a").version(11).set("annotations", json!({"long": long})).json();
+    let line = json!({"type": "MODIFIED", "object": object}).to_string() + "\n";
+    for chunk in line.as_bytes().chunks(16 << 10) {
+        watch.chunk(chunk);
+    }
+
+    assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
+    assert!(subscription.store().bytes() > 12 << 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
+    let mut rig = Rig::new();
+    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+    let send = async |watch: Open| {
+        let chunk = vec![b'x'; 1 << 20];
+        let sent = async {
+            for mebibytes in 1..=200 {
+                watch.chunk(&chunk);
+                settle().await;
+                if watch.is_dropped() {
+                    return mebibytes;
+                }
+            }
+            200
+        };
+        // What has been read is held until the line ends: no more than the budget and a chunk.
+        assert_eq!(sent.await, 17);
+    };
+    send(watch).await;
+    send(rig.script.watch(10).await.open()).await;
+    let stream = rig.script.stream().await.open();
+    stream.event("ADDED", &widget("a", 15));
+    stream.end_of_list(20);
+
+    assert_eq!(change(&mut subscription).await, ("a".into(), 1, 15));
+}

@@ -1,0 +1,118 @@
+use std::{
+    io,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use futures::{FutureExt, future::BoxFuture, stream};
+use http::{Method, Request, Response};
+use http_body::Frame;
+use http_body_util::{BodyExt, StreamBody};
+
+use super::*;
+
+/// What a server does about a request.
+#[derive(Clone, Copy, Debug)]
+enum Does {
+    Nothing,
+    Reset,
+    Answers(u16),
+    /// Status 200 and half a body.
+    BreaksOff,
+}
+
+fn server(does: Does) -> Client {
+    let service = service_fn(move |_request: Request<Body>| -> BoxFuture<'static, _> {
+        let mut frames = vec![Ok(Frame::data("half a".into()))];
+        let code = match does {
+            Does::Nothing => return std::future::pending().boxed(),
+            Does::Reset => {
+                let error = io::Error::from(io::ErrorKind::ConnectionReset);
+                return std::future::ready(Err(error)).boxed();
+            }
+            Does::Answers(code) => code,
+            Does::BreaksOff => {
+                frames.push(Err(io::Error::from(io::ErrorKind::UnexpectedEof)));
+                200
+            }
+        };
+        let body = StreamBody::new(stream::iter(frames));
+        let answer = Response::builder().status(code).body(body).unwrap();
+        std::future::ready(Ok(answer)).boxed()
+    });
+    Client::new(service, "default")
+}
+
+/// Sends one request, reads the answer as far as it goes and lets go of it; how many outcomes are
+/// unknown by then, and how often the witness was told so.
+async fn check(method: Method, does: Does, expected: (usize, usize)) {
+    let fence = Fence::new();
+    let told = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&told);
+    let witness: Witness = Arc::new(move |write| {
+        assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
+        let count = Arc::clone(&count);
+        Box::new(move || {
+            count.fetch_add(1, Ordering::SeqCst);
+        })
+    });
+    let client = fence.witnessed(&server(does), witness);
+    let path = "/api/v1/namespaces/ns/pods?dryRun=no";
+    let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
+
+    let mut answer = Box::pin(client.send(request.unwrap()));
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+        if let std::task::Poll::Ready(answer) = futures::poll!(&mut answer) {
+            if let Ok(answer) = answer {
+                drop(answer.into_body().collect().await);
+            }
+            break;
+        }
+    }
+    drop(answer);
+
+    let seen = (fence.unknown(), told.load(Ordering::SeqCst));
+    assert_eq!(seen, expected, "{method} {does:?}");
+    assert_eq!(fence.under_way(), 0);
+}
+
+#[tokio::test]
+async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
+    for method in [Method::POST, Method::PUT, Method::PATCH, Method::DELETE] {
+        for does in [Does::Nothing, Does::Reset, Does::BreaksOff] {
+            check(method.clone(), does, (1, 1)).await;
+        }
+        for (code, expected) in [
+            (200, (0, 0)),
+            (409, (0, 0)),
+            (429, (0, 0)),
+            (500, (0, 1)),
+            (502, (1, 1)),
+            (504, (1, 1)),
+        ] {
+            check(method.clone(), Does::Answers(code), expected).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_becomes_of_a_read() {
+    for method in [Method::GET, Method::HEAD] {
+        for does in [Does::Nothing, Does::Reset, Does::BreaksOff, Does::Answers(504)] {
+            check(method.clone(), does, (0, 0)).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn write_is_under_way_until_its_answer_has_been_read() {
+    let fence = Fence::new();
+    let client = fence.client(&server(Does::Answers(201)));
+
+    let request = Request::post("/api/v1/namespaces/ns/pods").body(Body::empty()).unwrap();
+    let answer = client.send(request).await.unwrap();
+    assert_eq!(fence.under_way(), 1);
+    drop(answer.into_body().collect().await.unwrap());
+
+    assert_eq!((fence.under_way(), fence.unknown()), (0, 0));
+}
