@@ -66,7 +66,7 @@ mod queue;
 mod reconciler;
 mod run;
 #[cfg(test)]
-pub(crate) mod script;
+mod script;
 mod source;
 mod spec;
 #[cfg(test)]
