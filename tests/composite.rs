@@ -190,6 +190,33 @@ async fn children_follow_their_parent_and_go_with_it() {
 }
 
 #[tokio::test]
+async fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
+    let stage = Stage::restricted("restricted").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets().cluster_scoped();
+    let own = rig.scope.namespace.clone();
+    stage.hook.answers(move |request| {
+        let mut child = config_map(request);
+        let far = request["parent"]["spec"]["size"] == 1;
+        child["metadata"]["namespace"] = json!(if far { "default" } else { &own });
+        Answer::Json(json!({ "status": {}, "children": [child] }))
+    });
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    // Named so that no other test meets it in the namespace of all.
+    let gear = stage.name("gear");
+    rig.create(&crd, &gear, 1).await;
+
+    stage.event(&gear, "SyncError", "children[0].metadata.namespace").await;
+    let elsewhere = Api::<ConfigMap>::namespaced(rig.scope.client(), "default");
+    assert!(elsewhere.get_opt(&gear).await.unwrap().is_none(), "it is not created even once");
+
+    stage.resize(&crd, &gear, 2).await;
+    stage.child(&gear, 2).await;
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
     let stage = Stage::start("recreate").await;
     let rig = &stage.rig;

@@ -43,6 +43,13 @@ impl Stage<'static> {
         Stage::on(plane, name).await
     }
 
+    /// As [`Stage::start`], of a process that is limited to its namespace.
+    pub(crate) async fn restricted(name: &str) -> Self {
+        let plane = ControlPlane::shared();
+        install_own_crds(plane).await;
+        Stage::with(plane, name, RigOptions { restricted: true, ..RigOptions::default() }).await
+    }
+
     /// A stage at work: controller `a` of widgets runs and has made a child for `gear` of size 1.
     pub(crate) async fn at_work(name: &str) -> (Self, CrdBuilder) {
         let stage = Self::start(name).await;
@@ -58,13 +65,17 @@ impl Stage<'static> {
 impl<'plane> Stage<'plane> {
     /// On a control plane that may lack CompositeControllers.
     pub(crate) async fn on(plane: &'plane ControlPlane, name: &str) -> Self {
+        Self::with(plane, name, RigOptions::default()).await
+    }
+
+    async fn with(plane: &'plane ControlPlane, name: &str, options: RigOptions) -> Self {
         let options = RigOptions {
             informers: InformerOptions {
                 linger: Duration::from_secs(2),
                 ..InformerOptions::default()
             },
             restart_backoff: RestartBackoff::default(),
-            ..RigOptions::default()
+            ..options
         };
         let rig = Rig::on(plane, name, options).await;
         let hook = HookServer::start().await;
