@@ -2,6 +2,7 @@
 
 mod blueprint;
 mod children;
+mod churn;
 mod claim;
 mod composite;
 mod composite_controller;

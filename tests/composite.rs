@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams},
@@ -186,6 +186,79 @@ async fn children_follow_their_parent_and_go_with_it() {
         }
     })
     .await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
+    let stage = Stage::restricted("restricted").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets().cluster_scoped();
+    let own = rig.scope.namespace.clone();
+    stage.hook.answers(move |request| {
+        let mut child = config_map(request);
+        let far = request["parent"]["spec"]["size"] == 1;
+        child["metadata"]["namespace"] = json!(if far { "default" } else { &own });
+        Answer::Json(json!({ "status": {}, "children": [child] }))
+    });
+    stage.declare("a", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    // Named so that no other test meets it in the namespace of all.
+    let gear = stage.name("gear");
+    rig.create(&crd, &gear, 1).await;
+
+    stage.event(&gear, "SyncError", "children[0].metadata.namespace").await;
+    let elsewhere = Api::<ConfigMap>::namespaced(rig.scope.client(), "default");
+    assert!(elsewhere.get_opt(&gear).await.unwrap().is_none(), "it is not created even once");
+
+    stage.resize(&crd, &gear, 2).await;
+    stage.child(&gear, 2).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
+    let stage = Stage::start("recreate").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.hook.answers(|request| {
+        let size = &request["parent"]["spec"]["size"];
+        // Of the range that the server gives to nobody who asks for none.
+        let port = json!({ "port": 80, "nodePort": 30017 });
+        let spec = json!({
+            "type": "NodePort", "selector": { "size": size.to_string() }, "ports": [port],
+        });
+        let mut service = config_map(request);
+        service["kind"] = json!("Service");
+        service.as_object_mut().unwrap().remove("data");
+        service["spec"] = spec;
+        Answer::Json(json!({ "status": {}, "children": [service] }))
+    });
+    let mut spec = stage.spec(&crd);
+    spec["childResources"] = json!([{
+        "apiVersion": "v1", "resource": "services", "updateStrategy": { "method": "Recreate" },
+    }]);
+    stage.declare("a", spec).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    let services = Api::<Service>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let of_size = async |size: &str| {
+        until("the service", async || {
+            let service = services.get("gear").await.map_err(|error| error.to_string())?;
+            let spec = service.spec.clone().unwrap();
+            match spec.selector.unwrap()["size"] == size {
+                true => Ok(service.uid()),
+                false => Err(format!("{service:?}")),
+            }
+        })
+        .await
+    };
+    let first = of_size("1").await;
+
+    stage.resize(&crd, "gear", 2).await;
+
+    // A dry run finds the port taken, by the very one that goes.
+    assert_ne!(of_size("2").await, first);
     stage.end().await;
 }
 
@@ -437,13 +510,8 @@ async fn a_list_of_controllers_shows_how_they_are() {
 
 #[tokio::test]
 async fn the_pause_annotation_stops_a_controller_until_it_goes() {
-    let stage = Stage::start("pause").await;
+    let (stage, crd) = Stage::at_work("pause").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
 
     let annotate =
         |value: Value| json!({ "metadata": { "annotations": { "pilotlight.dev/paused": value } } });
@@ -525,12 +593,8 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
 
 #[tokio::test]
 async fn a_controller_that_is_deleted_stops_and_leaves_children_alone() {
-    let stage = Stage::start("deleted").await;
+    let (stage, crd) = Stage::at_work("deleted").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
     let child = stage.child("gear", 1).await;
 
     let name = stage.name("a");

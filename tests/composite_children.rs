@@ -21,7 +21,7 @@ use pilotlight::{
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{
         Blueprint, CompositeController, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR,
-        Supervisor,
+        StatusCondition, Supervisor,
     },
     testing::{AuditEvent, AuditMark, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope},
 };
@@ -593,5 +593,67 @@ async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
 
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(rig.requests_since(mark, "update").await, 0);
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
+    let rig = Rig::start(
+        "composite-rehearsal",
+        "Recreate",
+        |_| json!({"children": [child("a", "one", "old")]}),
+    )
+    .await;
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || rig.config_map("one").await).await;
+
+    rig.answers(|_| {
+        let mut wrong = child("a", "one", "new");
+        wrong["data"]["no/key"] = json!("");
+        Ok(json!({"children": [wrong]}))
+    });
+    rig.touch("a").await;
+    let told = rig.event("SyncError", "the old one stays").await;
+    assert!(told.message.unwrap().contains("no/key"), "the reason is the server's");
+    let kept = rig.config_map("one").await.unwrap();
+    assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
+
+    rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+    rig.touch("a").await;
+    let replaced = eventually("the new one", async || {
+        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+    });
+    assert_ne!(replaced.await.uid(), before.uid());
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
+    let random = || fastrand::u64(..).to_string();
+    let rig = Rig::start("composite-flapping", "InPlace", move |_| {
+        let children = [child("a", "one", &random())];
+        json!({"status": {"random": random()}, "children": children})
+    })
+    .await;
+    let mark = Rig::mark();
+
+    rig.create_thing("a").await;
+    rig.event("Flapping", "another one again and again").await;
+    let conditions = eventually("the condition", async || {
+        let status = rig.controllers().get(&rig.scope.namespace).await.unwrap().status?;
+        let healthy = |it: &StatusCondition| it.type_ == "HooksHealthy" && it.reason == "Flapping";
+        status.conditions.iter().any(healthy).then_some(status.conditions)
+    });
+    conditions.await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    // The child and the status: twenty at once each, then one every three seconds.
+    let written = rig.requests_since(mark, "update").await;
+    assert!((20..=50).contains(&written), "{written} writes");
+
+    rig.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
+    eventually("what is wanted at last", async || {
+        rig.config_map("one").await.filter(|child| value(child) == Some("fixed"))
+    })
+    .await;
     rig.stop().await;
 }

@@ -73,6 +73,8 @@ pub(crate) struct RigOptions {
     pub(crate) discovery: DiscoveryOptions,
     pub(crate) informers: InformerOptions,
     pub(crate) restart_backoff: RestartBackoff,
+    /// Watches namespaced types in its own namespace alone.
+    pub(crate) restricted: bool,
 }
 
 impl Default for RigOptions {
@@ -83,6 +85,7 @@ impl Default for RigOptions {
             discovery: DiscoveryOptions::default(),
             informers: InformerOptions::default(),
             restart_backoff: RestartBackoff::default(),
+            restricted: false,
         }
     }
 }
@@ -155,7 +158,8 @@ impl<'plane> Rig<'plane> {
             connect(config, &connection, &faults)
         };
         let RigOptions { discovery, informers, .. } = options;
-        let options_of_cluster = ClusterOptions { discovery, informers, namespace: None };
+        let namespace = options.restricted.then(|| scope.namespace.as_str().into());
+        let options_of_cluster = ClusterOptions { discovery, informers, namespace };
         let (cluster, keeper) = Cluster::new(client, options_of_cluster);
         let manager_metrics = ManagerMetrics::default();
         let mut metrics = Registry::default();

@@ -11,13 +11,8 @@ use crate::rig::{Answer, Call, Stage, condition, config_map, status_of};
 
 #[tokio::test]
 async fn a_valid_edit_is_one_restart_without_a_relist() {
-    let stage = Stage::start("edit-valid").await;
+    let (stage, crd) = Stage::at_work("edit-valid").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
     let mark = rig.mark();
     rig.faults.forget_seen();
     let before = stage.hook.count("gear");
@@ -57,13 +52,8 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
 
 #[tokio::test]
 async fn an_invalid_edit_leaves_the_old_controller_at_work() {
-    let stage = Stage::start("edit-invalid").await;
+    let (stage, crd) = Stage::at_work("edit-invalid").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
     let name = stage.name("a");
 
     let wrong: [(Value, &str, &str); 3] = [
@@ -133,14 +123,9 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
 
 #[tokio::test]
 async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
-    let stage = Stage::start("edit-pending").await;
+    let (stage, crd) = Stage::at_work("edit-pending").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
     let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
 
     let mut spec = stage.spec(&crd);
     let more = json!({ "apiVersion": format!("{}/v1", rig.scope.group), "resource": "gadgets" });
@@ -171,14 +156,9 @@ async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
 
 #[tokio::test]
 async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
-    let stage = Stage::start("edit-parent").await;
+    let (stage, crd) = Stage::at_work("edit-parent").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
     let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
 
     let generation = stage.edit("a", json!({ "spec": stage.spec(&gadgets) })).await;
 
@@ -208,13 +188,8 @@ async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
 
 #[tokio::test]
 async fn an_edit_that_waits_can_be_taken_back() {
-    let stage = Stage::start("edit-back").await;
+    let (stage, crd) = Stage::at_work("edit-back").await;
     let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
 
     let away = json!({ "spec": { "parentResource": { "resource": "nothings" } } });
     stage.edit("a", away).await;

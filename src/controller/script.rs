@@ -26,7 +26,7 @@ const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
 /// The server; a clone is the same one.
 #[derive(Clone, Default)]
-pub(crate) struct Server(Arc<Mutex<State>>);
+pub(super) struct Server(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
@@ -70,7 +70,7 @@ struct Watch {
 type Answer = Response<UnsyncBoxBody<Bytes, io::Error>>;
 
 impl Server {
-    pub(crate) fn new() -> Self {
+    pub(super) fn new() -> Self {
         let server = Self::default();
         for path in [CRDS, SERVICES] {
             server.state().collections.insert(path.to_owned(), BTreeMap::new());
@@ -78,7 +78,7 @@ impl Server {
         server
     }
 
-    pub(crate) fn client(&self) -> Client {
+    pub(super) fn client(&self) -> Client {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Installs the CRD of a type of `example.com`, served at these versions.
-    pub(crate) fn install(
+    pub(super) fn install(
         &self,
         plural: &str,
         kind: &str,
@@ -120,23 +120,6 @@ impl Server {
             .map(|it| json!({"name": it, "served": served.contains(it), "storage": *it == "v1"}))
             .collect();
         self.establish("example.com", plural, kind, scope, uid, json!(versions));
-    }
-
-    /// Installs the CRD of a type that has one version and a status.
-    pub(crate) fn install_one(
-        &self,
-        group: &str,
-        version: &str,
-        plural: &str,
-        kind: &str,
-        uid: &str,
-    ) {
-        let path = format!("/apis/{group}/{version}/{plural}");
-        self.state().collections.entry(path).or_default();
-        let version = json!({
-            "name": version, "served": true, "storage": true, "subresources": {"status": {}},
-        });
-        self.establish(group, plural, kind, "Cluster", uid, json!([version]));
     }
 
     fn establish(
@@ -163,17 +146,6 @@ impl Server {
         self.apply(CRDS, crd);
     }
 
-    /// Deletes a CRD that was installed by [`Server::install_one`], and everything of its type.
-    pub(crate) fn uninstall_one(&self, group: &str, version: &str, plural: &str) {
-        let path = format!("/apis/{group}/{version}/{plural}");
-        self.delete_all(&path);
-        let mut state = self.state();
-        state.collections.remove(&path);
-        state.watches.retain(|it| it.path != path);
-        drop(state);
-        self.delete(CRDS, &format!("/{plural}.{group}"));
-    }
-
     fn delete_all(&self, path: &str) {
         let objects: Vec<_> = self.state().collections[path].keys().cloned().collect();
         for object in objects {
@@ -182,7 +154,7 @@ impl Server {
     }
 
     /// Deletes a CRD and everything of its type.
-    pub(crate) fn uninstall(&self, plural: &str) {
+    pub(super) fn uninstall(&self, plural: &str) {
         let path = format!("/apis/example.com/v1/{plural}");
         self.delete_all(&path);
         let mut state = self.state();
@@ -193,7 +165,7 @@ impl Server {
     }
 
     /// Creates or changes an object.
-    pub(crate) fn apply(&self, path: &str, mut object: Value) {
+    pub(super) fn apply(&self, path: &str, mut object: Value) {
         let mut state = self.state();
         state.version += 1;
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
@@ -206,7 +178,7 @@ impl Server {
         state.tell(path, event, &object);
     }
 
-    pub(crate) fn delete(&self, path: &str, key: &str) {
+    pub(super) fn delete(&self, path: &str, key: &str) {
         let mut state = self.state();
         state.version += 1;
         let mut object = state.collections.get_mut(path).unwrap().remove(key).unwrap();
@@ -236,30 +208,30 @@ impl Server {
         }
     }
 
-    pub(crate) fn forbid(&self, path: &str) {
+    pub(super) fn forbid(&self, path: &str) {
         self.state().forbidden.insert(path.to_owned());
     }
 
-    pub(crate) fn allow(&self, path: &str) {
+    pub(super) fn allow(&self, path: &str) {
         self.state().forbidden.remove(path);
     }
 
-    pub(crate) fn serves(&self, path: &str) -> bool {
+    pub(super) fn serves(&self, path: &str) -> bool {
         self.state().collections.contains_key(path)
     }
 
-    pub(crate) fn count(&self, path: &str) -> usize {
+    pub(super) fn count(&self, path: &str) -> usize {
         self.state().collections[path].len()
     }
 
     /// Open watches of a collection.
-    pub(crate) fn watches(&self, path: &str) -> usize {
+    pub(super) fn watches(&self, path: &str) -> usize {
         let state = self.state();
         state.watches.iter().filter(|it| it.path == path && !it.lines.is_closed()).count()
     }
 
     /// How often this was asked, so far.
-    pub(crate) fn asked(&self, path: &str) -> usize {
+    pub(super) fn asked(&self, path: &str) -> usize {
         self.state().requests.iter().filter(|request| *request == path).count()
     }
 

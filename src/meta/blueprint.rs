@@ -3,11 +3,15 @@
 //! Whatever is wrong is collected and named by its field; what this version does not execute is
 //! refused as a whole and never half-executed.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+mod rejected;
+
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use serde_json::Value;
 
+pub(super) use self::rejected::Problems;
+pub use self::rejected::{Problem, Rejected};
 use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
 use crate::kind::TypeRef;
 
@@ -59,79 +63,6 @@ pub enum UpdateMethod {
     InPlace,
 }
 
-/// Why an object cannot be executed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejected {
-    /// It does not have the shape of its kind; correct the field that is named.
-    #[error("{field}: {message}")]
-    Undecodable {
-        /// Path of the field.
-        field: String,
-        /// What is wrong with it.
-        message: String,
-    },
-    /// Its specification is invalid; correct every field that is named.
-    #[error("{}", list(.0))]
-    Invalid(Vec<Problem>),
-    /// It asks for what this version does not do; remove the fields that are named.
-    #[error("{}", list(.0))]
-    Unsupported(Vec<Problem>),
-    /// No controller can be built of it; a defect of ours.
-    #[error("{0}")]
-    Unbuildable(String),
-}
-
-impl Rejected {
-    /// CamelCase, for a condition's reason.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
-            Self::Unsupported(_) => "SpecUnsupported",
-            Self::Unbuildable(_) => "NotBuildable",
-        }
-    }
-}
-
-/// One thing that is wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
-    /// Path of the field.
-    pub field: String,
-    /// What is wrong, and what to do.
-    pub message: String,
-    unsupported: bool,
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.field, self.message)
-    }
-}
-
-fn list(problems: &[Problem]) -> String {
-    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
-}
-
-/// Collects what is wrong.
-#[derive(Default)]
-pub(super) struct Problems(Vec<Problem>);
-
-impl Problems {
-    /// The field is wrong.
-    pub(super) fn invalid(&mut self, field: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Problem { field: field.into(), message: message.into(), unsupported: false });
-    }
-
-    /// The field asks for what is not executed.
-    pub(super) fn unsupported(&mut self, field: impl Into<String>) {
-        self.0.push(Problem {
-            field: field.into(),
-            message: "is not supported by this version; remove it".to_owned(),
-            unsupported: true,
-        });
-    }
-}
-
 impl Blueprint {
     /// Reads a CompositeController.
     ///
@@ -167,17 +98,11 @@ impl Blueprint {
             })?;
         let mut problems = Problems::default();
         let read = Self::read(name, &spec, raw.clone(), object.clone(), &mut problems);
-        let Problems(mut problems) = problems;
-        match read {
-            Some(blueprint) if problems.is_empty() => Ok(blueprint),
-            _ if problems.iter().all(|problem| problem.unsupported) => {
-                Err(Rejected::Unsupported(problems))
-            }
-            _ => {
-                // What is invalid first: it is what its author can correct.
-                problems.sort_by_key(|problem| problem.unsupported);
-                Err(Rejected::Invalid(problems))
-            }
+        match (read, problems.rejection()) {
+            (Some(blueprint), None) => Ok(blueprint),
+            (_, Some(rejected)) => Err(rejected),
+            // What cannot be read has said why.
+            (None, None) => Err(Rejected::Invalid(Vec::new())),
         }
     }
 

@@ -89,6 +89,13 @@ pub(crate) enum Step {
         /// The one object that is meant.
         uid: Arc<str>,
     },
+    /// Delete the object with this uid, so that this one is created in its place by the next sync.
+    Recreate {
+        /// The one object that is meant.
+        uid: Arc<str>,
+        /// What takes its place.
+        desired: Desired,
+    },
     /// Create this object.
     Create(Desired),
     /// Replace the observed object with this one.
@@ -100,7 +107,9 @@ impl Step {
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
             Self::Delete { group, key, .. } => (*group, key),
-            Self::Create(desired) | Self::Update(desired) => (desired.group, &desired.key),
+            Self::Create(desired) | Self::Update(desired) | Self::Recreate { desired, .. } => {
+                (desired.group, &desired.key)
+            }
         }
     }
 }
@@ -160,7 +169,11 @@ impl Rules<'_> {
             }
             match self.groups[child.group].strategy {
                 UpdateMethod::OnDelete => {}
-                UpdateMethod::Recreate => deletes.push(delete(child)),
+                UpdateMethod::Recreate => {
+                    let object = self.new_child(&desired.object);
+                    let desired = Desired { object, ..desired };
+                    deletes.push(Step::Recreate { uid: child.uid.clone(), desired });
+                }
                 UpdateMethod::InPlace => {
                     writes.push((order, Step::Update(Desired { object: merged, ..desired })));
                 }

@@ -3,6 +3,7 @@
 mod adopt;
 mod apply;
 mod parent_status;
+mod rehearsal;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use super::{
     Blueprint, Hook, HookError, Selector,
     children::{Group, Parent, Rules},
+    churn::Flapping,
     claim, hook, protocol,
     recorder::{Recorder, Severity, Subject},
     resource::{explain, is_conflict, is_fenced},
@@ -307,13 +309,7 @@ impl Reconciler for Composite {
             }
             Err(SyncError::Failed(message)) => message,
         };
-        let subject = Subject {
-            api_version: parent.served.identity.api_version(),
-            kind: parent.served.kind.to_string(),
-            namespace: parent.key.namespace.clone(),
-            name: parent.key.name.clone(),
-            uid: parent.uid.clone(),
-        };
+        let subject = subject(&parent);
         let text = format!("Sync error: {message}");
         self.recorder
             .publish(context.client(), &subject, Severity::Warning, "SyncError", &text)
@@ -383,7 +379,6 @@ impl Composite {
         let desired = rules
             .check(response.children)
             .map_err(|wrong| SyncError::answer(format!("hook answer is unusable: {wrong}")))?;
-        self.roster.healthy(&parent.key);
         let managed = if parent.terminating {
             Ok(())
         } else {
@@ -392,16 +387,44 @@ impl Composite {
                 Err(unreadable) => Err(SyncError::Failed(unreadable)),
             }
         };
-        // Also when children failed: the status is what tells of it.
-        if !matches!(managed, Err(SyncError::Cancelled)) {
-            let status = response.status.unwrap_or_default();
-            let written = self.write_status(parent, object, status, context).await;
-            managed.and(written)?;
-        } else {
-            managed?;
+        if let Err(SyncError::Cancelled) = managed {
+            return Err(SyncError::Cancelled);
         }
-        let resync = [response.resync_after, blueprint.resync_period].into_iter().flatten().min();
+        // Also when children failed: the status is what tells of it.
+        let status = response.status.unwrap_or_default();
+        let written = self.write_status(parent, object, status, context).await;
+        let calm = self.tell_of_flapping(parent, context).await;
+        managed.and(written)?;
+        let resync = [response.resync_after, blueprint.resync_period, calm];
+        let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// The hook answered: says so, or that it wants something else each time. Returns when to look
+    /// at that again.
+    async fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+        let Some(Flapping { what, again }) = self.roster.flapping(&parent.key) else {
+            self.roster.healthy(&parent.key);
+            return None;
+        };
+        let message = format!("the hook wants {what} to be another one again and again");
+        let failure = Failure { reason: "Flapping", message: message.clone() };
+        if self.roster.failing(&parent.key, failure) {
+            let (subject, text) = (subject(parent), format!("Held back: {message}"));
+            let client = context.client();
+            self.recorder.publish(client, &subject, Severity::Warning, "Flapping", &text).await;
+        }
+        Some(again)
+    }
+}
+
+fn subject(parent: &Parent) -> Subject {
+    Subject {
+        api_version: parent.served.identity.api_version(),
+        kind: parent.served.kind.to_string(),
+        namespace: parent.key.namespace.clone(),
+        name: parent.key.name.clone(),
+        uid: parent.uid.clone(),
     }
 }
 

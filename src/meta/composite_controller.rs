@@ -5,12 +5,22 @@
 //! here. Enumerations are text here and schema in the CRD, so that an object stored under a more
 //! liberal schema can still be read and answered with the name of the field that is wrong.
 
+mod credentials;
+mod own_status;
+
 use std::collections::BTreeMap;
 
-use k8s_openapi::jiff::Timestamp;
 use kube::CustomResource;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+pub use self::{
+    credentials::{
+        Authorization, BasicAuth, CaBundle, CaReference, ClientTls, EndpointConfig,
+        SecretKeyReference, SecretReference,
+    },
+    own_status::{CompositeControllerStatus, StatusCondition, WatchStatus},
+};
 
 /// What a CompositeController declares.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -265,189 +275,6 @@ pub struct EtagSpec {
     /// How often the cache is swept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_cleanup_seconds: Option<i32>,
-}
-
-/// Trusted certificates, from exactly one place.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CaBundle {
-    /// PEM.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub inline: Option<String>,
-    /// A Secret; key `ca.crt` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_ref: Option<CaReference>,
-    /// A ConfigMap; key `ca.crt` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub config_map_ref: Option<CaReference>,
-}
-
-/// A key of a Secret or ConfigMap.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CaReference {
-    /// Name.
-    pub name: String,
-    /// Namespace.
-    pub namespace: String,
-    /// Key.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub key: Option<String>,
-}
-
-/// A Secret.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SecretReference {
-    /// Name.
-    pub name: String,
-    /// Namespace.
-    pub namespace: String,
-}
-
-/// A key of a Secret.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct SecretKeyReference {
-    /// Name.
-    pub name: String,
-    /// Namespace.
-    pub namespace: String,
-    /// Key.
-    pub key: String,
-}
-
-/// A client certificate.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct ClientTls {
-    /// Where it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_ref: Option<SecretReference>,
-    /// Key of the certificate; `tls.crt` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cert_key: Option<String>,
-    /// Key of the private key; `tls.key` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub private_key_key: Option<String>,
-}
-
-/// An `Authorization` header.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Authorization {
-    /// Scheme; `Bearer` when absent.
-    #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
-    pub type_: Option<String>,
-    /// Where the credentials are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_ref: Option<SecretKeyReference>,
-}
-
-/// Basic authentication.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct BasicAuth {
-    /// Where the credentials are.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub secret_ref: Option<SecretReference>,
-    /// Key of the user name; `username` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub username_key: Option<String>,
-    /// Key of the password; `password` when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub password_key: Option<String>,
-}
-
-/// TLS and credentials of the hooks on one host.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct EndpointConfig {
-    /// Host, with or without port.
-    pub host: String,
-    /// Certificates that are trusted instead of the system's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ca_bundle: Option<CaBundle>,
-    /// The certificate that the hook is shown.
-    #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
-    pub client_tls: Option<ClientTls>,
-    /// A header that authorises.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub authorization: Option<Authorization>,
-    /// User name and password.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub basic_auth: Option<BasicAuth>,
-}
-
-/// How a CompositeController is doing.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct CompositeControllerStatus {
-    /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    #[schemars(extend(
-        "x-kubernetes-list-type" = "map",
-        "x-kubernetes-list-map-keys" = ["type"]
-    ))]
-    pub conditions: Vec<StatusCondition>,
-    /// The generation of the specification that all of this is said of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-    /// The number of the current or last run, counted per process.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<i64>,
-    /// `Waiting`, `Starting`, `Running`, `Stopping`, `BackingOff`, `Stopped`, `Paused` or
-    /// `Invalid`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<String>,
-    /// Why, in one word.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-    /// The types that it watches or waits for.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub watches: Vec<WatchStatus>,
-}
-
-/// One condition.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct StatusCondition {
-    /// Which one.
-    #[serde(rename = "type")]
-    pub type_: String,
-    /// `True`, `False` or `Unknown`.
-    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
-    pub status: String,
-    /// Why, in one word.
-    pub reason: String,
-    /// Why, in a sentence.
-    #[serde(default)]
-    pub message: String,
-    /// When the status last changed.
-    #[schemars(schema_with = "date_time")]
-    pub last_transition_time: Timestamp,
-    /// The generation that it is said of.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub observed_generation: Option<i64>,
-}
-
-fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schemars::json_schema!({"type": "string", "format": "date-time"})
-}
-
-/// One watched type.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct WatchStatus {
-    /// Plural name.
-    pub resource: String,
-    /// `group/version`, or the version alone for the core group.
-    pub api_version: String,
-    /// `Waiting`, `Syncing`, `Synced`, `Stale` or `Forbidden`.
-    pub state: String,
-    /// What is wrong, while something is.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub message: String,
 }
 
 #[cfg(test)]

@@ -49,6 +49,17 @@ impl<'a> Resource<'a> {
         self.send(Method::POST, path, "application/json", Some(object)).await
     }
 
+    /// Asks whether an object would be created, without creating it.
+    pub(crate) async fn rehearse(
+        &self,
+        key: &ObjectKey,
+        object: &Value,
+    ) -> Result<Value, kube::Error> {
+        let path = self.identity.path(key.namespace.as_deref());
+        let path = format!("{path}?dryRun=All&fieldManager={FIELD_MANAGER}");
+        self.send(Method::POST, path, "application/json", Some(object)).await
+    }
+
     /// Replaces an object whose resourceVersion is still the one given.
     pub(crate) async fn update(
         &self,
@@ -144,6 +155,23 @@ fn status(error: &kube::Error) -> Option<(u16, &str)> {
 /// There is no such object, or no such type.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 404)
+}
+
+/// The server cannot ask everybody without doing it: a webhook takes part in no dry run.
+pub(crate) fn is_no_dry_run(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    status.code == 400 && status.message.contains("does not support dry run")
+}
+
+/// What is missing is held by objects that exist: a place in a quota, a port, an address. These
+/// refusals have no reason of their own, so they are told by their text.
+pub(crate) fn is_taken(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    match status.code {
+        403 => status.message.contains("exceeded quota"),
+        422 => status.message.contains("is already allocated"),
+        _ => false,
+    }
 }
 
 /// We may not.

@@ -9,9 +9,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 
-use super::{Selector, claim::UID_LABEL};
+use super::{
+    Selector,
+    churn::{Churn, Flapping},
+    claim::UID_LABEL,
+};
 use crate::informer::{Delta, Object, ObjectKey};
 
 /// What is known of the parents of one controller.
@@ -50,6 +54,7 @@ struct Entry {
     selector: Selector,
     // Digests of the status that was wanted last, and of what the server made of it.
     status: Option<(u64, u64)>,
+    churn: Churn,
 }
 
 /// Why a parent's hook is of no use.
@@ -81,19 +86,23 @@ impl Roster {
     /// Notes a parent, before its children are read: what changes afterwards finds it.
     pub(crate) fn enrol(&self, key: &ObjectKey, uid: &Arc<str>, selector: &Selector) {
         let mut parents = self.lock();
-        let status = match parents.by_key.get(key) {
-            Some(entry) if entry.uid == *uid && entry.selector == *selector => return,
-            Some(entry) if entry.uid == *uid => entry.status,
+        match parents.by_key.get_mut(key) {
+            Some(entry) if entry.uid == *uid => {
+                if entry.selector != *selector {
+                    entry.selector = selector.clone();
+                }
+                return;
+            }
             Some(entry) => {
                 let old = entry.uid.clone();
                 parents.by_uid.remove(&old);
-                None
             }
-            None => None,
-        };
-        let entry = Entry { uid: uid.clone(), selector: selector.clone(), status };
+            None => {}
+        }
+        let (uid, selector) = (uid.clone(), selector.clone());
+        let entry = Entry { uid, selector, status: None, churn: Churn::default() };
+        parents.by_uid.insert(entry.uid.clone(), key.clone());
         parents.by_key.insert(key.clone(), entry);
-        parents.by_uid.insert(uid.clone(), key.clone());
     }
 
     /// Forgets a parent that is gone, or none of ours any more.
@@ -122,11 +131,32 @@ impl Roster {
         }
     }
 
-    /// The hook gave no usable answer.
-    pub(crate) fn failing(&self, key: &ObjectKey, failure: Failure) {
+    /// The hook gave no usable answer. Returns whether that is new.
+    pub(crate) fn failing(&self, key: &ObjectKey, failure: Failure) -> bool {
         let mut parents = self.lock();
+        let new = parents.failing.get(key) != Some(&failure);
         parents.failing.insert(key.clone(), failure);
         self.publish(&parents, false);
+        new
+    }
+
+    /// Whether something may be written for a parent.
+    pub(crate) fn may_write(&self, key: &ObjectKey, what: &str) -> bool {
+        let mut parents = self.lock();
+        let entry = parents.by_key.get_mut(key);
+        entry.is_none_or(|entry| entry.churn.may_write(what, Instant::now()))
+    }
+
+    /// Notes that something was written for a parent.
+    pub(crate) fn wrote(&self, key: &ObjectKey, what: String) {
+        if let Some(entry) = self.lock().by_key.get_mut(key) {
+            entry.churn.wrote(what, Instant::now());
+        }
+    }
+
+    /// What is written too often for a parent.
+    pub(crate) fn flapping(&self, key: &ObjectKey) -> Option<Flapping> {
+        self.lock().by_key.get(key)?.churn.flapping(Instant::now())
     }
 
     /// Whether hooks answer, and every later change.

@@ -7,6 +7,8 @@
 mod keeper;
 mod own_status;
 #[cfg(test)]
+mod script;
+#[cfg(test)]
 mod tests;
 
 use std::{fmt, sync::Arc};

@@ -3,29 +3,25 @@
 //! One POST, one answer: no redirects, no repeats, nothing encoded, nothing read beyond the
 //! budget. Success is status 200 and no other, as in Metacontroller.
 
+mod connections;
+
 use std::{
     error::Error,
     fmt,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use futures::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode, Uri, header, uri::Scheme};
+use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use hyper::{body::Incoming, rt::Executor};
-use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
-use hyper_util::{
-    client::legacy::{Client, connect::HttpConnector},
-    rt::TokioTimer,
-};
+use hyper::body::Incoming;
 use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
-use rustls::{ClientConfig, RootCertStore};
 use tokio::time::timeout;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::connections::{Connections, HttpClient};
 use super::{Hook, HookError, HookSeries};
 
 /// The largest answer that is read, unless said otherwise.
@@ -38,10 +34,6 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 /// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
-/// The longest that an address is tried.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
 
 /// A hook at a URL.
 pub struct Webhook {
@@ -50,45 +42,6 @@ pub struct Webhook {
     max_response_bytes: usize,
     series: Option<HookSeries>,
     connections: Mutex<Option<Connections>>,
-}
-
-/// Connections that are kept for the next call, and the tasks that drive them.
-struct Connections {
-    client: HttpClient,
-    tasks: Tasks,
-}
-
-/// Drives connections until it is cancelled: a handshake that nobody answers would not end by
-/// itself.
-#[derive(Clone, Default)]
-struct Tasks {
-    tracker: TaskTracker,
-    token: CancellationToken,
-}
-
-impl Tasks {
-    async fn end(&self) {
-        self.token.cancel();
-        self.tracker.close();
-        self.tracker.wait().await;
-    }
-}
-
-impl<F> Executor<F> for Tasks
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, connection: F) {
-        let token = self.token.clone();
-        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(connection).await }));
-    }
-}
-
-impl Drop for Connections {
-    fn drop(&mut self) {
-        // Also of a hook that nobody released.
-        self.tasks.token.cancel();
-    }
 }
 
 impl Webhook {
@@ -119,46 +72,11 @@ impl Webhook {
 
     fn client(&self) -> Result<HttpClient, HookError> {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connections) = &*connections {
-            return Ok(connections.client.clone());
-        }
-        let mut http = HttpConnector::new();
-        http.enforce_http(false);
-        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
-        let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(self.tls()?)
-            .https_or_http()
-            .enable_http1()
-            .wrap_connector(http);
-        let tasks = Tasks::default();
-        let client = Client::builder(tasks.clone())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(Duration::from_secs(90))
-            .pool_max_idle_per_host(32)
-            .build(connector);
-        *connections = Some(Connections { client: client.clone(), tasks });
-        Ok(client)
-    }
-
-    /// What is trusted: the system's roots, loaded once; nothing for a hook without TLS, which
-    /// must not fail where there are no roots.
-    fn tls(&self) -> Result<ClientConfig, HookError> {
-        static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
-        let secure = self.url.scheme() == Some(&Scheme::HTTPS);
-        if secure && let Some(trusted) = TRUSTED.get() {
-            return Ok(trusted.clone());
-        }
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let failed = |error: rustls::Error| HookError::Transport(format!("preparing TLS: {error}"));
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(failed)?;
-        if !secure {
-            let nothing = RootCertStore::empty();
-            return Ok(builder.with_root_certificates(nothing).with_no_client_auth());
-        }
-        let trusted = builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth();
-        Ok(TRUSTED.get_or_init(|| trusted).clone())
+        let connections = match &mut *connections {
+            Some(connections) => connections,
+            none => none.insert(Connections::new(&self.url)?),
+        };
+        Ok(connections.client.clone())
     }
 
     async fn exchange(&self, request: Bytes) -> (Option<StatusCode>, Result<Bytes, HookError>) {

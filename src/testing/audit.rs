@@ -123,10 +123,18 @@ impl AuditLog {
     /// [`Error::Io`] when the log cannot be read, [`Error::AuditLine`] when it holds something else.
     pub fn since(&self, mark: AuditMark) -> Result<Vec<AuditEvent>, Error> {
         let mut file = self.open()?;
-        file.seek(SeekFrom::Start(mark.0)).map_err(self.io())?;
         let mut text = Vec::new();
+        let Some(before) = mark.0.checked_sub(1) else {
+            file.read_to_end(&mut text).map_err(self.io())?;
+            return self.parse(&text);
+        };
+        file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        self.parse(&text)
+        // The server may have been writing a line when the mark was set: what it tells had
+        // happened by then.
+        let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
+        let (_, after) = text.split_at(begin);
+        self.parse(after)
     }
 
     /// All events since the control plane was started.
@@ -280,6 +288,21 @@ mod tests {
         let log = AuditLog::new(directory.path().join("audit.log"));
         let first = line("1", "ResponseComplete", "list");
         fs::write(&log.path, &first).unwrap();
+
+        let mark = log.mark().unwrap();
+        fs::write(&log.path, first + &line("2", "ResponseComplete", "get")).unwrap();
+
+        let ids: Vec<_> =
+            log.since(mark).unwrap().into_iter().map(|event| event.audit_id).collect();
+        assert_eq!(ids, ["2"]);
+    }
+
+    #[test]
+    fn a_line_that_was_being_written_at_the_mark_is_of_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = AuditLog::new(directory.path().join("audit.log"));
+        let first = line("1", "ResponseComplete", "list");
+        fs::write(&log.path, &first[..30]).unwrap();
 
         let mark = log.mark().unwrap();
         fs::write(&log.path, first + &line("2", "ResponseComplete", "get")).unwrap();

@@ -42,6 +42,24 @@ impl Stage<'static> {
         install_own_crds(plane).await;
         Stage::on(plane, name).await
     }
+
+    /// As [`Stage::start`], of a process that is limited to its namespace.
+    pub(crate) async fn restricted(name: &str) -> Self {
+        let plane = ControlPlane::shared();
+        install_own_crds(plane).await;
+        Stage::with(plane, name, RigOptions { restricted: true, ..RigOptions::default() }).await
+    }
+
+    /// A stage at work: controller `a` of widgets runs and has made a child for `gear` of size 1.
+    pub(crate) async fn at_work(name: &str) -> (Self, CrdBuilder) {
+        let stage = Self::start(name).await;
+        let crd = stage.rig.widgets();
+        stage.declare("a", stage.spec(&crd)).await;
+        stage.install(&crd).await;
+        stage.rig.create(&crd, "gear", 1).await;
+        stage.child("gear", 1).await;
+        (stage, crd)
+    }
 }
 
 impl<'plane> Stage<'plane> {

@@ -232,9 +232,13 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
     let steps = |strategy| plan(strategy, std::slice::from_ref(&observed), vec![changed.clone()]);
 
     assert_eq!(steps(UpdateMethod::OnDelete), []);
+    let recreates = steps(UpdateMethod::Recreate);
+    let [Step::Recreate { uid, desired }] = &recreates[..] else { panic!("{recreates:?}") };
+    assert_eq!((&**uid, &desired.key), ("stored", &observed.key));
     assert_eq!(
-        steps(UpdateMethod::Recreate),
-        [Step::Delete { group: 0, key: observed.key.clone(), uid: "stored".into() }]
+        [Step::Create(desired.clone())],
+        plan(UpdateMethod::Recreate, &[], vec![changed.clone()])[..],
+        "what is rehearsed is what will be created"
     );
     let updates = steps(UpdateMethod::InPlace);
     let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };

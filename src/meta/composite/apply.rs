@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{Composite, SyncError};
+use super::{Composite, SyncError, rehearsal};
 use crate::{
     controller::Context,
     informer::ObjectKey,
@@ -31,6 +31,12 @@ impl Composite {
             }
             let (group, key) = step.target();
             let served = &groups[group].served;
+            let what = format!("{} {key}", served.kind);
+            // What is wanted no more may always go.
+            let goes = matches!(step, Step::Delete { .. });
+            if !goes && !self.roster.may_write(&parent.key, &what) {
+                continue;
+            }
             let resource = Resource::new(context.client(), served);
             let (verb, result) = match &step {
                 Step::Delete { uid, .. } => match resource.delete(key, uid).await {
@@ -38,6 +44,20 @@ impl Composite {
                     Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
                     result => ("deleting", result),
                 },
+                Step::Recreate { uid, desired } => {
+                    match rehearsal::rehearse(&resource, served, desired).await {
+                        Ok(()) => {}
+                        Err(SyncError::Failed(message)) => {
+                            failed.push(message);
+                            continue;
+                        }
+                        Err(over) => return Err(over),
+                    }
+                    match resource.delete(key, uid).await {
+                        Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
+                        result => ("replacing", result),
+                    }
+                }
                 Step::Create(Desired { object, .. }) => {
                     ("creating", resource.create(key, object).await.map(drop))
                 }
@@ -47,9 +67,12 @@ impl Composite {
             };
             let Err(error) = result else {
                 tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                if matches!(step, Step::Create(_) | Step::Update(_)) {
+                    self.roster.wrote(&parent.key, what);
+                }
                 continue;
             };
-            let doing = format!("{verb} {} {key}", served.kind);
+            let doing = format!("{verb} {what}");
             let error = if is_already_there(&error) {
                 stranger(parent, selector, &resource, key, &doing).await
             } else if is_not_found(&error) && matches!(step, Step::Update(_)) {

@@ -14,9 +14,9 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{keeper::MISSING_GRACE, *};
+use super::{keeper::MISSING_GRACE, script::Server, *};
 use crate::{
-    controller::{ClusterOptions, script::Server},
+    controller::ClusterOptions,
     manager::{
         ControllerState, DoneReason, Manager, ManagerOptions, RunnableStatus, Snapshot,
         TransitionKind,
@@ -24,8 +24,7 @@ use crate::{
     meta::HookError,
 };
 
-const OWN: (&str, &str, &str) = ("metacontroller.k8s.io", "v1alpha1", "compositecontrollers");
-const OWN_PATH: &str = "/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers";
+const OWN: &str = "/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers";
 
 /// Wants nothing.
 struct Content;
@@ -71,19 +70,13 @@ impl Rig {
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
         let rig = Self { server, manager: handle, hooks, stop, tasks };
         rig.install_own("first");
-        rig.server.install_one("example.com", "v1", "things", "Thing", "crd-of-things");
+        rig.server.install("/apis/example.com/v1/things", "Thing", "crd-of-things");
         rig.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
         rig
     }
 
     fn install_own(&self, uid: &str) {
-        let (group, version, plural) = OWN;
-        self.server.install_one(group, version, plural, "CompositeController", uid);
-    }
-
-    fn uninstall_own(&self) {
-        let (group, version, plural) = OWN;
-        self.server.uninstall_one(group, version, plural);
+        self.server.install(OWN, "CompositeController", uid);
     }
 
     fn declare(&self, name: &str, uid: &str, spec: Value) {
@@ -92,7 +85,7 @@ impl Rig {
             "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
             "metadata": metadata, "spec": spec,
         });
-        self.server.apply(OWN_PATH, object);
+        self.server.apply(OWN, object);
     }
 
     /// Waits until the manager's snapshot is as wanted; in paused time that costs nothing.
@@ -122,7 +115,7 @@ impl Rig {
 
     /// Our own CRD goes and comes back as another one, without its objects.
     async fn lose_own(&self) {
-        self.uninstall_own();
+        self.server.uninstall(OWN);
         self.until(SUPERVISOR, |status| status.state == ControllerState::Waiting).await;
         self.install_own("second");
         self.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;

@@ -1,0 +1,76 @@
+//! What a CompositeController's status has room for.
+
+use k8s_openapi::jiff::Timestamp;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// How a CompositeController is doing.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CompositeControllerStatus {
+    /// `Ready`, `TypesReady`, `Running` and `HooksHealthy`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend(
+        "x-kubernetes-list-type" = "map",
+        "x-kubernetes-list-map-keys" = ["type"]
+    ))]
+    pub conditions: Vec<StatusCondition>,
+    /// The generation of the specification that all of this is said of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// The number of the current or last run, counted per process.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<i64>,
+    /// `Waiting`, `Starting`, `Running`, `Stopping`, `BackingOff`, `Stopped`, `Paused` or
+    /// `Invalid`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<String>,
+    /// Why, in one word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The types that it watches or waits for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub watches: Vec<WatchStatus>,
+}
+
+/// One condition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StatusCondition {
+    /// Which one.
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// `True`, `False` or `Unknown`.
+    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
+    pub status: String,
+    /// Why, in one word.
+    pub reason: String,
+    /// Why, in a sentence.
+    #[serde(default)]
+    pub message: String,
+    /// When the status last changed.
+    #[schemars(schema_with = "date_time")]
+    pub last_transition_time: Timestamp,
+    /// The generation that it is said of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({"type": "string", "format": "date-time"})
+}
+
+/// One watched type.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WatchStatus {
+    /// Plural name.
+    pub resource: String,
+    /// `group/version`, or the version alone for the core group.
+    pub api_version: String,
+    /// `Waiting`, `Syncing`, `Synced`, `Stale` or `Forbidden`.
+    pub state: String,
+    /// What is wrong, while something is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}

@@ -1,0 +1,107 @@
+//! The connections of one webhook, what they trust, and the tasks that drive them.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{Uri, uri::Scheme};
+use http_body_util::Full;
+use hyper::rt::Executor;
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::{
+    client::legacy::{Client, connect::HttpConnector},
+    rt::TokioTimer,
+};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::meta::HookError;
+
+/// The longest that an address is tried.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Connections that are kept for the next call, and the tasks that drive them.
+pub(super) struct Connections {
+    pub(super) client: HttpClient,
+    pub(super) tasks: Tasks,
+}
+
+/// Drives connections until it is cancelled: a handshake that nobody answers would not end by
+/// itself.
+#[derive(Clone, Default)]
+pub(super) struct Tasks {
+    pub(super) tracker: TaskTracker,
+    token: CancellationToken,
+}
+
+impl Connections {
+    /// None yet: the first call opens one.
+    pub(super) fn new(url: &Uri) -> Result<Self, HookError> {
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls(url)?)
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(http);
+        let tasks = Tasks::default();
+        let client = Client::builder(tasks.clone())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(Duration::from_secs(90))
+            .pool_max_idle_per_host(32)
+            .build(connector);
+        Ok(Self { client, tasks })
+    }
+}
+
+impl Tasks {
+    /// Ends all of them.
+    pub(super) async fn end(&self) {
+        self.token.cancel();
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
+
+impl<F> Executor<F> for Tasks
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, connection: F) {
+        let token = self.token.clone();
+        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(connection).await }));
+    }
+}
+
+impl Drop for Connections {
+    fn drop(&mut self) {
+        // Also of a hook that nobody released.
+        self.tasks.token.cancel();
+    }
+}
+
+/// What is trusted: the system's roots, loaded once; nothing for a hook without TLS, which must
+/// not fail where there are no roots.
+fn tls(url: &Uri) -> Result<ClientConfig, HookError> {
+    static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
+    let secure = url.scheme() == Some(&Scheme::HTTPS);
+    if secure && let Some(trusted) = TRUSTED.get() {
+        return Ok(trusted.clone());
+    }
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let failed = |error: rustls::Error| HookError::Transport(format!("preparing TLS: {error}"));
+    let builder = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(failed)?;
+    if !secure {
+        let nothing = RootCertStore::empty();
+        return Ok(builder.with_root_certificates(nothing).with_no_client_auth());
+    }
+    let trusted = builder.try_with_platform_verifier().map_err(failed)?.with_no_client_auth();
+    Ok(TRUSTED.get_or_init(|| trusted).clone())
+}
