@@ -12,6 +12,7 @@ mod catalog;
 mod crd;
 mod ledger;
 mod metrics;
+mod raw;
 mod registry;
 mod report;
 mod request;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 
 use super::{
-    crd::RawCondition,
-    watch::{Metadata, Watched},
+    raw::{Condition, Conditions, Raw},
+    watch::Watched,
 };
 
 /// The header of an APIService.
@@ -47,18 +47,10 @@ impl Backend {
     }
 }
 
-/// An APIService as the server writes it.
+/// What is read of an APIService's specification.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawApiService {
-    metadata: Metadata,
-    spec: RawSpec,
-    status: Option<RawStatus>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawSpec {
+pub(super) struct RawSpec {
     group: String,
     version: String,
     service: Option<RawService>,
@@ -72,23 +64,21 @@ struct RawService {
     port: Option<u32>,
 }
 
+/// What is read of an APIService's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct RawStatus {
-    conditions: Option<Vec<RawCondition>>,
+pub(super) struct RawStatus {
+    conditions: Conditions,
 }
 
 impl Watched for ApiService {
-    type Raw = RawApiService;
+    type Spec = RawSpec;
+    type Status = RawStatus;
 
     const PATH: &'static str = "/apis/apiregistration.k8s.io/v1/apiservices";
     const RESOURCE: &'static str = "apiservices.apiregistration.k8s.io";
 
-    fn metadata(raw: &RawApiService) -> &Metadata {
-        &raw.metadata
-    }
-
-    fn slim(raw: RawApiService) -> Self {
+    fn slim(raw: Raw<RawSpec, RawStatus>) -> Self {
         // Set by the API server on those that it makes: `onstart` for what it is built with,
         // `true` for what follows the CRDs.
         const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
@@ -103,11 +93,9 @@ impl Watched for ApiService {
                 ),
                 available: raw
                     .status
-                    .and_then(|status| status.conditions)
-                    .unwrap_or_default()
-                    .into_iter()
-                    .find(|condition| condition.type_ == "Available")
-                    .map(|condition| condition.status == "True"),
+                    .as_ref()
+                    .and_then(|status| status.conditions.get("Available"))
+                    .map(Condition::is_true),
             },
             None if raw.metadata.label(AUTOMANAGED) == Some("onstart") => Backend::BuiltIn,
             None => Backend::Crds,

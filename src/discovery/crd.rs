@@ -8,7 +8,8 @@ use serde::{Deserialize, de::IgnoredAny};
 use super::{
     InstallingReason, TypeState,
     catalog::Judgement,
-    watch::{Metadata, Watched},
+    raw::{Condition, Conditions, Raw},
+    watch::Watched,
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName};
 
@@ -130,18 +131,10 @@ impl Crd {
     }
 }
 
-/// A CRD as the server writes it, schemas skipped.
+/// What is read of a CRD's specification: no schemas.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct RawCrd {
-    metadata: Metadata,
-    spec: RawSpec,
-    status: Option<RawStatus>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct RawSpec {
+pub(super) struct RawSpec {
     group: String,
     names: RawNames,
     scope: String,
@@ -171,30 +164,12 @@ struct RawSubresources {
     scale: Option<IgnoredAny>,
 }
 
-// Before its controllers have seen a CRD, the server writes `conditions: null`.
+/// What is read of a CRD's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
-struct RawStatus {
+pub(super) struct RawStatus {
     accepted_names: Option<RawNames>,
-    conditions: Option<Vec<RawCondition>>,
-}
-
-/// A condition of a CRD or an APIService.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct RawCondition {
-    #[serde(rename = "type")]
-    pub(super) type_: String,
-    pub(super) status: String,
-    pub(super) reason: String,
-    pub(super) message: String,
-}
-
-impl RawCondition {
-    /// The message, or the reason where there is none.
-    fn into_message(self) -> String {
-        if self.message.is_empty() { self.reason } else { self.message }
-    }
+    conditions: Conditions,
 }
 
 impl RawNames {
@@ -213,33 +188,20 @@ impl RawNames {
 }
 
 impl Watched for Crd {
-    type Raw = RawCrd;
+    type Spec = RawSpec;
+    type Status = RawStatus;
 
     const PATH: &'static str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     const RESOURCE: &'static str = "customresourcedefinitions.apiextensions.k8s.io";
 
-    fn metadata(raw: &RawCrd) -> &Metadata {
-        &raw.metadata
-    }
-
-    fn slim(raw: RawCrd) -> Self {
+    fn slim(raw: Raw<RawSpec, RawStatus>) -> Self {
         let status = raw.status.unwrap_or_default();
-        let (mut names_accepted, mut established) = (None, None);
-        for condition in status.conditions.unwrap_or_default() {
-            match condition.type_.as_str() {
-                "NamesAccepted" => names_accepted = Some(condition),
-                "Established" => established = Some(condition),
-                _ => {}
-            }
-        }
-        let refused =
-            names_accepted.filter(|c| c.status == "False").map(RawCondition::into_message);
-        let readiness = match (established, refused) {
-            (Some(condition), refused) if condition.status == "True" => {
-                Readiness::Established { refused }
-            }
+        let names_accepted = status.conditions.get("NamesAccepted");
+        let refused = names_accepted.filter(|it| it.is_false()).map(Condition::why);
+        let readiness = match (status.conditions.get("Established"), refused) {
+            (Some(condition), refused) if condition.is_true() => Readiness::Established { refused },
             (_, Some(message)) => Readiness::NamesNotAccepted(message),
-            (Some(condition), None) => Readiness::NotEstablished(condition.into_message()),
+            (Some(condition), None) => Readiness::NotEstablished(condition.why()),
             (None, None) => Readiness::NotEstablished("the server has not looked at it yet".into()),
         };
         let versions = raw

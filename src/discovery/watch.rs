@@ -4,7 +4,7 @@
 //! lists and for the start of a watch, nor says that a watch is open again; and each of its
 //! restarts reads every CRD with its schemas once more. This one resumes where it was.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::time::Duration;
 
 use futures::{
     Stream, StreamExt,
@@ -14,14 +14,14 @@ use kube::{
     Client,
     core::{Status, WatchEvent},
 };
-use serde::{
-    Deserialize,
-    de::{DeserializeOwned, IgnoredAny},
-};
+use serde::{Deserialize, de::DeserializeOwned};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
-use super::request::{self, Error};
+use super::{
+    raw::Raw,
+    request::{self, Error},
+};
 
 /// Schemas make CRDs large: a page is decoded as a whole.
 const PAGE: usize = 100;
@@ -40,36 +40,22 @@ const RESUMES: u32 = 5;
 
 /// A type that is watched for its headers.
 pub(super) trait Watched: Sized + Send + 'static {
-    /// As the server writes it.
-    type Raw: DeserializeOwned + Clone + Send + 'static;
+    /// What is read of its specification.
+    type Spec: DeserializeOwned + Default + Clone + Send + 'static;
+    /// What is read of its status.
+    type Status: DeserializeOwned + Default + Clone + Send + 'static;
 
     /// URL path of the collection.
     const PATH: &'static str;
     /// Name for people: `plural.group`.
     const RESOURCE: &'static str;
 
-    /// Its metadata.
-    fn metadata(raw: &Self::Raw) -> &Metadata;
     /// What is kept of it.
-    fn slim(raw: Self::Raw) -> Self;
+    fn slim(raw: Raw<Self::Spec, Self::Status>) -> Self;
 }
 
-/// What is read of an object's metadata.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(super) struct Metadata {
-    pub(super) uid: String,
-    pub(super) resource_version: String,
-    pub(super) deletion_timestamp: Option<IgnoredAny>,
-    labels: Option<BTreeMap<String, String>>,
-}
-
-impl Metadata {
-    /// The value of a label.
-    pub(super) fn label(&self, key: &str) -> Option<&str> {
-        self.labels.as_ref()?.get(key).map(String::as_str)
-    }
-}
+/// As the server writes it.
+type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
 
 /// What happened to a collection.
 #[derive(Debug)]
@@ -114,7 +100,7 @@ struct Watch<T: Watched> {
     resource_version: String,
     opened: Instant,
     idle: Duration,
-    events: BoxStream<'static, kube::Result<WatchEvent<T::Raw>>>,
+    events: BoxStream<'static, kube::Result<WatchEvent<RawOf<T>>>>,
 }
 
 #[derive(Deserialize)]
@@ -155,7 +141,7 @@ impl<T: Watched> Reader<T> {
         let mut from = String::new();
         loop {
             let path = format!("{}?limit={PAGE}{from}", T::PATH);
-            let page: Page<T::Raw> =
+            let page: Page<RawOf<T>> =
                 match request::get_json(&self.client, &path, "application/json", LIST_DEADLINE)
                     .await
                 {
@@ -184,7 +170,7 @@ impl<T: Watched> Reader<T> {
             Ok(request) => request,
             Err(source) => return self.failed(Phase::List, Error::Path { path, source }),
         };
-        match timeout(OPEN_DEADLINE, self.client.request_events::<T::Raw>(request)).await {
+        match timeout(OPEN_DEADLINE, self.client.request_events::<RawOf<T>>(request)).await {
             Ok(Ok(events)) => {
                 self.phase = Phase::Watch(Watch {
                     resource_version,
@@ -217,11 +203,11 @@ impl<T: Watched> Reader<T> {
         }
         let change = match next {
             Some(Ok(WatchEvent::Added(raw) | WatchEvent::Modified(raw))) => {
-                watch.resource_version = T::metadata(&raw).resource_version.clone();
+                watch.resource_version = raw.metadata.resource_version.clone();
                 Change::Applied(T::slim(raw))
             }
             Some(Ok(WatchEvent::Deleted(raw))) => {
-                watch.resource_version = T::metadata(&raw).resource_version.clone();
+                watch.resource_version = raw.metadata.resource_version.clone();
                 Change::Deleted(T::slim(raw))
             }
             Some(Ok(WatchEvent::Bookmark(bookmark))) => {

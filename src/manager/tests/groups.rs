@@ -120,3 +120,21 @@ async fn what_is_left_behind_sends_nothing_more() {
     let epoch = epoch.lock().unwrap().take().unwrap();
     assert!(epoch.fence().pass().is_err());
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_early_runnable_that_panics_starts_again_by_itself_and_holds_up_no_later_group() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    let cache = Probe::new(Body::Panics).group(RunnableGroup::Caches, &log).arc();
+    manager.add("cache", cache, RunnableOptions::default()).unwrap();
+    manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
+
+    let rig = Rig::start(manager);
+
+    rig.until("last", ControllerState::Running).await;
+    let cache = rig.until("cache", ControllerState::BackingOff).await;
+    assert_eq!(cache.last_error(), Some("boom"));
+    let again = |snapshot: &Arc<Snapshot>| snapshot[&"cache".into()].epoch == 2;
+    drop(rig.handle.watch().wait_for(again).await.unwrap());
+    rig.stop().await.unwrap();
+}
