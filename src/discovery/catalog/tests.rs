@@ -1,5 +1,7 @@
 //! The judgements of the catalog, case by case.
 
+mod laws;
+
 use serde_json::{Value, json};
 
 use super::{
