@@ -486,7 +486,7 @@ proptest! {
             backoff: BACKOFF,
         };
         let start = Instant::now();
-        let mut queue = Bench::with(options.clone(), start);
+        let mut queue = Bench::with(options, start);
         let mut model = Model::new(limited, Duration::ZERO);
 
         for step in steps {
@@ -527,7 +527,7 @@ proptest! {
                     prop_assert_eq!((queue.pop(), queue.core.len()), (None, 0));
                     prop_assert!(queue.core.is_over());
 
-                    queue = Bench::with(options.clone(), queue.now);
+                    queue = Bench::with(options, queue.now);
                     model = Model::new(limited, now);
                     for delayed in left {
                         let (timer, _) = queue.core.restore(delayed, queue.now);
