@@ -10,6 +10,8 @@ mod api_service;
 mod ask;
 mod catalog;
 mod crd;
+#[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
+pub(crate) mod fuzzing;
 mod ledger;
 mod metrics;
 mod raw;

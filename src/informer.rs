@@ -6,6 +6,8 @@
 mod backoff;
 mod classify;
 mod decode;
+#[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
+pub(crate) mod fuzzing;
 mod hub;
 mod mark;
 mod metrics;

@@ -2,6 +2,9 @@
 
 pub mod controller;
 pub mod discovery;
+#[doc(hidden)]
+#[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
+pub mod fuzzing;
 pub mod informer;
 pub mod kind;
 pub mod manager;

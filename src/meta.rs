@@ -8,6 +8,8 @@ mod composite;
 mod composite_controller;
 mod crds;
 mod declared;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod hook;
 mod hook_metrics;
 mod hook_rule;

@@ -55,7 +55,7 @@ pub(super) trait Watched: Sized + Send + 'static {
 }
 
 /// As the server writes it.
-type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
+pub(super) type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
 
 /// What happened to a collection.
 #[derive(Debug)]

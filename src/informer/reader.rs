@@ -8,7 +8,7 @@ use super::{classify::Failure, wire::chain};
 
 /// Cuts chunks into lines. Pure.
 #[derive(Debug)]
-struct Lines {
+pub(super) struct Lines {
     buffer: BytesMut,
     /// So much of the buffer has no end of line.
     scanned: usize,
@@ -16,16 +16,16 @@ struct Lines {
 }
 
 impl Lines {
-    fn new(budget: usize) -> Self {
+    pub(super) fn new(budget: usize) -> Self {
         Self { buffer: BytesMut::new(), scanned: 0, budget }
     }
 
-    fn push(&mut self, chunk: &[u8]) {
+    pub(super) fn push(&mut self, chunk: &[u8]) {
         self.buffer.extend_from_slice(chunk);
     }
 
     /// The next whole line, without its end.
-    fn next(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         let found = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
         let length = found.map_or(self.buffer.len(), |found| self.scanned + found);
         if length > self.budget {

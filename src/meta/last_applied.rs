@@ -199,4 +199,15 @@ mod tests {
 
         assert_eq!(essence(&desired), json!({"metadata": {"name": "a"}}));
     }
+
+    #[test]
+    fn a_number_means_the_same_after_it_was_written_and_read() {
+        for text in ["123456789012345680000.0", "1.2345678901234567e-5", "0.1", "5e-324", "-0.0"] {
+            let number: Value = serde_json::from_str(text).unwrap();
+
+            let again: Value = serde_json::from_str(&encode(&number)).unwrap();
+
+            assert!(same(&number, &again), "{text}: {number} {again}");
+        }
+    }
 }

@@ -65,7 +65,7 @@ fn restore(merged: &mut Value, observed: &Value) {
 
 /// Merges one value. The kind of the observed value decides how; one of another kind that is
 /// wanted in the place of an object or a list counts as an empty one.
-fn merge(observed: Option<&Value>, last: Option<&Value>, desired: &Value) -> Value {
+pub(super) fn merge(observed: Option<&Value>, last: Option<&Value>, desired: &Value) -> Value {
     match observed {
         Some(Value::Object(observed)) => {
             let (none, last) = (Map::new(), last.and_then(Value::as_object));
@@ -320,7 +320,74 @@ mod tests {
         }
     }
 
+    /// Items by name, in the order in which they stand.
+    fn named_items() -> impl Strategy<Value = Vec<Value>> {
+        prop::collection::btree_map("[a-f]", object(), 0..5)
+            .prop_map(|items| {
+                let with_name = |(name, mut item): (String, Value)| {
+                    item["name"] = name.into();
+                    item
+                };
+                items.into_iter().map(with_name).collect()
+            })
+            .prop_shuffle()
+    }
+
+    fn name(item: &Value) -> &str {
+        item["name"].as_str().unwrap()
+    }
+
+    /// The fields of one of two wishes that name no field in common.
+    fn of_one(prefix: &'static str) -> impl Strategy<Value = (Value, Value)> {
+        let fields = move || {
+            prop::collection::btree_map("[abc]", value(), 0..4).prop_map(move |fields| {
+                let own = |(name, value)| (format!("{prefix}{name}"), value);
+                Value::Object(fields.into_iter().map(own).collect())
+            })
+        };
+        (fields(), fields())
+    }
+
     proptest! {
+        #[test]
+        fn lists_with_a_key_are_merged_item_by_item_and_keep_their_order(
+            observed in named_items(), last in named_items(), desired in named_items()
+        ) {
+            let lists = [&observed, &last, &desired].map(|items| Value::from(items.clone()));
+
+            let merged = merge(Some(&lists[0]), Some(&lists[1]), &lists[2]);
+
+            let find = |items: &[Value], of: &Value| {
+                items.iter().find(|item| name(item) == name(of)).cloned()
+            };
+            let mut expected = Vec::new();
+            for item in &observed {
+                let last = find(&last, item);
+                match find(&desired, item) {
+                    Some(wish) => expected.push(merge(Some(item), last.as_ref(), &wish)),
+                    None if last.is_some() => {}
+                    None => expected.push(item.clone()),
+                }
+            }
+            expected.extend(desired.iter().filter(|wish| find(&observed, wish).is_none()).cloned());
+            prop_assert_eq!(merged, Value::from(expected));
+        }
+
+        #[test]
+        fn two_wishes_without_a_common_field_may_come_in_any_order(
+            observed in object(), (last_one, one) in of_one("one"), (last_two, two) in of_one("two"),
+        ) {
+            let mut observed = observed;
+            // Some of it is of earlier wishes.
+            for (field, value) in last_one.as_object().into_iter().flatten() {
+                observed[field] = value.clone();
+            }
+            let first = |object: &Value| merge(Some(object), Some(&last_one), &one);
+            let second = |object: &Value| merge(Some(object), Some(&last_two), &two);
+
+            prop_assert_eq!(second(&first(&observed)), first(&second(&observed)));
+        }
+
         #[test]
         fn merging_twice_is_merging_once(
             observed in object(), last in object(), desired in object()

@@ -17,6 +17,12 @@ impl Selector {
         Self(vec![Expression::Equal(key.into(), value.into())])
     }
 
+    /// What it is made of, for comparing.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn expressions(&self) -> &[Expression] {
+        &self.0
+    }
+
     /// Whether an object with these labels is selected.
     pub fn matches(&self, labels: &StringMap) -> bool {
         self.0.iter().all(|expression| match expression {
@@ -166,6 +172,9 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::{prelude::*, sample::select};
     use serde_json::json;
 
     use super::*;
@@ -230,5 +239,93 @@ mod tests {
         check_text("app>1", Err("app>1"));
         check_text("app=a=b", Err("app=a=b"));
         check_text("a b", Err("a b"));
+    }
+
+    /// A requirement as Kubernetes' documentation has it, evaluated word by word.
+    #[derive(Clone, Debug)]
+    struct Plain {
+        key: String,
+        operator: &'static str,
+        values: Vec<String>,
+    }
+
+    impl Plain {
+        fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
+            let value = labels.get(&self.key);
+            let among = value.is_some_and(|value| self.values.iter().any(|one| one == value));
+            match self.operator {
+                "In" => among,
+                "NotIn" => !among,
+                "Exists" => value.is_some(),
+                "DoesNotExist" => value.is_none(),
+                other => panic!("{other}"),
+            }
+        }
+
+        /// As somebody might type it; `style` decides on blanks and spellings.
+        fn text(&self, style: u8) -> String {
+            let Self { key, operator, values } = self;
+            let blank = ["", " ", "\t"][usize::from(style % 3)];
+            match (*operator, values.as_slice()) {
+                ("In", [one]) if style & 8 == 0 => {
+                    let equals = if style & 16 == 0 { "=" } else { "==" };
+                    format!("{blank}{key}{blank}{equals}{blank}{one}{blank}")
+                }
+                ("NotIn", [one]) if style & 8 == 0 => format!("{blank}{key}{blank}!={blank}{one}"),
+                ("In" | "NotIn", values) => {
+                    let values = values.join(&format!("{blank},{blank}"));
+                    let word = operator.to_lowercase();
+                    format!("{blank}{key} {word} {blank}({blank}{values}{blank})")
+                }
+                ("Exists", _) => format!("{blank}{key}{blank}"),
+                (_, _) => format!("{blank}!{blank}{key}"),
+            }
+        }
+    }
+
+    fn plain() -> impl Strategy<Value = Plain> {
+        let operator = select(vec!["In", "NotIn", "Exists", "DoesNotExist"]);
+        // Labels may be called like operators.
+        let key = select(vec!["a", "example.com/b", "in", "notin", "c_d-e.f"]);
+        (key, operator, prop::collection::vec("[xy]{0,2}|in", 1..4)).prop_map(
+            |(key, operator, values)| {
+                let has_values = matches!(operator, "In" | "NotIn");
+                let values = if has_values { values } else { Vec::new() };
+                Plain { key: key.to_owned(), operator, values }
+            },
+        )
+    }
+
+    fn labels() -> impl Strategy<Value = BTreeMap<String, String>> {
+        let key = select(vec!["a", "example.com/b", "in", "notin", "c_d-e.f", "other"]);
+        prop::collection::btree_map(key.prop_map(str::to_owned), "[xy]{0,2}|in", 0..5)
+    }
+
+    proptest! {
+        #[test]
+        fn a_selector_selects_what_its_requirements_say_however_it_is_written(
+            plain in prop::collection::vec((plain(), any::<u8>()), 0..4),
+            labels in prop::collection::vec(labels(), 1..6),
+        ) {
+            let text: Vec<_> = plain.iter().map(|(plain, style)| plain.text(*style)).collect();
+            let typed: Selector = text.join(",").parse().unwrap();
+            let expressions: Vec<_> = plain
+                .iter()
+                .map(|(plain, _)| {
+                    json!({"key": plain.key, "operator": plain.operator, "values": plain.values})
+                })
+                .collect();
+            let object = json!({ "matchExpressions": expressions });
+            let declared = parse(&serde_json::from_value(object).unwrap()).unwrap();
+
+            for labels in labels {
+                let expected = plain.iter().all(|(plain, _)| plain.selects(&labels));
+                let map = labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
+                prop_assert_eq!(typed.matches(&map), expected, "{} of {:?}", typed, labels);
+                prop_assert_eq!(declared.matches(&map), expected, "{} of {:?}", declared, labels);
+            }
+            let again: Selector = typed.to_string().parse().unwrap();
+            prop_assert_eq!(again, typed);
+        }
     }
 }

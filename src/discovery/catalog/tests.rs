@@ -2,6 +2,7 @@
 
 mod answers;
 mod crds;
+mod laws;
 mod services;
 
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use proptest::{prelude::*, sample::select};
 
 use super::*;
-use crate::controller::queue::{Backoff, LOW_PRIORITY};
+use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit};
 
 /// A queue and its clock, with the timers that the shell would keep.
 struct Bench {
@@ -14,8 +14,11 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let now = Instant::now();
-        let core = Core::new(QueueOptions::default(), QueueMetrics::default(), now);
+        Self::with(QueueOptions::default(), Instant::now())
+    }
+
+    fn with(options: QueueOptions, now: Instant) -> Self {
+        let core = Core::new(options, QueueMetrics::default(), now);
         Self { core, now, timers: BTreeMap::new() }
     }
 
@@ -302,11 +305,21 @@ fn unfinished_work_is_told_in_sum_and_the_longest() {
     assert_eq!(queue.core.unfinished(queue.now), (4.0, 3.0));
 }
 
+/// All times are whole ticks and every rate divides them, so that no sum is rounded.
+const TICK: Duration = Duration::from_micros(15_625);
+const BACKOFF: Backoff = Backoff { base: TICK, max: Duration::from_secs(1000) };
+/// One token in eight ticks, two at once.
+const LIMIT: Limit = Limit { per_second: 8.0, burst: 2 };
+const TOKEN: i64 = 8;
+const FULL: i64 = 2 * TOKEN;
+
 /// The rules, written down without any cleverness.
-#[derive(Default)]
 struct Model {
     keys: BTreeMap<u8, ModelKey>,
     counter: u64,
+    /// In eighths, and when they were counted.
+    tokens: Option<(i64, Duration)>,
+    draining: bool,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -319,11 +332,55 @@ struct ModelKey {
 }
 
 impl Model {
+    fn new(limited: bool, now: Duration) -> Self {
+        let tokens = limited.then_some((FULL, now));
+        Self { keys: BTreeMap::new(), counter: 0, tokens, draining: false }
+    }
+
+    /// How long until the next token is there.
+    fn token(&mut self, now: Duration) -> Duration {
+        let Some((tokens, filled)) = &mut self.tokens else { return Duration::ZERO };
+        let ticks = (now - *filled).as_micros() / TICK.as_micros();
+        *tokens = (*tokens + i64::try_from(ticks).unwrap()).min(FULL) - TOKEN;
+        *filled = now;
+        TICK * u32::try_from(-*tokens).unwrap_or(0)
+    }
+
+    /// What is left when it closes, the next one first.
+    fn left(&self, now: Duration) -> Vec<(u8, i32, u32, Duration)> {
+        let mut left: Vec<_> = self
+            .keys
+            .iter()
+            .filter_map(|(key, entry)| {
+                let (at, ready, number) = entry.queued?;
+                let at = if ready { now } else { at };
+                Some(((at, number), (*key, entry.priority, entry.failures, at)))
+            })
+            .collect();
+        left.sort_unstable();
+        left.into_iter().map(|(_, row)| row).collect()
+    }
+
+    fn drain(&mut self) {
+        self.draining = true;
+        for entry in self.keys.values_mut() {
+            entry.queued = entry.queued.filter(|(_, ready, _)| *ready);
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.draining && self.ready() == 0 && self.keys.values().all(|entry| !entry.processing)
+    }
+
     fn add(&mut self, key: u8, add: Add, now: Duration) {
+        if self.draining {
+            return;
+        }
+        let token = if add.rate_limited { self.token(now) } else { Duration::ZERO };
         let entry = self.keys.entry(key).or_default();
         let mut delay = add.after;
         if add.rate_limited {
-            let limited = Backoff::default().delay(entry.failures);
+            let limited = BACKOFF.delay(entry.failures).max(token);
             entry.failures += 1;
             delay = if delay.is_zero() { limited } else { limited.min(delay) };
         }
@@ -392,33 +449,45 @@ enum Step {
     Pop,
     Done(u8),
     Forget(u8),
-    Advance(u64),
+    Advance(u32),
+    Drain,
+    /// Closed, and what is left goes on in another queue.
+    HandOver,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let key = 0..6u8;
-    let delay = prop_oneof![Just(0), 1..50u64];
+    let delay = prop_oneof![Just(0), 1..50u32];
     let priority = select(vec![LOW_PRIORITY, 0, 0, 0, 10]);
     let add = (key.clone(), priority, delay, prop::bool::weighted(0.2)).prop_map(
-        |(key, priority, millis, rate_limited)| {
-            Step::Add(key, Add { priority, after: ms(millis), rate_limited })
+        |(key, priority, ticks, rate_limited)| {
+            Step::Add(key, Add { priority, after: TICK * ticks, rate_limited })
         },
     );
     prop_oneof![
-        4 => add,
-        3 => Just(Step::Pop),
-        3 => key.clone().prop_map(Step::Done),
-        1 => key.prop_map(Step::Forget),
-        2 => (0..40u64).prop_map(Step::Advance),
+        24 => add,
+        18 => Just(Step::Pop),
+        18 => key.clone().prop_map(Step::Done),
+        6 => key.prop_map(Step::Forget),
+        12 => (0..40u32).prop_map(Step::Advance),
+        1 => Just(Step::Drain),
+        2 => Just(Step::HandOver),
     ]
 }
 
 proptest! {
     #[test]
-    fn queue_does_what_the_model_does(steps in prop::collection::vec(step(), 1..200)) {
-        let mut queue = Bench::new();
-        let start = queue.now;
-        let mut model = Model::default();
+    fn queue_does_what_the_model_does(
+        limited in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..200),
+    ) {
+        let options = QueueOptions {
+            limit: limited.then_some(LIMIT),
+            backoff: BACKOFF,
+        };
+        let start = Instant::now();
+        let mut queue = Bench::with(options, start);
+        let mut model = Model::new(limited, Duration::ZERO);
 
         for step in steps {
             let now = queue.now - start;
@@ -440,12 +509,38 @@ proptest! {
                     queue.core.forget(&key);
                     model.keys.entry(key).or_default().failures = 0;
                 }
-                Step::Advance(millis) => {
-                    queue.advance(ms(millis));
+                Step::Advance(ticks) => {
+                    queue.advance(TICK * ticks);
                     model.tick(queue.now - start);
+                }
+                Step::Drain => {
+                    queue.core.drain();
+                    // The shell drops them all at once.
+                    queue.timers.clear();
+                    model.drain();
+                }
+                Step::HandOver => {
+                    let left = queue.core.close(queue.now);
+                    let row = |it: &Delayed<u8>| (it.key, it.priority, it.failures, it.at - start);
+                    let rows: Vec<_> = left.iter().map(row).collect();
+                    prop_assert_eq!(&rows, &model.left(now));
+                    prop_assert_eq!((queue.pop(), queue.core.len()), (None, 0));
+                    prop_assert!(queue.core.is_over());
+
+                    queue = Bench::with(options, queue.now);
+                    model = Model::new(limited, now);
+                    for delayed in left {
+                        let (timer, _) = queue.core.restore(delayed, queue.now);
+                        queue.keep(timer);
+                    }
+                    for (key, priority, failures, at) in rows {
+                        model.add(key, Add { priority, after: at - now, rate_limited: false }, now);
+                        model.keys.get_mut(&key).unwrap().failures = failures;
+                    }
                 }
             }
             prop_assert_eq!(queue.core.len(), model.ready());
+            prop_assert_eq!(queue.core.is_over(), model.is_over());
             for (key, entry) in &model.keys {
                 prop_assert_eq!(queue.core.failures(key), entry.failures);
             }
@@ -462,8 +557,10 @@ proptest! {
             let item = queue.core.pop(queue.now).unwrap();
             prop_assert_eq!((item.key, item.priority, item.failures), expected);
             queue.done(item.key);
+            model.keys.get_mut(&item.key).unwrap().processing = false;
             queue.core.forget(&item.key);
         }
+        prop_assert_eq!(queue.core.is_over(), model.is_over());
         for key in 0..6 {
             queue.core.forget(&key);
         }

@@ -1,0 +1,302 @@
+//! Laws of the catalog: what is known follows from what there is, not from how it was told.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What a cluster serves: each CRD by its uid, what it serves and how far it is in its life.
+#[derive(Clone, Debug, PartialEq)]
+struct Cluster {
+    widgets: Option<Kind>,
+    gadgets: Option<Kind>,
+    /// uid of the APIService, and whether it has a resource.
+    metrics: Option<(u8, bool)>,
+    stateful_sets: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Kind {
+    uid: u8,
+    newer: bool,
+    older: bool,
+    life: Life,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Life {
+    NewBorn,
+    Established,
+    Terminating,
+}
+
+fn kind() -> impl Strategy<Value = Option<Kind>> {
+    let life = prop_oneof![
+        1 => Just(Life::NewBorn), 3 => Just(Life::Established), 1 => Just(Life::Terminating)
+    ];
+    prop::option::of(
+        (1..3_u8, any::<bool>(), any::<bool>(), life).prop_map(|(uid, newer, older, life)| Kind {
+            uid,
+            newer,
+            older,
+            life,
+        }),
+    )
+}
+
+fn cluster() -> impl Strategy<Value = Cluster> {
+    (kind(), kind(), prop::option::of((1..3_u8, any::<bool>())), any::<bool>()).prop_map(
+        |(widgets, gadgets, metrics, stateful_sets)| Cluster {
+            widgets,
+            gadgets,
+            metrics,
+            stateful_sets,
+        },
+    )
+}
+
+impl Cluster {
+    fn crds(&self) -> Vec<Crd> {
+        let build = |plural: &str, name: &str, kind: Kind| {
+            let made = crd(plural, name)
+                .uid(&format!("{plural}-{}", kind.uid))
+                .versions(&[("v2", kind.newer), ("v1", kind.older)]);
+            match kind.life {
+                Life::NewBorn => made.new_born(),
+                Life::Established => made,
+                Life::Terminating => made.terminating(),
+            }
+            .build()
+        };
+        let widgets = self.widgets.map(|kind| build("widgets", "Widget", kind));
+        let gadgets = self.gadgets.map(|kind| build("gadgets", "Gadget", kind));
+        widgets.into_iter().chain(gadgets).collect()
+    }
+
+    fn services(&self) -> Vec<ApiService> {
+        let mut services = vec![service("apps", "v1", Backend::BuiltIn)];
+        if let Some((uid, _)) = self.metrics {
+            let backend = aggregated(&format!("m-{uid}"), Some(true));
+            services.push(service("metrics.example.com", "v1", backend));
+        }
+        let served =
+            |version: fn(&Kind) -> bool| self.widgets.iter().chain(&self.gadgets).any(version);
+        if served(|kind| kind.newer) {
+            services.push(service("example.com", "v2", Backend::Crds));
+        }
+        if served(|kind| kind.older) {
+            services.push(service("example.com", "v1", Backend::Crds));
+        }
+        services
+    }
+
+    fn answer(&self) -> Answer {
+        let mut apps = vec![resource("deployments", "Deployment")];
+        if self.stateful_sets {
+            apps.push(resource("statefulsets", "StatefulSet"));
+        }
+        let loads = [resource("loads", "Load")];
+        let mut versions = vec![("apps", "v1", Some(&apps[..]))];
+        if let Some((_, with_resource)) = self.metrics {
+            let resources = if with_resource { &loads[..] } else { &[] };
+            versions.push(("metrics.example.com", "v1", Some(resources)));
+        }
+        answer(&versions)
+    }
+
+    /// A catalog that has read this cluster and nothing else.
+    fn read(&self) -> Catalog {
+        let (mut catalog, mut touched) = (Catalog::default(), Touched::default());
+        catalog.crds_listed(self.crds(), &mut touched);
+        catalog.services_listed(self.services(), &mut touched);
+        catalog.answered(self.answer(), true, &mut touched);
+        catalog
+    }
+}
+
+/// Everything that anybody may ask.
+fn questions() -> Vec<TypeRef> {
+    let mut questions = Vec::new();
+    for (group, plural, kind) in [
+        ("example.com", "widgets", "Widget"),
+        ("example.com", "gadgets", "Gadget"),
+        ("apps", "deployments", "Deployment"),
+        ("apps", "statefulsets", "StatefulSet"),
+        ("metrics.example.com", "loads", "Load"),
+        ("example.org", "things", "Thing"),
+    ] {
+        for version in ["v1", "v2"] {
+            questions.push(TypeRef::resource(group, version, plural));
+            questions.push(TypeRef::kind(group, version, kind));
+        }
+        questions.push(TypeRef::resource(group, "v1", plural).any_version());
+        questions.push(TypeRef::kind(group, "v1", kind).any_version());
+    }
+    questions
+}
+
+fn answers(catalog: &Catalog) -> Vec<(String, Judgement)> {
+    questions().iter().map(|of| (of.to_string(), catalog.status(of))).collect()
+}
+
+/// One thing that a catalog is told.
+#[derive(Clone, Debug)]
+enum Event {
+    CrdApplied(Crd),
+    CrdDeleted(Crd),
+    CrdsListed(Vec<Crd>),
+    ServiceApplied(ApiService),
+    ServiceDeleted(ApiService),
+    ServicesListed(Vec<ApiService>),
+    Answered(Answer),
+}
+
+impl Event {
+    fn tell(self, catalog: &mut Catalog, touched: &mut Touched) {
+        match self {
+            Self::CrdApplied(crd) => catalog.crd_applied(crd, touched),
+            Self::CrdDeleted(crd) => catalog.crd_deleted(&crd, touched),
+            Self::CrdsListed(crds) => catalog.crds_listed(crds, touched),
+            Self::ServiceApplied(service) => {
+                catalog.service_applied(service, touched);
+            }
+            Self::ServiceDeleted(service) => {
+                catalog.service_deleted(&service.group, &service.version, touched);
+            }
+            Self::ServicesListed(services) => {
+                catalog.services_listed(services, touched);
+            }
+            Self::Answered(answer) => catalog.answered(answer, true, touched),
+        }
+    }
+}
+
+/// What a watcher of everything is told between two looks, told change by change or as lists.
+fn changes(before: &Cluster, after: &Cluster, as_lists: (bool, bool)) -> Vec<Event> {
+    let mut events = vec![Event::Answered(after.answer())];
+    if as_lists.0 {
+        events.push(Event::CrdsListed(after.crds()));
+    } else {
+        let (old, new) = (before.crds(), after.crds());
+        let gone = old.iter().filter(|old| new.iter().all(|new| new.plural != old.plural));
+        events.extend(gone.cloned().map(Event::CrdDeleted));
+        events.extend(new.into_iter().filter(|new| !old.contains(new)).map(Event::CrdApplied));
+    }
+    if as_lists.1 {
+        events.push(Event::ServicesListed(after.services()));
+    } else {
+        let (old, new) = (before.services(), after.services());
+        let same = |one: &ApiService, other: &ApiService| {
+            one.group == other.group && one.version == other.version
+        };
+        let gone = old.iter().filter(|old| new.iter().all(|new| !same(old, new)));
+        events.extend(gone.cloned().map(Event::ServiceDeleted));
+        events.extend(new.into_iter().filter(|new| !old.contains(new)).map(Event::ServiceApplied));
+    }
+    events
+}
+
+/// Two looks at a cluster, and what was told between them, in some order.
+fn change() -> impl Strategy<Value = (Cluster, Cluster, Vec<Event>)> {
+    (cluster(), cluster(), any::<(bool, bool)>()).prop_flat_map(|(before, after, as_lists)| {
+        let events = changes(&before, &after, as_lists);
+        (Just(before), Just(after), Just(events).prop_shuffle())
+    })
+}
+
+/// Whoever asks for this is woken.
+fn is_touched(touched: &Touched, of: &TypeRef) -> bool {
+    touched.all
+        || touched.groups.contains(of.group.as_str())
+        || touched.types.iter().any(|(name, kinds)| {
+            name.group == of.group
+                && match &of.name {
+                    TypeName::Resource(plural) => name.resource == *plural,
+                    TypeName::Kind(kind) => kinds.contains(kind.as_str()),
+                }
+        })
+}
+
+proptest! {
+    #[test]
+    fn a_change_told_in_any_order_ends_in_what_there_is((before, after, events) in change()) {
+        let mut catalog = before.read();
+
+        for event in events {
+            event.tell(&mut catalog, &mut Touched::default());
+        }
+        // Whoever serves a service is asked again after it has changed.
+        catalog.hear(after.answer());
+
+        prop_assert_eq!(answers(&catalog), answers(&after.read()));
+    }
+
+    #[test]
+    fn a_first_look_in_any_order_ends_in_what_there_is(
+        cluster in cluster(),
+        order in Just(vec![0, 1, 2]).prop_shuffle(),
+    ) {
+        let mut catalog = Catalog::default();
+
+        for source in order {
+            let event = match source {
+                0 => Event::CrdsListed(cluster.crds()),
+                1 => Event::ServicesListed(cluster.services()),
+                _ => Event::Answered(cluster.answer()),
+            };
+            event.tell(&mut catalog, &mut Touched::default());
+        }
+        catalog.hear(cluster.answer());
+
+        prop_assert_eq!(answers(&catalog), answers(&cluster.read()));
+    }
+
+    #[test]
+    fn whoever_asked_is_woken_when_the_answer_changes((before, _, events) in change()) {
+        let mut catalog = before.read();
+
+        for event in events {
+            let old = answers(&catalog);
+            let mut touched = Touched::default();
+            event.clone().tell(&mut catalog, &mut touched);
+            for (of, (_, old)) in questions().iter().zip(old) {
+                let unchanged = catalog.status(of) == old;
+                prop_assert!(unchanged || is_touched(&touched, of), "{} by {:?}", of, event);
+            }
+        }
+    }
+
+    /// An answer that leaves out, or could not ask, whoever serves something proves nothing.
+    #[test]
+    fn what_is_missing_from_partial_answers_is_not_gone(
+        cluster in cluster(),
+        partial in prop::collection::vec((any::<bool>(), any::<(bool, bool)>(), any::<(bool, bool)>()), 1..6),
+    ) {
+        let mut catalog = cluster.read();
+        let before = answers(&catalog);
+
+        for (complete, named, asked) in partial {
+            let mut answer = cluster.answer();
+            answer.complete = complete;
+            for (version, asked) in answer.versions.iter_mut().zip([asked.0, asked.1]) {
+                if !asked {
+                    version.resources = None;
+                }
+            }
+            let mut keep = [named.0, named.1].into_iter();
+            answer.versions.retain(|_| keep.next().unwrap_or(true));
+            catalog.hear(answer);
+
+            for (of, old) in &before {
+                let new = answers(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
+                if old.served.is_some() {
+                    prop_assert!(new.served == old.served, "{} was {:?}, is {:?}", of, old, new);
+                    let frozen = TypeState::Unknown(Some(Box::new(old.state.clone())));
+                    prop_assert!(new.state == old.state || new.state == frozen, "{:?}", new.state);
+                }
+            }
+        }
+        // The next good look clears every doubt.
+        catalog.hear(cluster.answer());
+        prop_assert_eq!(answers(&catalog), before);
+    }
+}

@@ -1,0 +1,136 @@
+//! What must hold of whatever a user or a hook writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kube::core::{Selector as Reference, SelectorExt};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{
+    LabelSelector, MAX_CHILDREN, Selector, last_applied, merge, protocol::sync_response, selection,
+};
+
+/// What a hook answers is accepted strictly only if it is accepted loosely, as the same answer,
+/// and agrees with a tree of the same text.
+///
+/// # Panics
+///
+/// When it does not hold.
+pub fn hook_response(data: &[u8]) {
+    let loose = sync_response(data, false);
+    let strict = sync_response(data, true);
+    let response = match (loose, strict) {
+        (Ok(loose), Ok(strict)) => {
+            assert_eq!(loose, strict);
+            loose
+        }
+        (Ok(loose), Err(error)) => {
+            assert!(
+                error.contains("unknown field") || error.contains("duplicate field"),
+                "{error}"
+            );
+            loose
+        }
+        (Err(_), Err(error)) => return assert!(!error.is_empty()),
+        (Err(error), Ok(_)) => panic!("only strictly good: {error}"),
+    };
+    assert!(response.children.len() <= MAX_CHILDREN);
+    assert!(response.resync_after.is_none_or(|after| !after.is_zero()));
+    let Ok(tree) = serde_json::from_slice::<Value>(data) else { return };
+    let empty = Vec::new();
+    assert_eq!(&response.children, tree["children"].as_array().unwrap_or(&empty));
+    assert_eq!(response.status.as_ref(), tree["status"].as_object());
+}
+
+/// A selector means the same when it is written down and read again, and selects what kube's own
+/// selector selects; one of an object that is refused is refused by kube, or says nothing.
+///
+/// # Panics
+///
+/// When it does not hold.
+pub fn selectors(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(selector) = text.parse::<Selector>() {
+        let again: Selector = selector.to_string().parse().expect("what we write we can read");
+        assert_eq!(again, selector, "{selector}");
+        agree(&selector, text);
+    }
+    let Ok(object) = serde_json::from_str::<LabelSelector>(text) else { return };
+    if let Ok(selector) = selection::parse(&object) {
+        agree(&selector, text);
+    }
+}
+
+/// Labels made of the words of the text select as kube would have it.
+fn agree(selector: &Selector, text: &str) {
+    let reference: Reference = selector.expressions().iter().cloned().collect();
+    let words: BTreeSet<&str> =
+        text.split(|letter: char| !letter.is_alphanumeric() && !"-_./".contains(letter)).collect();
+    let words: Vec<&str> = words.into_iter().take(12).collect();
+    let mut sets = vec![BTreeMap::new()];
+    for key in &words {
+        for value in &words {
+            sets.push(BTreeMap::from([((*key).to_owned(), (*value).to_owned())]));
+        }
+    }
+    let pairs = words.iter().zip(words.iter().rev());
+    sets.push(pairs.map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect());
+    for labels in sets {
+        let ours = selector
+            .matches(&labels.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect());
+        assert_eq!(ours, reference.matches(&labels), "{selector} of {labels:?}");
+    }
+}
+
+#[derive(Deserialize)]
+struct Three {
+    #[serde(default)]
+    observed: Map<String, Value>,
+    #[serde(default)]
+    last: Map<String, Value>,
+    #[serde(default)]
+    desired: Map<String, Value>,
+}
+
+/// The laws of the merge: twice is once; what is nobody's wish stays, and nothing else goes than
+/// what was wanted before; the annotation means what was wanted.
+///
+/// # Panics
+///
+/// When it does not hold.
+pub fn merge(data: &[u8]) {
+    let Ok(Three { observed, last, desired }) = serde_json::from_slice(data) else { return };
+    let (observed, last, desired) =
+        (Value::Object(observed), Value::Object(last), Value::Object(desired));
+    let once = merge::merge(Some(&observed), Some(&last), &desired);
+    strangers(&observed, &last, &desired, &once);
+    assert_eq!(merge::merge(Some(&once), Some(&desired), &desired), once, "twice is once");
+
+    let text = last_applied::encode(&desired);
+    // A float may be too long for its last digit; what it means is the same.
+    let read: Value = serde_json::from_str(&text).expect("what we write we can read");
+    assert!(last_applied::same(&read, &desired), "{text}");
+
+    let applied = merge::apply(&observed, &desired);
+    assert_eq!(merge::apply(&applied, &desired), applied, "applying settles");
+    assert_eq!(applied.get("status"), observed.get("status"));
+}
+
+/// Fields that neither wish names are as they were, however deep in objects.
+fn strangers(observed: &Value, last: &Value, desired: &Value, merged: &Value) {
+    let (Some(observed), Some(merged)) = (observed.as_object(), merged.as_object()) else { return };
+    for (key, value) in observed {
+        match (last.get(key), desired.get(key)) {
+            (None, None) => assert_eq!(merged.get(key), Some(value), "{key} is a stranger's"),
+            (Some(_), None) => assert_eq!(merged.get(key), None, "{key} is no longer wanted"),
+            (last, Some(desired)) if desired.is_object() => {
+                let last = last.unwrap_or(&Value::Null);
+                strangers(value, last, desired, &merged[key]);
+            }
+            (_, Some(_)) => assert!(merged.contains_key(key)),
+        }
+    }
+    for key in merged.keys() {
+        assert!(observed.contains_key(key) || desired.get(key).is_some(), "{key} from nowhere");
+    }
+}
