@@ -25,6 +25,8 @@ mod wire;
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
+mod schedule;
+#[cfg(test)]
 mod script;
 
 pub use metrics::InformerMetrics;

@@ -270,6 +270,8 @@ impl Hub {
 
     // The statements under this lock do not panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
+        #[cfg(test)]
+        super::schedule::before(&self.state);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

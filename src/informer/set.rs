@@ -218,6 +218,8 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, Informers> {
+        #[cfg(test)]
+        super::schedule::before(&self.informers);
         // Nothing panics half-way through a change of the map.
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -367,7 +369,7 @@ impl Drop for Ending {
     }
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("without a message").to_owned()
@@ -380,5 +382,7 @@ impl fmt::Debug for InformerSet {
     }
 }
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;

@@ -88,6 +88,11 @@ impl Subscription {
         &self.hub.key
     }
 
+    #[cfg(test)]
+    pub(super) fn hub(&self) -> Arc<Hub> {
+        self.hub.clone()
+    }
+
     /// A reader of its objects.
     pub fn store(&self) -> Store {
         self.hub.store.clone()
@@ -254,6 +259,8 @@ impl Mailbox {
 
     // `Pending` does not panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, Letters> {
+        #[cfg(test)]
+        super::schedule::before(&self.state);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

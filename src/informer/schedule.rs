@@ -1,0 +1,279 @@
+//! Explores the schedules of a few threads over the real hub, mailboxes and set.
+//!
+//! What can go wrong here goes wrong between two critical sections: somebody joins between an
+//! object's arrival and its announcement, or between the last one's leaving and the end. A runtime
+//! of many threads decides these orders, so that polling tasks in another order on one thread
+//! would miss most of them; and a checker that replaces the primitives would need a build of its
+//! own, and does not know tokio's. So real threads run, one at a time: before each lock they hand
+//! over to a scheduler, which goes through all orders with few preemptions, depth first. Between
+//! two locks they share nothing but atomics and channels of tokio, which wake and never block. A
+//! thread whose future waits runs again when it is woken, so that a wake-up that is lost is a
+//! deadlock here, and told.
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    pin::pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
+    task::{Context, Poll, Wake, Waker},
+    thread,
+};
+
+/// What one thread of a scenario does.
+pub(super) type Act = Box<dyn FnOnce() + Send>;
+
+/// A scenario, made anew for each schedule: its threads, and what must hold after them.
+pub(super) struct Scene {
+    pub(super) acts: Vec<Act>,
+    pub(super) after: Box<dyn FnOnce()>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Ready,
+    /// It waits for a lock, and may try again when somebody else has moved.
+    Blocked,
+    /// Its future waits to be woken.
+    Waiting,
+    Ended,
+}
+
+#[derive(Debug)]
+struct Turn {
+    states: Vec<State>,
+    /// None when all have ended, or none can move.
+    current: Option<usize>,
+    preemptions: usize,
+    /// What was chosen at each choice, and of how many.
+    choices: Vec<(usize, usize)>,
+    prefix: Vec<usize>,
+    stuck: bool,
+}
+
+#[derive(Debug)]
+struct Stage {
+    turn: Mutex<Turn>,
+    moved: Condvar,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<(Arc<Stage>, usize)>> = const { RefCell::new(None) };
+}
+
+/// Where another thread may come first: right before this lock is taken.
+pub(super) fn before<T>(mutex: &Mutex<T>) {
+    let Some((stage, own)) = HERE.with_borrow(Clone::clone) else { return };
+    let mut state = State::Ready;
+    loop {
+        stage.pass(own, state);
+        match mutex.try_lock() {
+            Ok(_) | Err(TryLockError::Poisoned(_)) => return,
+            Err(TryLockError::WouldBlock) => state = State::Blocked,
+        }
+    }
+}
+
+/// Drives a future on a thread of a scenario.
+pub(super) fn wait<F: Future>(future: F) -> F::Output {
+    struct Woken(Arc<Stage>, usize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            let mut turn = self.0.lock();
+            if turn.states[self.1] == State::Waiting {
+                turn.states[self.1] = State::Ready;
+            }
+        }
+    }
+
+    let (stage, own) = HERE.with_borrow(Clone::clone).expect("on a thread of a scenario");
+    let waker = Waker::from(Arc::new(Woken(stage.clone(), own)));
+    let mut future = pin!(future);
+    loop {
+        // A wake-up during the poll must not be lost.
+        stage.lock().states[own] = State::Waiting;
+        if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            stage.lock().states[own] = State::Ready;
+            return output;
+        }
+        let state = stage.lock().states[own];
+        stage.pass(own, state);
+    }
+}
+
+impl Stage {
+    fn lock(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the scheduler choose, and returns when it is this thread's turn again.
+    fn pass(&self, own: usize, state: State) {
+        let mut turn = self.lock();
+        turn.states[own] = state;
+        turn.choose(own);
+        self.moved.notify_all();
+        self.await_turn(turn, own);
+    }
+
+    fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, own: usize) {
+        while turn.current != Some(own) && !turn.stuck {
+            turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
+        }
+        let stuck = turn.stuck;
+        drop(turn);
+        // Unwinding ends the thread; one that unwinds already must not panic again.
+        if stuck && !thread::panicking() {
+            resume_unwind(Box::new("stuck"));
+        }
+    }
+}
+
+impl Turn {
+    fn choose(&mut self, own: usize) {
+        if self.states[own] != State::Blocked {
+            // It has moved: who was blocked may try again. Two who are blocked by a third would
+            // hand over to each other for ever.
+            for state in self.states.iter_mut().filter(|state| **state == State::Blocked) {
+                *state = State::Ready;
+            }
+        }
+        let goes_on = self.states[own] == State::Ready;
+        // To go on comes first: it is no preemption.
+        let mut options: Vec<usize> = if goes_on { vec![own] } else { Vec::new() };
+        if !goes_on || self.preemptions > 0 {
+            let others = (0..self.states.len()).filter(|other| *other != own);
+            options.extend(others.filter(|other| self.states[*other] == State::Ready));
+        }
+        let Some(next) = self.pick(&options) else {
+            self.current = None;
+            self.stuck = self.states.iter().any(|state| *state != State::Ended);
+            return;
+        };
+        self.preemptions -= usize::from(goes_on && next != own);
+        self.states[next] = State::Ready;
+        self.current = Some(next);
+    }
+
+    fn pick(&mut self, options: &[usize]) -> Option<usize> {
+        if options.len() < 2 {
+            return options.first().copied();
+        }
+        let chosen = self.prefix.get(self.choices.len()).copied().unwrap_or(0);
+        self.choices.push((chosen, options.len()));
+        options.get(chosen).copied()
+    }
+}
+
+/// Plays a scenario in every schedule with so many preemptions; how many there were.
+pub(super) fn explore(preemptions: usize, scene: impl Fn() -> Scene) -> usize {
+    let (mut prefix, mut schedules) = (Vec::new(), 0);
+    loop {
+        schedules += 1;
+        let choices = play(prefix, preemptions, scene());
+        let Some(last) = choices.iter().rposition(|(chosen, of)| chosen + 1 < *of) else {
+            return schedules;
+        };
+        prefix = choices[..=last].iter().map(|(chosen, _)| *chosen).collect();
+        prefix[last] += 1;
+    }
+}
+
+fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usize)> {
+    let turn = Turn {
+        states: vec![State::Ready; scene.acts.len()],
+        current: None,
+        preemptions,
+        choices: Vec::new(),
+        prefix,
+        stuck: false,
+    };
+    let stage = Arc::new(Stage { turn: Mutex::new(turn), moved: Condvar::new() });
+    let threads: Vec<_> = (0..)
+        .zip(scene.acts)
+        .map(|(own, act)| {
+            let stage = stage.clone();
+            thread::spawn(move || {
+                HERE.set(Some((stage.clone(), own)));
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    stage.await_turn(stage.lock(), own);
+                    act();
+                }));
+                // What it still holds locks without us.
+                HERE.set(None);
+                let mut turn = stage.lock();
+                turn.states[own] = State::Ended;
+                if !turn.stuck {
+                    turn.choose(own);
+                }
+                stage.moved.notify_all();
+                drop(turn);
+                result
+            })
+        })
+        .collect();
+    {
+        // The first choice: who begins.
+        let mut turn = stage.lock();
+        let all: Vec<usize> = (0..turn.states.len()).collect();
+        turn.current = turn.pick(&all);
+        stage.moved.notify_all();
+    }
+    let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+    let turn = stage.lock();
+    let told = format!("with the choices {:?}", turn.choices);
+    assert!(!turn.stuck, "nobody can move, {told}");
+    for result in results {
+        if let Err(panic) = result {
+            resume_unwind(Box::new(format!("{}, {told}", super::set::message(&*panic))));
+        }
+    }
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(scene.after)) {
+        panic!("{}, {told}", super::set::message(&*panic));
+    }
+    turn.choices.clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Adds one in two steps, and so loses what comes between them.
+    fn careless(count: &Arc<(Mutex<()>, AtomicUsize)>) -> Act {
+        let count = count.clone();
+        Box::new(move || {
+            let seen = count.1.load(Ordering::SeqCst);
+            before(&count.0);
+            count.1.store(seen + 1, Ordering::SeqCst);
+        })
+    }
+
+    #[test]
+    fn a_race_that_one_preemption_shows_is_found() {
+        let found = catch_unwind(|| {
+            explore(1, || {
+                let count: Arc<(Mutex<()>, AtomicUsize)> = Arc::default();
+                let acts = vec![careless(&count), careless(&count)];
+                Scene {
+                    acts,
+                    after: Box::new(move || assert_eq!(count.1.load(Ordering::SeqCst), 2)),
+                }
+            })
+        });
+
+        assert!(found.is_err());
+    }
+
+    #[test]
+    fn a_lost_wake_up_is_found() {
+        let found = catch_unwind(|| {
+            explore(1, || Scene {
+                acts: vec![Box::new(|| wait(std::future::pending::<()>()))],
+                after: Box::new(|| ()),
+            })
+        });
+
+        assert!(found.is_err());
+    }
+}

@@ -1,0 +1,314 @@
+//! Subscribers, the informer's task and the set, in every schedule with few preemptions.
+//!
+//! A thread plays the informer's task: it alone writes to the hub, and drops [`Ending`] when it is
+//! told to stop. The task that the set spawns is never polled.
+
+#![expect(clippy::print_stderr, reason = "the figures of a search")]
+
+use std::collections::BTreeMap;
+
+use futures::FutureExt;
+use tokio::runtime::{Builder, Runtime};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::informer::{
+    Delta, Object, ObjectKey,
+    fixture::{Fixture, widgets},
+    schedule::{Act, Scene, explore, wait},
+};
+
+/// A set on a runtime that runs nothing.
+struct Stage {
+    runtime: Runtime,
+    set: InformerSet,
+    key: InformerKey,
+}
+
+impl Stage {
+    fn new() -> Arc<Self> {
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        let entered = runtime.enter();
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, Infallible>>()
+        });
+        let set = InformerSet::new(Client::new(service, "default"), InformerOptions::default());
+        drop(entered);
+        let key = InformerKey::new(widgets().identity);
+        Arc::new(Self { runtime, set, key })
+    }
+
+    fn subscribe(&self) -> Subscription {
+        let _entered = self.runtime.enter();
+        self.set.subscribe(&widgets(), self.key.clone())
+    }
+
+    fn hub(&self) -> Option<Arc<Hub>> {
+        self.set.shared.lock().live.get(&self.key).cloned()
+    }
+
+    fn act(self: &Arc<Self>, act: impl FnOnce(&Self) + Send + 'static) -> Act {
+        let stage = self.clone();
+        Box::new(move || act(&stage))
+    }
+
+    /// The informer's task of this hub, from now until it is told to stop.
+    fn task(self: &Arc<Self>, hub: &Arc<Hub>, work: impl FnOnce(&Hub) + Send + 'static) -> Act {
+        let ending = Ending { set: self.set.shared.clone(), hub: hub.clone() };
+        Box::new(move || {
+            work(&ending.hub);
+            wait(ending.hub.stopped());
+            drop(ending);
+        })
+    }
+
+    /// What is counted agrees with what lives.
+    fn check_counts(&self) {
+        let live = self.set.shared.lock().live.len();
+        assert_eq!(self.set.types().borrow().values().sum::<usize>(), live);
+    }
+}
+
+fn object(name: &str, version: u64) -> Object {
+    Fixture::new(name).version(version).object()
+}
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::cluster(name)
+}
+
+/// A subscriber's own copy, made of nothing but what it was told.
+#[derive(Default)]
+struct View(BTreeMap<String, Object>);
+
+impl View {
+    fn see(&mut self, delta: Delta) {
+        let name = delta.key.to_string();
+        let version =
+            |object: Option<&Object>| object.map(|it| it.header().resource_version.clone());
+        assert_eq!(version(self.0.get(&name)), version(delta.old.as_ref()), "what {name} was");
+        assert!(delta.old.is_some() || delta.new.is_some());
+        match delta.new {
+            Some(new) => self.0.insert(name, new),
+            None => self.0.remove(&name),
+        };
+    }
+
+    fn see_what_is_there(&mut self, subscription: &mut Subscription) {
+        while let Some(delta) = subscription.next().now_or_never() {
+            self.see(delta.unwrap());
+        }
+    }
+
+    fn check(&self, store: &crate::informer::Store) {
+        let told =
+            |object: &Object| (object.key().to_string(), object.header().resource_version.clone());
+        let mut stored: Vec<_> = store.list().iter().map(told).collect();
+        stored.sort();
+        assert_eq!(self.0.values().map(told).collect::<Vec<_>>(), stored);
+    }
+}
+
+#[test]
+fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
+    let schedules = explore(1, || {
+        let stage = Stage::new();
+        let first = stage.subscribe();
+        let hub = stage.hub().unwrap();
+        // Whoever joins looks at once, and again when everything is over.
+        let late: Arc<Mutex<Vec<(Subscription, View)>>> = Arc::default();
+        let joins = || {
+            let late = late.clone();
+            stage.act(move |stage| {
+                let mut subscription = stage.subscribe();
+                let mut view = View::default();
+                view.see_what_is_there(&mut subscription);
+                late.lock().unwrap().push((subscription, view));
+            })
+        };
+        let writer = {
+            let hub = hub.clone();
+            stage.act(move |_| {
+                hub.put(&object("a", 1));
+                hub.put(&object("b", 2));
+                hub.complete();
+                hub.remove(&key("a"));
+                hub.put(&object("b", 3));
+            })
+        };
+        let acts = vec![writer, joins(), joins()];
+        let after = {
+            let stage = stage.clone();
+            move || {
+                let mut all = std::mem::take(&mut *late.lock().unwrap());
+                all.push((first, View::default()));
+                for (mut subscription, mut view) in all {
+                    view.see_what_is_there(&mut subscription);
+                    view.check(&hub.store);
+                    assert!(Arc::ptr_eq(&subscription.hub(), &hub), "one informer for one key");
+                    assert!(subscription.drained().now_or_never().is_some(), "in sync");
+                }
+                stage.check_counts();
+            }
+        };
+        Scene { acts, after: Box::new(after) }
+    });
+
+    eprintln!("late joiners: {schedules} schedules");
+}
+
+#[test]
+fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
+    let schedules = explore(1, || {
+        let stage = Stage::new();
+        let mut subscription = stage.subscribe();
+        let hub = stage.hub().unwrap();
+        let (see, ended) = (CancellationToken::new(), stage.set.ended(&stage.key));
+        // What is not taken before the end is lost: the end waits for the reader.
+        let seen = see.clone();
+        let reader = stage.act(move |_| {
+            let mut view = View::default();
+            while !view.0.contains_key("last") {
+                view.see(wait(subscription.next()).unwrap());
+            }
+            wait(subscription.drained());
+            seen.cancel();
+            assert_eq!(wait(subscription.next()).unwrap_err(), Ended::TypeGone);
+            assert_eq!(wait(subscription.ended()), Ended::TypeGone);
+        });
+        let waits = stage.act(move |_| assert_eq!(wait(ended), Ended::TypeGone));
+        let set = stage.set.clone();
+        let task = stage.task(&hub, move |hub| {
+            hub.put(&object("a", 1));
+            hub.complete();
+            hub.put(&object("last", 2));
+            wait(see.cancelled());
+            set.type_gone(&hub.key.identity);
+        });
+        let acts = vec![reader, waits, task];
+        let after = move || {
+            assert!(stage.hub().is_none());
+            stage.check_counts();
+        };
+        Scene { acts, after: Box::new(after) }
+    });
+
+    eprintln!("waiting subscriber: {schedules} schedules");
+}
+
+#[test]
+fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
+    let schedules = explore(2, || {
+        let stage = Stage::new();
+        let last = stage.subscribe();
+        let hub = stage.hub().unwrap();
+        hub.put(&object("a", 1));
+        let over = CancellationToken::new();
+        let leaves = {
+            let over = over.clone();
+            stage.act(move |_| {
+                wait(last.release(Linger::None));
+                over.cancel();
+            })
+        };
+        let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
+        let joins = {
+            let joined = joined.clone();
+            stage.act(move |stage| *joined.lock().unwrap() = Some(stage.subscribe()))
+        };
+        // The task ends when it is told to, and goes on otherwise.
+        let going: Arc<Mutex<Option<Ending>>> = Arc::default();
+        let task: Act = {
+            let ending = Ending { set: stage.set.shared.clone(), hub: hub.clone() };
+            let going = going.clone();
+            Box::new(move || {
+                let told = wait(async {
+                    tokio::select! {
+                        biased;
+                        () = ending.hub.stopped() => true,
+                        () = over.cancelled() => false,
+                    }
+                });
+                match told {
+                    true => drop(ending),
+                    false => *going.lock().unwrap() = Some(ending),
+                }
+            })
+        };
+        let acts = vec![leaves, joins, task];
+        let after = {
+            let stage = stage.clone();
+            move || {
+                let subscription = joined.lock().unwrap().take().unwrap();
+                let its = subscription.hub();
+                assert_eq!(its.closed(), None, "it lives");
+                assert!(Arc::ptr_eq(&its, &stage.hub().unwrap()), "and is the one to be found");
+                match hub.closed() {
+                    Some(reason) => {
+                        assert_eq!(reason, Ended::TypeGone);
+                        assert_eq!(hub.done().now_or_never(), Some(Ended::TypeGone));
+                        assert!(hub.store.is_empty() && !Arc::ptr_eq(&its, &hub));
+                    }
+                    None => assert!(Arc::ptr_eq(&its, &hub)),
+                }
+                stage.check_counts();
+                // The last one leaves, and nothing is left.
+                let _going = going;
+                assert!(subscription.release(Linger::None).now_or_never().is_none(), "awaits it");
+                assert!(stage.hub().is_none() && its.store.is_empty() && its.subscribers() == 0);
+                stage.check_counts();
+            }
+        };
+        Scene { acts, after: Box::new(after) }
+    });
+
+    eprintln!("last leaves, new joins: {schedules} schedules");
+}
+
+#[test]
+fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
+    let schedules = explore(1, || {
+        let stage = Stage::new();
+        let first = stage.subscribe();
+        let hub = stage.hub().unwrap();
+        let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
+        let joins = {
+            let joined = joined.clone();
+            stage.act(move |stage| *joined.lock().unwrap() = Some(stage.subscribe()))
+        };
+        let gone = stage.act(|stage| stage.set.type_gone(&stage.key.identity));
+        let down = stage.act(|stage| {
+            // Waits for tasks that nobody polls here.
+            assert!(stage.set.shutdown().now_or_never().is_none());
+        });
+        let task = stage.task(&hub, |hub| {
+            hub.put(&object("a", 1));
+        });
+        let acts = vec![joins, gone, down, task];
+        let after = {
+            let stage = stage.clone();
+            move || {
+                let reason = hub.closed().unwrap();
+                assert_eq!(
+                    hub.done().now_or_never(),
+                    Some(reason.clone()),
+                    "once, with its reason"
+                );
+                assert_eq!(*hub.progress().borrow(), Progress::Ended(reason.clone()));
+                let mut first = first;
+                assert_eq!(first.next().now_or_never().unwrap().unwrap_err(), reason);
+                let mut second = joined.lock().unwrap().take().unwrap();
+                let end = second.next().now_or_never().unwrap().unwrap_err();
+                assert_eq!(Some(end), second.hub().closed());
+                assert_eq!(hub.closed(), Some(reason), "the first reason stands");
+                drop((first, second));
+                assert!(hub.store.is_empty(), "nothing is left");
+                assert!(stage.hub().is_none());
+                stage.check_counts();
+            }
+        };
+        Scene { acts, after: Box::new(after) }
+    });
+
+    eprintln!("type gone and shut down: {schedules} schedules");
+}
