@@ -1,18 +1,23 @@
 //! `pilotlight dev`.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, Client,
+    Api, Client, Config,
     api::{DynamicObject, ListParams, Patch, PatchParams},
     core::{ApiResource, GroupVersionKind},
     runtime::wait::{await_condition, conditions},
 };
 use pilotlight::{
-    testing::{ControlPlane, ControlPlaneOptions, PrintProgress},
+    testing::{ControlPlane, ControlPlaneOptions, PrintProgress, simulated::SimulatedServer},
     transport::{Transport, TransportOptions},
 };
 use tokio::{time::Instant, try_join};
@@ -41,6 +46,10 @@ pub(super) struct DevArgs {
     /// Leave everything running after the demo, until Ctrl-C.
     #[arg(long, requires = "demo")]
     keep: bool,
+    /// Play the cluster in this process: an API server that is there at once, without binaries. It
+    /// has no controllers but the garbage collector, and refuses what it does not do.
+    #[arg(long)]
+    simulated: bool,
     /// Where /metrics, /debug/status and /debug/types are served: :PORT, HOST:PORT, or 0 for
     /// nowhere. Port 0 is any that is free.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
@@ -51,6 +60,12 @@ pub(super) struct DevArgs {
     health_probe_bind_address: BindAddress,
     #[command(flatten)]
     manager: ManagerArgs,
+}
+
+/// Where the API server is.
+struct Place<'a> {
+    config: Config,
+    kubeconfig: &'a Path,
 }
 
 impl DevArgs {
@@ -69,6 +84,9 @@ impl DevArgs {
 
     async fn until(&self, stop: CancellationToken) -> anyhow::Result<()> {
         let began = Instant::now();
+        if self.simulated {
+            return Box::pin(self.simulate(began, stop)).await;
+        }
         let options = ControlPlaneOptions {
             progress: Arc::new(PrintProgress),
             ..ControlPlaneOptions::default()
@@ -78,32 +96,50 @@ impl DevArgs {
             bail!("interrupted while the control plane was starting");
         };
         let plane = plane.context("starting the control plane")?;
-        let ended = Box::pin(self.with(&plane, began, stop)).await;
+        let place = Place { config: plane.config(), kubeconfig: plane.kubeconfig() };
+        let ended = Box::pin(self.with("A Kubernetes control plane", &place, began, stop)).await;
         plane.stop().await;
+        ended
+    }
+
+    /// The same on a server that is only played.
+    async fn simulate(&self, began: Instant, stop: CancellationToken) -> anyhow::Result<()> {
+        let server = SimulatedServer::new();
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        let socket = server.serve(loopback).await.context("listening on the loopback")?;
+        let name = format!("pilotlight-simulated-{}.kubeconfig", socket.address().port());
+        let kubeconfig = std::env::temp_dir().join(name);
+        std::fs::write(&kubeconfig, socket.kubeconfig())
+            .with_context(|| format!("writing {}", kubeconfig.display()))?;
+        let place = Place { config: socket.config(), kubeconfig: &kubeconfig };
+        let ended = Box::pin(self.with("A simulated API server", &place, began, stop)).await;
+        // It leads nowhere any longer.
+        std::fs::remove_file(&kubeconfig).ok();
         ended
     }
 
     async fn with(
         &self,
-        plane: &ControlPlane,
+        what: &str,
+        place: &Place<'_>,
         began: Instant,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
-        let transport = Transport::new(plane.config(), TransportOptions::default())?;
+        let transport = Transport::new(place.config.clone(), TransportOptions::default())?;
         let client = transport.client()?;
         install(&client, &pilotlight::meta::crds()).await?;
         output::print(&format!(
-            "A Kubernetes control plane runs, {:.1} s after the start. To talk to it:\n\n    \
+            "{what} runs, {:.1} s after the start. To talk to it:\n\n    \
              export KUBECONFIG={}\n\n",
             began.elapsed().as_secs_f64(),
-            plane.kubeconfig().display()
+            place.kubeconfig.display()
         ))?;
         let ended = if self.no_manager {
             output::print("No manager runs. Ctrl-C ends it and throws everything away.\n")?;
             stop.cancelled().await;
             Ok(())
         } else {
-            Box::pin(self.manage(plane, &client, stop)).await
+            Box::pin(self.manage(place, &client, stop)).await
         };
         transport.close().await;
         ended
@@ -112,7 +148,7 @@ impl DevArgs {
     /// Runs a manager, and the demo beside it.
     async fn manage(
         &self,
-        plane: &ControlPlane,
+        place: &Place<'_>,
         client: &Client,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
@@ -120,7 +156,7 @@ impl DevArgs {
             metrics_address: self.metrics_address.clone(),
             health_probe_bind_address: self.health_probe_bind_address.clone(),
         };
-        let instance = Instance::new(plane.config(), &self.manager, &servers)?;
+        let instance = Instance::new(place.config.clone(), &self.manager, &servers)?;
         if let Some(address) = instance.metrics_address {
             output::print(&format!(
                 "A manager runs in this process. To look into it:\n\n    \

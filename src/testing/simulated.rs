@@ -67,6 +67,7 @@ mod script;
 mod selector;
 mod service;
 mod shared;
+mod socket;
 mod watches;
 mod write;
 
@@ -79,4 +80,5 @@ pub use self::{
     script::{ScriptError, SimulatedOptions, SimulatedServer},
     service::{SimulatedBody, SimulatedService},
     shared::SimulatedRequest,
+    socket::SimulatedSocket,
 };

@@ -26,6 +26,7 @@ use super::{
     resource::{self, Resource, Storage},
     watches::Watches,
 };
+use crate::testing::Verb;
 
 pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 pub(super) const API_SERVICES: &str = "apiservices.apiregistration.k8s.io";
@@ -114,18 +115,37 @@ impl Cluster {
         if call.info.group == "authorization.k8s.io" {
             return self.review_access(call).map(Answer::Done);
         }
-        let resource = self.find(call).ok_or_else(Refusal::no_such_path)?;
+        let resource = self.find(call)?;
         self.serve(&resource, call)
     }
 
-    /// The type that a request is about, if it is served.
-    fn find(&self, call: &Call) -> Option<Arc<Resource>> {
+    /// The type that a request is about, if it is served there.
+    fn find(&self, call: &Call) -> Result<Arc<Resource>, Refusal> {
         let info = &call.info;
-        let resource = self.resource(&info.group, &info.version, &info.resource)?;
+        let is_ours = self.is_built_in(&info.group);
+        let Some(resource) = self.resource(&info.group, &info.version, &info.resource) else {
+            return Err(if is_ours {
+                Refusal::no_such_resource()
+            } else {
+                Refusal::no_such_path()
+            });
+        };
         let has_namespace = !info.namespace.is_empty();
-        let needs_none = info.name.is_empty() && call.info.verb != crate::testing::Verb::Create;
-        let fits = if resource.namespaced { has_namespace || needs_none } else { !has_namespace };
-        fits.then_some(resource)
+        let all_namespaces = matches!(info.verb, Verb::List | Verb::Watch);
+        if resource.namespaced == has_namespace || resource.namespaced && all_namespaces {
+            return Ok(resource);
+        }
+        Err(match (is_ours, has_namespace) {
+            (false, _) => Refusal::no_such_path(),
+            (true, true) => Refusal::no_such_resource(),
+            (true, false) if info.name.is_empty() => Refusal::method_not_allowed(),
+            (true, false) => Refusal::no_such_resource(),
+        })
+    }
+
+    /// Whether the group is the server's own: its paths are routed otherwise than those of CRDs.
+    pub(super) fn is_built_in(&self, group: &str) -> bool {
+        self.built_in.keys().any(|(name, ..)| name == group)
     }
 
     pub(super) fn resource(

@@ -141,7 +141,6 @@ pub(super) fn default_crd(crd: &mut Value) {
         .map(|version| version["name"].clone())
         .collect();
     let status = object::member(crd, "status");
-    status.entry("conditions").or_insert_with(|| json!([]));
     status.entry("acceptedNames").or_insert_with(|| json!({ "plural": "", "kind": "" }));
     let all = status.entry("storedVersions").or_insert_with(|| json!([]));
     if let Some(all) = all.as_array_mut() {

@@ -237,6 +237,10 @@ pub(super) fn list_of(
         super::call::Shape::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList"),
     };
     let mut metadata = json!({ "resourceVersion": version.to_string() });
+    if filter.resource.custom && filter.shape == super::call::Shape::Whole {
+        // Lists of custom types show the field even if there is nothing in it.
+        metadata["continue"] = "".into();
+    }
     if let Some(token) = go_on {
         metadata["continue"] = token.into();
     }

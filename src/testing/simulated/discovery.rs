@@ -22,6 +22,9 @@ type Group = Vec<(String, Option<Vec<Arc<Resource>>>)>;
 
 const VERBS: [&str; 8] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
+/// In the order in which the real server names those of custom types.
+const CUSTOM_VERBS: [&str; 8] =
+    ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 
 impl Cluster {
     /// Answers what is no request for a type.
@@ -161,7 +164,8 @@ impl Cluster {
         let custom = self.custom.get(&resource.storage);
         let terminating = custom.is_some_and(|it| it.terminating);
         let reads_and_deletes = |verb: &&str| !matches!(*verb, "create" | "patch" | "update");
-        VERBS.into_iter().filter(|verb| !terminating || reads_and_deletes(verb)).collect()
+        let verbs = if custom.is_some() { CUSTOM_VERBS } else { VERBS };
+        verbs.into_iter().filter(|verb| !terminating || reads_and_deletes(verb)).collect()
     }
 
     fn group(&self, group: &str) -> Result<Reply, Refusal> {
@@ -177,7 +181,10 @@ impl Cluster {
         let groups = self.groups();
         let versions = groups.get(group).ok_or_else(Refusal::no_such_path)?;
         let found = versions.iter().find(|it| it.0 == version);
-        let (_, types) = found.ok_or_else(Refusal::no_such_path)?;
+        let (_, types) = found.ok_or_else(|| {
+            let is_ours = self.is_built_in(group);
+            if is_ours { Refusal::no_such_resource() } else { Refusal::no_such_path() }
+        })?;
         let types = types.as_ref().ok_or_else(Refusal::service_unavailable)?;
         let mut resources = Vec::new();
         for resource in types {

@@ -9,7 +9,7 @@ use super::{
     cluster::Cluster,
     history::Key,
     managed, object,
-    refusal::Refusal,
+    refusal::{FieldFault, Refusal},
     render::{render, stored},
     resource::Resource,
     scale,
@@ -91,9 +91,8 @@ impl Cluster {
             return Err(Refusal::not_simulated("server-side apply to a scale"));
         }
         if call.param("fieldManager").is_empty() {
-            let message = "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: \
-                           is required for apply patch";
-            return Err(Refusal::new(422, "Invalid", message));
+            let fault = FieldFault::required("fieldManager", "is required for apply patch");
+            return Err(Refusal::invalid("meta.k8s.io", "PatchOptions", "", &[fault]));
         }
         let mut wanted = call.json()?;
         for (field, expected) in

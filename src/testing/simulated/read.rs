@@ -69,6 +69,9 @@ impl Cluster {
                 let names = matches!(call.info.verb, Verb::Create) && !call.info.name.is_empty();
                 let unnamed = matches!(call.info.verb, Verb::Update | Verb::Patch | Verb::Delete)
                     && call.info.name.is_empty();
+                if unnamed && resource.custom {
+                    return Err(Refusal::bad_request("name must be provided"));
+                }
                 if names || unnamed {
                     return Err(Refusal::method_not_allowed());
                 }
@@ -237,7 +240,8 @@ fn number(version: &str) -> Result<u64, Refusal> {
         let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
         let fault = FieldFault::invalid("resourceVersion", &version.into(), &why);
         let mut refusal = Refusal::invalid("", "", "", &[fault]);
-        refusal.message = format!("resourceVersion: Invalid value: {version:?}: {why}");
+        refusal.message =
+            format!("invalid resource version: resourceVersion: Invalid value: {version:?}: {why}");
         refusal.code = 400;
         refusal.reason = "BadRequest";
         refusal.details = None;

@@ -47,6 +47,12 @@ impl Refusal {
         Self { plain: true, ..Self::new(404, "NotFound", "404 page not found") }
     }
 
+    /// No such type in a group that the server has of itself.
+    pub(super) fn no_such_resource() -> Self {
+        let message = "the server could not find the requested resource";
+        Self::new(404, "NotFound", message).about("", "", "")
+    }
+
     /// The aggregator's answer for an API whose service is down.
     pub(super) fn service_unavailable() -> Self {
         Self { plain: true, ..Self::new(503, "ServiceUnavailable", "service unavailable") }
@@ -117,8 +123,9 @@ impl Refusal {
     /// Fields of an object of this kind are wrong.
     pub(super) fn invalid(group: &str, kind: &str, name: &str, faults: &[FieldFault]) -> Self {
         let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
-        let bodies: Vec<_> =
+        let mut bodies: Vec<_> =
             faults.iter().map(|fault| format!("{}: {}", fault.field, fault.body)).collect();
+        bodies.dedup();
         let said = match bodies.as_slice() {
             [one] => one.clone(),
             many => format!("[{}]", many.join(", ")),
@@ -143,9 +150,11 @@ impl Refusal {
             "metadata": {},
             "status": "Failure",
             "message": self.message,
-            "reason": self.reason,
             "code": self.code,
         });
+        if !self.reason.is_empty() {
+            status["reason"] = self.reason.into();
+        }
         if let Some(details) = &self.details {
             status["details"] = details.clone();
         }

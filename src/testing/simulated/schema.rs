@@ -37,15 +37,9 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
         && !is_a(value, wanted)
     {
         let why = format!("{path} in body must be of type {wanted}: {:?}", type_of(value));
-        let shown = if value.is_object() || value.is_array() {
-            type_of(value).into()
-        } else {
-            value.clone()
-        };
-        let body = format!("Invalid value: {}: {why}", Value::from(plain(&shown)));
+        let body = format!("Invalid value: {:?}: {why}", type_of(value));
         let field = path.to_owned();
         faults.push(FieldFault { field, reason: "FieldValueTypeInvalid", body });
-        return;
     }
     if let Some(known) = schema["enum"].as_array()
         && !known.contains(value)

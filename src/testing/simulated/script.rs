@@ -24,7 +24,7 @@ use crate::testing::{CrdBuilder, Verb};
 
 /// Rules do not bind the script.
 pub(super) const SCRIPT: &str = "system:script";
-const ADMIN: &str = "system:admin";
+pub(super) const ADMIN: &str = "system:admin";
 
 /// Why the script could not do something.
 #[derive(Debug, thiserror::Error)]

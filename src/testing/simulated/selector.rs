@@ -127,10 +127,13 @@ impl Fields {
             let known = matches!(field, "metadata.name" | "metadata.namespace")
                 || resource.selectable.contains(&field);
             if !known {
-                let message = if resource.custom {
+                let message = if resource.custom || !resource.selectable.is_empty() {
                     format!("field label not supported: {field}")
                 } else {
-                    format!("field label {field:?} not supported for {:?}", resource.kind)
+                    format!(
+                        "{field:?} is not a known field selector: only \"metadata.name\", \
+                         \"metadata.namespace\""
+                    )
                 };
                 return Err(Refusal::bad_request(message));
             }

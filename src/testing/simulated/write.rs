@@ -94,7 +94,7 @@ impl Cluster {
         self.validate(resource, &object, None)?;
         if version.is_some_and(|it| it.as_str().is_some_and(|it| !it.is_empty() && it != "0")) {
             let message = "resourceVersion should not be set on objects to be created";
-            return Err(Refusal::new(500, "InternalError", message));
+            return Err(Refusal::new(500, "", message));
         }
         let key = (object::namespace(&object).to_owned(), name.clone());
         if self.history.get(&resource.storage, &key).is_some() {
@@ -178,6 +178,12 @@ impl Cluster {
             )));
         }
         if !kind.is_empty() && kind != resource.kind {
+            if resource.custom {
+                let why = format!("must be {}", resource.kind);
+                let fault = FieldFault::invalid("kind", &kind.as_str().into(), &why);
+                let name = object::name(&object);
+                return Err(Refusal::invalid(&resource.group, &kind, name, &[fault]));
+            }
             return Err(Refusal::bad_request(format!(
                 "{kind} in version {:?} cannot be handled as a {}",
                 resource.version, resource.kind
@@ -231,7 +237,10 @@ impl Cluster {
                      finalizers []string{{{}}}",
                     new.join(", ")
                 );
-                faults.push(FieldFault::forbidden("metadata.finalizers", &why));
+                let fault = FieldFault::forbidden("metadata.finalizers", &why);
+                // The rules of built-in types include the general ones, which were asked before.
+                let times = if resource.custom { 1 } else { 2 };
+                faults.extend(std::iter::repeat_n(fault, times));
             }
         }
         if faults.is_empty() {
@@ -305,8 +314,13 @@ impl Cluster {
         let name = object::name(live).to_owned();
         let uid = object::uid(&object);
         if !uid.is_empty() && uid != object::uid(live) {
+            let path = [&resource.group, &resource.plural, object::namespace(live), &name];
+            let path: Vec<_> = path.into_iter().filter(|part| !part.is_empty()).collect();
             let why = format!(
-                "Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                "StorageError: invalid object, Code: 4, Key: /registry/{}, ResourceVersion: 0, \
+                 AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in \
+                 object meta: {}",
+                path.join("/"),
                 object::uid(live)
             );
             return Err(Refusal::conflict(resource, &name, &why));

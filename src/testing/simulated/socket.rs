@@ -1,0 +1,135 @@
+//! The same server for whoever speaks HTTP: kubectl, curl, other processes.
+
+use std::{io, net::SocketAddr};
+
+use http_body_util::BodyExt;
+use hyper::service::service_fn;
+use hyper_util::{
+    rt::{TokioExecutor, TokioIo},
+    server::conn::auto,
+};
+use tokio::{net::TcpListener, task::JoinSet};
+use tower::{BoxError, Service};
+
+use super::{SimulatedServer, script::ADMIN};
+
+/// A simulated server that listens, over HTTP/1.1 and HTTP/2 without TLS. Dropping it closes the
+/// socket and all its connections; the server itself lives on.
+#[derive(Debug)]
+pub struct SimulatedSocket {
+    address: SocketAddr,
+    // Aborted with the socket.
+    _tasks: JoinSet<()>,
+}
+
+impl SimulatedServer {
+    /// Listens at an address; port 0 is any that is free. Whoever reaches it may do everything that
+    /// no rule denies, so keep it to the loopback.
+    ///
+    /// # Errors
+    ///
+    /// When the address cannot be listened at.
+    pub async fn serve(&self, address: SocketAddr) -> io::Result<SimulatedSocket> {
+        let listener = TcpListener::bind(address).await?;
+        let address = listener.local_addr()?;
+        let server = self.clone();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(accept(listener, server));
+        Ok(SimulatedSocket { address, _tasks: tasks })
+    }
+}
+
+impl SimulatedSocket {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How kube reaches it.
+    ///
+    /// # Panics
+    ///
+    /// Never: an address with a port is an authority.
+    pub fn config(&self) -> kube::Config {
+        let uri = format!("http://{}", self.address);
+        kube::Config::new(uri.parse().expect("an address with a port is an authority"))
+    }
+
+    /// How kubectl reaches it.
+    pub fn kubeconfig(&self) -> String {
+        // JSON is YAML.
+        let config = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "simulated",
+            "clusters": [{
+                "name": "simulated",
+                "cluster": { "server": format!("http://{}", self.address) },
+            }],
+            "users": [{ "name": "admin", "user": {} }],
+            "contexts": [{
+                "name": "simulated",
+                "context": { "cluster": "simulated", "user": "admin" },
+            }],
+        });
+        format!("{config:#}\n")
+    }
+}
+
+async fn accept(listener: TcpListener, server: SimulatedServer) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => {
+                    // Small answers are not kept back for larger ones.
+                    stream.set_nodelay(true).ok();
+                    connections.spawn(connection(stream, server.clone()));
+                }
+                // Out of file descriptors, for one: others may be closed meanwhile.
+                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn connection(stream: tokio::net::TcpStream, server: SimulatedServer) {
+    let service = server.service(ADMIN);
+    let service = service_fn(move |request| {
+        let answer = service.clone().call(request);
+        async move {
+            let response = answer.await.map_err(broken)?;
+            Ok::<_, io::Error>(response.map(|body| body.map_err(broken)))
+        }
+    });
+    // hyper gives each HTTP/2 stream a task of its own, which ends with the connection.
+    let builder = auto::Builder::new(TokioExecutor::new());
+    // A client that goes away is no news.
+    builder.serve_connection(TokioIo::new(stream), service).await.ok();
+}
+
+fn broken(error: BoxError) -> io::Error {
+    io::Error::other(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::Namespace;
+    use kube::{Api, Client};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_client_talks_to_it_over_a_socket() {
+        let server = SimulatedServer::new();
+        let socket = server.serve(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
+
+        let client = Client::try_from(socket.config()).unwrap();
+        let namespaces = Api::<Namespace>::all(client).list(&Default::default()).await.unwrap();
+
+        assert_eq!(namespaces.items.len(), 4);
+        assert!(socket.kubeconfig().contains(&socket.address().to_string()));
+        assert_eq!(server.requests().len(), 1);
+    }
+}
