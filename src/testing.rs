@@ -38,6 +38,8 @@ mod crd;
 mod faults;
 mod flags;
 mod kubeconfig;
+mod leaks;
+mod losses;
 mod own_thread;
 mod process;
 mod progress;
@@ -57,6 +59,8 @@ pub use self::{
         Action, Fault, FaultBody, FaultLayer, FaultService, Faults, Fired, OpenRequest, Playing,
         Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
+    leaks::{Grown, Growth, LeakOracle, Measure, Probe},
+    losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
 };

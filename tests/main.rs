@@ -16,6 +16,8 @@ mod composite_children;
 mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
+mod crash;
+#[cfg(feature = "cli")]
 mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
@@ -23,6 +25,8 @@ mod faults;
 mod flaps;
 mod identity;
 mod isolation;
+#[cfg(feature = "cli")]
+mod losses;
 #[cfg(feature = "cli")]
 mod own_crds;
 mod rig;

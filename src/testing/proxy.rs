@@ -152,12 +152,7 @@ impl Proxy {
     pub fn config(&self) -> Config {
         match &self.endpoint {
             Some(endpoint) => endpoint.config(&Credentials::None),
-            None => {
-                let mut config =
-                    Config::new(self.url().parse().expect("an address with a port is a URI"));
-                config.default_retry = false;
-                config
-            }
+            None => plain(self.address),
         }
     }
 
@@ -221,6 +216,13 @@ impl Drop for Proxy {
         self.stop.cancel();
         self.tasks.cancel();
     }
+}
+
+fn plain(address: SocketAddr) -> Config {
+    let url = format!("http://{address}");
+    let mut config = Config::new(url.parse().expect("an address with a port is a URI"));
+    config.default_retry = false;
+    config
 }
 
 fn acceptor(authority: &Authority) -> Result<TlsAcceptor, Error> {
