@@ -35,9 +35,13 @@ use futures::{StreamExt, TryStreamExt};
 use kube::{
     Api, Client, ResourceExt,
     api::{ListParams, WatchEvent, WatchParams},
-    core::{ApiResource, DynamicObject},
+    core::{ApiResource, DynamicObject, ObjectList},
 };
-use tokio::{sync::watch, task::JoinSet, time};
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{self, Instant},
+};
 
 pub use self::{
     mask::{Difference, Differences, Mask},
@@ -105,10 +109,7 @@ impl Recorder {
             Some(namespace) => Api::namespaced_with(client, namespace, resource),
             None => Api::all_with(client, resource),
         };
-        let listed = api
-            .list(&ListParams::default())
-            .await
-            .map_err(Error::api(format!("listing {} to record them", resource.plural)))?;
+        let listed = list(&api, format!("listing {} to record them", resource.plural)).await?;
         let version = listed.metadata.resource_version.unwrap_or_default();
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +152,7 @@ impl Recorder {
     pub async fn finish(mut self) -> Result<Recording, Error> {
         for (api, resource) in &self.watched {
             let what = format!("listing {} at the end of a recording", resource.plural);
-            let listed = api.list(&ListParams::default()).await.map_err(Error::api(what))?;
+            let listed = list(api, what).await?;
             let version = listed.metadata.resource_version.as_deref();
             let version = version.and_then(|it| it.parse().ok()).unwrap_or_default();
             let caught_up = async {
@@ -172,6 +173,20 @@ impl Recorder {
         }
         self.tasks.shutdown().await;
         Ok(self.so_far())
+    }
+}
+
+/// Lists, also where the server is not ready yet: a type that has just begun to be served answers
+/// 429 for a moment.
+async fn list(api: &Api<DynamicObject>, what: String) -> Result<ObjectList<DynamicObject>, Error> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match api.list(&ListParams::default()).await {
+            Err(kube::Error::Api(status)) if status.code == 429 && Instant::now() < deadline => {
+                time::sleep(BREATH).await;
+            }
+            listed => return listed.map_err(Error::api(what)),
+        }
     }
 }
 
