@@ -65,6 +65,11 @@ pub use self::{
     scope::TestScope,
 };
 
+/// The guide's examples are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/testing.md")]
+struct Guide;
+
 /// Why a control plane could not be found, built, started or used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
