@@ -38,6 +38,8 @@ mod crd;
 mod faults;
 mod flags;
 mod kubeconfig;
+mod leaks;
+mod losses;
 mod own_thread;
 mod process;
 mod progress;
@@ -58,9 +60,16 @@ pub use self::{
         Action, Fault, FaultBody, FaultLayer, FaultService, Faults, Fired, OpenRequest, Playing,
         Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
+    leaks::{Grown, Growth, LeakOracle, Measure, Probe},
+    losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
 };
+
+/// The guide's examples are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/testing.md")]
+struct Guide;
 
 /// Why a control plane could not be found, built, started or used.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,5 @@
 //! A type that comes and goes a hundred times leaves the right state and nothing else.
 
-use std::fs;
-
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api,
@@ -14,12 +12,12 @@ use pilotlight::{
 use serde_json::json;
 use tokio::time::{self, Duration, Instant};
 
-use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, eventually, type_of};
+use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, type_of};
 
 const PACED: u64 = 50;
 const FAST: u64 = 50;
 /// Other tests share this process.
-const NOISE: u64 = 64 << 20;
+const NOISE_KIB: u64 = 64 << 10;
 /// Now and then the server overlooks the deletion of a CRD that it has just created, until its
 /// next resync (5 min) or until something about the CRD changes.
 const FORGOTTEN: Duration = Duration::from_secs(2);
@@ -47,15 +45,16 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     recorder.saw("first", 1).await;
     rig.scope.delete_crd(&crd).await.unwrap();
     rig.done("flapping", 1).await;
-    let (tasks, sockets) = (rig.settled_tasks().await, rig.transport.connections());
-    let (series, begin) = (rig.series(), resident());
+    let leaks = rig.leaks();
+    let baseline = leaks.baseline().await;
+    let tasks = usize::try_from(baseline.total("tasks")).unwrap();
 
     for epoch in 2..=PACED {
         paced(&rig, &crd, epoch).await;
     }
     assert_eq!(rig.assert_orderly("flapping"), PACED, "each paced flap is one epoch");
     rig.assert_absent(&crd, tasks).await.end(&rig).await;
-    let half = resident();
+    let half = leaks.measure();
     for _ in 0..FAST {
         install_as_soon_as_possible(&rig, &crd).await;
         rig.scope.delete_crd(&crd).await.unwrap();
@@ -72,19 +71,11 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     rig.done("flapping", epoch).await;
     rig.assert_absent(&crd, tasks).await.end(&rig).await;
     assert_eq!(rig.assert_orderly("flapping"), epoch);
-    let mut more: Vec<_> = rig.series().difference(&series).cloned().collect();
-    // One for each status code that the server has ever answered with, whatever was asked for.
-    more.retain(|series| !series.starts_with("rest_client_requests_total"));
-    assert!(more.is_empty(), "series stay: {more:#?}");
-    let connections = || match rig.transport.connections() {
-        open if open <= sockets => Ok(()),
-        open => Err(format!("{open} connections, {sockets} before")),
-    };
-    eventually("connections return to the baseline", connections).await;
-    let end = resident();
-    let grown = format!("{begin} bytes resident, then {half}, then {end}");
-    assert!(end.saturating_sub(half) < NOISE, "{grown}");
-    assert!(end.saturating_sub(begin) < 2 * NOISE, "{grown}");
+    leaks.assert_baseline(&baseline).await;
+    let resident = [&baseline, &half, &leaks.measure()].map(|it| it.total("resident KiB"));
+    let [begin, half, end] = resident;
+    assert!(end.saturating_sub(half) < NOISE_KIB, "KiB resident: {resident:?}");
+    assert!(end.saturating_sub(begin) < 2 * NOISE_KIB, "KiB resident: {resident:?}");
     rig.end().await.unwrap();
 }
 
@@ -111,11 +102,4 @@ async fn install_as_soon_as_possible(rig: &Rig<'_>, crd: &CrdBuilder) {
             forgotten = Instant::now() + FORGOTTEN;
         }
     }
-}
-
-/// Resident memory of this process, in bytes.
-fn resident() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }

@@ -16,6 +16,8 @@ mod composite_children;
 mod composite_python;
 mod control_plane;
 #[cfg(feature = "cli")]
+mod crash;
+#[cfg(feature = "cli")]
 mod deploy;
 #[cfg(feature = "cli")]
 mod examples;
@@ -24,6 +26,8 @@ mod flaps;
 mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
+#[cfg(feature = "cli")]
+mod losses;
 #[cfg(feature = "cli")]
 mod own_crds;
 mod rig;

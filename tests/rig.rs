@@ -13,8 +13,11 @@ mod recorder;
 mod rights;
 #[cfg(feature = "cli")]
 mod stage;
+#[cfg(feature = "cli")]
+pub(crate) mod workload;
 
 use std::{
+    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -30,14 +33,17 @@ use kube::{
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::{DiscoveryOptions, TypeState},
-    informer::InformerOptions,
+    informer::{InformerOptions, InformerStatus},
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
         ManagerMetrics, ManagerOptions, RestartBackoff, RunnableOptions, RunnableStatus,
         Transition, TransitionKind,
     },
-    testing::{AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope},
+    testing::{
+        AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, LeakOracle, RequestInfo,
+        TestScope, proxy::Proxy,
+    },
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
@@ -59,10 +65,19 @@ pub(crate) use self::{
 pub(crate) use self::{
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     stage::{Stage, condition, install_own_crds, until, until_within},
+    workload::Workload,
 };
 
 /// Only bounds tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Series that show how many things there are, rather than what happened.
+const GAUGES: &[&str] = &[
+    "workqueue_depth",
+    "pilotlight_informer_watches",
+    "pilotlight_informer_objects",
+    "pilotlight_informer_cached_bytes",
+];
 
 /// How a rig is set up.
 pub(crate) struct RigOptions {
@@ -75,6 +90,8 @@ pub(crate) struct RigOptions {
     pub(crate) restart_backoff: RestartBackoff,
     /// Watches namespaced types in its own namespace alone.
     pub(crate) restricted: bool,
+    /// A proxy stands between the manager and the server.
+    pub(crate) proxied: bool,
 }
 
 impl Default for RigOptions {
@@ -86,6 +103,7 @@ impl Default for RigOptions {
             informers: InformerOptions::default(),
             restart_backoff: RestartBackoff::default(),
             restricted: false,
+            proxied: false,
         }
     }
 }
@@ -111,10 +129,14 @@ pub(crate) struct Rig<'plane> {
     pub(crate) user: String,
     /// Between the client and the server.
     pub(crate) faults: Faults,
+    /// On the wire, of a rig that is proxied.
+    pub(crate) wire: Faults,
+    // Puts them there while the rig stands.
+    _proxy: Option<Proxy>,
     pub(crate) transport: Transport,
     pub(crate) cluster: Cluster,
     pub(crate) manager: ManagerHandle,
-    pub(crate) metrics: Registry,
+    pub(crate) metrics: Arc<Registry>,
     /// Where the user's requests begin in the audit log.
     pub(crate) begin: AuditMark,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
@@ -151,7 +173,13 @@ impl<'plane> Rig<'plane> {
             .enable_all()
             .build()
             .unwrap();
-        let config = plane.user(&user, &options.groups).unwrap();
+        let mut config = plane.user(&user, &options.groups).unwrap();
+        let (wire, mut proxy) = (Faults::default(), None);
+        if options.proxied {
+            let between = Proxy::to_api_server(config, &wire).await.unwrap();
+            config = between.config();
+            proxy = Some(between);
+        }
         let connection = TransportMetrics::default();
         let (transport, client) = {
             let _runtime = runtime.enter();
@@ -192,10 +220,12 @@ impl<'plane> Rig<'plane> {
             scope,
             user,
             faults,
+            wire,
+            _proxy: proxy,
             transport,
             cluster,
             manager: handle,
-            metrics,
+            metrics: Arc::new(metrics),
             begin,
             transitions,
             _tasks: tasks,
@@ -368,14 +398,34 @@ impl<'plane> Rig<'plane> {
         self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
     }
 
-    /// Tasks alive when nothing is going on: the least that is seen for a while.
-    pub(crate) async fn settled_tasks(&self) -> usize {
-        let mut least = self.alive_tasks();
-        for _ in 0..50 {
-            time::sleep(Duration::from_millis(5)).await;
-            least = least.min(self.alive_tasks());
-        }
-        least
+    /// Finds what is left of Pilotlight's: asks the runtime, the server, and Pilotlight itself.
+    pub(crate) fn leaks(&self) -> LeakOracle {
+        let runtime = self.runtime.as_ref().expect("until dropped").handle();
+        let (transport, metrics) = (self.transport.clone(), self.metrics.clone());
+        let informers = self.cluster.informers.clone();
+        let cached = move |number: fn(&InformerStatus) -> usize| {
+            let informers = informers.clone();
+            move || {
+                let all = informers.status();
+                let named = all.iter().map(|it| (format!("{:?}", it.key), number(it) as u64));
+                named.collect::<BTreeMap<_, _>>()
+            }
+        };
+        LeakOracle::new()
+            .patience(PATIENCE)
+            .tasks("Pilotlight", runtime)
+            .requests(&self.faults)
+            .watches(self.plane.audit().unwrap(), &self.user, self.begin)
+            .probe("informers", cached(|_| 1))
+            .probe("cached objects", cached(|it| it.objects))
+            .probe("cached bytes", cached(|it| it.bytes))
+            .probe("connections", move || {
+                BTreeMap::from([("the transport".to_owned(), transport.connections() as u64)])
+            })
+            .series(move || metrics::text(&metrics), GAUGES)
+            // One for each status code that the server has ever answered with.
+            .expect_more("series", "rest_client_requests_total")
+            .memory()
     }
 
     /// Calls something that starts tasks of Pilotlight's.

@@ -32,7 +32,9 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     assert_eq!(waiting.unmet[0].type_ref.as_ref(), Some(&widgets));
     assert!(waiting.message.contains("is not installed"), "{}", waiting.message);
     rig.warm_up().await;
-    let tasks = rig.settled_tasks().await;
+    let leaks = rig.leaks();
+    let baseline = leaks.baseline().await;
+    let tasks = usize::try_from(baseline.total("tasks")).unwrap();
     let mut absence = rig.assert_absent(&crd, tasks).await;
     assert!(rig.requests(&crd, rig.begin).await.is_empty(), "what is absent is not asked for");
 
@@ -61,5 +63,8 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     }
     absence.end(&rig).await;
     assert_eq!(rig.assert_orderly("story"), 2);
+    // The first life made what is made once: series of the controller, connections.
+    let leaks = leaks.expect_more("series", "").expect_more("connections", "");
+    leaks.assert_baseline(&baseline).await;
     rig.end().await.unwrap();
 }

@@ -149,16 +149,10 @@ impl Proxy {
     }
 
     /// The configuration of a client that asks through the proxy; kube's own retries are off.
-    #[expect(clippy::missing_panics_doc, reason = "an address with a port is a URI")]
     pub fn config(&self) -> Config {
         match &self.endpoint {
             Some(endpoint) => endpoint.config(&Credentials::None),
-            None => {
-                let mut config =
-                    Config::new(self.url().parse().expect("an address with a port is a URI"));
-                config.default_retry = false;
-                config
-            }
+            None => plain(self.address),
         }
     }
 
@@ -222,6 +216,13 @@ impl Drop for Proxy {
         self.stop.cancel();
         self.tasks.cancel();
     }
+}
+
+fn plain(address: SocketAddr) -> Config {
+    let url = format!("http://{address}");
+    let mut config = Config::new(url.parse().expect("an address with a port is a URI"));
+    config.default_retry = false;
+    config
 }
 
 fn acceptor(authority: &Authority) -> Result<TlsAcceptor, Error> {

@@ -37,6 +37,8 @@ pub struct Rule {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     path_contains: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    path_not_contains: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     path: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     query_contains: Option<String>,
@@ -80,6 +82,7 @@ impl Rule {
             action,
             verbs: Vec::new(),
             path_contains: None,
+            path_not_contains: None,
             path: None,
             query_contains: None,
             group: None,
@@ -114,6 +117,12 @@ impl Rule {
     /// Only paths that contain this.
     pub fn path_contains(mut self, part: impl Into<String>) -> Self {
         self.path_contains = Some(part.into());
+        self
+    }
+
+    /// Only paths that do not contain this.
+    pub fn path_not_contains(mut self, part: impl Into<String>) -> Self {
+        self.path_not_contains = Some(part.into());
         self
     }
 
@@ -200,6 +209,7 @@ impl Rule {
         };
         (self.verbs.is_empty() || self.verbs.contains(&request.verb))
             && has(&self.path_contains, &request.path)
+            && self.path_not_contains.as_ref().is_none_or(|part| !request.path.contains(part))
             && is(&self.path, &request.path)
             && has(&self.query_contains, &request.query)
             && is(&self.group, &request.group)
@@ -282,6 +292,11 @@ mod tests {
             hang().subresource("").namespace(""),
             &["/api/v1/pods", "/api/v1/nodes/n"],
             &["/api/v1/namespaces/a/pods", "/api/v1/nodes/n/status"],
+        );
+        check(
+            hang().path_not_contains("/events"),
+            &["/api/v1/namespaces/a/pods/w"],
+            &["/api/v1/namespaces/a/events/e"],
         );
         // A whole path is not the beginning of another.
         check(hang().path_is("/api"), &["/api?timeout=1s"], &["/apis", "/api/v1"]);

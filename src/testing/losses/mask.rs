@@ -1,0 +1,300 @@
+//! How two recordings differ, but for what always differs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
+
+use serde_json::Value;
+
+use super::{History, ObjectKey, Recording};
+
+/// Paths of objects whose values are not compared, as JSON pointers; `*` stands for any element.
+///
+/// By default what the server makes up or counts: uids, versions, times, generations, and who wrote
+/// which field when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mask {
+    paths: BTreeSet<String>,
+}
+
+impl Default for Mask {
+    fn default() -> Self {
+        let paths = [
+            "/metadata/uid",
+            "/metadata/resourceVersion",
+            "/metadata/creationTimestamp",
+            "/metadata/deletionTimestamp",
+            "/metadata/generation",
+            "/metadata/managedFields",
+            "/metadata/ownerReferences/*/uid",
+            "/status/observedGeneration",
+            "/status/conditions/*/lastTransitionTime",
+            "/status/conditions/*/observedGeneration",
+        ];
+        Self { paths: paths.into_iter().map(str::to_owned).collect() }
+    }
+}
+
+/// One thing that is not the same.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Difference {
+    /// Of which object.
+    pub object: ObjectKey,
+    /// `creates`, `deletes`, or a path in the object at the end.
+    pub what: String,
+    /// Without faults.
+    pub expected: Value,
+    /// With faults.
+    pub found: Value,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { object, what, expected, found } = self;
+        write!(f, "{object}: {what} is {found}, and {expected} without faults")
+    }
+}
+
+/// All that is not the same; an error when it should be.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Differences(pub Vec<Difference>);
+
+impl fmt::Display for Differences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|difference| writeln!(f, "  {difference}"))
+    }
+}
+
+impl std::error::Error for Differences {}
+
+impl Mask {
+    /// A mask that hides nothing.
+    pub fn none() -> Self {
+        Self { paths: BTreeSet::new() }
+    }
+
+    /// Hides a path, too, and all below it.
+    #[must_use]
+    pub fn hide(mut self, path: impl Into<String>) -> Self {
+        self.paths.insert(path.into());
+        self
+    }
+
+    /// Hides the paths that differ between two recordings without faults, too.
+    #[must_use]
+    pub fn learn(mut self, one: &Recording, other: &Recording) -> Self {
+        let Err(differences) = self.compare(one, other) else { return self };
+        for difference in differences.0 {
+            // How often an object is created is never a matter of chance.
+            if difference.what.starts_with('/') {
+                self.paths.insert(difference.what);
+            }
+        }
+        self
+    }
+
+    /// Compares what came of a workload without and with faults: how often each object was created
+    /// and deleted, and what it is in the end. How often it was changed is no one's promise.
+    ///
+    /// # Errors
+    ///
+    /// What differs.
+    pub fn compare(&self, without: &Recording, with: &Recording) -> Result<(), Differences> {
+        let mut differences = Vec::new();
+        let nothing = History::default();
+        let keys: BTreeSet<_> = without.objects.keys().chain(with.objects.keys()).collect();
+        for object in keys {
+            let (expected, found) = (
+                without.objects.get(object).unwrap_or(&nothing),
+                with.objects.get(object).unwrap_or(&nothing),
+            );
+            let mut differs = |what: String, expected: Value, found: Value| {
+                let object = object.clone();
+                differences.push(Difference { object, what, expected, found });
+            };
+            if expected.creates != found.creates {
+                differs("creates".to_owned(), expected.creates.into(), found.creates.into());
+            }
+            if expected.deletes != found.deletes {
+                differs("deletes".to_owned(), expected.deletes.into(), found.deletes.into());
+            }
+            match (&expected.end, &found.end) {
+                (None, None) => {}
+                (Some(_), None) => differs("the end".to_owned(), "there".into(), "gone".into()),
+                (None, Some(_)) => differs("the end".to_owned(), "gone".into(), "there".into()),
+                (Some(expected), Some(found)) => {
+                    let (expected, found) = (leaves(expected), leaves(found));
+                    let paths: BTreeSet<_> = expected.keys().chain(found.keys()).collect();
+                    for path in paths {
+                        let (one, other) = (expected.get(path), found.get(path));
+                        if one != other && !self.hides(path) {
+                            let value = |leaf: Option<&&Value>| {
+                                leaf.map_or(Value::Null, |it| (*it).clone())
+                            };
+                            differs(path.clone(), value(one), value(other));
+                        }
+                    }
+                }
+            }
+        }
+        if differences.is_empty() { Ok(()) } else { Err(Differences(differences)) }
+    }
+
+    /// Asserts that the same came of a workload without and with faults.
+    ///
+    /// # Panics
+    ///
+    /// When it did not, with what differs.
+    pub fn assert_same(&self, without: &Recording, with: &Recording) {
+        if let Err(differences) = self.compare(without, with) {
+            panic!("not the same came of it with faults:\n{differences}");
+        }
+    }
+
+    fn hides(&self, path: &str) -> bool {
+        self.paths.iter().any(|hidden| {
+            let mut parts = path.split('/');
+            hidden
+                .split('/')
+                .all(|hidden| parts.next().is_some_and(|part| hidden == "*" || hidden == part))
+        })
+    }
+}
+
+/// Every value that holds no other, by its path.
+fn leaves(value: &Value) -> BTreeMap<String, &Value> {
+    fn collect<'value>(
+        path: String,
+        value: &'value Value,
+        leaves: &mut BTreeMap<String, &'value Value>,
+    ) {
+        match value {
+            Value::Object(fields) if !fields.is_empty() => {
+                for (name, value) in fields {
+                    let name = name.replace('~', "~0").replace('/', "~1");
+                    collect(format!("{path}/{name}"), value, leaves);
+                }
+            }
+            Value::Array(items) if !items.is_empty() => {
+                for (at, value) in items.iter().enumerate() {
+                    collect(format!("{path}/{at}"), value, leaves);
+                }
+            }
+            Value::Object(_)
+            | Value::Array(_)
+            | Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_) => {
+                leaves.insert(path, value);
+            }
+        }
+    }
+    let mut all = BTreeMap::new();
+    collect(String::new(), value, &mut all);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn recording(objects: &[(&str, usize, usize, Option<Value>)]) -> Recording {
+        let one = |(name, creates, deletes, end): &(&str, usize, usize, Option<Value>)| {
+            let key = ObjectKey {
+                of_type: "widgets".to_owned(),
+                namespace: String::new(),
+                name: (*name).to_owned(),
+            };
+            let (creates, deletes, end) = (*creates, *deletes, end.clone());
+            (key, History { creates, updates: creates * 7, deletes, end })
+        };
+        Recording { objects: objects.iter().map(one).collect(), ..Recording::default() }
+    }
+
+    #[track_caller]
+    fn check(mask: &Mask, one: &Recording, other: &Recording, expected: &[&str]) {
+        let found = mask.compare(one, other).err().unwrap_or_default();
+        let found: Vec<_> = found.0.iter().map(ToString::to_string).collect();
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_was_lost_or_doubled_is_named() {
+        let (mask, there) = (Mask::default(), Some(json!({ "data": { "a": 1 } })));
+        let calm = recording(&[("a", 1, 0, there.clone()), ("b", 1, 1, None)]);
+
+        check(&mask, &calm, &calm, &[]);
+        check(
+            &mask,
+            &calm,
+            &recording(&[("a", 2, 1, Some(json!({ "data": { "a": 2 } }))), ("b", 1, 0, there)]),
+            &[
+                "widgets a: creates is 2, and 1 without faults",
+                "widgets a: deletes is 1, and 0 without faults",
+                "widgets a: /data/a is 2, and 1 without faults",
+                "widgets b: deletes is 0, and 1 without faults",
+                "widgets b: the end is \"there\", and \"gone\" without faults",
+            ],
+        );
+        check(
+            &mask,
+            &calm,
+            &recording(&[("b", 1, 1, None)]),
+            &[
+                "widgets a: creates is 0, and 1 without faults",
+                "widgets a: the end is \"gone\", and \"there\" without faults",
+            ],
+        );
+    }
+
+    #[test]
+    fn what_the_server_makes_up_is_masked_and_the_rest_is_learnt() {
+        let run = |uid: &str, port: u64, size: u64| {
+            let owner = json!([{ "uid": uid, "name": "p" }]);
+            let end = json!({
+                "metadata": { "uid": uid, "ownerReferences": owner, "managedFields": [uid] },
+                "status": { "port": port, "conditions": [{ "lastTransitionTime": uid }] },
+                "spec": { "size": size },
+            });
+            recording(&[("a", 1, 0, Some(end))])
+        };
+        let (calm, again, stormy) = (run("1", 1, 5), run("2", 2, 5), run("3", 3, 6));
+
+        let port = "widgets a: /status/port is 2, and 1 without faults";
+        check(&Mask::default(), &calm, &again, &[port]);
+        let mask = Mask::default().learn(&calm, &again);
+        check(&mask, &calm, &again, &[]);
+        check(&mask, &calm, &stormy, &["widgets a: /spec/size is 6, and 5 without faults"]);
+        check(&mask.hide("/spec"), &calm, &stormy, &[]);
+    }
+
+    #[test]
+    fn a_field_that_is_missing_or_empty_is_not_the_same() {
+        let end = |value: Value| recording(&[("a", 1, 0, Some(value))]);
+        let full = end(json!({ "data": { "x/y": 1 } }));
+
+        check(
+            &Mask::none(),
+            &full,
+            &end(json!({ "data": {} })),
+            &[
+                "widgets a: /data is {}, and null without faults",
+                "widgets a: /data/x~1y is null, and 1 without faults",
+            ],
+        );
+    }
+
+    #[test]
+    fn counts_are_never_learnt() {
+        let (one, two) = (recording(&[("a", 1, 0, None)]), recording(&[("a", 2, 1, None)]));
+
+        let mask = Mask::default().learn(&one, &two);
+
+        assert_eq!(mask, Mask::default());
+    }
+}

@@ -1,0 +1,76 @@
+//! What comes of a workload with faults is what comes of it without.
+
+use pilotlight::testing::{Profile, Recording, Schedule, Verb};
+
+use crate::rig::{Stage, Workload, workload};
+
+/// In every run of the tests; `many_seeds` by command.
+const SAMPLE: std::ops::Range<u64> = 1..4;
+const MANY: std::ops::Range<u64> = 1..41;
+
+#[tokio::test]
+async fn faults_lose_nothing_and_double_nothing() {
+    seeds_lose_nothing(SAMPLE).await;
+}
+
+#[tokio::test]
+#[ignore = "takes minutes: run it by name"]
+async fn many_seeds_lose_nothing_and_double_nothing() {
+    seeds_lose_nothing(MANY).await;
+}
+
+#[expect(clippy::print_stdout, reason = "how much was tried is part of the result")]
+async fn seeds_lose_nothing(seeds: std::ops::Range<u64>) {
+    let (calm, _) = recorded("calm", None).await;
+    let (again, _) = recorded("calm-again", None).await;
+    let mask = workload::mask(&calm, &again);
+    let mut all = 0;
+
+    for seed in seeds.clone() {
+        let (stormy, fired) = recorded(&format!("stormy-{seed}"), Some(seed)).await;
+
+        if let Err(differences) = mask.compare(&calm, &stormy) {
+            panic!("seed {seed}: not the same came of it:\n{differences}");
+        }
+        all += fired;
+    }
+    println!("{} seeds, {all} faults", seeds.count());
+    assert!(all > 0, "faults have happened");
+}
+
+async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
+    let stage = Stage::start(name).await;
+    stage.hook.answers(workload::sized);
+    let crd = workload::crd(&stage.rig.scope.group);
+    stage.install(&crd).await;
+    let scope = &stage.rig.scope;
+    let work = Workload::new(scope.client(), &scope.namespace, &crd);
+    let recorder = work.recorder().await;
+    stage.declare("work", stage.spec(&crd)).await;
+    stage.runs("work", 1).await;
+    let playing = seed.map(|seed| {
+        let resource = crd.api_resource("v1");
+        let profile = Profile {
+            rules: 40,
+            within: 4,
+            types: vec![
+                (resource.group, resource.plural),
+                (String::new(), "configmaps".to_owned()),
+            ],
+            verbs: [Verb::MUTATING.as_slice(), &[Verb::List, Verb::Watch]].concat(),
+            ..Profile::default()
+        };
+        // Watches that are open by now meet no rule.
+        let playing = stage.rig.faults.play(&Schedule::random(seed, &profile));
+        stage.rig.faults.cut_open(|info| info.verb == Verb::Watch);
+        playing
+    });
+
+    work.run().await;
+
+    let fired = playing.as_ref().map_or(0, |playing| playing.fired());
+    drop(playing);
+    let recording = recorder.finish().await.unwrap();
+    stage.end().await;
+    (recording, fired)
+}
