@@ -26,7 +26,9 @@
 //! A healthy server gives no 404, 403, 410 or partial discovery on demand: [`Faults`] does, as a
 //! layer between a [`kube::Client`] and the server.
 //!
-//! This is not a cluster: there is no scheduler, no kubelet and no service account controller, and
+//! [`simulated`] is an API server without processes, for tests by the thousand under paused time.
+//!
+//! The control plane is not a cluster: there is no scheduler, no kubelet and no service account controller, and
 //! of the controller manager only the garbage collector, the namespace controller and the
 //! aggregation of ClusterRoles run.
 

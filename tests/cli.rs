@@ -45,6 +45,16 @@ async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
 }
 
 #[tokio::test]
+async fn the_demo_is_played_without_a_control_plane() {
+    let played = run(&["dev", "--demo", "--simulated"]).await;
+
+    assert_code(&played, 0);
+    let told = String::from_utf8_lossy(&played.stdout).into_owned();
+    assert!(told.contains("A simulated API server runs"), "{told}");
+    assert!(told.contains("CRD gone → controller done (TypeGone)"), "{told}");
+}
+
+#[tokio::test]
 async fn a_failure_exits_with_1_and_says_what_to_set() {
     let missing = run(&["types", "--kubeconfig=/does/not/exist"]).await;
     let not_there = run(&["status", "--address=127.0.0.1:1"]).await;

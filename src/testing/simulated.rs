@@ -33,8 +33,8 @@
 //!
 //! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
 //!   no pod ever runs.
-//! - Defaults and validation of built-in types beyond their metadata. Schemas of CRDs are checked
-//!   for types, required fields, enums and limits; they neither prune nor default.
+//! - Defaults, validation and pruning of built-in types beyond their metadata. Schemas of CRDs are
+//!   checked for types, required fields, enums and limits, and prune; they do not default.
 //! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
 //! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
 //!   the former is refused, the latter owns such lists as a whole.

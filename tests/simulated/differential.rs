@@ -172,6 +172,13 @@ async fn custom_objects_are_treated_alike() {
             post(WIDGETS, json!({ "apiVersion": "$group/v1", "kind": "Widget", "metadata": { "name": "c", "resourceVersion": "5" } })),
             post(WIDGETS, json!({ "apiVersion": "$group/v1", "kind": "Widget", "metadata": { "name": "c", "namespace": "other" } })),
             post(ALL_WIDGETS, widget("c", json!({}))),
+            post(WIDGETS, json!({
+                "apiVersion": "$group/v1", "kind": "Widget", "metadata": { "name": "pruned" },
+                "spec": { "size": 1, "free": 1 }, "nothing": { "a": 1 } })),
+            post(&format!("{WIDGETS}?fieldValidation=Strict"), json!({
+                "apiVersion": "$group/v1", "kind": "Widget", "metadata": { "name": "strict" },
+                "nothing": { "a": 1 } })),
+            delete(&path("pruned"), Value::Null),
             put(&a, widget("a", json!({ "size": 2 }))),
             put(&path("missing"), widget("missing", json!({}))),
             patch(MERGE, &a, json!({ "spec": { "size": 3 } })),
@@ -253,6 +260,8 @@ async fn a_crds_life_is_the_same() {
             delete(CRD, Value::Null).brief(),
             post(WIDGETS, widget("late", json!({}))).until(403),
             post(WIDGETS, widget("late", json!({}))),
+            // Takes 2 s, in which the instances are deleted.
+            events(&format!("{MAPS}?fieldSelector=metadata.name%3Dnone")),
             patch(MERGE, &format!("{WIDGETS}/held"), json!({ "metadata": { "finalizers": null } })),
             get(CRD).until(404),
             get(ALL_WIDGETS).until(404),

@@ -41,12 +41,67 @@ impl Cluster {
             ["api", version] => self.group_version("", version),
             ["apis", group] => self.group(group),
             ["apis", group, version] => self.group_version(group, version),
+            ["openapi", "v3"] => Ok(Reply::json(200, &self.openapi_index())),
+            ["openapi", "v3", "api", version] => self.openapi("", version),
+            ["openapi", "v3", "apis", group, version] => self.openapi(group, version),
             ["openapi", ..] => Err(Refusal::no_such_path()),
             ["metrics" | "logs" | "debug", ..] => {
                 Err(Refusal::not_simulated(format!("the path {path}")))
             }
             _ => Err(Refusal::no_such_path()),
         }
+    }
+
+    fn openapi_index(&self) -> Value {
+        let paths = self.groups().into_iter().flat_map(|(group, versions)| {
+            versions.into_iter().map(move |(version, _)| match group.as_str() {
+                "" => format!("api/{version}"),
+                group => format!("apis/{group}/{version}"),
+            })
+        });
+        let paths: serde_json::Map<_, _> = paths
+            .map(|path| {
+                let url = json!({ "serverRelativeURL": format!("/openapi/v3/{path}") });
+                (path, url)
+            })
+            .collect();
+        json!({ "paths": paths })
+    }
+
+    /// Which types can be patched, and that the server validates: what kubectl asks before it
+    /// applies. Schemas are absent.
+    fn openapi(&self, group: &str, version: &str) -> Result<Reply, Refusal> {
+        let groups = self.groups();
+        let found = groups.get(group).and_then(|it| it.iter().find(|it| it.0 == version));
+        let Some((_, Some(types))) = found else { return Err(Refusal::no_such_path()) };
+        let paths: serde_json::Map<_, _> = types
+            .iter()
+            .map(|it| {
+                let root = if group.is_empty() { "/api".into() } else { format!("/apis/{group}") };
+                let place = if it.namespaced { "/namespaces/{namespace}" } else { "" };
+                let path = format!("{root}/{version}{place}/{}/{{name}}", it.plural);
+                let kind = json!({ "group": group, "version": version, "kind": it.kind });
+                let parameter = json!({
+                    "name": "fieldValidation",
+                    "in": "query",
+                    "schema": { "type": "string", "uniqueItems": true },
+                });
+                let patch = json!({
+                    "parameters": [parameter],
+                    "responses": {},
+                    "x-kubernetes-action": "patch",
+                    "x-kubernetes-group-version-kind": kind,
+                });
+                (path, json!({ "patch": patch }))
+            })
+            .collect();
+        let document = json!({
+            "openapi": "3.0.0",
+            "info": { "title": "Kubernetes", "version": "simulated" },
+            "paths": paths,
+            "components": { "schemas": {} },
+        });
+        Ok(Reply::json(200, &document))
     }
 
     fn groups(&self) -> BTreeMap<String, Group> {

@@ -1,5 +1,5 @@
-//! The part of OpenAPI schemas that is checked: type, required, enum, minimum and maximum, pattern
-//! excepted. Defaults and pruning are absent.
+//! The part of OpenAPI schemas that counts here: type, required, enum, minimum and maximum, and
+//! which fields are known at all. Defaults and patterns are absent.
 
 use serde_json::Value;
 
@@ -74,6 +74,52 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     }
 }
 
+/// Removes the fields that a schema does not know, and says which.
+pub(super) fn prune(schema: &Value, object: &mut Value) -> Vec<String> {
+    let mut pruned = Vec::new();
+    prune_at(schema, object, "", &["apiVersion", "kind", "metadata"], &mut pruned);
+    pruned
+}
+
+fn prune_at(
+    schema: &Value,
+    value: &mut Value,
+    path: &str,
+    always: &[&str],
+    pruned: &mut Vec<String>,
+) {
+    let is = |extension: &str| schema[extension].as_bool() == Some(true);
+    let keeps = is("x-kubernetes-preserve-unknown-fields");
+    let embedded: &[&str] = match is("x-kubernetes-embedded-resource") {
+        true => &["apiVersion", "kind", "metadata"],
+        false => always,
+    };
+    if let Some(fields) = value.as_object_mut() {
+        let additional = &schema["additionalProperties"];
+        fields.retain(|name, inner| {
+            if embedded.contains(&name.as_str()) {
+                return true;
+            }
+            let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+            match schema["properties"].get(name) {
+                Some(known) => prune_at(known, inner, &path, &[], pruned),
+                None if additional.is_object() => prune_at(additional, inner, &path, &[], pruned),
+                None if keeps || additional.as_bool() == Some(true) => {}
+                None => {
+                    pruned.push(path);
+                    return false;
+                }
+            }
+            true
+        });
+    }
+    for (at, inner) in value.as_array_mut().into_iter().flatten().enumerate() {
+        if schema["items"].is_object() {
+            prune_at(&schema["items"], inner, &format!("{path}[{at}]"), &[], pruned);
+        }
+    }
+}
+
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
@@ -119,6 +165,29 @@ mod tests {
         let faults = validate(&schema, &json!({ "spec": spec }));
         let fields: Vec<_> = faults.iter().map(|it| it.field.as_str()).collect();
         assert_eq!(fields, expected, "{faults:?}");
+    }
+
+    #[test]
+    fn what_a_schema_does_not_know_is_pruned() {
+        let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
+            "properties": {
+                "size": { "type": "integer" },
+                "free": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+                "map": { "type": "object", "additionalProperties": { "type": "string" } },
+                "list": { "type": "array", "items": { "type": "object", "properties": { "a": {} } } },
+            } } } });
+        let mut object = json!({
+            "kind": "Widget", "metadata": { "x": 1 }, "status": {},
+            "spec": { "size": 1, "other": 1, "free": { "x": 1 }, "map": { "y": "z" },
+                "list": [{ "a": 1, "b": 1 }] } });
+
+        let pruned = prune(&schema, &mut object);
+
+        assert_eq!(pruned, ["spec.list[0].b", "spec.other", "status"]);
+        let spec =
+            json!({ "size": 1, "free": { "x": 1 }, "map": { "y": "z" }, "list": [{ "a": 1 }] });
+        assert_eq!(object["spec"], spec);
+        assert_eq!(object["metadata"], json!({ "x": 1 }));
     }
 
     #[test]

@@ -18,6 +18,8 @@ use super::{
     scale, schema,
 };
 
+use crate::testing::Verb;
+
 pub(super) use super::delete::{Deletion, Propagation};
 
 impl Cluster {
@@ -72,6 +74,7 @@ impl Cluster {
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run()?;
         let mut object = self.decode(resource, object, &call.info.namespace)?;
+        self.prune(resource, &mut object, call)?;
         let metadata = object::metadata(&mut object);
         let version = metadata.remove("resourceVersion");
         for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
@@ -205,6 +208,26 @@ impl Cluster {
         Ok(stored(resource, object))
     }
 
+    /// Takes away what the schema does not know, or refuses it if that is what was asked for.
+    fn prune(&self, resource: &Resource, object: &mut Value, call: &Call) -> Result<(), Refusal> {
+        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+        let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) else {
+            return Ok(());
+        };
+        let unknown = schema::prune(schema, object);
+        if unknown.is_empty() || call.param("fieldValidation") != "Strict" {
+            return Ok(());
+        }
+        let unknown: Vec<_> = unknown.iter().map(|it| format!("unknown field {it:?}")).collect();
+        let mut message = format!("strict decoding error: {}", unknown.join(", "));
+        if matches!(call.info.verb, Verb::Create | Verb::Update) {
+            let Resource { kind, version, .. } = resource;
+            message =
+                format!("{kind} in version {version:?} cannot be handled as a {kind}: {message}");
+        }
+        Err(Refusal::bad_request(message))
+    }
+
     fn default_object(&self, resource: &Resource, object: &mut Value) {
         match &*resource.storage {
             CRDS => default_crd(object),
@@ -311,6 +334,7 @@ impl Cluster {
         applied: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run()?;
+        self.prune(resource, &mut object, call)?;
         let name = object::name(live).to_owned();
         let uid = object::uid(&object);
         if !uid.is_empty() && uid != object::uid(live) {
