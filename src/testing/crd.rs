@@ -11,6 +11,8 @@ use kube::{
 };
 use serde_json::Value;
 
+use crate::kind::TypeRef;
+
 /// Describes a CRD whose objects may hold anything.
 ///
 /// Without further calls: namespaced, the plural is the kind in lower case and an `s`, the one
@@ -83,6 +85,11 @@ impl CrdBuilder {
     /// The type at `version`, for a dynamic `Api`.
     pub fn api_resource(&self, version: &str) -> ApiResource {
         ApiResource::from_gvk_with_plural(&self.gvk(version), &self.plural)
+    }
+
+    /// The type at `version` by its plural, as conditions and controllers name it.
+    pub fn type_ref(&self, version: &str) -> TypeRef {
+        TypeRef::resource(self.group.as_str(), version, self.plural.as_str())
     }
 
     /// Whether its objects belong to namespaces.
