@@ -13,6 +13,7 @@ use kube::{Client, client::Body};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 use tower::service_fn;
+use tracing::debug;
 
 use self::answer::Answer;
 pub(crate) use self::write::Write;
@@ -141,10 +142,17 @@ impl Fence {
             let _owned = &token;
             let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
             async move {
-                let write = Write::of(&request);
+                let (write, method) = (Write::of(&request), request.method().clone());
                 let mut passage = fence.pass()?;
                 match write {
-                    Some(write) => passage.told = Some(witness(write)),
+                    Some(write) => {
+                        let path = write.path().to_owned();
+                        let told = witness(write);
+                        passage.told = Some(Box::new(move || {
+                            debug!(method = %method, path, "what became of a write is unknown");
+                            told();
+                        }));
+                    }
                     // Nothing becomes of a read.
                     None => passage.answered = true,
                 }
