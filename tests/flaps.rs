@@ -89,7 +89,7 @@ async fn paced(rig: &Rig<'_>, crd: &CrdBuilder, epoch: u64) {
 }
 
 /// The server refuses a CRD while the one before is still being deleted.
-async fn install_as_soon_as_possible(rig: &Rig<'_>, crd: &CrdBuilder) {
+pub(crate) async fn install_as_soon_as_possible(rig: &Rig<'_>, crd: &CrdBuilder) {
     let mut forgotten = Instant::now() + FORGOTTEN;
     while rig.scope.install_crd(crd).await.is_err() {
         time::sleep(Duration::from_millis(2)).await;

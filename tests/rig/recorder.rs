@@ -114,7 +114,12 @@ impl Recorder {
         let found = seen.wait_for(|all| all.iter().filter(|seen| wanted(seen)).count() >= count);
         match timeout(PATIENCE, found).await {
             Ok(all) => all.unwrap().iter().filter(|seen| wanted(seen)).cloned().collect(),
-            Err(_) => panic!("not {count} seen in time, but {:#?}", self.all()),
+            Err(_) => {
+                let all = self.all();
+                let found = all.iter().filter(|seen| wanted(seen)).count();
+                let last = &all[all.len().saturating_sub(100)..];
+                panic!("not {count} seen in time, but {found} of {}, at last {last:#?}", all.len())
+            }
         }
     }
 
