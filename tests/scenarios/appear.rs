@@ -1,23 +1,52 @@
 //! A type comes.
 
-use pilotlight::manager::{ControllerState, DoneReason};
+use std::{sync::Arc, time::Duration};
+
+use kube::api::PostParams;
+use pilotlight::{
+    controller::{Controller, Handler},
+    manager::{ControllerState, DoneReason, RunnableStatus, Unmet},
+    testing::{
+        Action, CrdBuilder, Reply, Rule, Verb,
+        simulated::{Delays, SimulatedRequest},
+    },
+};
+use serde_json::{Value, json};
+use tokio::time::{Instant, timeout};
 
 use super::World;
-use crate::rig::{Server, type_of};
+use crate::rig::{Carrier, Embedded, PATIENCE, Recorder, Server, about, type_of};
 
 scenarios! {
     1 a_type_that_is_absent_is_waited_for both:
-        "controller Waiting for TypeAbsent, manager ready, no request about the type";
+        "Waiting for TypeAbsent, the manager ready; no request about the type";
     2 a_type_that_appears_starts_its_controller both:
-        "Running as soon as the type is established; each object that is there is reconciled once";
-    3 scenario_3 pending("being written"): "being written";
-    4 scenario_4 pending("being written"): "being written";
-    5 scenario_5 pending("being written"): "being written";
-    6 scenario_6 pending("being written"): "being written";
-    7 scenario_7 pending("being written"): "being written";
-    8 scenario_8 pending("being written"): "being written";
-    9 scenario_9 pending("being written"): "being written";
-    10 scenario_10 pending("being written"): "being written";
+        "Running once the type is established; each object that is there is reconciled once";
+    3 a_type_that_is_established_late_starts_its_controller_once
+        simulated("a single API server holds nothing back"):
+        "Waiting for NotEstablished through the hold of 5 s; 404s of a replica that lags are \
+         retried: no failure, no restart, never taken for a removal";
+    4 a_type_whose_names_are_taken_starts_when_they_are_free both:
+        "Waiting for NamesNotAccepted with the conflict's text; starts without a restart when it \
+         is resolved";
+    5 a_type_with_an_invalid_bundle_starts_when_that_is_fixed
+        simulated("the server refuses to create one: only an upgrade leaves one behind"):
+        "Waiting for NotEstablished with the server's reason; starts on the fix";
+    6 a_version_that_is_not_served_is_waited_for both:
+        "Waiting for VersionNotServed, naming the versions that are served; whoever accepts any \
+         version runs at once";
+    7 a_thousand_types_in_one_burst_start_in_turn
+        simulated("a thousand CRDs keep one API server busy for minutes"):
+        "all Running within 5 s of the last answer; 16 lists at once at most; no more than 10 \
+         requests to discovery";
+    8 a_controller_of_three_types_starts_after_the_last both:
+        "starts once, after the last type; if one leaves while it starts, the start is given up \
+         and leaves nothing running";
+    9 an_optional_type_joins_a_running_controller both:
+        "Running and Degraded without the optional type; when it comes one watch is added, \
+         without a restart";
+    10 a_type_that_goes_during_its_first_list_is_given_up both:
+        "the start is given up at once, leaves nothing running, and is Waiting again";
 }
 
 async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
@@ -38,19 +67,303 @@ async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
 async fn a_type_that_appears_starts_its_controller(server: Server<'static>) {
     let world = World::on(server, "appear-comes").await;
     let crd = world.widgets();
+    let early = world.controller("early", &crd).await;
+
     world.install(&crd).await;
+    world.running("early", 1).await;
     for name in ["a", "b"] {
         world.create(&crd, name, 1).await;
     }
-    let recorder = world.controller("comes", &crd).await;
-    world.running("comes", 1).await;
+    let late = world.controller("late", &crd).await;
 
-    recorder.count(2, |seen| seen.uid.is_some()).await;
-    let mut names: Vec<_> = recorder.all().into_iter().map(|seen| seen.name).collect();
-    names.sort();
-    assert_eq!(names, ["a", "b"], "each once");
+    world.running("late", 1).await;
+    for recorder in [early, late] {
+        recorder.count(2, |seen| seen.uid.is_some()).await;
+        let mut names: Vec<_> = recorder.all().into_iter().map(|seen| seen.name).collect();
+        names.sort();
+        assert_eq!(names, ["a", "b"], "each once");
+    }
+    assert_eq!(world.open_watches(&crd).await, 1, "they share a watch");
+    world.finish().await;
+}
 
-    world.uninstall(&crd).await;
-    assert_eq!(world.done("comes", 1).await, DoneReason::TypeGone);
+async fn a_type_that_is_established_late_starts_its_controller_once(server: Server<'static>) {
+    let hold = Duration::from_secs(5);
+    let script = server.script().expect("it is simulated").clone();
+    script.set_delays(Delays { established: hold, ..Delays::default() });
+    let world = World::on(server, "appear-late").await;
+    let crd = world.widgets();
+    let recorder = world.controller("late", &crd).await;
+    // Two answers of a replica that has not heard of the CRD.
+    let lags = Reply::text(404, "404 page not found\n");
+    let lags = Rule::new(Action::Reply(lags)).group(&world.scope.group).verb(Verb::List).times(2);
+    let lags = world.faults.add(lags);
+
+    world.scope.install_crd(&crd).await.unwrap();
+    let begun = Instant::now();
+    let waiting = world.until("late", "waits", |it| it.unmet.iter().any(is_not_established)).await;
+    assert_eq!(waiting.state, ControllerState::Waiting);
+    world.running("late", 1).await;
+
+    assert!(begun.elapsed() >= hold, "it is not established before");
+    assert_eq!(world.faults.hits(lags), 2, "both were met");
+    let status = world.status("late");
+    assert_eq!((status.epoch, status.failures), (1, 0));
+    assert_eq!(world.assert_orderly("late"), 0, "no epoch has ended");
+    world.create(&crd, "gear", 1).await;
+    recorder.saw("gear", 1).await;
+    world.finish().await;
+}
+
+async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'static>) {
+    let world = World::on(server, "appear-names").await;
+    let first = world.widgets();
+    let second = world.widgets().plural("gadgets");
+    world.install(&first).await;
+    let recorder = world.controller("second", &second).await;
+
+    world.scope.install_crd(&second).await.unwrap();
+
+    let refused = "NamesNotAccepted";
+    let waiting = world.until("second", "waits", |it| it.reason == refused).await;
+    assert_eq!(waiting.state, ControllerState::Waiting);
+    assert!(waiting.message.contains("already in use"), "{}", waiting.message);
+    assert!(world.requests(&second, world.begin).await.is_empty(), "nothing is asked about it");
+
+    world.uninstall(&first).await;
+    world.running("second", 1).await;
+
+    assert_eq!(world.assert_orderly("second"), 0, "no epoch has ended");
+    world.create(&second, "gear", 1).await;
+    recorder.saw("gear", 1).await;
+    world.finish().await;
+}
+
+async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<'static>) {
+    let script = server.script().expect("it is simulated").clone();
+    // As good as never.
+    let established = Duration::from_secs(86_400);
+    script.set_delays(Delays { established, ..Delays::default() });
+    let world = World::on(server, "appear-bundle").await;
+    let crd = world.widgets();
+    let recorder = world.controller("bundle", &crd).await;
+    world.scope.install_crd(&crd).await.unwrap();
+    world.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
+
+    world.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
+
+    let waiting = world
+        .until("bundle", "names the bundle", |it| it.message.contains("the bundle is bad"))
+        .await;
+    assert_eq!(waiting.state, ControllerState::Waiting);
+    assert!(world.requests(&crd, world.begin).await.is_empty(), "nothing is asked about it");
+
+    world.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
+
+    world.running("bundle", 1).await;
+    world.create(&crd, "gear", 1).await;
+    recorder.saw("gear", 1).await;
+    assert_eq!(world.assert_orderly("bundle"), 0, "no epoch has ended");
+    world.finish().await;
+}
+
+/// A merge of the two conditions that count.
+fn established_is(status: &str, reason: &str) -> Value {
+    let condition = |kind: &str, status: &str, reason: &str| {
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": "the bundle is bad",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        })
+    };
+    let names = condition("NamesAccepted", "True", "NoConflicts");
+    json!({ "status": { "conditions": [names, condition("Established", status, reason)] } })
+}
+
+fn is_not_established(unmet: &Unmet) -> bool {
+    unmet.reason == "NotEstablished"
+}
+
+async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
+    let world = World::on(server, "appear-version").await;
+    let crd = world.widgets().version("v2").unserved_version("v1");
+    let strict = world.controller("strict", &crd).await;
+    let lenient = Recorder::new(type_of(&crd, "v1").any_version());
+    Embedded.add(&world, "lenient", &lenient).await;
+
+    world.scope.install_crd(&crd).await.unwrap();
+    world.scope.wait_established(&crd).await.unwrap();
+    world.scope.wait_served(&crd, "v2").await.unwrap();
+
+    let waiting = world.until("strict", "waits", |it| it.reason == "VersionNotServed").await;
+    assert_eq!(waiting.state, ControllerState::Waiting);
+    assert!(waiting.message.contains("served are v2"), "{}", waiting.message);
+    world.running("lenient", 1).await;
+    let object = crd.object("gear", json!({ "size": 1 }));
+    world.scope.api(&crd, "v2").create(&PostParams::default(), &object).await.unwrap();
+    lenient.saw("gear", 1).await;
+    assert!(strict.all().is_empty());
+    let sent = world.requests(&crd, world.begin).await;
+    assert!(sent.iter().all(|event| event.version == "v2"), "{sent:#?}");
+
+    world.scope.set_served(&crd, "v1", true).await.unwrap();
+
+    world.running("strict", 1).await;
+    strict.saw("gear", 1).await;
+    world.finish().await;
+}
+
+async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
+    const TYPES: usize = 1000;
+    let (latency, lists) = (Duration::from_millis(10), 16);
+    let script = server.script().expect("it is simulated").clone();
+    let world = World::on(server, "appear-burst").await;
+    script.set_delays(Delays { latency, ..Delays::default() });
+    // Ten of a group: each group version is an APIService, too.
+    let crd = |number: usize| {
+        let group = format!("g{}.{}", number / 10, world.scope.group);
+        CrdBuilder::new(group, format!("Widget{number}"))
+    };
+    let name = |number: usize| format!("burst-{number}");
+    for number in 0..TYPES {
+        world.controller(&name(number), &crd(number)).await;
+    }
+    let mark = world.mark();
+
+    for number in 0..TYPES {
+        script.install(&crd(number).build()).unwrap();
+    }
+    let begun = Instant::now();
+    for number in 0..TYPES {
+        world.running(&name(number), 1).await;
+    }
+
+    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
+    let is_widget = |it: &&SimulatedRequest| {
+        it.info.resource.starts_with("widget") && it.info.verb == Verb::List
+    };
+    let requests = script.requests();
+    let listed: Vec<_> = requests.iter().filter(is_widget).collect();
+    assert_eq!(listed.len(), TYPES, "each is listed once");
+    let at_once = |at: Duration| {
+        listed.iter().filter(|it| it.at <= at && it.ended.is_none_or(|end| end > at)).count()
+    };
+    let most = listed.iter().map(|it| at_once(it.at)).max().unwrap_or_default();
+    assert!(most <= lists, "{most} lists at once");
+    let events = world.events(mark).await;
+    let discovery = events.iter().filter(|event| event.resource.is_empty()).count();
+    assert!(discovery <= 10, "{discovery} requests to discovery");
+    for number in 0..TYPES {
+        assert_eq!(world.assert_orderly(&name(number)), 0, "no epoch has ended");
+    }
+    world.finish().await;
+}
+
+async fn a_controller_of_three_types_starts_after_the_last(server: Server<'static>) {
+    let world = World::on(server, "appear-three").await;
+    let crds = ["Widget", "Part", "Tool"].map(|kind| CrdBuilder::new(&world.scope.group, kind));
+    let [widgets, parts, tools] = &crds;
+    let recorder = Recorder::new(type_of(widgets, "v1"));
+    let controller = Controller::builder("three")
+        .for_type(type_of(widgets, "v1"))
+        .conditional()
+        .watches_type(type_of(parts, "v1"), Handler::Object)
+        .conditional()
+        .watches_type(type_of(tools, "v1"), Handler::Object)
+        .conditional()
+        .build(&world.cluster, recorder.clone())
+        .unwrap();
+    world.add("three", Arc::new(controller)).await;
+    for crd in [widgets, parts] {
+        world.install(crd).await;
+    }
+    let waits_for_tools = |it: &RunnableStatus| {
+        it.unmet.len() == 1 && it.unmet[0].type_ref.as_ref() == Some(&type_of(tools, "v1"))
+    };
+    world.until("three", "waits for one more", waits_for_tools).await;
+    for crd in &crds {
+        assert!(world.requests(crd, world.begin).await.is_empty(), "nothing is asked yet");
+    }
+
+    // It starts, and one of them leaves before it is synced.
+    let held = Rule::new(Action::Hang).resource(&world.scope.group, "widgets");
+    let held = world.faults.add(held);
+    world.install(tools).await;
+    world.faults.wait_until(|faults| faults.hits(held) > 0).await;
+    assert_eq!(world.status("three").state, ControllerState::Starting);
+    world.scope.delete_crd(parts).await.unwrap();
+
+    assert_eq!(world.done("three", 1).await, DoneReason::TypeGone);
+    for crd in &crds {
+        let is_about = about(crd);
+        let open: Vec<_> =
+            world.faults.open().into_iter().filter(|open| is_about(&open.info)).collect();
+        assert!(open.is_empty() || crd != parts, "nothing is open after done: {open:?}");
+    }
+    world.scope.wait_gone(parts).await.unwrap();
+    world.faults.remove(held);
+    assert!(recorder.all().is_empty(), "it never ran");
+
+    world.install(parts).await;
+    world.running("three", 2).await;
+    world.create(widgets, "gear", 1).await;
+    recorder.saw("gear", 2).await;
+    assert_eq!(world.assert_orderly("three"), 1);
+    world.finish().await;
+}
+
+async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
+    let world = World::on(server, "appear-optional").await;
+    let widgets = world.widgets();
+    let parts = CrdBuilder::new(&world.scope.group, "Part");
+    let recorder = Recorder::new(type_of(&widgets, "v1"));
+    let controller = Controller::builder("optional")
+        .for_type(type_of(&widgets, "v1"))
+        .conditional()
+        .watches_type(type_of(&parts, "v1"), Handler::Object)
+        .optional()
+        .build(&world.cluster, recorder.clone())
+        .unwrap();
+    world.add("optional", Arc::new(controller)).await;
+    world.install(&widgets).await;
+    let degraded = world.until("optional", "is degraded", |it| it.reason == "Degraded").await;
+    assert_eq!((degraded.state, degraded.epoch), (ControllerState::Running, 1));
+    assert_eq!(degraded.report.missing, [type_of(&parts, "v1")]);
+    // In the order of server, client, controller.
+    world.create(&widgets, "gear", 1).await;
+    recorder.saw("gear", 1).await;
+    let before = world.requests(&widgets, world.begin).await.len();
+
+    world.install(&parts).await;
+
+    world.until("optional", "is whole", |it| it.report.missing.is_empty()).await;
+    world.create(&parts, "part", 1).await;
+    recorder.until("a request about the part", |seen| seen.name == "part").await;
+    assert_eq!(world.status("optional").epoch, 1, "no restart");
+    assert_eq!(world.assert_orderly("optional"), 0, "no epoch has ended");
+    assert_eq!(world.requests(&widgets, world.begin).await.len(), before, "its own watch goes on");
+    assert_eq!(world.open_watches(&parts).await, 1, "one watch more");
+    world.finish().await;
+}
+
+async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'static>) {
+    let world = World::on(server, "appear-list").await;
+    let crd = world.widgets();
+    let recorder = world.controller("list", &crd).await;
+    let held = Rule::new(Action::Hang).resource(&world.scope.group, "widgets");
+    let held = world.faults.add(held);
+    world.scope.install_crd(&crd).await.unwrap();
+    world.faults.wait_until(|faults| faults.hits(held) > 0).await;
+    assert_eq!(world.status("list").state, ControllerState::Starting);
+
+    world.scope.delete_crd(&crd).await.unwrap();
+
+    assert_eq!(world.done("list", 1).await, DoneReason::TypeGone);
+    let absence = world.assert_absent(&crd, world.tasks()).await;
+    world.faults.remove(held);
+    let waiting = world.until("list", "waits", |it| it.reason == "TypeAbsent").await;
+    assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
+    assert!(recorder.all().is_empty(), "it never ran");
+    timeout(PATIENCE, world.scope.wait_gone(&crd)).await.unwrap().unwrap();
+    absence.end(&world).await;
     world.finish().await;
 }
