@@ -19,7 +19,7 @@ use pilotlight::{
 };
 use serde_json::json;
 
-use self::backend::{Backend, Discovery, Health};
+pub(crate) use self::backend::{Backend, Discovery, Health};
 use crate::rig::{Act, Carrier, Embedded, Recorder, Rig};
 
 #[tokio::test]
@@ -84,7 +84,8 @@ async fn fails_and_recovers(
     assert_eq!(rig.status("gauges").epoch, 1);
 }
 
-async fn install(rig: &Rig<'_>, group: &str, backend: &Backend) {
+/// Registers a server for `gauges` of this group.
+pub(crate) async fn install(rig: &Rig<'_>, group: &str, backend: &Backend) {
     let namespace = &rig.scope.namespace;
     let service = serde_json::from_value(json!({
         "metadata": { "name": "gauges" },

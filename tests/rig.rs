@@ -471,6 +471,11 @@ impl<'plane> Rig<'plane> {
             .series(move || metrics::text(&metrics), GAUGES)
             // One for each status code that the server has ever answered with.
             .expect_more("series", "rest_client_requests_total")
+            // One for each verb.
+            .expect_more("series", "rest_client_request_duration_seconds")
+            // One for each way in which discovery has ever failed.
+            .expect_more("series", "pilotlight_discovery_requests_total")
+            .expect_more("series", "pilotlight_discovery_watch_failures_total")
             .memory()
     }
 

@@ -42,7 +42,7 @@ fn bad_answers() -> Vec<(&'static str, Action)> {
 }
 
 /// Waits until a fault was met so often.
-async fn hits(rig: &Rig<'_>, rule: RuleId, count: usize) {
+pub(crate) async fn hits(rig: &Rig<'_>, rule: RuleId, count: usize) {
     let met = rig.faults.wait_until(|faults| faults.hits(rule) >= count);
     assert!(
         timeout(PATIENCE, met).await.is_ok(),
@@ -52,7 +52,7 @@ async fn hits(rig: &Rig<'_>, rule: RuleId, count: usize) {
 }
 
 /// Asserts that a runnable runs in its first epoch and has never done anything else.
-fn assert_undisturbed(rig: &Rig<'_>, name: &str) {
+pub(crate) fn assert_undisturbed(rig: &Rig<'_>, name: &str) {
     let steps: Vec<_> = rig.life(name).into_iter().map(|step| step.kind).collect();
     let stops = steps.iter().filter(|step| {
         matches!(step, TransitionKind::Done(_) | TransitionKind::Entered(ControllerState::Stopping))

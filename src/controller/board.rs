@@ -8,9 +8,10 @@ use std::{
     },
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
+    discovery::TypeStatus,
     informer::{InformerKey, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport},
@@ -76,6 +77,8 @@ pub(super) struct Attached {
     pub(super) store: Store,
     /// Which objects are in it.
     pub(super) key: InformerKey,
+    /// What has become of the type since.
+    pub(super) status: Option<watch::Receiver<TypeStatus>>,
 }
 
 impl Board {
@@ -199,6 +202,19 @@ impl Board {
             report.forbidden = forbidden;
             report.missing = missing;
         });
+    }
+}
+
+impl Attached {
+    /// How to talk to the type now. Subresources come and go while it stays the same one; nothing
+    /// else does.
+    pub(super) fn current(&self) -> Arc<ServedType> {
+        let now = self.status.as_ref().and_then(|status| status.borrow().served.clone());
+        let is_same = |now: &Arc<ServedType>| {
+            let subresources = self.served.subresources;
+            ServedType { subresources, ..ServedType::clone(now) } == *self.served
+        };
+        now.filter(is_same).unwrap_or_else(|| Arc::clone(&self.served))
     }
 }
 

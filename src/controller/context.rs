@@ -52,7 +52,7 @@ impl Context {
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
         let key = InformerKey::new(served.identity.clone());
-        row.attached = Some(Attached { served, store, key });
+        row.attached = Some(Attached { served, store, key, status: None });
         row.set(State::Synced, None);
         self.shared.board.push(row);
         self
@@ -112,9 +112,10 @@ impl Context {
         Lister { store: self.store(&TypeRef::of::<K>()), kind: PhantomData }
     }
 
-    /// How to talk to one of the controller's inputs, in this epoch.
+    /// How to talk to one of the controller's inputs, in this epoch. Which subresources it has is
+    /// as the server's CRD says now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
-        self.shared.board.attached(type_ref).map(|attached| attached.served)
+        self.shared.board.attached(type_ref).map(|attached| attached.current())
     }
 
     /// How often this request has failed in a row.

@@ -130,7 +130,8 @@ impl KindSource {
             .unwrap_or_else(|| self.subscribe(&served));
         let identity = served.identity.clone();
         let (store, key) = (subscription.store(), subscription.key().clone());
-        let attached = Attached { served, store, key };
+        let status = Some(self.types.subscribe(self.type_ref()));
+        let attached = Attached { served, store, key, status };
         let mut pump = Pump { source: self, context, requests: Vec::new() };
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();

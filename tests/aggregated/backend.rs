@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 
 /// How it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Health {
+pub(crate) enum Health {
     Well,
     /// Everything is refused, and what is open breaks.
     Ill,
@@ -27,14 +27,14 @@ pub(super) enum Health {
 
 /// How it says what it serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Discovery {
+pub(crate) enum Discovery {
     Aggregated,
     /// As servers did before aggregated discovery.
     Legacy,
 }
 
-pub(super) struct Backend {
-    pub(super) address: SocketAddr,
+pub(crate) struct Backend {
+    pub(crate) address: SocketAddr,
     health: watch::Sender<Health>,
     _tasks: JoinSet<()>,
 }
@@ -42,7 +42,7 @@ pub(super) struct Backend {
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 impl Backend {
-    pub(super) async fn start(
+    pub(crate) async fn start(
         (certificate, key): (String, String),
         group: &str,
         discovery: Discovery,
@@ -66,7 +66,7 @@ impl Backend {
         Self { address, health, _tasks: tasks }
     }
 
-    pub(super) fn turns(&self, health: Health) {
+    pub(crate) fn turns(&self, health: Health) {
         self.health.send_replace(health);
     }
 }

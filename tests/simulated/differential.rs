@@ -271,3 +271,33 @@ async fn a_crds_life_is_the_same() {
     )
     .await;
 }
+
+#[tokio::test]
+async fn a_switch_of_the_stored_version_is_the_same() {
+    let path = format!("{WIDGETS}/a");
+    let same = json!({
+        "apiVersion": "$group/v1", "kind": "Widget",
+        "metadata": { "name": "a", "resourceVersion": "$version.a" }, "spec": { "size": 1 } });
+    let switch = json!([
+        { "op": "replace", "path": "/spec/versions/0/storage", "value": false },
+        { "op": "replace", "path": "/spec/versions/1/storage", "value": true },
+        { "op": "replace", "path": "/spec/versions/1/served", "value": true },
+    ]);
+    agree(
+        "differential-stored",
+        with_widgets(vec![
+            post(WIDGETS, widget("a", json!({ "size": 1 }))).keep("a"),
+            put(&path, same.clone()),
+            put(&path, same.clone()),
+            patch(JSON, CRD, switch).brief(),
+            get("/apis/$group/v2/widgets").until(200),
+            get(CRD),
+            // It is written anew, though it says the same.
+            put(&path, same.clone()),
+            put(&path, same),
+            get(&path),
+            get("/apis/$group/v2/namespaces/$ns/widgets/a"),
+        ]),
+    )
+    .await;
+}

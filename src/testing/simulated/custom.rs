@@ -25,6 +25,8 @@ pub(super) struct Custom {
     /// The start of the second in which it was established.
     established_at: Duration,
     versions: BTreeMap<String, Arc<Resource>>,
+    /// `group/version` in which objects are stored.
+    pub(super) stored: String,
     /// When its watch cache is filled; unknown until somebody asks.
     cache_ready: Option<Duration>,
     pub(super) schemas: BTreeMap<String, Arc<Value>>,
@@ -62,6 +64,8 @@ impl Custom {
         let group = text(&spec["group"]);
         let plural = text(&spec["names"]["plural"]);
         let versions = spec["versions"].as_array().into_iter().flatten();
+        let stored = versions.clone().find(|version| version["storage"] == true);
+        let stored = stored.map(|version| text(&version["name"])).unwrap_or_default();
         let served: Vec<_> =
             versions.filter(|version| version["served"].as_bool() == Some(true)).collect();
         let resource = |version: &Value| {
@@ -101,6 +105,7 @@ impl Custom {
             established: is_true(crd, "Established"),
             names_accepted: is_true(crd, "NamesAccepted"),
             terminating: is_true(crd, "Terminating"),
+            stored: format!("{group}/{stored}"),
             established_at: Duration::ZERO,
             schemas: served.iter().map(schema).collect(),
             versions: served

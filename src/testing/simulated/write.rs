@@ -120,6 +120,9 @@ impl Cluster {
         if dry_run {
             return Ok(Arc::new(object));
         }
+        if let Some(stored) = self.stored_version(resource) {
+            object["apiVersion"] = stored;
+        }
         Ok(self.commit(&resource.storage, object))
     }
 
@@ -408,11 +411,15 @@ impl Cluster {
             }
             None => self.record(resource, Some(live), &mut object, call),
         }
-        // An update from a version leaves the stored object alone if nothing else differs.
+        // An update from a version leaves the stored object alone if nothing else differs, unless
+        // it is stored in what is the stored version no longer.
         for field in ["apiVersion", "kind"] {
             if let Some(value) = live.get(field) {
                 object[field] = value.clone();
             }
+        }
+        if let Some(stored) = self.stored_version(resource) {
+            object["apiVersion"] = stored;
         }
         if object == **live && !finishes(&object) {
             return Ok(Arc::clone(live));
@@ -421,6 +428,11 @@ impl Cluster {
             return Ok(Arc::new(object));
         }
         Ok(self.commit_or_finish(&resource.storage, object))
+    }
+
+    /// The `apiVersion` in which objects of a CRD are stored.
+    fn stored_version(&self, resource: &Resource) -> Option<Value> {
+        Some(self.custom.get(&resource.storage)?.stored.as_str().into())
     }
 
     /// Writes an object, or removes it if it was only waiting for its last finalizer.
