@@ -5,6 +5,8 @@
 //! the test's.
 
 mod absence;
+#[cfg(feature = "meta")]
+mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
 mod hook_server;
@@ -56,6 +58,8 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "meta")]
+pub(crate) use self::bench::{Bench, sized};
 pub(crate) use self::{
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
