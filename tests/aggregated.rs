@@ -39,7 +39,7 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
     Embedded.add(&rig, "gauges", &recorder).await;
     rig.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
-    let certificate = rig.plane.serving_certificate().unwrap();
+    let certificate = rig.plane().serving_certificate().unwrap();
     let backend = Backend::start(certificate, &group, discovery).await;
 
     for epoch in 1..=2 {

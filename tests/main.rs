@@ -35,6 +35,8 @@ mod losses;
 #[cfg(feature = "cli")]
 mod own_crds;
 mod rig;
+#[cfg(feature = "cli")]
+mod scenarios;
 mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]

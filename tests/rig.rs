@@ -1,8 +1,9 @@
 //! A manager on the control plane, its client that the audit log tells apart, and what a test can
 //! see of both.
 //!
-//! Everything of Pilotlight's runs in a runtime of its own, so that the count of its tasks is not
-//! the test's.
+//! On the control plane, everything of Pilotlight's runs in a runtime of its own, so that the count
+//! of its tasks is not the test's. On the simulated server it runs in the test's own, whose time is
+//! paused.
 
 mod absence;
 #[cfg(feature = "meta")]
@@ -13,6 +14,7 @@ mod hook_server;
 mod metrics;
 mod recorder;
 mod rights;
+mod server;
 #[cfg(feature = "cli")]
 mod stage;
 #[cfg(feature = "cli")]
@@ -28,7 +30,7 @@ use futures::StreamExt;
 use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
-    Api, Client, Config,
+    Api, Client,
     api::{ListParams, PostParams, WatchParams},
     client::Body,
 };
@@ -43,32 +45,34 @@ use pilotlight::{
         Transition, TransitionKind,
     },
     testing::{
-        AuditEvent, AuditMark, ControlPlane, CrdBuilder, Faults, LeakOracle, RequestInfo,
-        TestScope, proxy::Proxy,
+        AuditEvent, ControlPlane, CrdBuilder, Faults, LeakOracle, RequestInfo, TestScope,
+        open_watches, proxy::Proxy,
     },
     transport::{Transport, TransportMetrics, TransportOptions},
 };
 use prometheus_client::registry::Registry;
 use serde_json::json;
 use tokio::{
-    runtime::{self, Runtime},
+    runtime::{self, Handle, Runtime},
     sync::watch,
     task::JoinSet,
     time::{self, Instant, timeout},
 };
 use tokio_util::sync::CancellationToken;
 
+use self::rights::Rights;
 #[cfg(feature = "meta")]
 pub(crate) use self::bench::{Bench, sized};
 pub(crate) use self::{
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
     rights::Rule,
+    server::{Mark, Server},
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
-    stage::{Stage, condition, install_own_crds, until, until_within},
+    stage::{Stage, condition, install_own_crds, install_own_crds_on, until, until_within},
     workload::Workload,
 };
 
@@ -128,7 +132,7 @@ impl RigOptions {
 
 /// One manager and its surroundings.
 pub(crate) struct Rig<'plane> {
-    pub(crate) plane: &'plane ControlPlane,
+    pub(crate) server: Server<'plane>,
     pub(crate) scope: TestScope,
     pub(crate) user: String,
     /// Between the client and the server.
@@ -137,17 +141,21 @@ pub(crate) struct Rig<'plane> {
     pub(crate) wire: Faults,
     // Puts them there while the rig stands.
     _proxy: Option<Proxy>,
-    pub(crate) transport: Transport,
+    /// To the control plane.
+    transport: Option<Transport>,
     pub(crate) cluster: Cluster,
     pub(crate) manager: ManagerHandle,
     pub(crate) metrics: Arc<Registry>,
-    /// Where the user's requests begin in the audit log.
-    pub(crate) begin: AuditMark,
+    /// Where the user's requests begin.
+    pub(crate) begin: Mark,
+    rights: Rights,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
     // Aborted with the rig.
     _tasks: JoinSet<()>,
     stop: CancellationToken,
     result: Arc<Mutex<Option<Result<(), String>>>>,
+    /// Where Pilotlight runs.
+    handle: Handle,
     runtime: Option<Runtime>,
 }
 
@@ -164,31 +172,45 @@ impl Rig<'static> {
 
 impl<'plane> Rig<'plane> {
     pub(crate) async fn on(plane: &'plane ControlPlane, name: &str, options: RigOptions) -> Self {
-        let scope = plane.scope(name).await.unwrap();
+        Self::at(Server::Real(plane), name, options).await
+    }
+
+    pub(crate) async fn at(server: Server<'plane>, name: &str, options: RigOptions) -> Self {
+        let scope = server.scope(name).await;
         let user = format!("pilot-{}", scope.namespace);
-        let begin = plane.audit().unwrap().mark().unwrap();
+        let begin = server.mark();
+        let rights = Rights::new(&server, &user, &options.groups);
         if !options.rights.is_empty() {
-            rights::grant(scope.client(), &user, "rights", &options.rights).await;
+            rights.grant(scope.client(), "rights", &options.rights).await;
         }
-        let faults = Faults::default();
-        let runtime = runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name(name)
-            .enable_all()
-            .build()
-            .unwrap();
-        let mut config = plane.user(&user, &options.groups).unwrap();
-        let (wire, mut proxy) = (Faults::default(), None);
-        if options.proxied {
-            let between = Proxy::to_api_server(config, &wire).await.unwrap();
-            config = between.config();
-            proxy = Some(between);
-        }
+        let (faults, wire) = (Faults::default(), Faults::default());
         let connection = TransportMetrics::default();
-        let (transport, client) = {
-            let _runtime = runtime.enter();
-            connect(config, &connection, &faults)
+        let (mut proxy, mut transport, mut runtime) = (None, None, None);
+        let client = match &server {
+            Server::Real(plane) => {
+                let mut config = plane.user(&user, &options.groups).unwrap();
+                if options.proxied {
+                    let between = Proxy::to_api_server(config, &wire).await.unwrap();
+                    config = between.config();
+                    proxy = Some(between);
+                }
+                let own = own_runtime(name);
+                let _runtime = own.enter();
+                let metrics = connection.clone();
+                let options = TransportOptions { metrics, ..TransportOptions::default() };
+                let to_server = Transport::new(config, options).unwrap();
+                let client = disturbed(to_server.client().unwrap(), &faults);
+                transport = Some(to_server);
+                drop(_runtime);
+                runtime = Some(own);
+                client
+            }
+            Server::Simulated(simulated) => {
+                assert!(!options.proxied, "no wire leads to a simulated server");
+                disturbed(simulated.client_as(&user), &faults)
+            }
         };
+        let handle = runtime.as_ref().map_or_else(Handle::current, |own| own.handle().clone());
         let RigOptions { discovery, informers, .. } = options;
         let namespace = options.restricted.then(|| scope.namespace.as_str().into());
         let options_of_cluster = ClusterOptions { discovery, informers, namespace };
@@ -206,21 +228,21 @@ impl<'plane> Rig<'plane> {
             ..ManagerOptions::default()
         });
         manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
-        let handle = manager.handle();
+        let managed = manager.handle();
         let stop = CancellationToken::new();
         let result = Arc::new(Mutex::new(None));
         let mut tasks = JoinSet::new();
-        let transitions = record(&handle, &mut tasks);
+        let transitions = record(&managed, &mut tasks);
         let (stopping, ended) = (stop.clone(), result.clone());
         tasks.spawn_on(
             async move {
                 let end = manager.run(stopping).await.map_err(|error| error.to_string());
                 *ended.lock().unwrap() = Some(end);
             },
-            runtime.handle(),
+            &handle,
         );
         Self {
-            plane,
+            server,
             scope,
             user,
             faults,
@@ -228,14 +250,16 @@ impl<'plane> Rig<'plane> {
             _proxy: proxy,
             transport,
             cluster,
-            manager: handle,
+            manager: managed,
             metrics: Arc::new(metrics),
             begin,
+            rights,
             transitions,
             _tasks: tasks,
             stop,
             result,
-            runtime: Some(runtime),
+            handle,
+            runtime,
         }
     }
 
@@ -382,30 +406,48 @@ impl<'plane> Rig<'plane> {
 
     // --- what is seen of the server
 
-    /// The user's requests about a type since `mark`, as the API server has them.
-    pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: AuditMark) -> Vec<AuditEvent> {
-        self.plane.audit_settled().await.unwrap();
-        let resource = crd.api_resource("v1");
-        let mut events = self.plane.audit().unwrap().since(mark).unwrap();
-        events.retain(|event| {
-            event.user == self.user && event.is_about(&resource.group, &resource.plural)
-        });
+    /// The control plane.
+    pub(crate) fn plane(&self) -> &'plane ControlPlane {
+        self.server.plane()
+    }
+
+    /// The user's requests since `mark`, as the server has them.
+    pub(crate) async fn events(&self, mark: Mark) -> Vec<AuditEvent> {
+        let mut events = self.server.events(mark).await;
+        events.retain(|event| event.user == self.user);
         events
     }
 
-    pub(crate) fn mark(&self) -> AuditMark {
-        self.plane.audit().unwrap().mark().unwrap()
+    /// Those about a type.
+    pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: Mark) -> Vec<AuditEvent> {
+        let resource = crd.api_resource("v1");
+        let mut events = self.events(mark).await;
+        events.retain(|event| event.is_about(&resource.group, &resource.plural));
+        events
     }
 
-    /// Tasks alive in Pilotlight's runtime.
+    /// The user's watches of a type that the server has open.
+    pub(crate) async fn open_watches(&self, crd: &CrdBuilder) -> usize {
+        open_watches(&self.requests(crd, self.begin).await).len()
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        self.server.mark()
+    }
+
+    /// Tasks alive in the runtime where Pilotlight runs.
     pub(crate) fn alive_tasks(&self) -> usize {
-        self.runtime.as_ref().expect("until dropped").metrics().num_alive_tasks()
+        self.handle.metrics().num_alive_tasks()
+    }
+
+    /// Connections to the control plane.
+    fn connections(&self) -> usize {
+        self.transport.as_ref().map_or(0, Transport::connections)
     }
 
     /// Finds what is left of Pilotlight's: asks the runtime, the server, and Pilotlight itself.
     pub(crate) fn leaks(&self) -> LeakOracle {
-        let runtime = self.runtime.as_ref().expect("until dropped").handle();
-        let (transport, metrics) = (self.transport.clone(), self.metrics.clone());
+        let metrics = self.metrics.clone();
         let informers = self.cluster.informers.clone();
         let cached = move |number: fn(&InformerStatus) -> usize| {
             let informers = informers.clone();
@@ -415,17 +457,21 @@ impl<'plane> Rig<'plane> {
                 named.collect::<BTreeMap<_, _>>()
             }
         };
-        LeakOracle::new()
+        let oracle = LeakOracle::new()
             .patience(PATIENCE)
-            .tasks("Pilotlight", runtime)
-            .requests(&self.faults)
-            .watches(self.plane.audit().unwrap(), &self.user, self.begin)
+            .tasks("Pilotlight", &self.handle)
+            .requests(&self.faults);
+        let oracle = self.server.watched(oracle, &self.user, self.begin);
+        let oracle = match self.transport.clone() {
+            Some(transport) => oracle.probe("connections", move || {
+                BTreeMap::from([("the transport".to_owned(), transport.connections() as u64)])
+            }),
+            None => oracle,
+        };
+        oracle
             .probe("informers", cached(|_| 1))
             .probe("cached objects", cached(|it| it.objects))
             .probe("cached bytes", cached(|it| it.bytes))
-            .probe("connections", move || {
-                BTreeMap::from([("the transport".to_owned(), transport.connections() as u64)])
-            })
             .series(move || metrics::text(&metrics), GAUGES)
             // One for each status code that the server has ever answered with.
             .expect_more("series", "rest_client_requests_total")
@@ -434,7 +480,7 @@ impl<'plane> Rig<'plane> {
 
     /// Calls something that starts tasks of Pilotlight's.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
-        let _runtime = self.runtime.as_ref().expect("until dropped").enter();
+        let _runtime = self.handle.enter();
         call()
     }
 
@@ -481,16 +527,19 @@ pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T
     }
 }
 
-fn connect(config: Config, metrics: &TransportMetrics, faults: &Faults) -> (Transport, Client) {
-    let options = TransportOptions { metrics: metrics.clone(), ..TransportOptions::default() };
-    let transport = Transport::new(config, options).unwrap();
-    let inner = transport.client().unwrap();
+fn own_runtime(name: &str) -> Runtime {
+    let mut builder = runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).thread_name(name).enable_all().build().unwrap()
+}
+
+/// A client whose requests pass by the faults. It belongs to the runtime in which it is made.
+fn disturbed(inner: Client, faults: &Faults) -> Client {
     let service = tower::service_fn(move |request: Request<Body>| {
         let inner = inner.clone();
         async move { inner.send(request).await }
     });
     let service = tower::ServiceBuilder::new().layer(faults.layer()).service(service);
-    (transport, Client::new(service, "default"))
+    Client::new(service, "default")
 }
 
 fn record(

@@ -42,8 +42,12 @@ impl std::fmt::Debug for TestScope {
 }
 
 impl TestScope {
-    /// Creates the namespace, by a client with every right.
-    pub(super) async fn create(name: &str, client: Client) -> Result<Self, Error> {
+    /// Creates the namespace, by a client with every right; of a simulated server, for one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Api`] when the server refuses it.
+    pub async fn create(name: &str, client: Client) -> Result<Self, Error> {
         let namespace = unique(name);
         let group = format!("{namespace}.pilotlight.test");
         let object = Namespace {

@@ -1,15 +1,15 @@
 //! Nothing is left: asserted at the moment when an epoch is done, and of the time after it.
 
 use k8s_openapi::jiff::Timestamp;
-use pilotlight::testing::{AuditMark, CrdBuilder, open_watches};
+use pilotlight::testing::CrdBuilder;
 
-use super::{Rig, about, eventually};
+use super::{Mark, Rig, about, eventually};
 
 /// A time in which a type is left alone.
 #[must_use = "ask for its end"]
 pub(crate) struct Absence {
     crd: CrdBuilder,
-    begin: AuditMark,
+    begin: Mark,
     since: Timestamp,
 }
 
@@ -17,7 +17,7 @@ impl Rig<'_> {
     /// Asserts that nothing of a type is left: call it when done has fired.
     pub(crate) async fn assert_absent(&self, crd: &CrdBuilder, tasks: usize) -> Absence {
         // At once: what done promises.
-        let since = Timestamp::now();
+        let since = self.server.clock();
         let begin = self.mark();
         self.faults.forget_seen();
         let is_about = about(crd);
@@ -34,19 +34,17 @@ impl Rig<'_> {
         // What has ended is reaped by the runtime's other thread, and by the server.
         eventually("tasks return to the baseline", || match self.alive_tasks() {
             alive if alive <= tasks => Ok(()),
-            alive => Err(format!(
-                "{alive} tasks, {tasks} before; {} connections",
-                self.transport.connections()
-            )),
+            alive => {
+                Err(format!("{alive} tasks, {tasks} before; {} connections", self.connections()))
+            }
         })
         .await;
-        let events = self.requests(crd, self.begin).await;
-        let mut open = open_watches(&events).len();
+        let mut open = self.open_watches(crd).await;
         for _ in 0..200 {
             if open == 0 {
                 break;
             }
-            open = open_watches(&self.requests(crd, self.begin).await).len();
+            open = self.open_watches(crd).await;
         }
         assert_eq!(open, 0, "the server has watches open after done");
         Absence { crd: crd.clone(), begin, since }

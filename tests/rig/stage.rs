@@ -8,7 +8,7 @@ use k8s_openapi::{
     jiff::Timestamp,
 };
 use kube::{
-    Api, ResourceExt,
+    Api, Client, ResourceExt,
     api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams, PostParams},
     runtime::wait::{await_condition, conditions},
 };
@@ -270,7 +270,12 @@ pub(crate) fn condition(status: &CompositeControllerStatus, type_: &str) -> Stat
 
 /// Installs CompositeControllers, if they are not there, and waits until they can be used.
 pub(crate) async fn install_own_crds(plane: &ControlPlane) {
-    let api = Api::<CustomResourceDefinition>::all(plane.client().unwrap());
+    install_own_crds_on(plane.client().unwrap()).await;
+}
+
+/// As [`install_own_crds`], by a client with every right.
+pub(crate) async fn install_own_crds_on(client: Client) {
+    let api = Api::<CustomResourceDefinition>::all(client);
     for crd in meta::crds() {
         let by = PatchParams::apply("tests").force();
         api.patch(&crd.name_any(), &by, &Patch::Apply(&crd)).await.unwrap();

@@ -11,7 +11,8 @@ use super::{
 use crate::testing::{RequestInfo, Verb};
 
 /// Allows or denies some requests; the first rule that fits decides, and what no rule fits is
-/// allowed. An empty list, or `*` in it, means all.
+/// allowed. An empty list, or `*` in it, means all; `/apis/*` means what begins so, and `*.apps` what
+/// ends so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRule {
     /// Whether the requests are allowed.
@@ -68,13 +69,19 @@ impl AccessRule {
 
     fn fits(&self, asked: &Asked) -> bool {
         let holds = |list: &[String], value: &str| {
-            list.is_empty() || list.iter().any(|it| it == "*" || it == value)
+            list.is_empty() || list.iter().any(|it| covers(it, value))
         };
         holds(&self.users, &asked.user)
             && holds(&self.verbs, &asked.verb)
             && holds(&self.resources, &asked.what())
             && holds(&self.namespaces, &asked.namespace)
     }
+}
+
+fn covers(pattern: &str, value: &str) -> bool {
+    let begins = pattern.strip_suffix('*').is_some_and(|start| value.starts_with(start));
+    let ends = pattern.strip_prefix('*').is_some_and(|end| value.ends_with(end));
+    pattern == value || begins || ends
 }
 
 fn owned<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {

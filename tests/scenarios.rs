@@ -1,0 +1,154 @@
+//! What happens to controllers and watches as their types come, go and change: numbered scenarios,
+//! each with its exact outcome.
+//!
+//! A scenario is written once, with the server as its parameter. It runs on the simulated server
+//! under paused time, and on the control plane wherever that can produce it. The table of all of
+//! them is `docs/scenarios.md`.
+
+/// Makes tests of scenarios, and the table's rows.
+///
+/// A row is `number name where: "outcome";` and `name` an `async fn` of a [`Server`]. Where it runs:
+///
+/// - `both`: on the simulated server and on the control plane;
+/// - `simulated("why not on the control plane")`;
+/// - `real("why not on the simulated server")`;
+/// - `pending("the feature that brings it")`, which has no function yet.
+///
+/// [`Server`]: crate::rig::Server
+macro_rules! scenarios {
+    ($($number:literal $name:ident $place:ident $(($why:literal))?: $outcome:literal;)*) => {
+        /// What this module brings to the table.
+        pub(super) const SCENARIOS: &[crate::scenarios::Scenario] = &[$(
+            crate::scenarios::Scenario {
+                number: $number,
+                name: stringify!($name),
+                outcome: $outcome,
+                place: scenarios!(@place $place $($why)?),
+            }
+        ),*];
+        $(scenarios!(@tests $place $name);)*
+    };
+    (@place both) => { crate::scenarios::Place::Both };
+    (@place simulated $why:literal) => { crate::scenarios::Place::Simulated($why) };
+    (@place real $why:literal) => { crate::scenarios::Place::Real($why) };
+    (@place pending $why:literal) => { crate::scenarios::Place::Pending($why) };
+    (@tests both $name:ident) => {
+        mod $name {
+            scenarios!(@on_the_simulated_server $name);
+            scenarios!(@on_the_real_server $name);
+        }
+    };
+    (@tests simulated $name:ident) => {
+        mod $name { scenarios!(@on_the_simulated_server $name); }
+    };
+    (@tests real $name:ident) => {
+        mod $name { scenarios!(@on_the_real_server $name); }
+    };
+    (@tests pending $name:ident) => {};
+    (@on_the_simulated_server $name:ident) => {
+        #[tokio::test(start_paused = true)]
+        async fn on_the_simulated_server() {
+            super::$name(crate::rig::Server::simulated()).await;
+        }
+    };
+    (@on_the_real_server $name:ident) => {
+        #[tokio::test]
+        async fn on_the_real_server() {
+            super::$name(crate::rig::Server::real()).await;
+        }
+    };
+}
+
+mod appear;
+mod change;
+mod leave;
+mod process;
+mod server_faults;
+mod sharing;
+mod world;
+
+use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
+
+use self::world::World;
+
+/// One row of the table.
+#[derive(Clone, Copy, Debug)]
+struct Scenario {
+    number: u8,
+    name: &'static str,
+    outcome: &'static str,
+    place: Place,
+}
+
+/// Where a scenario runs, or why it does not.
+#[derive(Clone, Copy, Debug)]
+#[allow(dead_code, reason = "which of them there are depends on the scenarios")]
+enum Place {
+    Both,
+    Simulated(&'static str),
+    Real(&'static str),
+    Pending(&'static str),
+}
+
+const LAST: u8 = 52;
+/// Set to write the table rather than to compare it.
+const BLESS: &str = "PILOTLIGHT_BLESS";
+
+fn all() -> Vec<Scenario> {
+    let parts = [
+        appear::SCENARIOS,
+        leave::SCENARIOS,
+        change::SCENARIOS,
+        server_faults::SCENARIOS,
+        sharing::SCENARIOS,
+        process::SCENARIOS,
+    ];
+    let mut all = parts.concat();
+    all.sort_by_key(|scenario| scenario.number);
+    all
+}
+
+fn table(scenarios: &[Scenario]) -> String {
+    let mut table = String::from(
+        "# Scenarios\n\n\
+         What happens to controllers and watches as their types come, go and change. Each row is a\n\
+         test; the simulated server runs under paused time, the real one is etcd and\n\
+         kube-apiserver. Each ends with the leak oracle: tasks, requests, watches, informers, cached\n\
+         objects and bytes, connections and metric series are back at their baseline.\n\n\
+         Written by `PILOTLIGHT_BLESS=1 cargo test --all-features --test behaviour scenarios`.\n\n\
+         | # | Scenario | Outcome | Simulated | Real |\n\
+         |---|---|---|---|---|\n",
+    );
+    for Scenario { number, name, outcome, place } in scenarios {
+        let (simulated, real) = match place {
+            Place::Both => ("✓".to_owned(), "✓".to_owned()),
+            Place::Simulated(why) => ("✓".to_owned(), format!("no: {why}")),
+            Place::Real(why) => (format!("no: {why}"), "✓".to_owned()),
+            Place::Pending(feature) => (format!("pending: {feature}"), "pending".to_owned()),
+        };
+        let name = name.replace('_', " ");
+        writeln!(table, "| {number} | {name} | {outcome} | {simulated} | {real} |").unwrap();
+    }
+    table
+}
+
+#[test]
+fn every_scenario_is_in_the_table() {
+    let numbers: BTreeSet<_> = all().iter().map(|scenario| scenario.number).collect();
+
+    let missing: Vec<_> = (1..=LAST).filter(|number| !numbers.contains(number)).collect();
+    assert!(missing.is_empty(), "scenarios without a row: {missing:?}");
+    assert!(numbers.iter().all(|number| (1..=LAST).contains(number)), "{numbers:?}");
+}
+
+#[test]
+fn the_table_in_the_documentation_is_the_tests_own() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/scenarios.md");
+    let table = table(&all());
+
+    if env::var_os(BLESS).is_some() {
+        fs::write(&path, &table).unwrap();
+    }
+    let written = fs::read_to_string(&path).unwrap_or_default();
+    assert!(written == table, "docs/scenarios.md is out of date: set {BLESS}=1 and test again");
+}

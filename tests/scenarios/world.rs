@@ -1,0 +1,347 @@
+//! A rig on either server, and the end that every scenario has.
+
+#![allow(dead_code, reason = "a world offers more than the scenarios of today need")]
+
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use k8s_openapi::{
+    api::core::v1::ConfigMap,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use pilotlight::{
+    informer::InformerOptions,
+    manager::ControllerName,
+    meta::{CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor},
+    testing::{CrdBuilder, LeakOracle, Measure},
+};
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+
+use crate::rig::{
+    Carrier, Embedded, PATIENCE, Recorder, Rig, RigOptions, Server, eventually,
+    install_own_crds_on, type_of,
+};
+
+/// By this label the declared controllers of one scenario are told from all others.
+const LABEL: &str = "pilotlight.test/scope";
+
+/// Where a scenario takes place. It is a [`Rig`], whose leak oracle has taken its measure.
+pub(crate) struct World {
+    rig: Rig<'static>,
+    leaks: LeakOracle,
+    baseline: Measure,
+    /// Alive before there was a rig.
+    tasks_before: usize,
+}
+
+impl Deref for World {
+    type Target = Rig<'static>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.rig
+    }
+}
+
+impl World {
+    pub(crate) async fn on(server: Server<'static>, name: &str) -> Self {
+        Self::with(server, name, RigOptions::default()).await
+    }
+
+    /// With other options; what nobody wants any more is always forgotten soon.
+    pub(crate) async fn with(server: Server<'static>, name: &str, options: RigOptions) -> Self {
+        let linger = Duration::from_millis(500);
+        let informers = InformerOptions { linger, ..options.informers };
+        // On the control plane Pilotlight's runtime is another one, and ends with the rig.
+        let tasks_before = tasks();
+        let rig = Rig::at(server, name, RigOptions { informers, ..options }).await;
+        if !rig.server.is_simulated() {
+            rig.warm_up().await;
+        }
+        let leaks = rig.leaks();
+        let baseline = leaks.baseline().await;
+        Self { rig, leaks, baseline, tasks_before }
+    }
+
+    /// Adds an embedded controller of a CRD's objects, which are recorded.
+    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
+        let recorder = Recorder::new(type_of(crd, "v1"));
+        Embedded.add(self, name, &recorder).await;
+        recorder
+    }
+
+    /// The measure taken before the scenario began.
+    pub(crate) fn baseline(&self) -> &Measure {
+        &self.baseline
+    }
+
+    /// Tasks alive before the scenario began.
+    pub(crate) fn tasks(&self) -> usize {
+        usize::try_from(self.baseline.total("tasks")).unwrap()
+    }
+
+    /// Asserts that nothing is left of what the scenario did once its controllers are removed, and
+    /// that the manager ends well.
+    pub(crate) async fn finish(self) {
+        let names: Vec<_> = self.manager.status().keys().cloned().collect();
+        for name in names.iter().filter(|name| !is_the_cluster(name)) {
+            let removed = time::timeout(PATIENCE, self.manager.remove(name.as_str())).await;
+            assert!(removed.is_ok(), "{name} is not removed in time");
+        }
+        let Self { rig, leaks, baseline, tasks_before } = self;
+        // One connection may serve what several watches share, and is kept for what comes next;
+        // and a state that was once seen keeps its series.
+        let leaks = leaks
+            .expect_more("connections", "")
+            .expect_more("series", "pilotlight_types{")
+            .expect_more("series", "pilotlight_informers{");
+        leaks.assert_baseline(&baseline).await;
+        // It holds what it asks.
+        drop(leaks);
+        let server = rig.server.clone();
+        rig.end().await.unwrap();
+        if let Some(script) = server.script() {
+            eventually("nothing is asked for when the manager has ended", || {
+                let open: Vec<_> =
+                    script.requests().into_iter().filter(|it| it.is_open()).collect();
+                if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
+            })
+            .await;
+            eventually("no task outlives the manager", || match tasks() {
+                alive if alive <= tasks_before => Ok(()),
+                alive => Err(format!("{alive} tasks, {tasks_before} before")),
+            })
+            .await;
+        }
+    }
+
+    // --- the cluster's part
+
+    pub(crate) fn crds(&self) -> Api<CustomResourceDefinition> {
+        Api::all(self.scope.client())
+    }
+
+    /// Installs a CRD, and waits until objects of it can be asked for.
+    pub(crate) async fn install(&self, crd: &CrdBuilder) {
+        self.scope.install_crd(crd).await.unwrap();
+        self.scope.wait_established(crd).await.unwrap();
+        self.scope.wait_served(crd, "v1").await.unwrap();
+    }
+
+    /// Deletes a CRD, and waits until it is gone.
+    pub(crate) async fn uninstall(&self, crd: &CrdBuilder) {
+        self.scope.delete_crd(crd).await.unwrap();
+        self.scope.wait_gone(crd).await.unwrap();
+    }
+
+    /// Merges into a CRD.
+    pub(crate) async fn edit_crd(&self, crd: &CrdBuilder, change: Value) {
+        let by = PatchParams::default();
+        self.crds().patch(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// Merges into the status of a CRD, as no one but a test does.
+    pub(crate) async fn edit_crd_status(&self, crd: &CrdBuilder, change: Value) {
+        let by = PatchParams::default();
+        self.crds().patch_status(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// Creates an object with this finalizer; its uid.
+    pub(crate) async fn create_held(
+        &self,
+        crd: &CrdBuilder,
+        name: &str,
+        finalizer: &str,
+    ) -> String {
+        let mut object = crd.object(name, json!({ "size": 1 }));
+        object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
+        let api = self.scope.api(crd, "v1");
+        let created = api.create(&PostParams::default(), &object).await.unwrap();
+        created.metadata.uid.unwrap()
+    }
+
+    /// Merges into an object.
+    pub(crate) async fn edit(&self, crd: &CrdBuilder, name: &str, change: Value) {
+        let api = self.scope.api(crd, "v1");
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+
+    pub(crate) async fn resize(&self, crd: &CrdBuilder, name: &str, size: i64) {
+        self.edit(crd, name, json!({ "spec": { "size": size } })).await;
+    }
+
+    pub(crate) async fn delete(&self, crd: &CrdBuilder, name: &str) {
+        let api = self.scope.api(crd, "v1");
+        api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    pub(crate) fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.scope.client(), &self.scope.namespace)
+    }
+
+    // --- declared controllers
+
+    /// Runs declared controllers, whose hooks are asked in this process.
+    pub(crate) async fn supervise(&self, hook: &InProcessHook) {
+        install_own_crds_on(self.scope.client()).await;
+        let shared: Arc<dyn Hook> = Arc::new(hook.clone());
+        let options = MetaOptions {
+            hooks: Some(Arc::new(move |_| Arc::clone(&shared))),
+            target: Selector::label(LABEL, &self.scope.namespace),
+            ..MetaOptions::default()
+        };
+        let supervisor =
+            self.enter(|| Supervisor::new(&self.cluster, self.manager.clone(), options)).unwrap();
+        self.add(SUPERVISOR, Arc::new(supervisor)).await;
+    }
+
+    /// What a declared controller is called, by its last name.
+    pub(crate) fn declared_name(&self, last: &str) -> String {
+        format!("{}-{last}", self.scope.namespace)
+    }
+
+    /// What it is called in the manager.
+    pub(crate) fn runnable(&self, last: &str) -> String {
+        format!("CompositeController-{}", self.declared_name(last))
+    }
+
+    pub(crate) fn declarations(&self) -> Api<DynamicObject> {
+        Api::all_with(self.scope.client(), &ApiResource::erase::<CompositeController>(&()))
+    }
+
+    /// Declares a controller of a CRD's objects, with ConfigMaps as children.
+    pub(crate) async fn declare(&self, last: &str, crd: &CrdBuilder) {
+        let parent = crd.api_resource("v1");
+        let object = serde_json::from_value(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {
+                "name": self.declared_name(last),
+                "labels": { LABEL: self.scope.namespace },
+            },
+            "spec": {
+                "generateSelector": true,
+                "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+                "childResources": [{
+                    "apiVersion": "v1",
+                    "resource": "configmaps",
+                    "updateStrategy": { "method": "InPlace" },
+                }],
+                "hooks": { "sync": { "webhook": { "url": "http://in-process.test/" } } },
+            },
+        }));
+        self.declarations().create(&PostParams::default(), &object.unwrap()).await.unwrap();
+    }
+
+    /// Withdraws what was declared; waits until its controller is no more.
+    pub(crate) async fn withdraw(&self, last: &str) {
+        let name = self.declared_name(last);
+        self.declarations().delete(&name, &DeleteParams::default()).await.unwrap();
+        let gone = ControllerName::from(self.runnable(last).as_str());
+        let mut snapshots = self.manager.watch();
+        let gone = snapshots.wait_for(|snapshot| snapshot.get(&gone).is_none());
+        let late = time::timeout(PATIENCE, gone).await.is_err();
+        assert!(!late, "{name} is not removed in time");
+    }
+}
+
+fn is_the_cluster(name: &ControllerName) -> bool {
+    name.as_str() == "cluster"
+}
+
+/// Alive in the test's own runtime.
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+type Answers = dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync;
+
+/// A hook in the test's process, which remembers what it was asked. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct InProcessHook {
+    answers: Arc<Answers>,
+    calls: Arc<Mutex<Vec<HookCall>>>,
+}
+
+/// One call of a hook.
+#[derive(Clone, Debug)]
+pub(crate) struct HookCall {
+    /// Of the parent.
+    pub(crate) name: String,
+    pub(crate) request: Value,
+    pub(crate) at: Instant,
+    /// Whether it was answered; one that was given up never is.
+    pub(crate) answered: bool,
+}
+
+impl InProcessHook {
+    pub(crate) fn new<F>(answers: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Value, HookError>> + Send + 'static,
+    {
+        let answers = move |request| Box::pin(answers(request)) as BoxFuture<'static, _>;
+        Self { answers: Arc::new(answers), calls: Arc::default() }
+    }
+
+    /// Wants one ConfigMap of the parent's name, which holds its size.
+    pub(crate) fn one_config_map() -> Self {
+        Self::new(|request| async move { Ok(one_config_map(&request)) })
+    }
+
+    /// The calls so far.
+    pub(crate) fn calls(&self) -> Vec<HookCall> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Waits until it was called so many times about a parent.
+    pub(crate) async fn asked(&self, name: &str, times: usize) {
+        eventually(&format!("{times} calls about {name}"), || {
+            let calls = self.calls();
+            let count = calls.iter().filter(|call| call.name == name).count();
+            if count >= times { Ok(()) } else { Err(format!("{count} calls")) }
+        })
+        .await;
+    }
+}
+
+impl Hook for InProcessHook {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let name = request["parent"]["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let number = {
+            let mut calls = self.calls.lock().unwrap();
+            let at = Instant::now();
+            calls.push(HookCall { name, request: request.clone(), at, answered: false });
+            calls.len() - 1
+        };
+        let (answer, calls) = ((self.answers)(request), Arc::clone(&self.calls));
+        Box::pin(async move {
+            let answer = answer.await;
+            calls.lock().unwrap()[number].answered = true;
+            answer.map(|answer| answer.to_string().into())
+        })
+    }
+}
+
+/// The answer of a hook that wants one ConfigMap of the parent's name, which holds its size.
+pub(crate) fn one_config_map(request: &Value) -> Value {
+    let parent = &request["parent"];
+    json!({
+        "status": { "size": parent["spec"]["size"] },
+        "children": [{
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": parent["metadata"]["name"] },
+            "data": { "size": parent["spec"]["size"].to_string() },
+        }],
+    })
+}
