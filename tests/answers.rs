@@ -52,6 +52,7 @@ async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
     let told = bench.events("SyncError").concat();
     assert!(told.contains(conflict) && told.contains("rival keeps writing it"), "{told}");
     bench.faults.remove(rule);
+    drop(maps);
     let took = bench.settled(&["p"], 1, "ours").await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     bench.end().await;
