@@ -41,8 +41,12 @@ mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]
 mod spec_edit;
+mod standstill;
 mod story;
 mod terminating;
+#[cfg(feature = "cli")]
+mod termination;
+mod token;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;
