@@ -38,7 +38,7 @@ pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
-pub use protocol::MAX_CHILDREN;
+pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN};
 pub use selection::{Selector, SelectorError};
 pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

@@ -106,3 +106,31 @@ fn an_import_is_found_wherever_it_stands() {
     found.sort_unstable();
     assert_eq!(found, ["kind", "manager", "meta"]);
 }
+
+#[test]
+fn every_test_that_the_table_of_faults_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let table = fs::read_to_string(root.join("docs/faults.md")).unwrap();
+    let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| ")).collect();
+    let mut wrong = Vec::new();
+    let mut named = 0;
+    for (file, test) in table.split('`').filter_map(|part| part.split_once(".rs::")) {
+        named += 1;
+        let source = fs::read_to_string(root.join(format!("{file}.rs"))).unwrap_or_default();
+        let begin = format!("fn {test}(");
+        let before = source.split_once(&begin).map(|(before, _)| before.trim_end());
+        let attributes = before.map(|before| before.rsplit("\n\n").next().unwrap_or_default());
+        if !attributes.is_some_and(|it| it.contains("test]") || it.contains("test(")) {
+            wrong.push(format!("{file}.rs has no test {test}"));
+        }
+    }
+    for row in rows.iter().filter(|row| !row.starts_with("| case")) {
+        let shown = row.trim_end_matches(['|', ' ']).rsplit(" | ").next().unwrap_or_default();
+        if !shown.contains(".rs::") && !shown.starts_with("pending: ") {
+            wrong.push(format!("neither shown nor pending: {row}"));
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(named > 80, "they are read: {named}");
+}

@@ -72,6 +72,11 @@ fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
             "more than 10000",
         ),
         bad(
+            "five mebibytes",
+            |request| with(request, |it| it["data"] = json!({ "a": "x".repeat(5 << 20) })),
+            "children[1] has",
+        ),
+        bad(
             "null child",
             |request| answer(request, vec![config_map(request), Value::Null]),
             "children[1]",

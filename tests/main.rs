@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod aggregated;
+#[cfg(feature = "meta")]
+mod answers;
 mod architecture;
 #[cfg(feature = "cli")]
 mod bad_input;
@@ -23,6 +25,8 @@ mod deploy;
 mod examples;
 mod faults;
 mod flaps;
+#[cfg(feature = "cli")]
+mod hooks;
 mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
@@ -37,8 +41,12 @@ mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]
 mod spec_edit;
+mod standstill;
 mod story;
 mod terminating;
+#[cfg(feature = "cli")]
+mod termination;
+mod token;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;

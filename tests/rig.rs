@@ -6,6 +6,8 @@
 //! paused.
 
 mod absence;
+#[cfg(feature = "meta")]
+mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
 mod hook_server;
@@ -29,7 +31,7 @@ use http::Request;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client,
-    api::{ListParams, PostParams, WatchParams},
+    api::{DeleteParams, ListParams, PostParams, WatchParams},
     client::Body,
 };
 use pilotlight::{
@@ -58,6 +60,10 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+#[cfg(feature = "meta")]
+pub(crate) use self::bench::{Bench, sized};
+#[cfg(feature = "cli")]
+pub(crate) use self::metrics::text as metrics_text;
 use self::rights::Rights;
 pub(crate) use self::{
     carrier::{Carrier, Embedded, Listening},
@@ -492,6 +498,8 @@ impl<'plane> Rig<'plane> {
         let version = listed.metadata.resource_version.unwrap();
         let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
         drop(watch);
+        // Writes have a connection of their own; whether this one is allowed is no matter.
+        drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
     }
 }
 

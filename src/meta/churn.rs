@@ -54,8 +54,16 @@ impl Churn {
         may
     }
 
-    /// Notes that an object was written. A write that failed is no such: it changed nothing, and
-    /// the work queue waits before it is tried again.
+    /// Notes that somebody else wrote an object first. That counts like two writes, ours and his:
+    /// each of his is an event and so a reason to try again at once.
+    pub(crate) fn outwritten(&mut self, what: &str, now: Instant) {
+        for _ in 0..2 {
+            self.wrote(what.to_owned(), now);
+        }
+    }
+
+    /// Notes that an object was written. A write that failed is no such, unless somebody else was
+    /// first: it changed nothing, and the work queue waits before it is tried again.
     pub(crate) fn wrote(&mut self, what: String, now: Instant) {
         self.written.retain(|_, bucket| bucket.level(now) < BURST);
         let full = Bucket { tokens: BURST, at: now, flapping: false };
@@ -165,6 +173,25 @@ mod tests {
         assert_eq!(churn.flapping(after(40)), None);
         assert!(write(&mut churn, "a", after(40)));
         assert_eq!(churn.flapping(after(40)), None);
+    }
+
+    #[test]
+    fn a_rival_is_met_ten_times_at_once_and_then_every_three_seconds() {
+        let (mut churn, start) = (Churn::default(), Instant::now());
+        let attempts: Vec<_> = (0..600)
+            .map(|tenth| start + Duration::from_millis(100 * tenth))
+            .filter(|now| {
+                let may = churn.may_write("a", *now);
+                if may {
+                    churn.outwritten("a", *now);
+                }
+                may
+            })
+            .collect();
+
+        let at_once = attempts.iter().filter(|at| **at - start < Duration::from_secs(2)).count();
+        assert_eq!(at_once, 10);
+        assert!(attempts[11..].windows(2).all(|pair| pair[1] - pair[0] >= REFILL));
     }
 
     #[test]

@@ -407,7 +407,9 @@ impl Composite {
             self.roster.healthy(&parent.key);
             return None;
         };
-        let message = format!("the hook wants {what} to be another one again and again");
+        let message = format!(
+            "the hook wants {what} to be another one again and again, or somebody else does"
+        );
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.roster.failing(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));

@@ -20,6 +20,9 @@ use crate::{
 
 /// The most children of one answer.
 pub const MAX_CHILDREN: usize = 10_000;
+/// The largest child: the most that kube-apiserver reads of a request. Refused with the whole
+/// answer, so that no mistake in a hook is carried out by half.
+pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
 /// The longest time that an answer may ask for.
 const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -127,6 +130,18 @@ pub(crate) fn sync_response(body: &[u8], strict: bool) -> Result<SyncResponse, S
         .deserialize_map(Response { strict })
         .and_then(|response| decoder.end().map(|()| response))
         .map_err(|error| format!("hook answer is unusable: {error}"))?;
+    // Only an answer that is large can hold a child that is.
+    if body.len() > MAX_CHILD_BYTES {
+        for (index, child) in response.children.iter().enumerate() {
+            let bytes = serde_json::to_vec(child).map_or(0, |json| json.len());
+            if bytes > MAX_CHILD_BYTES {
+                return Err(format!(
+                    "hook answer is unusable: children[{index}] has {bytes} bytes, and the API \
+                     server takes no more than {MAX_CHILD_BYTES}"
+                ));
+            }
+        }
+    }
     Ok(response)
 }
 
@@ -346,6 +361,16 @@ mod tests {
 
         check(&body(MAX_CHILDREN), false, Ok(MAX_CHILDREN));
         check(&body(MAX_CHILDREN + 1), false, Err("children: more than"));
+    }
+
+    #[test]
+    fn a_child_that_no_server_takes_is_refused_with_the_whole_answer() {
+        let child = |bytes: usize| format!("{{\"data\":\"{}\"}}", "x".repeat(bytes - 11));
+        let body = |bytes: usize| format!("{{\"children\":[{{}},{}]}}", child(bytes));
+
+        check(&body(MAX_CHILD_BYTES), false, Ok(2));
+        check(&body(MAX_CHILD_BYTES + 1), false, Err("children[1] has 3145729 bytes"));
+        check(&body(5 * 1024 * 1024), false, Err("children[1] has 5242880 bytes"));
     }
 
     #[test]

@@ -184,6 +184,17 @@ pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists")
 }
 
+/// Who else wrote an object last, by its name as a field manager.
+pub(crate) fn rival(object: &Value) -> Option<&str> {
+    let entries = object.pointer("/metadata/managedFields")?.as_array()?;
+    let others = entries.iter().filter_map(|entry| {
+        let manager = entry["manager"].as_str().filter(|manager| *manager != FIELD_MANAGER)?;
+        // All are in UTC and of one form, so that they compare as text.
+        Some((entry["time"].as_str().unwrap_or_default(), manager))
+    });
+    others.max_by_key(|(time, _)| *time).map(|(_, manager)| manager)
+}
+
 /// An object of that name exists.
 pub(crate) fn is_already_there(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
@@ -209,4 +220,32 @@ pub(crate) fn explain(error: &kube::Error) -> String {
         return status.message.clone();
     }
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rival_is_who_else_wrote_last() {
+        let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
+        let check = |entries: Value, expected: Option<&str>| {
+            let object = json!({"metadata": {"managedFields": entries}});
+            assert_eq!(rival(&object), expected, "{object}");
+        };
+
+        check(json!([]), None);
+        check(json!([entry(FIELD_MANAGER, "2026-01-01T00:00:00Z")]), None);
+        check(
+            json!([
+                entry("later", "2026-01-01T00:00:02Z"),
+                entry("earlier", "2026-01-01T00:00:01Z"),
+                entry(FIELD_MANAGER, "2026-01-01T00:00:03Z"),
+            ]),
+            Some("later"),
+        );
+        check(json!([{"manager": "timeless"}]), Some("timeless"));
+        check(json!("nonsense"), None);
+        assert_eq!(rival(&Value::Null), None);
+    }
 }

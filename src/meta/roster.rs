@@ -154,6 +154,13 @@ impl Roster {
         }
     }
 
+    /// Notes that somebody else wrote something first.
+    pub(crate) fn outwritten(&self, key: &ObjectKey, what: &str) {
+        if let Some(entry) = self.lock().by_key.get_mut(key) {
+            entry.churn.outwritten(what, Instant::now());
+        }
+    }
+
     /// What is written too often for a parent.
     pub(crate) fn flapping(&self, key: &ObjectKey) -> Option<Flapping> {
         self.lock().by_key.get(key)?.churn.flapping(Instant::now())

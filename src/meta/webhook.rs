@@ -304,6 +304,23 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_redirect_is_an_error_and_its_target_is_not_asked() {
+        let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target_url = format!("http://{}/", target.local_addr().unwrap());
+        // A metadata service, plain http, and a loop are redirects like any other.
+        for location in [&target_url, "/sync", "http://169.254.169.254/latest/meta-data"] {
+            for code in [301, 302, 303, 307, 308] {
+                let answer =
+                    ask(response(&format!("{code} Word\r\nLocation: {location}"), "")).await;
+
+                assert_eq!(answer, Err(HookError::Status { code, body: String::new() }));
+            }
+        }
+        let asked = timeout(Duration::from_millis(50), target.accept()).await;
+        assert!(asked.is_err(), "somebody came by: {asked:?}");
+    }
+
+    #[tokio::test]
     async fn an_error_repeats_no_more_than_an_excerpt() {
         let Err(HookError::Status { body, .. }) =
             ask(response("500 Word", &"x".repeat(5000))).await

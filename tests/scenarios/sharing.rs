@@ -1,10 +1,348 @@
 //! Several want the same objects.
 
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use kube::api::ListParams;
+use pilotlight::{
+    controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
+    informer::{InformerKey, Linger, Progress, Projection, Subscription},
+    manager::{
+        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable, always,
+    },
+    testing::CrdBuilder,
+};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::World;
+use crate::rig::{PATIENCE, Recorder, Server, type_of, until};
+
 scenarios! {
-    41 one_of_two_that_share_a_watch_stops pending("being written"): "being written";
-    42 one_joins_while_the_last_user_leaves pending("being written"): "being written";
-    43 a_late_joiner_gets_a_snapshot_and_then_events pending("being written"): "being written";
-    44 a_slow_controller_on_a_shared_type pending("being written"): "being written";
-    45 different_keys_on_one_type_do_not_share pending("being written"): "being written";
-    46 one_controller_panics pending("being written"): "being written";
+    41 one_of_two_that_share_a_watch_stops both:
+        "the other sees every change once: no gap, no replay, no request, one watch as before";
+    42 one_joins_while_the_last_user_leaves both:
+        "at whatever moment, it gets a watch that lives: what there is, and the next change";
+    43 a_late_joiner_gets_a_snapshot_and_then_events both:
+        "each version of an object at most once, in order, and the server's state in the end, \
+         deletions included; no request";
+    44 a_slow_controller_on_a_shared_type both:
+        "its own queue holds each object once at most; the others see each change at once";
+    45 different_keys_on_one_type_do_not_share both:
+        "equal keys share a watch, unequal ones have their own, each is listed; joining and \
+         leaving costs the others no event, and the last to leave frees the memory";
+    46 one_controller_panics both:
+        "it backs off and says so; the others go on in their epoch, and nobody is asked again";
+}
+
+/// Waits until the type is followed by one watch.
+async fn watched(world: &World, crd: &CrdBuilder) {
+    until("one watch is open", async || match world.open_watches(crd).await {
+        1 => Ok(()),
+        open => Err(format!("{open} are")),
+    })
+    .await;
+}
+
+async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
+    let world = World::on(server, "share-stop").await;
+    let crd = world.widgets();
+    let ones = world.controller("one", &crd).await;
+    let others = world.controller("other", &crd).await;
+    world.install(&crd).await;
+    world.running("one", 1).await;
+    world.running("other", 1).await;
+    world.create(&crd, "first", 1).await;
+    ones.saw("first", 1).await;
+    others.saw("first", 1).await;
+    watched(&world, &crd).await;
+    let mark = world.mark();
+
+    for number in 0..10 {
+        world.create(&crd, &format!("gapless-{number}"), 1).await;
+        if number == 4 {
+            world.manager.remove("one").await;
+        }
+    }
+    for number in 0..10 {
+        others.saw(&format!("gapless-{number}"), 1).await;
+    }
+
+    let seen: Vec<_> = others.all().into_iter().map(|seen| seen.name).collect();
+    let once: BTreeSet<_> = seen.iter().collect();
+    assert_eq!((seen.len(), once.len()), (11, 11), "each once: {seen:?}");
+    let requests = world.requests(&crd, mark).await;
+    assert!(requests.is_empty(), "{requests:#?}");
+    assert_eq!(world.open_watches(&crd).await, 1);
+    assert_eq!(world.cluster.informers.status()[0].subscribers, 1);
+    world.uninstall(&crd).await;
+    world.finish().await;
+}
+
+async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
+    let world = World::on(server, "share-join").await;
+    let crd = world.widgets();
+    world.controller("user-0", &crd).await;
+    world.install(&crd).await;
+    world.create(&crd, "first", 1).await;
+    world.running("user-0", 1).await;
+
+    // What nobody wants is forgotten after half a second: before, about then, and after.
+    for (delay, round) in [0, 1, 100, 495, 499, 500, 501, 505, 700].into_iter().zip(1..) {
+        let (old, new) = (format!("user-{}", round - 1), format!("user-{round}"));
+        let recorder = match delay {
+            0 => tokio::join!(world.manager.remove(old), world.controller(&new, &crd)).1,
+            _ => {
+                world.manager.remove(old).await;
+                sleep(Duration::from_millis(delay)).await;
+                world.controller(&new, &crd).await
+            }
+        };
+        world.running(&new, 1).await;
+        recorder.saw("first", 1).await;
+        world.resize(&crd, "first", 1 + round).await;
+        let resized = recorder.until("the next change", |seen| seen.size == Some(1 + round));
+        resized.await;
+        let informers = world.cluster.informers.status();
+        assert_eq!(informers.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1]);
+    }
+
+    watched(&world, &crd).await;
+    world.uninstall(&crd).await;
+    world.finish().await;
+}
+
+async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) {
+    let world = World::on(server, "share-late").await;
+    let crd = world.widgets();
+    let first = world.controller("first", &crd).await;
+    world.install(&crd).await;
+    world.running("first", 1).await;
+    for number in 0..20 {
+        world.create(&crd, &format!("gear-{number}"), 0).await;
+        first.saw(&format!("gear-{number}"), 1).await;
+    }
+    for number in 0..5 {
+        world.delete(&crd, &format!("gear-{number}")).await;
+    }
+    watched(&world, &crd).await;
+    let mark = world.mark();
+
+    let served = world.cluster.types.served(&type_of(&crd, "v1")).unwrap();
+    let key = InformerKey::new(served.identity.clone());
+    let mut late = world.enter(|| world.cluster.informers.subscribe(&served, key));
+    let changes = async {
+        for number in 5..20 {
+            world.resize(&crd, &format!("gear-{number}"), number).await;
+            if number % 3 == 0 {
+                world.delete(&crd, &format!("gear-{number}")).await;
+            }
+        }
+        world.create(&crd, "last", 1).await;
+    };
+    let mut versions = BTreeMap::<String, Vec<u64>>::new();
+    let mut view = BTreeMap::new();
+    let look = async {
+        while !view.contains_key("last") {
+            let delta = late.next().await.unwrap();
+            let name = delta.key.name.to_string();
+            let Some(new) = delta.new else {
+                assert!(view.remove(&name).is_some(), "{name} was never there");
+                continue;
+            };
+            let version = new.header().resource_version.to_string();
+            versions.entry(name.clone()).or_default().push(version.parse().unwrap());
+            view.insert(name, version);
+        }
+    };
+    timeout(PATIENCE, async { tokio::join!(changes, look) }).await.unwrap();
+
+    for (name, versions) in &versions {
+        assert!(versions.is_sorted_by(|one, next| one < next), "{name}: {versions:?}");
+    }
+    let listed = world.scope.api(&crd, "v1").list(&ListParams::default()).await.unwrap();
+    let there = listed.items.into_iter().map(|object| object.metadata);
+    let there = there.map(|it| (it.name.unwrap(), it.resource_version.unwrap()));
+    assert_eq!(view, there.collect::<BTreeMap<_, _>>());
+    let requests = world.requests(&crd, mark).await;
+    assert!(requests.is_empty(), "{requests:#?}");
+    late.release(Linger::Default).await;
+    world.uninstall(&crd).await;
+    world.finish().await;
+}
+
+/// Holds each request until it is let go.
+struct Slow {
+    held: watch::Receiver<bool>,
+    recorder: Recorder,
+}
+
+impl Reconciler for Slow {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let mut held = self.held.clone();
+        held.wait_for(|held| !held).await.map_err(|error| error.to_string())?;
+        self.recorder.reconcile(request, context).await
+    }
+}
+
+async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
+    let world = World::on(server, "share-slow").await;
+    let crd = world.widgets();
+    let (held, holding) = watch::channel(true);
+    let slow = Recorder::new(type_of(&crd, "v1"));
+    let controller = Controller::builder("slow")
+        .for_type(type_of(&crd, "v1"))
+        .conditional()
+        .build(&world.cluster, Slow { held: holding, recorder: slow.clone() })
+        .unwrap();
+    world.add("slow", Arc::new(controller)).await;
+    let quick = world.controller("quick", &crd).await;
+    world.install(&crd).await;
+    for name in ["a", "b", "c"] {
+        world.create(&crd, name, 0).await;
+    }
+    world.running("slow", 1).await;
+
+    for size in 1..=60 {
+        for name in ["a", "b", "c"] {
+            world.resize(&crd, name, size).await;
+            quick.until("each change", |it| it.name == name && it.size == Some(size)).await;
+        }
+    }
+
+    assert!(slow.all().is_empty());
+    let metrics = crate::rig::metrics_text(&world.metrics);
+    let depth = metrics
+        .lines()
+        .filter(|line| line.starts_with("workqueue_depth{") && line.contains("name=\"slow\""));
+    let depth: u64 =
+        depth.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+    assert!(depth <= 3, "an object is in its queue once: {depth}");
+    held.send_replace(false);
+    for name in ["a", "b", "c"] {
+        slow.until("the last state", |it| it.name == name && it.size == Some(60)).await;
+    }
+    assert!(slow.all().len() <= 4, "one that was under way, and one for each: {:?}", slow.all());
+    world.uninstall(&crd).await;
+    world.finish().await;
+}
+
+async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
+    let world = World::on(server, "share-keys").await;
+    let crd = world.widgets();
+    world.install(&crd).await;
+    world.create(&crd, "plain", 1).await;
+    let types = &world.cluster.types;
+    world.type_state(&type_of(&crd, "v1"), "is served", |state| state.word() == "Served").await;
+    let served = types.served(&type_of(&crd, "v1")).unwrap();
+    let whole = InformerKey::new(served.identity.clone());
+    let keys = [
+        whole.clone(),
+        InformerKey { namespace: Some(world.scope.namespace.as_str().into()), ..whole.clone() },
+        InformerKey { labels: Some("chosen=yes".into()), ..whole.clone() },
+        InformerKey { projection: Projection::Metadata, ..whole.clone() },
+        InformerKey { managed_fields: true, ..whole.clone() },
+    ];
+    let subscribe =
+        |key: &InformerKey| world.enter(|| world.cluster.informers.subscribe(&served, key.clone()));
+    async fn synced(subscription: &mut Subscription) -> usize {
+        let mut progress = subscription.progress();
+        timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
+        let mut seen = 0;
+        while let Ok(delta) = timeout(Duration::from_millis(200), subscription.next()).await {
+            delta.unwrap();
+            seen += 1;
+        }
+        seen
+    }
+
+    let mut firsts = Vec::new();
+    for (number, key) in keys.iter().enumerate() {
+        let mut first = subscribe(key);
+        let expected = usize::from(key.labels.is_none());
+        assert_eq!(synced(&mut first).await, expected, "{key:?}");
+        firsts.push(first);
+        let open = world.open_watches(&crd).await;
+        assert_eq!(open, number + 1, "each has a watch of its own");
+    }
+    let mark = world.mark();
+    let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
+    for (key, second) in keys.iter().zip(&mut seconds) {
+        assert_eq!(synced(second).await, usize::from(key.labels.is_none()), "{key:?}");
+    }
+    let requests = world.requests(&crd, mark).await;
+    assert!(requests.is_empty(), "equal keys share: {requests:#?}");
+    let status = world.cluster.informers.status();
+    let told: BTreeMap<_, _> =
+        status.iter().map(|it| (format!("{:?}", it.key), it.subscribers)).collect();
+    assert_eq!(told, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
+
+    let (kept, leaving) = (firsts.remove(0), firsts);
+    for subscription in leaving.into_iter().chain(seconds) {
+        subscription.release(Linger::None).await;
+    }
+    let mut kept = kept;
+    assert_eq!(synced(&mut kept).await, 0, "the others' leaving is no event");
+    let status = world.cluster.informers.status();
+    assert_eq!(status.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1], "{status:#?}");
+    kept.release(Linger::None).await;
+    assert!(world.cluster.informers.status().is_empty());
+    world.uninstall(&crd).await;
+    world.finish().await;
+}
+
+/// Panics as soon as it starts.
+struct Panicking;
+
+impl Runnable for Panicking {
+    fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { panic!("told to panic at the start") })
+    }
+}
+
+impl ConditionalRunnable for Panicking {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+}
+
+async fn one_controller_panics(server: Server<'static>) {
+    let world = World::on(server, "share-panic").await;
+    let crd = world.widgets();
+    let others = world.controller("other", &crd).await;
+    world.install(&crd).await;
+    world.create(&crd, "first", 1).await;
+    others.saw("first", 1).await;
+    watched(&world, &crd).await;
+    let mark = world.mark();
+
+    world.add("broken", Arc::new(Panicking)).await;
+    let broken = world.until("broken", "fails again", |it| {
+        it.failures >= 3 && it.state == ControllerState::BackingOff
+    });
+    let broken = broken.await;
+    for size in 2..10 {
+        world.resize(&crd, "first", size).await;
+        others.until("each change", |seen| seen.size == Some(size)).await;
+    }
+
+    assert!(broken.epoch >= 3, "each try is an epoch: {broken:#?}");
+    assert!(broken.last_error().unwrap().contains("told to panic"), "{broken:#?}");
+    assert_eq!(world.assert_orderly("broken"), world.status("broken").epoch);
+    let other = world.status("other");
+    assert_eq!((other.state, other.epoch, other.failures), (ControllerState::Running, 1, 0));
+    let requests = world.requests(&crd, mark).await;
+    assert!(requests.is_empty(), "{requests:#?}");
+    world.uninstall(&crd).await;
+    world.finish().await;
 }

@@ -112,19 +112,19 @@ impl World {
         drop(leaks);
         let server = rig.server.clone();
         rig.end().await.unwrap();
-        if let Some(script) = server.script() {
-            eventually("nothing is asked for when the manager has ended", || {
-                let open: Vec<_> =
-                    script.requests().into_iter().filter(|it| it.is_open()).collect();
-                if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
-            })
-            .await;
-            eventually("no task outlives the manager", || match tasks() {
-                alive if alive <= tasks_before => Ok(()),
-                alive => Err(format!("{alive} tasks, {tasks_before} before")),
-            })
-            .await;
-        }
+        nothing_is_left(&server, tasks_before).await;
+    }
+
+    /// Stops the manager with whatever runs, as the end of the process does; how long that took.
+    pub(crate) async fn terminate(self) -> Duration {
+        let Self { rig, leaks, tasks_before, .. } = self;
+        drop(leaks);
+        let server = rig.server.clone();
+        let begin = Instant::now();
+        rig.end().await.unwrap();
+        let took = begin.elapsed();
+        nothing_is_left(&server, tasks_before).await;
+        took
     }
 
     // --- the cluster's part
@@ -255,6 +255,21 @@ impl World {
         let late = time::timeout(PATIENCE, gone).await.is_err();
         assert!(!late, "{name} is not removed in time");
     }
+}
+
+/// Of what ran in the test's own runtime, and of what it asked.
+async fn nothing_is_left(server: &Server<'_>, tasks_before: usize) {
+    let Some(script) = server.script() else { return };
+    eventually("nothing is asked for when the manager has ended", || {
+        let open: Vec<_> = script.requests().into_iter().filter(|it| it.is_open()).collect();
+        if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
+    })
+    .await;
+    eventually("no task outlives the manager", || match tasks() {
+        alive if alive <= tasks_before => Ok(()),
+        alive => Err(format!("{alive} tasks, {tasks_before} before")),
+    })
+    .await;
 }
 
 fn is_the_cluster(name: &ControllerName) -> bool {

@@ -2,14 +2,14 @@
 
 use serde_json::Value;
 
-use super::{Composite, SyncError, rehearsal};
+use super::{Composite, PATIENCE, SyncError, rehearsal};
 use crate::{
     controller::Context,
     informer::ObjectKey,
     meta::{
         Selector,
         children::{Desired, Group, Parent, Step},
-        resource::{Resource, is_already_there, is_conflict, is_not_found},
+        resource::{Resource, is_already_there, is_conflict, is_not_found, rival},
     },
 };
 
@@ -77,6 +77,15 @@ impl Composite {
                 stranger(parent, selector, &resource, key, &doing).await
             } else if is_not_found(&error) && matches!(step, Step::Update(_)) {
                 SyncError::Behind(format!("{doing}: it is gone"))
+            } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
+                self.roster.outwritten(&parent.key, &what);
+                let error = SyncError::of_write(&doing, &error);
+                // Not worth a request before somebody is told.
+                if context.attempt() < PATIENCE {
+                    error
+                } else {
+                    outwritten(error, &resource, key).await
+                }
             } else {
                 SyncError::of_write(&doing, &error)
             };
@@ -94,6 +103,16 @@ impl Composite {
             (true, None) => Ok(()),
         }
     }
+}
+
+/// The error, with who it is that keeps writing first, if the server knows.
+async fn outwritten(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) -> SyncError {
+    let SyncError::Behind(message) = error else { return error };
+    let live = resource.get(key).await.unwrap_or_default();
+    SyncError::Behind(match rival(&live) {
+        Some(rival) => format!("{message}; {rival} keeps writing it"),
+        None => message,
+    })
 }
 
 /// Why an object that was to be created exists already.

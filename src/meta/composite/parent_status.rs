@@ -15,7 +15,7 @@ use crate::{
     meta::{
         children::Parent,
         last_applied,
-        resource::{Resource, is_conflict, is_not_found},
+        resource::{Resource, is_conflict, is_not_found, rival},
     },
 };
 
@@ -79,7 +79,8 @@ impl Composite {
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
-        Err(SyncError::Behind("writing the status: somebody else keeps writing".to_owned()))
+        let rival = rival(&object).unwrap_or("somebody else");
+        Err(SyncError::Behind(format!("writing the status: {rival} keeps writing the parent")))
     }
 }
 

@@ -155,10 +155,15 @@ impl Keeper {
             Some(make) => make(&blueprint),
             None => self.webhook(&blueprint),
         };
-        let changes = Arc::clone(&self.changes);
+        // They hold the runnable, and it would hold them: a manager that ends removes neither.
+        let changes = Arc::downgrade(&self.changes);
         let changed = {
             let name: Arc<str> = name.into();
-            move || changes.mark(&name)
+            move || {
+                if let Some(changes) = changes.upgrade() {
+                    changes.mark(&name);
+                }
+            }
         };
         let built = CompositeRunnable::new(
             runnable.clone(),

@@ -1,0 +1,211 @@
+//! What the API server may answer to a write, and what becomes of it: under paused time, on the
+//! simulated server.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use pilotlight::testing::{Action, Reply, Rule, Verb};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::rig::Bench;
+
+fn reply(code: u16, reason: &str, message: &str) -> Action {
+    Action::Reply(Reply::status(code, reason, message))
+}
+
+/// A rule about ConfigMaps.
+fn children(action: Action, verb: Verb) -> Rule {
+    Rule::new(action).verb(verb).resource("", "configmaps")
+}
+
+/// The most of these moments that lie within one such span.
+fn most_within(span: Duration, moments: &[Instant]) -> usize {
+    let from = |begin: Instant| moments.iter().filter(move |at| (begin..begin + span).contains(at));
+    moments.iter().map(|begin| from(*begin).count()).max().unwrap_or_default()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
+    let bench = Bench::start().await;
+    bench.parent("p", 1, "ours");
+    bench.settled(&["p"], 1, "ours").await;
+    let maps = Api::<ConfigMap>::namespaced(bench.server.client_as("rival"), "default");
+    let by = PatchParams { field_manager: Some("rival".to_owned()), ..PatchParams::default() };
+    let conflict = "the object has been modified";
+    let rule = bench.faults.add(children(reply(409, "Conflict", conflict), Verb::Update));
+
+    for number in 0..1000 {
+        let change = json!({ "data": { "text": format!("theirs {number}") } });
+        maps.patch("p-0", &by, &Patch::Merge(change)).await.unwrap();
+        sleep(Duration::from_millis(50)).await;
+    }
+
+    let tries = bench.sent(Verb::Update);
+    assert!(tries.len() > 10, "it goes on: {}", tries.len());
+    let later = &tries[10..];
+    assert!(most_within(Duration::from_secs(1), later) <= 1, "{:?}", tries.len());
+    let told = bench.events("SyncError").concat();
+    assert!(told.contains(conflict) && told.contains("rival keeps writing it"), "{told}");
+    bench.faults.remove(rule);
+    drop(maps);
+    let took = bench.settled(&["p"], 1, "ours").await;
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_conflict_without_an_event_is_met_less_than_once_a_second() {
+    let bench = Bench::start().await;
+    bench.parent("p", 1, "one");
+    bench.settled(&["p"], 1, "one").await;
+    let rule = bench.faults.add(children(reply(409, "Conflict", "modified"), Verb::Update));
+
+    bench.parent("p", 1, "two");
+    sleep(Duration::from_secs(120)).await;
+
+    let tries = bench.sent(Verb::Update);
+    assert!((10..=52).contains(&tries.len()), "ten, then every 3 s: {}", tries.len());
+    assert!(most_within(Duration::from_secs(1), &tries[10..]) <= 1);
+    bench.faults.remove(rule);
+    bench.settled(&["p"], 1, "two").await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_is_refused_is_told_repeated_ever_less_often_and_made_once() {
+    for (code, reason) in [
+        (400, "BadRequest"),
+        (403, "Forbidden"),
+        (413, "RequestEntityTooLarge"),
+        (415, "UnsupportedMediaType"),
+        (422, "Invalid"),
+        (429, "TooManyRequests"),
+        (500, "InternalError"),
+        (503, "ServiceUnavailable"),
+        (504, "Timeout"),
+    ] {
+        let bench = Bench::start().await;
+        let refusal = Reply::status(code, reason, "not this one").retry_after(600);
+        let rule = bench.faults.add(children(Action::Reply(refusal), Verb::Create));
+        bench.parent("p", 1, "one");
+
+        sleep(Duration::from_secs(30)).await;
+
+        // 5 ms doubled, thirteen times at most; the answer may be lost, but not the object doubled.
+        let tries = bench.sent(Verb::Create);
+        assert!((2..=14).contains(&tries.len()), "{code}: {}", tries.len());
+        assert!(bench.children().is_empty(), "{code}");
+        let told = bench.events("SyncError");
+        assert!(told.len() == 1 && told[0].contains("not this one"), "{code}: {told:?}");
+        bench.faults.remove(rule);
+        let took = bench.settled(&["p"], 1, "one").await;
+        assert!(took < Duration::from_secs(60), "{code}: {took:?}");
+        assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent_again() {
+    let bench = Bench::start().await;
+    bench.faults.add(children(reply(504, "Timeout", "request timed out"), Verb::Create).times(3));
+
+    bench.parent("p", 1, "one");
+    bench.settled(&["p"], 1, "one").await;
+
+    let requests = bench.requests();
+    let creates = requests
+        .iter()
+        .enumerate()
+        .filter(|(_, (_, info))| info.verb == Verb::Create && info.resource == "configmaps");
+    let creates: Vec<_> = creates.map(|(number, _)| number).collect();
+    assert_eq!(creates.len(), 4);
+    for pair in creates.windows(2) {
+        let looked = requests[pair[0]..pair[1]].iter().any(|(_, info)| {
+            info.resource == "configmaps" && info.query.contains("metadata.name%3Dp-0")
+        });
+        assert!(looked, "{:#?}", &requests[pair[0]..pair[1]]);
+    }
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
+    let bench = Bench::start().await;
+    let names: Vec<_> = (0..50).map(|number| format!("p{number}")).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let throttled = Reply::status(429, "TooManyRequests", "too many requests").retry_after(1);
+    let rule = bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
+    for name in &names {
+        bench.parent(name, 1, "one");
+    }
+
+    let begin = Instant::now();
+    sleep(Duration::from_secs(120)).await;
+
+    let requests = bench.requests();
+    let within = |from: u64, to: u64| {
+        let (from, to) = (Duration::from_secs(from), Duration::from_secs(to));
+        requests.iter().filter(|(at, _)| *at >= begin + from && *at < begin + to).count()
+    };
+    let (first, last) = (within(0, 10), within(60, 120));
+    assert!(last * 2 < first, "{first} requests in the first 10 s, {last} in the last minute");
+    bench.faults.remove(rule);
+    let took = bench.settled(&names, 1, "one").await;
+    assert!(took < Duration::from_secs(180), "the longest back-off so far: {took:?}");
+    assert_eq!(bench.children().len(), 50);
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_child_of_five_that_is_refused_costs_the_others_nothing() {
+    for (code, reason, message) in [
+        (422, "Invalid", "ConfigMap \"p-2\" is invalid: data: Invalid value"),
+        (403, "Forbidden", "configmaps \"p-2\" is forbidden: exceeded quota: small"),
+        (400, "Forbidden", "admission webhook \"a.test\" denied the request: no"),
+    ] {
+        let bench = Bench::start().await;
+        bench.parent("p", 5, "one");
+        bench.settled(&["p"], 5, "one").await;
+        let refused = children(reply(code, reason, message), Verb::Update).name("p-2");
+        let rule = bench.faults.add(refused);
+
+        bench.parent("p", 5, "two");
+        bench
+            .until("the others are written", |bench| {
+                bench.children().values().filter(|text| *text == "two").count() == 4
+            })
+            .await;
+
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!(bench.children()["p-2"], "one", "{code}: the old one stays");
+        assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
+        assert!(bench.events("SyncError").concat().contains(message), "{code}");
+        bench.faults.remove(rule);
+        bench.settled(&["p"], 5, "two").await;
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_admission_holds_up_its_own_parent_alone() {
+    let bench = Bench::start().await;
+    let slow = Action::Delay(Duration::from_secs(25));
+    let rule = bench.faults.add(children(slow, Verb::Create).times(1));
+
+    bench.parent("slow", 1, "one");
+    bench.until("the slow one is asked about", |bench| bench.faults.hits(rule) == 1).await;
+    bench.parent("quick", 3, "one");
+    let took = bench.settled(&["quick"], 3, "one").await;
+
+    assert!(took < Duration::from_secs(1), "{took:?}");
+    let took = bench.settled(&["slow"], 1, "one").await;
+    assert!(took < Duration::from_secs(26), "{took:?}");
+    assert_eq!(bench.sent(Verb::Create).len(), 4, "nothing is sent twice");
+    bench.end().await;
+}

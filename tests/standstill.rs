@@ -1,0 +1,57 @@
+//! An API server whose process is stopped for a while, and goes on: it keeps its connections and
+//! answers nothing.
+
+use std::time::Duration;
+
+use pilotlight::{
+    manager::ControllerState,
+    testing::{Binary, ControlPlane, ControlPlaneOptions},
+};
+use tokio::{process::Command, time};
+
+use crate::rig::{Carrier, Embedded, Recorder, Rig, RigOptions, type_of};
+
+/// Longer than whatever is asked meanwhile takes to be noticed, shorter than the deadlines.
+const STANDSTILL: Duration = Duration::from_secs(12);
+
+#[tokio::test]
+async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
+    // All others need theirs.
+    let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
+    let rig = Rig::on(&plane, "standstill", RigOptions::default()).await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    Embedded.add(&rig, "patient", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("patient", 1).await;
+    rig.create(&crd, "before", 1).await;
+    recorder.saw("before", 1).await;
+    let (_, server) =
+        plane.processes().into_iter().find(|(binary, _)| *binary == Binary::KubeApiserver).unwrap();
+
+    signal(server, "STOP").await;
+    let create = async {
+        rig.create(&crd, "meanwhile", 1).await;
+    };
+    let stands = async {
+        time::sleep(STANDSTILL).await;
+        assert_eq!(rig.status("patient").state, ControllerState::Running);
+        assert_eq!(rig.cluster.informers.status()[0].objects, 1, "the cache is as it was");
+        signal(server, "CONT").await;
+    };
+    tokio::join!(create, stands);
+
+    recorder.saw("meanwhile", 1).await;
+    rig.create(&crd, "after", 1).await;
+    recorder.saw("after", 1).await;
+    let status = rig.status("patient");
+    assert_eq!((status.state, status.epoch, status.failures), (ControllerState::Running, 1, 0));
+    assert_eq!(rig.assert_orderly("patient"), 0);
+    rig.end().await.unwrap();
+    plane.stop().await;
+}
+
+async fn signal(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &process.to_string()]).status();
+    assert!(sent.await.unwrap().success(), "{signal} to {process}");
+}

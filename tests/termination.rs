@@ -1,0 +1,94 @@
+//! The real process, asked to end in the middle of its work.
+
+use std::{process::Stdio, time::Duration};
+
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use pilotlight::{
+    meta::CompositeController,
+    testing::{ControlPlane, Faults, Verb, proxy::Proxy},
+};
+use serde_json::json;
+use tokio::{
+    process::Command,
+    time::{Instant, sleep, timeout},
+};
+
+use crate::rig::{HookServer, PATIENCE, install_own_crds, until, workload};
+
+const PARENTS: usize = 60;
+/// That of a reconcile, and some for the machine.
+const GRACE: Duration = Duration::from_secs(12);
+
+#[tokio::test]
+async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
+    let plane = ControlPlane::shared();
+    install_own_crds(plane).await;
+    let scope = plane.scope("termination").await.unwrap();
+    let hook = HookServer::start().await;
+    hook.answers(workload::sized);
+    let faults = Faults::default();
+    let proxy = Proxy::to_api_server(plane.config(), &faults).await.unwrap();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(kubeconfig.path(), proxy.kubeconfig()).unwrap();
+    let crd = workload::crd(&scope.group);
+    scope.install_crd(&crd).await.unwrap();
+    scope.wait_served(&crd, "v1").await.unwrap();
+    let controllers = Api::<CompositeController>::all(scope.client());
+    let parent = crd.api_resource("v1");
+    let controller = serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": { "name": scope.namespace },
+        "spec": {
+            "generateSelector": true,
+            "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+            "childResources": [{ "apiVersion": "v1", "resource": "configmaps" }],
+            "hooks": { "sync": { "webhook": { "url": hook.url } } },
+        },
+    }));
+    controllers.create(&PostParams::default(), &controller.unwrap()).await.unwrap();
+    let parents = scope.api(&crd, "v1");
+    for number in 0..PARENTS {
+        let object = crd.object(&format!("p{number}"), json!({ "size": 5, "text": "one" }));
+        parents.create(&PostParams::default(), &object).await.unwrap();
+    }
+    let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+        .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
+        .arg(kubeconfig.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let created = |faults: &Faults| {
+        let seen = faults.seen();
+        let of_children = |it: &&_| {
+            let info: &pilotlight::testing::RequestInfo = it;
+            info.verb == Verb::Create && info.resource == "configmaps"
+        };
+        seen.iter().filter(of_children).count()
+    };
+    timeout(PATIENCE, faults.wait_until(|faults| created(faults) >= 10)).await.unwrap();
+
+    let begin = Instant::now();
+    let id = process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().await.unwrap().success());
+    let end = timeout(PATIENCE, process.wait()).await.unwrap().unwrap();
+
+    assert_eq!(end.code(), Some(0), "{end:?}");
+    assert!(begin.elapsed() < GRACE, "{:?}", begin.elapsed());
+    until("nothing is asked for any more", async || match faults.open().len() {
+        0 => Ok(()),
+        open => Err(format!("{open} requests")),
+    })
+    .await;
+    let seen = faults.seen().len();
+    let done = created(&faults);
+    assert!(done < PARENTS * 5, "it was in the middle of its work: {done}");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(faults.seen().len(), seen, "nothing is asked afterwards");
+    controllers.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
+}
