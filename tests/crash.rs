@@ -1,6 +1,8 @@
 //! The process is killed before and after any request that changes something, is started again,
 //! and nothing is lost or doubled.
 
+mod simulated;
+
 use std::{path::Path, process::Stdio};
 
 use kube::Api;
@@ -100,21 +102,11 @@ impl<'plane> Bench<'plane> {
         scope.install_crd(&crd).await.unwrap();
         scope.wait_served(&crd, "v1").await.unwrap();
         let controllers = Api::<CompositeController>::all(scope.client());
-        let parent = crd.api_resource("v1");
         let controller = serde_json::from_value(json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": { "name": scope.namespace },
-            "spec": {
-                "generateSelector": true,
-                "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
-                "childResources": [{
-                    "apiVersion": "v1",
-                    "resource": "configmaps",
-                    "updateStrategy": { "method": "InPlace" },
-                }],
-                "hooks": { "sync": { "webhook": { "url": self.hook.url } } },
-            },
+            "spec": workload::spec(&crd, &self.hook.url),
         }))
         .unwrap();
         controllers.create(&Default::default(), &controller).await.unwrap();

@@ -46,7 +46,7 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     let scope = &stage.rig.scope;
     let work = Workload::new(scope.client(), &scope.namespace, &crd);
     let recorder = work.recorder().await;
-    stage.declare("work", stage.spec(&crd)).await;
+    stage.declare("work", workload::spec(&crd, &stage.hook.url)).await;
     stage.runs("work", 1).await;
     let playing = seed.map(|seed| {
         let resource = crd.api_resource("v1");
@@ -56,6 +56,8 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
             types: vec![
                 (resource.group, resource.plural),
                 (String::new(), "configmaps".to_owned()),
+                (String::new(), "secrets".to_owned()),
+                ("coordination.k8s.io".to_owned(), "leases".to_owned()),
             ],
             verbs: [Verb::MUTATING.as_slice(), &[Verb::List, Verb::Watch]].concat(),
             ..Profile::default()

@@ -1,32 +1,73 @@
 //! A reference workload: a declared controller's parents and children through a whole life.
 
-use k8s_openapi::api::core::v1::ConfigMap;
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    ByteString,
+    api::{
+        coordination::v1::Lease,
+        core::v1::{ConfigMap, Secret},
+    },
+};
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use pilotlight::testing::{CrdBuilder, Mask, Recorder, Recording};
 use serde_json::{Value, json};
 
 use super::{Answer, until};
 
-/// Wants `spec.size` ConfigMaps, each with the parent's text in it.
+/// Wants `spec.size` ConfigMaps, and with them a Secret and a Lease, each with the parent's text in
+/// it.
 pub(crate) fn sized(request: &Value) -> Answer {
     let parent = &request["parent"];
     let name = parent["metadata"]["name"].as_str().unwrap_or_default();
     let size = parent["spec"]["size"].as_i64().unwrap_or_default();
-    let children = (0..size).map(|number| {
+    let text = &parent["spec"]["text"];
+    let child = |api_version: &str, kind: &str, number: i64| {
         json!({
-            "apiVersion": "v1",
-            "kind": "ConfigMap",
+            "apiVersion": api_version,
+            "kind": kind,
             "metadata": { "name": format!("{name}-{number}") },
-            "data": { "text": parent["spec"]["text"] },
         })
-    });
-    Answer::Json(json!({
-        "status": { "size": size, "text": parent["spec"]["text"] },
-        "children": children.collect::<Vec<_>>(),
-    }))
+    };
+    let mut children: Vec<_> = (0..size).map(|number| child("v1", "ConfigMap", number)).collect();
+    for config_map in &mut children {
+        config_map["data"] = json!({ "text": text });
+    }
+    if size > 0 {
+        let mut secret = child("v1", "Secret", 0);
+        let bytes = text.as_str().unwrap_or_default().as_bytes().to_vec();
+        secret["data"] = json!({ "text": ByteString(bytes) });
+        let mut lease = child("coordination.k8s.io/v1", "Lease", 0);
+        lease["spec"] = json!({ "holderIdentity": text });
+        children.extend([secret, lease]);
+    }
+    Answer::Json(json!({ "status": { "size": size, "text": text }, "children": children }))
+}
+
+/// Of the controller: ConfigMaps are changed where they are, Secrets are made anew, and Leases wait
+/// until somebody deletes them.
+pub(crate) fn spec(crd: &CrdBuilder, hook: &str) -> Value {
+    let parent = crd.api_resource("v1");
+    let child = |api_version: &str, resource: &str, method: &str| {
+        json!({
+            "apiVersion": api_version,
+            "resource": resource,
+            "updateStrategy": { "method": method },
+        })
+    };
+    json!({
+        "generateSelector": true,
+        "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+        "childResources": [
+            child("v1", "configmaps", "InPlace"),
+            child("v1", "secrets", "Recreate"),
+            child("coordination.k8s.io/v1", "leases", "OnDelete"),
+        ],
+        "hooks": { "sync": { "webhook": { "url": hook } } },
+    })
 }
 
 /// The type of its parents, which keeps whatever a spec and a status say.
@@ -40,6 +81,8 @@ pub(crate) struct Workload {
     namespace: String,
     parents: Api<DynamicObject>,
     children: Api<ConfigMap>,
+    secrets: Api<Secret>,
+    leases: Api<Lease>,
     resource: ApiResource,
 }
 
@@ -50,7 +93,9 @@ impl Workload {
             client: client.clone(),
             namespace: namespace.to_owned(),
             parents: Api::namespaced_with(client.clone(), namespace, &resource),
-            children: Api::namespaced(client, namespace),
+            children: Api::namespaced(client.clone(), namespace),
+            secrets: Api::namespaced(client.clone(), namespace),
+            leases: Api::namespaced(client, namespace),
             resource,
         }
     }
@@ -60,14 +105,18 @@ impl Workload {
         let mut recorder = Recorder::new(self.client.clone())
             .alias(&self.resource.group, "GROUP")
             .alias(&self.namespace, "NAMESPACE");
-        let config_maps = ApiResource::erase::<ConfigMap>(&());
-        for resource in [&self.resource, &config_maps] {
+        let children = [
+            ApiResource::erase::<ConfigMap>(&()),
+            ApiResource::erase::<Secret>(&()),
+            ApiResource::erase::<Lease>(&()),
+        ];
+        for resource in children.iter().chain([&self.resource]) {
             recorder.watch(resource, Some(&self.namespace)).await.unwrap();
         }
         recorder
     }
 
-    /// Creates, grows, changes, shrinks and releases, each once the step before is done.
+    /// Creates, grows, changes, shrinks, releases and adopts, each once the step before is done.
     pub(crate) async fn run(&self) {
         self.create("a", 2).await;
         self.create("b", 1).await;
@@ -77,11 +126,37 @@ impl Workload {
         self.settles("a", 3, "one").await;
         self.patch_parent("b", json!({ "text": "two" })).await;
         self.settles("b", 1, "two").await;
+        self.lease_says("b-0", "one").await;
+        self.leases.delete("b-0", &Default::default()).await.unwrap();
+        self.lease_says("b-0", "two").await;
         self.patch_parent("a", json!({ "size": 1 })).await;
         self.settles("a", 1, "one").await;
+        let labels = self.release("b-0").await;
+        self.label("b-0", &labels).await;
+        self.owners("b-0", 1).await;
+        self.settles("b", 1, "two").await;
         self.release("b-0").await;
         self.patch_parent("b", json!({ "size": 0 })).await;
         self.status("b", 0, "two").await;
+        self.gone("the other children of b", async || {
+            let secret = self.secrets.get_opt("b-0").await?.is_some();
+            Ok(secret || self.leases.get_opt("b-0").await?.is_some())
+        })
+        .await;
+    }
+
+    /// Deletes a parent, and waits until the garbage collector has taken its children.
+    pub(crate) async fn delete(&self, name: &str) {
+        self.parents.delete(name, &DeleteParams::background()).await.unwrap();
+        let child = format!("{name}-0");
+        self.gone(&format!("all of {name}"), async || {
+            let parent = self.parents.get_opt(name).await?.is_some();
+            let config_map = self.children.get_opt(&child).await?.is_some();
+            let secret = self.secrets.get_opt(&child).await?.is_some();
+            let lease = self.leases.get_opt(&child).await?.is_some();
+            Ok(parent || config_map || secret || lease)
+        })
+        .await;
     }
 
     async fn create(&self, name: &str, size: i64) {
@@ -100,18 +175,44 @@ impl Workload {
         self.parents.patch(name, &PatchParams::default(), &change).await.unwrap();
     }
 
-    /// Takes its labels from a child, and waits until nobody owns it.
-    async fn release(&self, name: &str) {
+    /// Takes its labels from a child, and waits until nobody owns it; the labels.
+    async fn release(&self, name: &str) -> BTreeMap<String, Option<String>> {
         let child = self.children.get(name).await.unwrap();
         let labels = child.metadata.labels.unwrap_or_default();
-        let none: serde_json::Map<_, _> =
-            labels.into_keys().map(|label| (label, Value::Null)).collect();
-        let change = Patch::Merge(json!({ "metadata": { "labels": none } }));
+        let none = labels.keys().map(|label| (label.clone(), None)).collect();
+        self.label(name, &none).await;
+        self.owners(name, 0).await;
+        labels.into_iter().map(|(label, value)| (label, Some(value))).collect()
+    }
+
+    async fn label(&self, name: &str, labels: &BTreeMap<String, Option<String>>) {
+        let change = Patch::Merge(json!({ "metadata": { "labels": labels } }));
         self.children.patch(name, &PatchParams::default(), &change).await.unwrap();
-        until(&format!("{name} is released"), async || {
+    }
+
+    async fn owners(&self, name: &str, number: usize) {
+        until(&format!("{name} has {number} owners"), async || {
             let child = self.children.get(name).await.map_err(|error| error.to_string())?;
             let owners = child.metadata.owner_references.unwrap_or_default();
-            if owners.is_empty() { Ok(()) } else { Err(format!("{owners:?}")) }
+            if owners.len() == number { Ok(()) } else { Err(format!("{owners:?}")) }
+        })
+        .await;
+    }
+
+    async fn lease_says(&self, name: &str, text: &str) {
+        until(&format!("the lease {name} says {text}"), async || {
+            let lease = self.leases.get(name).await.map_err(|error| error.to_string())?;
+            let holder = lease.spec.and_then(|spec| spec.holder_identity);
+            if holder.as_deref() == Some(text) { Ok(()) } else { Err(format!("{holder:?}")) }
+        })
+        .await;
+    }
+
+    async fn gone(&self, what: &str, is_there: impl AsyncFn() -> kube::Result<bool>) {
+        until(&format!("{what} is gone"), async || match is_there().await {
+            Ok(false) => Ok(()),
+            Ok(true) => Err("it is there".to_owned()),
+            Err(error) => Err(error.to_string()),
         })
         .await;
     }
@@ -122,13 +223,18 @@ impl Workload {
             let all = self.children.list(&Default::default()).await;
             let all = all.map_err(|error| error.to_string())?;
             let prefix = format!("{name}-");
-            let found: Vec<_> = all
-                .iter()
+            let mut found: Vec<_> = all
+                .into_iter()
                 .filter(|it| it.metadata.name.as_ref().is_some_and(|it| it.starts_with(&prefix)))
-                .filter_map(|it| it.data.clone()?.remove("text"))
+                .filter_map(|it| it.data?.remove("text"))
                 .collect();
-            let is_right = found.len() == usize::try_from(size).unwrap()
-                && found.iter().all(|found| found == text);
+            let is_right = found.len() == usize::try_from(size).unwrap();
+            let secret = self.secrets.get(&format!("{name}-0")).await;
+            let secret = secret.map_err(|error| error.to_string())?;
+            let bytes = secret.data.unwrap_or_default().remove("text").unwrap_or_default();
+            found.push(String::from_utf8(bytes.0).unwrap());
+            self.leases.get(&format!("{name}-0")).await.map_err(|error| error.to_string())?;
+            let is_right = is_right && found.iter().all(|found| found == text);
             if is_right { Ok(()) } else { Err(format!("{found:?}")) }
         })
         .await;
@@ -149,6 +255,6 @@ impl Workload {
 /// What differs between any two runs.
 pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
     assert!(one.objects.values().any(|history| history.deletes > 0), "it deletes: {one:#?}");
-    assert!(one.objects.len() >= 6, "two parents, four children: {one:#?}");
+    assert!(one.objects.len() >= 10, "two parents, eight children: {one:#?}");
     Mask::default().learn(one, other)
 }

@@ -155,15 +155,10 @@ impl Keeper {
             Some(make) => make(&blueprint),
             None => self.webhook(&blueprint),
         };
-        // They hold the runnable, and it would hold them: a manager that ends removes neither.
-        let changes = Arc::downgrade(&self.changes);
         let changed = {
-            let name: Arc<str> = name.into();
-            move || {
-                if let Some(changes) = changes.upgrade() {
-                    changes.mark(&name);
-                }
-            }
+            // What it tells of its health remembers it: it must not keep that alive in turn.
+            let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
+            move || changes.upgrade().into_iter().for_each(|changes| changes.mark(&name))
         };
         let built = CompositeRunnable::new(
             runnable.clone(),

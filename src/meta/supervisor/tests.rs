@@ -230,3 +230,17 @@ async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
     assert_eq!(alive, [false, true]);
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
+    let rig = Rig::start().await;
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+    let hooks = Arc::clone(&rig.hooks);
+
+    rig.end().await;
+
+    let hooks = hooks.lock().unwrap();
+    let alive: Vec<_> = hooks.iter().map(|hook| hook.upgrade().is_some()).collect();
+    assert_eq!(alive, [false], "neither it nor, with it, the cluster and its client");
+}

@@ -1,0 +1,362 @@
+//! The API server, simulated or real, and what is done to it.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::bail;
+use http::{Request, StatusCode};
+use k8s_openapi::{
+    api::{
+        core::v1::{Event, Namespace},
+        rbac::v1::{ClusterRole, ClusterRoleBinding},
+    },
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    client::Body,
+};
+use pilotlight::{
+    meta,
+    testing::{
+        ControlPlane, ControlPlaneOptions, Faults, RequestInfo, Verb,
+        simulated::{AccessRule, SimulatedOptions, SimulatedServer},
+    },
+    transport::{Transport, TransportOptions},
+};
+use serde_json::{Value, json};
+use tokio::{
+    runtime::Handle,
+    time::{Instant, sleep},
+};
+use tower::Service;
+
+use crate::world::{GROUP, Kind};
+
+pub(crate) const NAMESPACE: &str = "chaos";
+/// Whom the manager asks as.
+const USER: &str = "pilot";
+/// For how long the server may be busy with what was before.
+const PATIENCE: Duration = Duration::from_secs(120);
+const BREATH: Duration = Duration::from_millis(250);
+
+/// A server, and a client past all faults.
+pub(crate) struct Server {
+    pub(crate) client: Client,
+    pub(crate) writes: Arc<Writes>,
+    what: What,
+}
+
+/// What the manager has done to children, as the server has carried it out.
+#[derive(Debug, Default)]
+pub(crate) struct Writes(Mutex<Counts>);
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) creates: usize,
+    /// By name.
+    pub(crate) deletes: BTreeMap<String, usize>,
+}
+
+enum What {
+    Simulated(SimulatedServer),
+    Real(Box<ControlPlane>),
+}
+
+impl Server {
+    pub(crate) async fn simulated(seed: u64) -> anyhow::Result<Self> {
+        let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
+        let server =
+            Self { client: server.client(), writes: Arc::default(), what: What::Simulated(server) };
+        server.prepare().await?;
+        Ok(server)
+    }
+
+    pub(crate) async fn real() -> anyhow::Result<Self> {
+        let options = ControlPlaneOptions { audit: false, ..ControlPlaneOptions::default() };
+        let plane = ControlPlane::start(options).await?;
+        let (client, what) = (plane.client()?, What::Real(Box::new(plane)));
+        let server = Self { client, writes: Arc::default(), what };
+        let all = [
+            json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get"] }),
+            json!({
+                "apiGroups": ["", "events.k8s.io", "metacontroller.k8s.io"],
+                "resources": ["*"],
+                "verbs": ["*"],
+            }),
+            json!({
+                "apiGroups": ["apiextensions.k8s.io", "apiregistration.k8s.io"],
+                "resources": ["*"],
+                "verbs": ["list", "watch"],
+            }),
+        ];
+        server.role("chaos-base", &all).await?;
+        server.bind("chaos-base").await?;
+        server.prepare().await?;
+        Ok(server)
+    }
+
+    /// The simulated one collects garbage at once, whatever it belonged to.
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self.what, What::Simulated(_))
+    }
+
+    pub(crate) async fn stop(self) {
+        match self.what {
+            What::Simulated(_) => {}
+            What::Real(plane) => plane.stop().await,
+        }
+    }
+
+    /// The manager's way to it, through these faults and on that runtime.
+    pub(crate) fn pilot(&self, faults: &Faults, on: &Handle) -> anyhow::Result<Client> {
+        let _on = on.enter();
+        let layers = tower::ServiceBuilder::new().layer(faults.layer());
+        let writes = Arc::clone(&self.writes);
+        Ok(match &self.what {
+            What::Simulated(server) => {
+                let service = server.service(USER);
+                let service = tower::service_fn(move |request: Request<Body>| {
+                    let (mut service, writes) = (service.clone(), Arc::clone(&writes));
+                    async move {
+                        let write = Write::of(&request);
+                        let answer = service.call(request).await;
+                        if let Ok(answer) = &answer {
+                            writes.note(write, answer.status());
+                        }
+                        answer
+                    }
+                });
+                Client::new(layers.service(service), NAMESPACE)
+            }
+            What::Real(plane) => {
+                let transport = Transport::new(plane.user(USER, &[])?, TransportOptions::default());
+                let inner = transport?.client()?;
+                let service = tower::service_fn(move |request: Request<Body>| {
+                    let (inner, writes) = (inner.clone(), Arc::clone(&writes));
+                    async move {
+                        let write = Write::of(&request);
+                        let answer = inner.send(request).await;
+                        if let Ok(answer) = &answer {
+                            writes.note(write, answer.status());
+                        }
+                        answer
+                    }
+                });
+                Client::new(layers.service(service), NAMESPACE)
+            }
+        })
+    }
+
+    async fn prepare(&self) -> anyhow::Result<()> {
+        let namespace = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
+        Api::<Namespace>::all(self.client.clone()).create(&by(), &namespace).await?;
+        for crd in meta::crds() {
+            self.crds().create(&by(), &crd).await?;
+            insist("own types", async || {
+                Api::<meta::CompositeController>::all(self.client.clone())
+                    .list(&ListParams::default())
+                    .await
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn crds(&self) -> Api<CustomResourceDefinition> {
+        Api::all(self.client.clone())
+    }
+
+    pub(crate) fn parents(&self, kind: &Kind) -> Api<DynamicObject> {
+        let (client, resource) = (self.client.clone(), kind.resource());
+        match kind.cluster_scoped {
+            true => Api::all_with(client, &resource),
+            false => Api::namespaced_with(client, NAMESPACE, &resource),
+        }
+    }
+
+    /// Installs the type once the one before is gone, and waits until it is served.
+    pub(crate) async fn install(&self, kind: &Kind) -> anyhow::Result<()> {
+        let crd = kind.crd().build();
+        insist("an installation", async || self.crds().create(&by(), &crd).await).await?;
+        let parents = self.parents(kind);
+        insist("a new type", async || parents.list(&ListParams::default().limit(1)).await).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn uninstall(&self, kind: &Kind) -> anyhow::Result<()> {
+        self.crds().delete(&kind.crd().name(), &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// Begins or ends to serve the version that the controller asks for.
+    pub(crate) async fn serve(&self, kind: &Kind) -> anyhow::Result<()> {
+        let versions = kind.crd().build().spec.versions;
+        let change = Patch::Merge(json!({ "spec": { "versions": versions } }));
+        self.crds().patch(&kind.crd().name(), &PatchParams::default(), &change).await?;
+        Ok(())
+    }
+
+    /// Gives the manager the rights to the types that are allowed, and to no other.
+    pub(crate) async fn allow(&self, kinds: &[Kind], changed: &Kind) -> anyhow::Result<()> {
+        match &self.what {
+            What::Simulated(server) => {
+                let denied = kinds.iter().filter(|kind| !kind.allowed).map(|kind| {
+                    let name = kind.crd().name();
+                    let status = format!("{}/status.{GROUP}", kind.plural());
+                    AccessRule::deny().users([USER]).resources([name.as_str(), status.as_str()])
+                });
+                server.set_rbac(denied);
+            }
+            What::Real(_) => {
+                let name = role_of(changed);
+                if changed.allowed {
+                    self.bind(&name).await?;
+                } else {
+                    let bindings = Api::<ClusterRoleBinding>::all(self.client.clone());
+                    bindings.delete(&name, &DeleteParams::default()).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the real server needs to know of rights before any is taken.
+    pub(crate) async fn grant(&self, kind: &Kind) -> anyhow::Result<()> {
+        if self.is_simulated() {
+            return Ok(());
+        }
+        let name = role_of(kind);
+        let resources = [kind.plural(), format!("{}/status", kind.plural())];
+        let rule = json!({ "apiGroups": [GROUP], "resources": resources, "verbs": ["*"] });
+        self.role(&name, &[rule]).await?;
+        self.bind(&name).await
+    }
+
+    async fn role(&self, name: &str, rules: &[Value]) -> anyhow::Result<()> {
+        let role = json!({ "metadata": { "name": name }, "rules": rules });
+        let roles = Api::<ClusterRole>::all(self.client.clone());
+        roles.create(&by(), &serde_json::from_value(role)?).await?;
+        Ok(())
+    }
+
+    async fn bind(&self, name: &str) -> anyhow::Result<()> {
+        let binding = json!({
+            "metadata": { "name": name },
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name,
+            },
+            "subjects": [
+                { "apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": USER },
+            ],
+        });
+        let bindings = Api::<ClusterRoleBinding>::all(self.client.clone());
+        bindings.create(&by(), &serde_json::from_value(binding)?).await?;
+        Ok(())
+    }
+
+    /// History is gone, where that can be asked for; whether it was.
+    pub(crate) fn expire(&self, all: bool) -> bool {
+        match &self.what {
+            What::Simulated(server) => {
+                server.compact();
+                if all {
+                    server.restart();
+                }
+                true
+            }
+            What::Real(_) => false,
+        }
+    }
+
+    /// Lets the simulated one forget as the real one does: history after 5 minutes, Events after an
+    /// hour.
+    pub(crate) async fn age(&self) -> anyhow::Result<()> {
+        if !self.expire(false) {
+            return Ok(());
+        }
+        for event in Api::<Event>::all(self.client.clone()).list(&ListParams::default()).await? {
+            let (namespace, name) = (event.namespace().unwrap_or_default(), event.name_any());
+            let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
+            events.delete(&name, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what was asked.
+    pub(crate) fn forget(&self) {
+        match &self.what {
+            What::Simulated(server) => server.forget_requests(),
+            What::Real(_) => {}
+        }
+    }
+}
+
+/// What a request would do to a ConfigMap.
+#[derive(Clone, Debug)]
+enum Write {
+    Create,
+    Delete(String),
+    Other,
+}
+
+impl Write {
+    fn of(request: &Request<Body>) -> Self {
+        let info = RequestInfo::new(request.method(), request.uri());
+        if info.resource != "configmaps" {
+            Self::Other
+        } else if info.verb == Verb::Create {
+            Self::Create
+        } else if info.verb == Verb::Delete {
+            Self::Delete(info.name)
+        } else {
+            Self::Other
+        }
+    }
+}
+
+impl Writes {
+    fn note(&self, write: Write, status: StatusCode) {
+        if !status.is_success() {
+            return;
+        }
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match write {
+            Write::Create => state.creates += 1,
+            Write::Delete(name) => *state.deletes.entry(name).or_default() += 1,
+            Write::Other => {}
+        }
+    }
+
+    /// How many children were created, and how often each was deleted.
+    pub(crate) fn so_far(&self) -> Counts {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn role_of(kind: &Kind) -> String {
+    format!("chaos-{}", kind.plural())
+}
+
+pub(crate) fn by() -> PostParams {
+    PostParams::default()
+}
+
+/// Asks again for as long as the server is still busy with what was before.
+pub(crate) async fn insist<T>(
+    what: &str,
+    mut ask: impl AsyncFnMut() -> kube::Result<T>,
+) -> anyhow::Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match ask().await {
+            Ok(answer) => return Ok(answer),
+            Err(error) if Instant::now() > deadline => bail!("{what}: {error}"),
+            Err(_) => sleep(BREATH).await,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Every crash point, on the simulated server: a "process" is a manager with all its tasks, whose
+//! way to the server ends at the moment of its crash.
+
+use std::{
+    future::pending,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Method, Request};
+use kube::{Api, Client, client::Body};
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    meta::{self, CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
+    testing::{
+        LeakOracle, Recording,
+        simulated::{SimulatedOptions, SimulatedServer},
+    },
+};
+use serde_json::json;
+use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+use tower::Service;
+
+use super::When;
+use crate::rig::{Answer, PATIENCE, Workload, workload};
+
+/// Of whatever is drawn at random on the way.
+const SEED: u64 = 4;
+const NAMESPACE: &str = "default";
+
+#[tokio::test(start_paused = true)]
+#[expect(clippy::print_stdout, reason = "how much was tried is part of the result")]
+async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
+    let calm = recorded(SEED, None).await;
+    // With other uids.
+    let again = recorded(SEED + 1, None).await;
+    let mask = workload::mask(&calm.recording, &again.recording);
+    let both = |number| [(When::Before, number), (When::After, number)];
+    let points: Vec<_> = (1..=calm.requests).flat_map(both).collect();
+
+    let mut killed = 0;
+    for (when, number) in &points {
+        let crashed = recorded(SEED, Some((*when, *number))).await;
+
+        killed += usize::from(crashed.crashed);
+        if let Err(differences) = mask.compare(&calm.recording, &crashed.recording) {
+            panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
+        }
+    }
+    println!("killed at {killed} of {} points: {} requests", points.len(), calm.requests);
+    assert_eq!(killed, points.len(), "every point is reached");
+    assert!(calm.requests >= 30, "the workload changes a lot: {}", calm.requests);
+}
+
+struct Outcome {
+    recording: Recording,
+    /// Of the first process, that change something.
+    requests: usize,
+    crashed: bool,
+}
+
+/// What comes of the workload.
+async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
+    fastrand::seed(seed);
+    let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
+    let crd = workload::crd("crash.test");
+    for crd in meta::crds().iter().chain([&crd.build()]) {
+        server.install(crd).unwrap();
+        server.wait_established(crd.metadata.name.as_ref().unwrap()).await;
+    }
+    let controllers = Api::<CompositeController>::all(server.client());
+    let controller = serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": { "name": "work" },
+        "spec": workload::spec(&crd, "http://nobody.invalid"),
+    }))
+    .unwrap();
+    controllers.create(&Default::default(), &controller).await.unwrap();
+    let work = Workload::new(server.client(), NAMESPACE, &crd);
+    let recorder = work.recorder().await;
+    let tasks = LeakOracle::new().tasks("all processes", &Handle::current());
+    let nobody = tasks.baseline().await;
+
+    let wire = Arc::new(Wire { crash, ..Wire::default() });
+    let mut process = Process::start(&server, &wire);
+    let working = async {
+        work.run().await;
+        work.delete("a").await;
+    };
+    tokio::pin!(working);
+    tokio::select! {
+        biased;
+        () = wire.dead.cancelled() => {
+            process.kill().await;
+            tasks.assert_baseline(&nobody).await;
+            process = Process::start(&server, &Arc::default());
+            working.await;
+        }
+        () = &mut working => {}
+    }
+    process.end().await;
+    tasks.assert_baseline(&nobody).await;
+    Outcome {
+        recording: recorder.finish().await.unwrap(),
+        requests: wire.changes.load(Ordering::SeqCst),
+        crashed: wire.dead.is_cancelled(),
+    }
+}
+
+/// A process's way to the server, which counts what would change something.
+#[derive(Debug, Default)]
+struct Wire {
+    crash: Option<(When, usize)>,
+    changes: AtomicUsize,
+    dead: CancellationToken,
+}
+
+impl Wire {
+    fn client(self: &Arc<Self>, server: &SimulatedServer) -> Client {
+        let (service, wire) = (server.service("pilot"), Arc::clone(self));
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (mut service, wire) = (service.clone(), Arc::clone(&wire));
+            async move {
+                let crash = wire.crash_at(&request);
+                if crash == Some(When::Before) {
+                    wire.dead.cancel();
+                }
+                if wire.dead.is_cancelled() {
+                    return pending().await;
+                }
+                let answer = service.call(request).await;
+                if crash == Some(When::After) {
+                    wire.dead.cancel();
+                }
+                // The dead hear nothing.
+                if wire.dead.is_cancelled() {
+                    return pending().await;
+                }
+                answer
+            }
+        });
+        Client::new(service, NAMESPACE)
+    }
+
+    /// Counts the request; when the process dies of it.
+    fn crash_at(&self, request: &Request<Body>) -> Option<When> {
+        if request.method() == Method::GET || self.dead.is_cancelled() {
+            return None;
+        }
+        let number = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
+        self.crash.filter(|(_, at)| *at == number).map(|(when, _)| when)
+    }
+}
+
+/// A manager and what it runs.
+struct Process {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Process {
+    fn start(server: &SimulatedServer, wire: &Arc<Wire>) -> Self {
+        let (cluster, keeper) = Cluster::new(wire.client(server), ClusterOptions::default());
+        let mut manager = Manager::new(ManagerOptions::default());
+        manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
+        let options =
+            MetaOptions { hooks: Some(Arc::new(|_| Arc::new(Sized))), ..MetaOptions::default() };
+        let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
+        manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let stopping = stop.clone();
+        tasks.spawn(async move {
+            manager.run(stopping).await.unwrap();
+            drop(cluster);
+        });
+        Self { stop, tasks }
+    }
+
+    /// As SIGTERM does.
+    async fn end(mut self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
+    }
+
+    /// As SIGKILL does: nothing of it is polled again.
+    async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+/// The workload's hook, in process.
+struct Sized;
+
+impl Hook for Sized {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        let request = serde_json::from_slice(&request).unwrap();
+        let Answer::Json(answer) = workload::sized(&request) else { unreachable!("it is JSON") };
+        Box::pin(async move { Ok(Bytes::from(answer.to_string())) })
+    }
+}
