@@ -657,3 +657,36 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     .await;
     rig.stop().await;
 }
+
+#[tokio::test]
+async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
+    let rig = Rig::start("composite-spelling", "InPlace", |_| {
+        let mut spelled = child("a", "one", "same");
+        // The server keeps an empty text.
+        spelled["data"]["none"] = Value::Null;
+        json!({"status": {}, "children": [spelled]})
+    })
+    .await;
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || rig.config_map("one").await).await;
+    let mark = Rig::mark();
+
+    for _ in 0..25 {
+        let asked = rig.asked();
+        rig.touch("a").await;
+        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+    }
+    rig.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "new")]})));
+    rig.touch("a").await;
+    let changed = eventually("the change", async || {
+        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+    })
+    .await;
+
+    assert_ne!(changed.resource_version(), before.resource_version());
+    assert!(rig.requests_since(mark, "update").await > 20, "each sync tried");
+    let events: Api<Event> = Api::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");
+    rig.stop().await;
+}
