@@ -25,6 +25,9 @@ use crate::{
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long our own write is given to come back through the watch.
 const ECHO: Duration = Duration::from_secs(5);
+/// When a status of which the server kept something else is written again: with another CRD it
+/// keeps it, and no event of the object tells of that.
+const PRUNED: Duration = Duration::from_secs(60);
 
 impl Keeper {
     /// Writes Events: those that were noted, and one of a new rejection.
@@ -92,8 +95,8 @@ impl Keeper {
             let patience = if *written != wanted {
                 STATUS_INTERVAL
             } else if declared.pruned {
-                // The schema has no place for it, and will have none the next time.
-                return Ok(None);
+                // The schema has no place for it until somebody brings the CRD up to date.
+                PRUNED
             } else {
                 ECHO
             };
@@ -106,24 +109,21 @@ impl Keeper {
             "status": with_nulls(&wanted, &cached),
         });
         let resource = Resource::new(context.client(), &served);
-        match resource.merge_patch(object.key(), Some("status"), &patch).await {
+        declared.pruned = match resource.merge_patch(object.key(), Some("status"), &patch).await {
             Ok(stored) => {
                 let stored = stored.get("status").cloned().unwrap_or_default();
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
-                declared.pruned = stored.unwrap_or_default() != wanted;
-                declared.written = Some((wanted, Instant::now()));
-                Ok(None)
+                stored.unwrap_or_default() != wanted
             }
             // The object is gone, or has no status.
-            Err(error) if is_not_found(&error) => {
-                declared.pruned = true;
-                declared.written = Some((wanted, Instant::now()));
-                Ok(None)
+            Err(error) if is_not_found(&error) => true,
+            Err(error) => {
+                let message = format!("writing the status of {name}: {}", explain(&error));
+                return Err(ReconcileError::Retry(message.into()));
             }
-            Err(error) => Err(ReconcileError::Retry(
-                format!("writing the status of {name}: {}", explain(&error)).into(),
-            )),
-        }
+        };
+        declared.written = Some((wanted, Instant::now()));
+        Ok(declared.pruned.then_some(PRUNED))
     }
 }
 
