@@ -11,9 +11,10 @@ use super::{keeper::Keeper, own_type, runnable_name};
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
+    manager::{ControllerState, RunnableStatus, Unmet},
     meta::{
         CompositeControllerStatus,
-        declared::Declared,
+        declared::{Declared, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, explain, is_not_found},
         roster::Health,
@@ -21,6 +22,9 @@ use crate::{
     },
 };
 
+/// How long whoever created an object may go on editing it before its first status takes the
+/// resourceVersion from under them.
+const FIRST: Duration = Duration::from_millis(100);
 /// The shortest time between two writes of one status.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long our own write is given to come back through the watch.
@@ -56,6 +60,15 @@ impl Keeper {
             }
             declared.rejected = rejected;
         }
+        let run = self.manager.status_of(runnable_name(name));
+        let waits =
+            run.filter(|_| matches!(judgement, Judgement::Accepted)).and_then(|run| waiting(&run));
+        if declared.waits != waits {
+            if let Some((severity, reason, text)) = &waits {
+                self.recorder.publish(client, subject, *severity, reason, text).await;
+            }
+            declared.waits = waits;
+        }
     }
 
     /// Writes the status if it is another one; returns when to look again.
@@ -89,6 +102,12 @@ impl Keeper {
         if cached == wanted {
             declared.written.get_or_insert_with(|| (wanted, Instant::now()));
             return Ok(None);
+        }
+        if cached == CompositeControllerStatus::default() {
+            let seen = declared.seen.get_or_insert_with(Instant::now).elapsed();
+            if seen < FIRST {
+                return Ok(Some(FIRST - seen));
+            }
         }
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();
@@ -125,6 +144,23 @@ impl Keeper {
         declared.written = Some((wanted, Instant::now()));
         Ok(declared.pruned.then_some(PRUNED))
     }
+}
+
+/// The Event of a controller that waits for its types, once it is known what is wrong with them.
+fn waiting(run: &RunnableStatus) -> Option<Waiting> {
+    let known = |unmet: &&Unmet| !matches!(&*unmet.reason, "TypeUnknown" | "Initializing");
+    let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
+    if run.state != ControllerState::Waiting || unmet.is_empty() {
+        return None;
+    }
+    let bare = unmet.iter().find(|unmet| unmet.reason == "SubresourceMissing");
+    if let Some(type_ref) = bare.and_then(|unmet| unmet.type_ref.as_ref()) {
+        // Metacontroller's words, which its users look for.
+        let text = format!("Sync error: {type_ref} does not have subresource 'Status' enabled");
+        return Some((Severity::Warning, "SyncError", text));
+    }
+    let messages: Vec<_> = unmet.iter().map(|unmet| &*unmet.message).collect();
+    Some((Severity::Normal, "Waiting", format!("Waiting: {}", messages.join("; "))))
 }
 
 /// The status as cached; the default when it is not ours.
