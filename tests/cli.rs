@@ -39,8 +39,12 @@ fn assert_code(output: &Output, code: i32) -> String {
 async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
     let workers = run(&["run", "--workers=none"]).await;
     let of_metacontroller = run(&["run", "--client-go-qps=5"]).await;
+    let namespace = run(&["run", "--namespace=a/b"]).await;
+    let level = run(&["run", "--log-level=loud"]).await;
 
     assert!(assert_code(&workers, 2).contains("--workers"));
+    assert!(assert_code(&namespace, 2).contains("--namespace"));
+    assert!(assert_code(&level, 2).contains("--log-level"));
     assert!(assert_code(&of_metacontroller, 2).contains("note: there is no limit"));
 }
 
@@ -66,6 +70,24 @@ async fn a_failure_exits_with_1_and_says_what_to_set() {
 #[tokio::test]
 async fn the_crds_in_the_repository_are_those_of_the_types() {
     assert_code(&run(&["crds", "--check"]).await, 0);
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_ends_no_process() {
+    let mut command = pilotlight(&["dev", "--simulated"]);
+    let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(process.stderr.take());
+    let mut output = BufReader::new(process.stdout.take().unwrap()).lines();
+    let said = async {
+        while !output.next_line().await.unwrap()?.contains("Ctrl-C") {}
+        Some(())
+    };
+    timeout(DEADLINE, said).await.unwrap().expect("it started");
+
+    // More is logged as its controllers run.
+    let ended = timeout(Duration::from_secs(1), process.wait()).await;
+
+    assert!(ended.is_err(), "{ended:?}");
 }
 
 /// `pilotlight dev`, running.

@@ -94,6 +94,40 @@ async fn a_declared_controller_lives_and_dies_with_its_type() {
 }
 
 #[tokio::test]
+async fn a_declared_controller_runs_until_finalizers_are_gone() {
+    let stage = Stage::start("composite-finalizer").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    let finisher = stage.runnable("finisher");
+    stage.declare("finisher", stage.spec(&crd)).await;
+    stage.install(&crd).await;
+    rig.running(&finisher, 1).await;
+    let api = rig.scope.api(&crd, "v1");
+    let mut held = crd.object("held", json!({ "size": 1 }));
+    held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
+    api.create(&PostParams::default(), &held).await.unwrap();
+    stage.child("held", 1).await;
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+    let going = |call: &Call| call.body["parent"]["metadata"]["deletionTimestamp"].is_string();
+    stage.hook.asked("about the one that goes", going).await;
+    let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
+    api.patch("held", &PatchParams::default(), &resize).await.unwrap();
+    let changed = |call: &Call| call.body["parent"]["spec"]["size"] == 2;
+    stage.hook.asked("about a change while the type terminates", changed).await;
+    assert_eq!(rig.status(&finisher).state, ControllerState::Running);
+    stage.child("held", 1).await;
+
+    let release = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
+    api.patch("held", &PatchParams::default(), &release).await.unwrap();
+
+    assert_eq!(rig.done(&finisher, 1).await, DoneReason::TypeGone);
+    rig.scope.wait_gone(&crd).await.unwrap();
+    assert_eq!(rig.assert_orderly(&finisher), 1);
+    stage.end().await;
+}
+
+#[tokio::test]
 async fn children_follow_their_parent_and_go_with_it() {
     let stage = Stage::start("children").await;
     let rig = &stage.rig;

@@ -197,6 +197,20 @@ impl Rig {
         .await
     }
 
+    /// What an Event of the controller's object says.
+    async fn told_of_controller(&self, reason: &str) -> String {
+        let events = Api::<Event>::namespaced(self.scope.client(), "default");
+        eventually("an Event of the controller", async || {
+            let events = events.list(&ListParams::default()).await.unwrap();
+            let of_ours = |event: &Event| {
+                event.involved_object.name.as_ref() == Some(&self.scope.namespace)
+                    && event.reason.as_deref() == Some(reason)
+            };
+            events.into_iter().find(of_ours).and_then(|event| event.message)
+        })
+        .await
+    }
+
     /// How often the API server was asked about this type or that of the children since `mark`,
     /// watches and the test's own requests aside.
     async fn requests_since(&self, mark: AuditMark, verb: &str) -> usize {
@@ -549,6 +563,8 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
     })
     .await;
     assert_eq!(rig.asked(), 0);
+    let told = rig.told_of_controller("SyncError").await;
+    assert!(told.contains("does not have subresource 'Status' enabled"), "{told}");
 
     let crds = Api::<CustomResourceDefinition>::all(rig.scope.client());
     let patch =
@@ -655,5 +671,76 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
         rig.config_map("one").await.filter(|child| value(child) == Some("fixed"))
     })
     .await;
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
+    let rig = Rig::start("composite-spelling", "InPlace", |_| {
+        let mut spelled = child("a", "one", "same");
+        // The server keeps an empty text.
+        spelled["data"]["none"] = Value::Null;
+        json!({"status": {}, "children": [spelled]})
+    })
+    .await;
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || rig.config_map("one").await).await;
+    let mark = Rig::mark();
+
+    for _ in 0..25 {
+        let asked = rig.asked();
+        rig.touch("a").await;
+        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+    }
+    rig.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "new")]})));
+    rig.touch("a").await;
+    let changed = eventually("the change", async || {
+        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+    })
+    .await;
+
+    assert_ne!(changed.resource_version(), before.resource_version());
+    assert!(rig.requests_since(mark, "update").await > 20, "each sync tried");
+    let events: Api<Event> = Api::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_controller_that_waits_says_so_in_an_event() {
+    let scope = shared().plane.scope("composite-waiting").await.unwrap();
+    let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
+
+    let rig = Rig::start_with(scope, crd, json!({}), |_| json!({})).await;
+
+    let told = rig.told_of_controller("Waiting").await;
+    assert!(told.contains(&rig.crd.name()) && told.contains("is not installed"), "{told}");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn an_object_can_be_edited_right_after_it_was_created() {
+    let rig = Rig::start("composite-edited", "OnDelete", |_| json!({})).await;
+    let mut other = rig.controllers().get(&rig.scope.namespace).await.unwrap();
+    other.metadata = kube::core::ObjectMeta {
+        name: Some(format!("{}-other", rig.scope.namespace)),
+        ..Default::default()
+    };
+    other.status = None;
+    let name = other.name_any();
+    shared().hooks.lock().unwrap().insert(name.clone(), rig.hook.clone());
+
+    for _ in 0..5 {
+        let created = rig.controllers().create(&PostParams::default(), &other).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let replaced = rig.controllers().replace(&name, &PostParams::default(), &created).await;
+        rig.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
+        eventually("it is gone", async || {
+            rig.controllers().get_opt(&name).await.unwrap().is_none().then_some(())
+        })
+        .await;
+        replaced.expect("nobody wrote in between");
+    }
     rig.stop().await;
 }

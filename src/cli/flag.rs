@@ -17,6 +17,23 @@ pub(super) fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "give a whole number of at least 1".to_owned())
 }
 
+/// The name of a namespace: what would change a URL is none.
+pub(super) fn namespace(text: &str) -> Result<String, String> {
+    let edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
+    let bytes = text.as_bytes();
+    let label = bytes.len() <= 63
+        && edge(bytes.first())
+        && edge(bytes.last())
+        && bytes
+            .iter()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-');
+    if label {
+        Ok(text.to_owned())
+    } else {
+        Err("give one name of lower-case letters, digits and dashes, such as team-web".to_owned())
+    }
+}
+
 /// What to tell somebody who brings a flag of Metacontroller that does nothing here.
 pub(super) fn of_metacontroller(flag: &str) -> Option<&'static str> {
     let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
@@ -58,6 +75,15 @@ mod tests {
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
         assert!(duration("30").unwrap_err().contains("unit"));
         assert!(duration("-1s").unwrap_err().contains("negative"));
+    }
+
+    #[test]
+    fn a_text_that_is_no_namespace_is_refused() {
+        let long = "a".repeat(64);
+        for text in ["", "A", "a b", "a/b", "a,b", "-a", "a-", "..", "a%2f", &long] {
+            assert!(namespace(text).is_err(), "{text:?}");
+        }
+        assert_eq!(namespace("team-1").as_deref(), Ok("team-1"));
     }
 
     #[test]

@@ -26,7 +26,7 @@ use super::{
 pub(super) struct ManagerArgs {
     /// Run with the objects of one namespace alone: namespaced types are watched nowhere else. All
     /// namespaces by default.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
     /// Parents of one controller that are synced at the same time.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]

@@ -32,7 +32,9 @@ impl LoggingArgs {
         let level = self.log_level.clone().unwrap_or_else(|| of_level(default));
         let builder = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::try_new(&level)?)
-            .with_writer(std::io::stderr);
+            .with_writer(std::io::stderr)
+            // It would be told of on the very stream that takes nothing, with a panic.
+            .log_internal_errors(false);
         match self.log_format {
             LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),
@@ -55,10 +57,15 @@ fn of_level(level: LevelFilter) -> String {
 }
 
 fn filter(text: &str) -> Result<String, String> {
-    let directives = text.parse().map_or_else(|_| text.to_owned(), of_level);
-    EnvFilter::try_new(&directives)
-        .map(|_| directives)
-        .map_err(|error| format!("{error}; give error, warn, info, debug or trace"))
+    const HINT: &str = "give error, warn, info, debug or trace";
+    // A lone word would be a module to filter by, and everything else would fall silent.
+    let word = text.chars().all(|character| character.is_ascii_alphanumeric());
+    let directives = match text.parse() {
+        Ok(level) if !text.is_empty() => of_level(level),
+        Ok(_) | Err(_) if word => return Err(format!("{text:?} is no level; {HINT}")),
+        Ok(_) | Err(_) => text.to_owned(),
+    };
+    EnvFilter::try_new(&directives).map(|_| directives).map_err(|error| format!("{error}; {HINT}"))
 }
 
 #[cfg(test)]
@@ -72,5 +79,15 @@ mod tests {
         assert_eq!(filter("error").unwrap(), format!("error,{quiet}"));
         assert_eq!(filter("warn,kube=trace").unwrap(), "warn,kube=trace");
         assert!(filter("a=b=c").is_err());
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_instead_of_falling_silent() {
+        for text in ["loud", "verbose", ""] {
+            assert!(filter(text).is_err_and(|error| error.contains("error, warn")), "{text:?}");
+        }
+        for text in ["off", "INFO", "3", "pilotlight::meta"] {
+            assert!(filter(text).is_ok(), "{text:?}");
+        }
     }
 }

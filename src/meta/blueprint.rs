@@ -34,7 +34,7 @@ pub struct Blueprint {
     pub resync_period: Option<Duration>,
     /// The sync hook.
     pub sync: HookRule,
-    /// The object as it was accepted: what hooks are sent as `controller`.
+    /// The object as it was accepted, with an empty status: what hooks are sent as `controller`.
     pub controller: Bytes,
     /// Its `spec`, for telling an edit from a touch.
     pub spec: Value,
@@ -97,7 +97,8 @@ impl Blueprint {
                 }
             })?;
         let mut problems = Problems::default();
-        let read = Self::read(name, &spec, raw.clone(), object.clone(), &mut problems);
+        let raw = raw.clone();
+        let read = Self::read(name, &spec, raw, without_status(value), &mut problems);
         match (read, problems.rejection()) {
             (Some(blueprint), None) => Ok(blueprint),
             (_, Some(rejected)) => Err(rejected),
@@ -161,6 +162,13 @@ impl Blueprint {
             spec: raw,
         })
     }
+}
+
+/// The object with Metacontroller's status, which is always empty: ours would change what hooks
+/// are sent from start to start.
+fn without_status(mut object: Value) -> Bytes {
+    object["status"] = Value::Object(serde_json::Map::new());
+    object.to_string().into()
 }
 
 /// Whether two specifications declare the same controller. What the server fills in counts as
@@ -311,6 +319,23 @@ mod tests {
         assert!(!blueprint.sync.strict);
         assert_eq!(blueprint.sync.timeout, Duration::from_secs(10));
         assert_eq!(blueprint.resync_period, None);
+    }
+
+    #[test]
+    fn hooks_are_sent_an_empty_status_whatever_the_object_has() {
+        let with_status = |status: Value| {
+            let mut value: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+            value["status"] = status;
+            Blueprint::parse(&value.to_string().into()).unwrap().controller
+        };
+
+        let sent = with_status(json!({"state": "Running", "epoch": 3}));
+
+        assert_eq!(sent, with_status(Value::Null));
+        assert_eq!(sent, Blueprint::parse(&object(|_| ())).unwrap().controller);
+        let sent: Value = serde_json::from_slice(&sent).unwrap();
+        assert_eq!(sent["status"], json!({}));
+        assert_eq!(sent["metadata"]["name"], "things");
     }
 
     #[test]

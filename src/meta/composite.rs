@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     controller::{
-        BuildError, Cluster, Context, Controller, Handler, Outcome, Predicate, ReconcileError,
-        Reconciler, Request,
+        Backoff, BuildError, Cluster, Context, Controller, Handler, Outcome, Predicate,
+        ReconcileError, Reconciler, Request,
     },
     informer::{Delta, Object},
     kind::{Scope, TypeRef},
@@ -73,6 +73,7 @@ impl CompositeRunnable {
             .for_type(blueprint.parent.clone())
             .conditional()
             .predicate(Predicate::new(move |delta| worth_a_sync(delta, &selector, ignore)))
+            .backoff(backoff(blueprint.resync_period))
             .max_concurrent_reconciles(workers);
         for rule in &blueprint.children {
             let (roster, known) = (Arc::clone(&roster), Arc::clone(&roster));
@@ -190,6 +191,12 @@ impl fmt::Debug for CompositeRunnable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CompositeRunnable").field("parent", &self.parent).finish_non_exhaustive()
     }
+}
+
+/// How long a parent waits after failures: no longer than one that is well.
+fn backoff(resync_period: Option<Duration>) -> Backoff {
+    let longest = Backoff::default().max;
+    Backoff { max: resync_period.unwrap_or(longest).min(longest), ..Backoff::default() }
 }
 
 /// Whether a change of a parent is a reason to sync it.

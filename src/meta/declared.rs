@@ -11,7 +11,10 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Blueprint, CompositeControllerStatus, composite::CompositeRunnable, roster::Health};
+use super::{
+    Blueprint, CompositeControllerStatus, composite::CompositeRunnable, recorder::Severity,
+    roster::Health,
+};
 
 /// Events of one controller that wait to be written; a crash loop drops the oldest.
 const EVENTS: usize = 32;
@@ -31,11 +34,18 @@ pub(crate) struct Declared {
     pub(crate) missing_since: Option<Instant>,
     /// The rejection that an Event told of.
     pub(crate) rejected: Option<String>,
+    /// What it was said to wait for.
+    pub(crate) waits: Option<Waiting>,
+    /// When an object without a status was seen first.
+    pub(crate) seen: Option<Instant>,
     /// The status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
     /// The server keeps something else of the status.
     pub(crate) pruned: bool,
 }
+
+/// Severity, reason and text of the Event of a controller that waits.
+pub(crate) type Waiting = (Severity, &'static str, String);
 
 /// What the manager was given.
 #[derive(Clone, Debug)]

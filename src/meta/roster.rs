@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
@@ -17,6 +18,10 @@ use super::{
     claim::UID_LABEL,
 };
 use crate::informer::{Delta, Object, ObjectKey};
+
+/// How long what the server made of a status is taken to be what it makes of it: a schema that has
+/// no place for a field may get one.
+const SETTLED: Duration = Duration::from_secs(60);
 
 /// What is known of the parents of one controller.
 #[derive(Debug, Default)]
@@ -52,8 +57,8 @@ struct Parents {
 struct Entry {
     uid: Arc<str>,
     selector: Selector,
-    // Digests of the status that was wanted last, and of what the server made of it.
-    status: Option<(u64, u64)>,
+    // Digests of the status that was wanted last, and of what the server made of it; and when.
+    status: Option<(u64, u64, Instant)>,
     churn: Churn,
 }
 
@@ -171,15 +176,17 @@ impl Roster {
         self.health.subscribe()
     }
 
-    /// Whether the server made `stored` of the status `wanted`, and will again.
+    /// Whether the server made `stored` of the status `wanted` not long ago, and will again.
     pub(crate) fn status_settled(&self, key: &ObjectKey, wanted: u64, stored: u64) -> bool {
-        self.lock().by_key.get(key).is_some_and(|entry| entry.status == Some((wanted, stored)))
+        let parents = self.lock();
+        let known = parents.by_key.get(key).and_then(|entry| entry.status);
+        known.is_some_and(|(of, made, at)| (of, made) == (wanted, stored) && at.elapsed() < SETTLED)
     }
 
     /// Notes what the server made of a status.
     pub(crate) fn settle_status(&self, key: &ObjectKey, wanted: u64, stored: u64) {
         if let Some(entry) = self.lock().by_key.get_mut(key) {
-            entry.status = Some((wanted, stored));
+            entry.status = Some((wanted, stored, Instant::now()));
         }
     }
 
@@ -344,5 +351,18 @@ mod tests {
 
         roster.healthy(&key);
         assert_eq!(*health.borrow(), Health { proven: true, failing: 0, example: None });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_the_schema_pruned_is_offered_again_after_a_minute() {
+        let (roster, key) = (Roster::default(), ObjectKey::namespaced("ns", "a"));
+        roster.enrol(&key, &"u".into(), &Selector::default());
+
+        roster.settle_status(&key, 1, 2);
+
+        assert!(roster.status_settled(&key, 1, 2));
+        assert!(!roster.status_settled(&key, 1, 3) && !roster.status_settled(&key, 3, 2));
+        tokio::time::advance(SETTLED).await;
+        assert!(!roster.status_settled(&key, 1, 2));
     }
 }

@@ -42,7 +42,7 @@ impl Composite {
                 Step::Delete { uid, .. } => match resource.delete(key, uid).await {
                     // Gone, or another object of that name.
                     Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
-                    result => ("deleting", result),
+                    result => ("deleting", result.map(|()| false)),
                 },
                 Step::Recreate { uid, desired } => {
                     match rehearsal::rehearse(&resource, served, desired).await {
@@ -55,22 +55,27 @@ impl Composite {
                     }
                     match resource.delete(key, uid).await {
                         Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
-                        result => ("replacing", result),
+                        result => ("replacing", result.map(|()| false)),
                     }
                 }
                 Step::Create(Desired { object, .. }) => {
-                    ("creating", resource.create(key, object).await.map(drop))
+                    ("creating", resource.create(key, object).await.map(|_| true))
                 }
                 Step::Update(Desired { object, .. }) => {
-                    ("updating", resource.update(key, object).await.map(drop))
+                    // The server may mean the same by it: `0.5` and `500m` are one quantity.
+                    let changed = |stored: Value| version_of(&stored) != version_of(object);
+                    ("updating", resource.update(key, object).await.map(changed))
                 }
             };
-            let Err(error) = result else {
-                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                if matches!(step, Step::Create(_) | Step::Update(_)) {
-                    self.roster.wrote(&parent.key, what);
+            let error = match result {
+                Ok(changed) => {
+                    tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                    if changed {
+                        self.roster.wrote(&parent.key, what);
+                    }
+                    continue;
                 }
-                continue;
+                Err(error) => error,
             };
             let doing = format!("{verb} {what}");
             let error = if is_already_there(&error) {
@@ -113,6 +118,10 @@ async fn outwritten(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) 
         Some(rival) => format!("{message}; {rival} keeps writing it"),
         None => message,
     })
+}
+
+fn version_of(object: &Value) -> Option<&Value> {
+    object.pointer("/metadata/resourceVersion")
 }
 
 /// Why an object that was to be created exists already.

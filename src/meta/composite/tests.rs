@@ -91,3 +91,14 @@ fn a_cache_that_never_catches_up_becomes_an_error() {
         assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
     }
 }
+
+#[test]
+fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
+    let longest = |seconds: Option<u64>| backoff(seconds.map(Duration::from_secs)).delay(u32::MAX);
+
+    assert_eq!(longest(Some(1)), Duration::from_secs(1));
+    assert_eq!(longest(Some(60)), Duration::from_secs(60));
+    assert_eq!(longest(Some(86_400)), Duration::from_secs(1000));
+    assert_eq!(longest(None), Duration::from_secs(1000));
+    assert_eq!(backoff(Some(Duration::from_secs(1))).delay(0), Duration::from_millis(5));
+}

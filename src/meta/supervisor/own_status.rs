@@ -11,9 +11,10 @@ use super::{keeper::Keeper, own_type, runnable_name};
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
+    manager::{ControllerState, RunnableStatus, Unmet},
     meta::{
         CompositeControllerStatus,
-        declared::Declared,
+        declared::{Declared, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, explain, is_not_found},
         roster::Health,
@@ -21,10 +22,16 @@ use crate::{
     },
 };
 
+/// How long whoever created an object may go on editing it before its first status takes the
+/// resourceVersion from under them.
+const FIRST: Duration = Duration::from_millis(100);
 /// The shortest time between two writes of one status.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
 /// How long our own write is given to come back through the watch.
 const ECHO: Duration = Duration::from_secs(5);
+/// When a status of which the server kept something else is written again: with another CRD it
+/// keeps it, and no event of the object tells of that.
+const PRUNED: Duration = Duration::from_secs(60);
 
 impl Keeper {
     /// Writes Events: those that were noted, and one of a new rejection.
@@ -52,6 +59,15 @@ impl Keeper {
                     .await;
             }
             declared.rejected = rejected;
+        }
+        let run = self.manager.status_of(runnable_name(name));
+        let waits =
+            run.filter(|_| matches!(judgement, Judgement::Accepted)).and_then(|run| waiting(&run));
+        if declared.waits != waits {
+            if let Some((severity, reason, text)) = &waits {
+                self.recorder.publish(client, subject, *severity, reason, text).await;
+            }
+            declared.waits = waits;
         }
     }
 
@@ -87,13 +103,19 @@ impl Keeper {
             declared.written.get_or_insert_with(|| (wanted, Instant::now()));
             return Ok(None);
         }
+        if cached == CompositeControllerStatus::default() {
+            let seen = declared.seen.get_or_insert_with(Instant::now).elapsed();
+            if seen < FIRST {
+                return Ok(Some(FIRST - seen));
+            }
+        }
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();
             let patience = if *written != wanted {
                 STATUS_INTERVAL
             } else if declared.pruned {
-                // The schema has no place for it, and will have none the next time.
-                return Ok(None);
+                // The schema has no place for it until somebody brings the CRD up to date.
+                PRUNED
             } else {
                 ECHO
             };
@@ -106,25 +128,39 @@ impl Keeper {
             "status": with_nulls(&wanted, &cached),
         });
         let resource = Resource::new(context.client(), &served);
-        match resource.merge_patch(object.key(), Some("status"), &patch).await {
+        declared.pruned = match resource.merge_patch(object.key(), Some("status"), &patch).await {
             Ok(stored) => {
                 let stored = stored.get("status").cloned().unwrap_or_default();
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
-                declared.pruned = stored.unwrap_or_default() != wanted;
-                declared.written = Some((wanted, Instant::now()));
-                Ok(None)
+                stored.unwrap_or_default() != wanted
             }
             // The object is gone, or has no status.
-            Err(error) if is_not_found(&error) => {
-                declared.pruned = true;
-                declared.written = Some((wanted, Instant::now()));
-                Ok(None)
+            Err(error) if is_not_found(&error) => true,
+            Err(error) => {
+                let message = format!("writing the status of {name}: {}", explain(&error));
+                return Err(ReconcileError::Retry(message.into()));
             }
-            Err(error) => Err(ReconcileError::Retry(
-                format!("writing the status of {name}: {}", explain(&error)).into(),
-            )),
-        }
+        };
+        declared.written = Some((wanted, Instant::now()));
+        Ok(declared.pruned.then_some(PRUNED))
     }
+}
+
+/// The Event of a controller that waits for its types, once it is known what is wrong with them.
+fn waiting(run: &RunnableStatus) -> Option<Waiting> {
+    let known = |unmet: &&Unmet| !matches!(&*unmet.reason, "TypeUnknown" | "Initializing");
+    let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
+    if run.state != ControllerState::Waiting || unmet.is_empty() {
+        return None;
+    }
+    let bare = unmet.iter().find(|unmet| unmet.reason == "SubresourceMissing");
+    if let Some(type_ref) = bare.and_then(|unmet| unmet.type_ref.as_ref()) {
+        // Metacontroller's words, which its users look for.
+        let text = format!("Sync error: {type_ref} does not have subresource 'Status' enabled");
+        return Some((Severity::Warning, "SyncError", text));
+    }
+    let messages: Vec<_> = unmet.iter().map(|unmet| &*unmet.message).collect();
+    Some((Severity::Normal, "Waiting", format!("Waiting: {}", messages.join("; "))))
 }
 
 /// The status as cached; the default when it is not ours.

@@ -29,6 +29,8 @@ pub(super) struct Server(Arc<Mutex<State>>);
 struct State {
     version: u64,
     collections: BTreeMap<String, Collection>,
+    // Statuses that were offered; none is kept.
+    offered: usize,
 }
 
 #[derive(Default)]
@@ -100,6 +102,11 @@ impl Server {
         state.tell(collection, if known { "MODIFIED" } else { "ADDED" }, &name, object);
     }
 
+    /// How many times a status was to be written.
+    pub(super) fn statuses_offered(&self) -> usize {
+        self.state().offered
+    }
+
     fn delete(&self, collection: &str, name: &str) {
         let mut state = self.state();
         let object = state.collections[collection].objects[name].clone();
@@ -109,6 +116,7 @@ impl Server {
     fn answer(&self, request: &Request<Body>) -> Answer {
         let (path, query) = (request.uri().path(), request.uri().query().unwrap_or_default());
         let mut state = self.state();
+        state.offered += usize::from(path.ends_with("/status"));
         let version = state.version.to_string();
         let metadata = json!({"resourceVersion": version});
         let collection = state.collections.get_mut(path);

@@ -244,3 +244,18 @@ async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
     let alive: Vec<_> = hooks.iter().map(|hook| hook.upgrade().is_some()).collect();
     assert_eq!(alive, [false], "neither it nor, with it, the cluster and its client");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute() {
+    let rig = Rig::start().await;
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+    sleep(Duration::from_secs(10)).await;
+    let offered = rig.server.statuses_offered();
+
+    sleep(Duration::from_secs(45)).await;
+    assert_eq!(rig.server.statuses_offered(), offered, "not all the time");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(rig.server.statuses_offered(), offered + 1);
+    rig.end().await;
+}
