@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use k8s_openapi::{
     api::core::v1::ConfigMap,
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -94,10 +94,11 @@ impl World {
     /// task.
     pub(crate) async fn finish(self) {
         let names: Vec<_> = self.manager.status().keys().cloned().collect();
-        for name in names.iter().filter(|name| !is_the_cluster(name)) {
+        let removals = names.iter().filter(|name| !is_the_cluster(name)).map(async |name| {
             let removed = time::timeout(PATIENCE, self.manager.remove(name.as_str())).await;
             assert!(removed.is_ok(), "{name} is not removed in time");
-        }
+        });
+        join_all(removals).await;
         let Self { rig, leaks, baseline, tasks_before } = self;
         // One connection may serve what several watches share, and is kept for what comes next;
         // and a state or a verb that was once seen keeps its series.

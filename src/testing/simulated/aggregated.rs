@@ -165,7 +165,7 @@ impl Cluster {
         }
     }
 
-    fn announce(&mut self, version: &str, group: &str, managed: &str) {
+    pub(super) fn announce(&mut self, version: &str, group: &str, managed: &str) {
         let name = format!("{version}.{group}");
         if self.history.get(API_SERVICES, &(String::new(), name.clone())).is_some() {
             return;
@@ -194,13 +194,8 @@ impl Cluster {
     pub(super) fn sync_api_services(&mut self) {
         let mut wanted = BTreeSet::new();
         for (_, crd) in self.history.all(super::cluster::CRDS) {
-            let group = crd["spec"]["group"].as_str().unwrap_or_default();
-            for version in crd["spec"]["versions"].as_array().into_iter().flatten() {
-                if version["served"].as_bool() == Some(true) {
-                    let version = version["name"].as_str().unwrap_or_default();
-                    wanted.insert((version.to_owned(), group.to_owned()));
-                }
-            }
+            let served = super::custom::group_versions(crd).into_iter();
+            wanted.extend(served.map(|(version, group)| (version.to_owned(), group.to_owned())));
         }
         let services = self.history.all(API_SERVICES);
         let stale: Vec<Key> = services

@@ -1,6 +1,10 @@
 //! CustomResourceDefinitions, as the real server treats them.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
@@ -120,6 +124,14 @@ impl Custom {
 /// `.spec.replicas` as a JSON pointer.
 fn pointer(path: &str) -> String {
     path.replace('.', "/")
+}
+
+/// Version and group of whatever a CRD serves.
+pub(super) fn group_versions(crd: &Value) -> BTreeSet<(&str, &str)> {
+    let group = crd["spec"]["group"].as_str().unwrap_or_default();
+    let versions = crd["spec"]["versions"].as_array().into_iter().flatten();
+    let served = versions.filter(|version| version["served"].as_bool() == Some(true));
+    served.map(|version| (version["name"].as_str().unwrap_or_default(), group)).collect()
 }
 
 fn condition<'a>(crd: &'a Value, kind: &str) -> Option<&'a Value> {
@@ -251,7 +263,16 @@ impl Cluster {
             _ => self.now.saturating_sub(self.part_of_second()),
         };
         self.custom.insert(Arc::clone(&storage), custom);
-        self.sync_api_services();
+        let served_before = entry.before.as_deref().map(group_versions);
+        let served = group_versions(crd);
+        if served_before.is_none() {
+            // Nothing is stale: a look at all CRDs for each new one would be dear.
+            for (version, group) in served {
+                self.announce(version, group, "true");
+            }
+        } else if served_before.as_ref() != Some(&served) {
+            self.sync_api_services();
+        }
         if object::is_deleting(crd) && object::has_finalizer(crd, CLEANUP) {
             let begun = condition(crd, "Terminating")
                 .is_some_and(|it| it["reason"] != "InstanceDeletionPending");
