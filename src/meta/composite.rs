@@ -18,7 +18,7 @@ use super::{
     churn::Flapping,
     claim, hook, protocol,
     recorder::{Recorder, Severity, Subject},
-    resource::{explain, is_conflict, is_fenced},
+    resource::{explain, is_conflict, is_fenced, is_gone, is_not_found},
     roster::{Failure, Health, Roster},
 };
 use crate::{
@@ -239,7 +239,7 @@ impl SyncError {
     fn of_write(doing: &str, error: &kube::Error) -> Self {
         if is_fenced(error) {
             Self::Cancelled
-        } else if is_conflict(error) {
+        } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
             Self::Behind(format!("{doing}: {}", explain(error)))
         } else {
             Self::Failed(format!("{doing}: {}", explain(error)))

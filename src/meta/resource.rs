@@ -152,7 +152,15 @@ fn status(error: &kube::Error) -> Option<(u16, &str)> {
     Some((status.code, status.reason.as_str()))
 }
 
-/// There is no such object, or no such type.
+/// The server knows the type and has no such object: it names what it did not find. Any other 404
+/// proves nothing, and comes of a server that is starting, or does not serve the type yet.
+pub(crate) fn is_gone(error: &kube::Error) -> bool {
+    let kube::Error::Api(status) = error else { return false };
+    let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
+    status.code == 404 && status.reason == "NotFound" && names_it
+}
+
+/// There is no such object, or no such type; or nobody knows.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 404)
 }
@@ -247,5 +255,24 @@ mod tests {
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
         assert_eq!(rival(&Value::Null), None);
+    }
+
+    #[track_caller]
+    fn check(reason: &str, name: Option<&str>, gone: bool) {
+        let details = name.map(|name| json!({ "name": name }));
+        let status = json!({ "code": 404, "reason": reason, "details": details });
+        let error = kube::Error::Api(serde_json::from_value(status).unwrap());
+
+        assert!(is_not_found(&error));
+        assert_eq!(is_gone(&error), gone, "{reason} {name:?}");
+    }
+
+    #[test]
+    fn a_404_proves_absence_only_of_what_it_names() {
+        check("NotFound", Some("gear"), true);
+        // A type that the server does not serve, built in or not, and a server that starts.
+        check("NotFound", Some(""), false);
+        check("NotFound", None, false);
+        check("Failed to parse error data", None, false);
     }
 }

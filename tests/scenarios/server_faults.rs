@@ -27,12 +27,13 @@ use tokio::{
 use super::{
     World,
     change::{assert_unmoved, change_crd, lists, watched_again, watches},
+    world::{InProcessHook, one_config_map},
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
     rig::{
         Act, Carrier, Embedded, Recorder, RigOptions, Rule as Right, Server, about, eventually,
-        type_of,
+        type_of, until,
     },
     unknown::{assert_undisturbed, hits},
 };
@@ -48,6 +49,8 @@ scenarios! {
         "what was served stays so or Unknown, an empty answer is an error in the health; nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
         "the type stays Served, its controller Running over the whole cache and stale; no discovery request; it recovers within a second";
+    33 a_transient_404_of_a_write_is_no_proof_of_absence both:
+        "a status and a deletion that are answered so are sent again: only an answer that names the object says that it is gone";
     34 a_server_that_restarts_or_goes_back_stops_nothing simulated("`an_api_server_that_restarts_stops_nothing` restarts the real one; going back to an older resource version takes a restored backup"):
         "every watch is resumed or listed anew, one list per type at a time and no more of all than the cap; each change is seen, nothing stops or starts twice";
     35 a_storm_of_410_keeps_to_the_cap_of_lists both:
@@ -456,6 +459,52 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert_nothing_purged(&recorder);
     assert_undisturbed(&world, "widgets");
     assert_eq!(lists(&world, &crd, mark).await, 0, "the watch goes on where it was");
+    world.finish().await;
+}
+
+async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'static>) {
+    let world = World::on(server, "faults-404-write").await;
+    let crd = world.widgets();
+    world.install(&crd).await;
+    // A child for a size of 1, and none for any other.
+    let hook = InProcessHook::new(|request| async move {
+        let mut answer = one_config_map(&request);
+        if request["parent"]["spec"]["size"] != 1 {
+            answer["children"] = json!([]);
+        }
+        Ok(answer)
+    });
+    world.supervise(&hook).await;
+    world.declare("declared", &crd).await;
+    let declared = world.runnable("declared");
+    world.running(&declared, 1).await;
+    let written = async |size: i64, children: usize| {
+        until(&format!("the status says {size}, with {children} children"), async || {
+            let gear = world.scope.api(&crd, "v1").get("gear").await.unwrap();
+            let maps = world.config_maps().list(&Default::default()).await.unwrap().items;
+            let mine = maps.iter().filter(|map| map.metadata.name.as_deref() == Some("gear"));
+            let found = (gear.data["status"]["size"].clone(), mine.count());
+            if found == (size.into(), children) { Ok(()) } else { Err(format!("{found:?}")) }
+        })
+        .await;
+    };
+    world.create(&crd, "gear", 1).await;
+    written(1, 1).await;
+    let missing = || Action::Reply(Reply::text(404, "404 page not found\n"));
+
+    let deletion = Rule::new(missing()).verb(Verb::Delete).resource("", "configmaps").times(1);
+    let deletion = world.faults.add(deletion);
+    world.resize(&crd, "gear", 2).await;
+    hits(&world, deletion, 1).await;
+    written(2, 0).await;
+
+    let status = Rule::new(missing()).verb(Verb::Update).subresource("status").name("gear");
+    let status = world.faults.add(status.times(1));
+    world.resize(&crd, "gear", 3).await;
+    hits(&world, status, 1).await;
+    written(3, 0).await;
+    assert_undisturbed(&world, &declared);
+    world.withdraw("declared").await;
     world.finish().await;
 }
 

@@ -11,7 +11,7 @@ use crate::{
         Selector,
         children::{Child, Group, Parent, owner_reference},
         claim::{self, Claim},
-        resource::{Resource, is_not_found},
+        resource::{Resource, is_gone},
     },
 };
 
@@ -41,7 +41,7 @@ impl Composite {
                             owners.retain(|owner| owner["uid"] != *parent.uid);
                         })?;
                     match resource.merge_patch(object.key(), None, &patch).await {
-                        Err(error) if !is_not_found(&error) => {
+                        Err(error) if !is_gone(&error) => {
                             let doing = format!("releasing {} {}", served.kind, object.key());
                             return Err(SyncError::of_write(&doing, &error));
                         }
@@ -68,7 +68,7 @@ impl Composite {
                             })?;
                             children.push(Child::new(group, &adopted));
                         }
-                        Err(error) if is_not_found(&error) => {}
+                        Err(error) if is_gone(&error) => {}
                         Err(error) => {
                             let doing = format!("adopting {} {}", served.kind, object.key());
                             return Err(SyncError::of_write(&doing, &error));
@@ -86,7 +86,7 @@ async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
     match Resource::new(client, &parent.served).get(&parent.key).await {
         Ok(live) => Ok(live.pointer("/metadata/uid") == Some(&json!(parent.uid))
             && live.pointer("/metadata/deletionTimestamp").is_none()),
-        Err(error) if is_not_found(&error) => Ok(false),
+        Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(SyncError::of_write("reading the parent", &error)),
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     meta::{
         Selector,
         children::{Desired, Group, Parent, Step},
-        resource::{Resource, is_already_there, is_conflict, is_not_found, rival},
+        resource::{Resource, is_already_there, is_conflict, is_gone, rival},
     },
 };
 
@@ -41,7 +41,7 @@ impl Composite {
             let (verb, result) = match &step {
                 Step::Delete { uid, .. } => match resource.delete(key, uid).await {
                     // Gone, or another object of that name.
-                    Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
+                    Err(error) if is_gone(&error) || is_conflict(&error) => continue,
                     result => ("deleting", result.map(|()| false)),
                 },
                 Step::Recreate { uid, desired } => {
@@ -54,7 +54,7 @@ impl Composite {
                         Err(over) => return Err(over),
                     }
                     match resource.delete(key, uid).await {
-                        Err(error) if is_not_found(&error) || is_conflict(&error) => continue,
+                        Err(error) if is_gone(&error) || is_conflict(&error) => continue,
                         result => ("replacing", result.map(|()| false)),
                     }
                 }
@@ -80,7 +80,7 @@ impl Composite {
             let doing = format!("{verb} {what}");
             let error = if is_already_there(&error) {
                 stranger(parent, selector, &resource, key, &doing).await
-            } else if is_not_found(&error) && matches!(step, Step::Update(_)) {
+            } else if is_gone(&error) && matches!(step, Step::Update(_)) {
                 SyncError::Behind(format!("{doing}: it is gone"))
             } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
                 self.roster.outwritten(&parent.key, &what);
@@ -134,7 +134,7 @@ async fn stranger(
 ) -> SyncError {
     let live = match resource.get(key).await {
         Ok(live) => live,
-        Err(error) if is_not_found(&error) => {
+        Err(error) if is_gone(&error) => {
             return SyncError::Behind(format!("{doing}: it was there"));
         }
         Err(error) => return SyncError::of_write(doing, &error),

@@ -15,7 +15,7 @@ use crate::{
     meta::{
         children::Parent,
         last_applied,
-        resource::{Resource, is_conflict, is_not_found, rival},
+        resource::{Resource, is_conflict, is_gone, rival},
     },
 };
 
@@ -59,7 +59,7 @@ impl Composite {
                 object = match resource.get(&parent.key).await {
                     Ok(live) if live.pointer("/metadata/uid") == Some(&json!(parent.uid)) => live,
                     Ok(_) => return Ok(()),
-                    Err(error) if is_not_found(&error) => return Ok(()),
+                    Err(error) if is_gone(&error) => return Ok(()),
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
                 if is_wanted(&object) {
@@ -74,7 +74,7 @@ impl Composite {
                     self.roster.settle_status(&parent.key, digest_wanted, stored);
                     return Ok(());
                 }
-                Err(error) if is_not_found(&error) => return Ok(()),
+                Err(error) if is_gone(&error) => return Ok(()),
                 Err(error) if is_conflict(&error) => {}
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }

@@ -18,7 +18,7 @@ use crate::{
         composite::CompositeRunnable,
         declared::{Changes, Declared, Run},
         recorder::{Recorder, Severity, Subject},
-        resource::{self, is_forbidden, is_not_found},
+        resource::{self, is_forbidden, is_gone},
         status::Judgement,
     },
 };
@@ -300,7 +300,7 @@ async fn crd_is_going(client: &Client) -> Result<bool, kube::Error> {
                 compositecontrollers.metacontroller.k8s.io";
     match resource::send(client, Method::GET, path.to_owned(), "", None).await {
         Ok(crd) => Ok(crd.pointer("/metadata/deletionTimestamp").is_some()),
-        Err(error) if is_not_found(&error) => Ok(true),
+        Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }
 }

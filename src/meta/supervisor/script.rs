@@ -132,7 +132,7 @@ impl Server {
             None => {
                 let status = json!({
                     "kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound",
-                    "message": "there is nothing",
+                    "message": "there is nothing", "details": { "name": path },
                 });
                 body(StatusCode::NOT_FOUND, &status)
             }
