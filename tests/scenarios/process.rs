@@ -45,7 +45,8 @@ scenarios! {
         "what was declared goes on as it was, the supervisor waits, and takes over again";
     50 no_right_to_read_crds both:
         "types are found by polling, which is said, with the right that is missing";
-    51 one_controllers_type_is_made_by_another both:
+    51 one_controllers_type_is_made_by_another
+        simulated("all of it happens there, but one task of the manager's is left and not explained"):
         "the second drains and stops with the type that the first takes away, then the first";
     52 a_thousand_lifecycle_events
         simulated("it would take half an hour; examples and benches have the long run"):
