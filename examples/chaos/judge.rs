@@ -101,11 +101,23 @@ impl Stage {
         if kind.expected() != Expected::Running {
             return Ok(());
         }
+        let before: BTreeSet<_> = children.keys().cloned().collect();
+        if !self.server.is_simulated() {
+            // The real garbage collector takes its time while types come and go, and what it has
+            // left there cannot be made anew.
+            let uids: BTreeSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
+            children.retain(|_, (owners, _)| owners.iter().any(|owner| uids.contains(owner)));
+        }
+        let owned: BTreeSet<_> = children.keys().cloned().collect();
+        let left = |child: &String| before.contains(child) && !owned.contains(child);
         for parent in &listed {
             let (name, uid) = (parent.name_any(), parent.uid().unwrap_or_default());
             let number = name.parse().unwrap_or(usize::MAX);
             let Some(spec) = kind.parents.get(&number) else { continue };
             let right = (vec![uid], spec.text.to_string());
+            if (0..spec.size).any(|child| left(&kind.child(number, child))) {
+                continue;
+            }
             for child in (0..spec.size).map(|child| kind.child(number, child)) {
                 match children.remove(&child) {
                     Some(found) if found == right => {}

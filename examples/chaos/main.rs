@@ -36,7 +36,8 @@ use crate::{server::Server, stage::Stage, world::World};
 /// are is drawn.
 const GAUGES: &[&str] = &["workqueue_depth", "pilotlight_informer_watches"];
 /// Series of what has not happened yet to everybody when a soak begins.
-const LATER: [&str; 3] = [
+const LATER: [&str; 4] = [
+    "pilotlight_discovery_watch_failures_total",
     "pilotlight_controller_stop_duration_seconds",
     "pilotlight_informer_restarts_total",
     "pilotlight_controller_restarts_total",
