@@ -12,7 +12,7 @@ use std::{
 use futures::future::BoxFuture;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
-    Api, ResourceExt,
+    Api, Client, ResourceExt,
     api::{DeleteParams, DynamicObject, Patch, PatchParams},
 };
 use pilotlight::{
@@ -45,8 +45,7 @@ scenarios! {
         "what was declared goes on as it was, the supervisor waits, and takes over again";
     50 no_right_to_read_crds both:
         "types are found by polling, which is said, with the right that is missing";
-    51 one_controllers_type_is_made_by_another
-        simulated("all of it happens there, but one task of the manager's is left and not explained"):
+    51 one_controllers_type_is_made_by_another both:
         "the second drains and stops with the type that the first takes away, then the first";
     52 a_thousand_lifecycle_events
         simulated("it would take half an hour; examples and benches have the long run"):
@@ -234,35 +233,42 @@ async fn no_right_to_read_crds(server: Server<'static>) {
 
 /// Installs a type while there is a maker, and takes it away before the maker goes.
 struct Maker {
-    crds: Api<CustomResourceDefinition>,
-    makers: Api<DynamicObject>,
+    makers: CrdBuilder,
     made: CrdBuilder,
 }
 
 impl Maker {
-    async fn make(&self, name: &str) -> Result<Outcome, kube::Error> {
-        let Some(maker) = self.makers.get_opt(name).await? else { return Ok(Outcome::Done) };
+    async fn make(&self, request: &Request, client: Client) -> Result<Outcome, kube::Error> {
+        let crds = Api::<CustomResourceDefinition>::all(client.clone());
+        let namespace = request.namespace.as_deref().unwrap_or_default();
+        let resource = self.makers.api_resource("v1");
+        let makers = Api::<DynamicObject>::namespaced_with(client, namespace, &resource);
+        let Some(maker) = makers.get_opt(&request.name).await? else { return Ok(Outcome::Done) };
         let made = self.made.name();
         if maker.metadata.deletion_timestamp.is_none() {
             let by = PatchParams::apply("maker").force();
-            self.crds.patch(&made, &by, &Patch::Apply(self.made.build())).await?;
+            crds.patch(&made, &by, &Patch::Apply(self.made.build())).await?;
             return Ok(Outcome::Done);
         }
-        if let Some(crd) = self.crds.get_opt(&made).await? {
+        if let Some(crd) = crds.get_opt(&made).await? {
             if crd.metadata.deletion_timestamp.is_none() {
-                self.crds.delete(&made, &DeleteParams::default()).await?;
+                crds.delete(&made, &DeleteParams::default()).await?;
             }
             return Ok(Outcome::RequeueAfter(Duration::from_millis(100)));
         }
         let free = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
-        self.makers.patch(&maker.name_any(), &PatchParams::default(), &free).await?;
+        makers.patch(&maker.name_any(), &PatchParams::default(), &free).await?;
         Ok(Outcome::Done)
     }
 }
 
 impl Reconciler for Maker {
-    async fn reconcile(&self, request: Request, _: Context) -> Result<Outcome, ReconcileError> {
-        Ok(self.make(&request.name).await?)
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        Ok(self.make(&request, context.client().clone()).await?)
     }
 }
 
@@ -270,8 +276,7 @@ async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
     let world = World::on(server, "process-chain").await;
     let makers = CrdBuilder::new(&world.scope.group, "Maker");
     let made = CrdBuilder::new(&world.scope.group, "Made");
-    let maker =
-        Maker { crds: world.crds(), makers: world.scope.api(&makers, "v1"), made: made.clone() };
+    let maker = Maker { makers: makers.clone(), made: made.clone() };
     let first = Controller::builder("first")
         .for_type(type_of(&makers, "v1"))
         .conditional()
