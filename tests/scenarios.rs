@@ -11,7 +11,6 @@
 ///
 /// - `both`: on the simulated server and on the control plane;
 /// - `simulated("why not on the control plane")`;
-/// - `real("why not on the simulated server")`;
 /// - `pending("the feature that brings it")`, which has no function yet.
 ///
 /// [`Server`]: crate::rig::Server
@@ -30,7 +29,6 @@ macro_rules! scenarios {
     };
     (@place both) => { crate::scenarios::Place::Both };
     (@place simulated $why:literal) => { crate::scenarios::Place::Simulated($why) };
-    (@place real $why:literal) => { crate::scenarios::Place::Real($why) };
     (@place pending $why:literal) => { crate::scenarios::Place::Pending($why) };
     (@tests both $name:ident) => {
         mod $name {
@@ -40,9 +38,6 @@ macro_rules! scenarios {
     };
     (@tests simulated $name:ident) => {
         mod $name { scenarios!(@on_the_simulated_server $name); }
-    };
-    (@tests real $name:ident) => {
-        mod $name { scenarios!(@on_the_real_server $name); }
     };
     (@tests pending $name:ident) => {};
     (@on_the_simulated_server $name:ident) => {
@@ -82,11 +77,9 @@ struct Scenario {
 
 /// Where a scenario runs, or why it does not.
 #[derive(Clone, Copy, Debug)]
-#[allow(dead_code, reason = "which of them there are depends on the scenarios")]
 enum Place {
     Both,
     Simulated(&'static str),
-    Real(&'static str),
     Pending(&'static str),
 }
 
@@ -123,7 +116,6 @@ fn table(scenarios: &[Scenario]) -> String {
         let (simulated, real) = match place {
             Place::Both => ("✓".to_owned(), "✓".to_owned()),
             Place::Simulated(why) => ("✓".to_owned(), format!("no: {why}")),
-            Place::Real(why) => (format!("no: {why}"), "✓".to_owned()),
             Place::Pending(feature) => (format!("pending: {feature}"), "pending".to_owned()),
         };
         let name = name.replace('_', " ");

@@ -37,7 +37,7 @@ scenarios! {
          version runs at once";
     7 a_thousand_types_in_one_burst_start_in_turn
         simulated("a thousand CRDs keep one API server busy for minutes"):
-        "all Running within 5 s of the last answer; 16 lists at once at most; no more than 10 \
+        "all Running within 5 s of the last installation; 16 lists at once at most; no more than 10 \
          requests to discovery";
     8 a_controller_of_three_types_starts_after_the_last both:
         "starts once, after the last type; if one leaves while it starts, the start is given up \

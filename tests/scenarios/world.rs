@@ -1,7 +1,5 @@
 //! A rig on either server, and the end that every scenario has.
 
-#![allow(dead_code, reason = "a world offers more than the scenarios of today need")]
-
 use std::{
     ops::Deref,
     sync::{Arc, Mutex},
@@ -77,11 +75,6 @@ impl World {
         let recorder = Recorder::new(type_of(crd, "v1"));
         Embedded.add(self, name, &recorder).await;
         recorder
-    }
-
-    /// The measure taken before the scenario began.
-    pub(crate) fn baseline(&self) -> &Measure {
-        &self.baseline
     }
 
     /// Tasks alive before the scenario began.
@@ -296,8 +289,6 @@ pub(crate) struct InProcessHook {
 pub(crate) struct HookCall {
     /// Of the parent.
     pub(crate) name: String,
-    pub(crate) request: Value,
-    pub(crate) at: Instant,
     /// Whether it was answered; one that was given up never is.
     pub(crate) answered: bool,
 }
@@ -338,8 +329,7 @@ impl Hook for InProcessHook {
         let name = request["parent"]["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let number = {
             let mut calls = self.calls.lock().unwrap();
-            let at = Instant::now();
-            calls.push(HookCall { name, request: request.clone(), at, answered: false });
+            calls.push(HookCall { name, answered: false });
             calls.len() - 1
         };
         let (answer, calls) = ((self.answers)(request), Arc::clone(&self.calls));
