@@ -13,7 +13,7 @@ const ROOMS: [(&str, &[&str]); 7] = [
     ("informer", &["kind"]),
     ("controller", &["kind", "discovery", "manager", "informer"]),
     ("meta", &["kind", "discovery", "manager", "informer", "controller"]),
-    ("testing", &[]),
+    ("testing", &["kind"]),
 ];
 
 fn sources(room: &str) -> Vec<PathBuf> {
