@@ -9,7 +9,7 @@ use std::{
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use k8s_openapi::{
-    api::core::v1::{ConfigMap, Event},
+    api::core::v1::{ConfigMap, Event, LimitRange},
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
 };
 use kube::{
@@ -122,6 +122,16 @@ impl Rig {
         update_strategy: Value,
         answer: impl Fn(&Value) -> Value + Send + Sync + 'static,
     ) -> Self {
+        Self::start_of(scope, crd, ("v1", "configmaps"), update_strategy, answer).await
+    }
+
+    async fn start_of(
+        scope: TestScope,
+        crd: CrdBuilder,
+        (api_version, resource): (&str, &str),
+        update_strategy: Value,
+        answer: impl Fn(&Value) -> Value + Send + Sync + 'static,
+    ) -> Self {
         let hook = Arc::new(Scripted {
             answer: Mutex::new(Box::new(move |request| Ok(answer(request)))),
             asked: Mutex::default(),
@@ -137,7 +147,7 @@ impl Rig {
                     "apiVersion": format!("{}/v1", scope.group), "resource": "things"
                 },
                 "childResources": [{
-                    "apiVersion": "v1", "resource": "configmaps",
+                    "apiVersion": api_version, "resource": resource,
                     "updateStrategy": update_strategy
                 }],
                 "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}}
@@ -704,6 +714,68 @@ async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
     let events: Api<Event> = Api::namespaced(rig.scope.client(), &rig.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_that_the_server_spells_differently_is_not_recreated() {
+    let scope = shared().plane.scope("composite-respelling").await.unwrap();
+    let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
+    scope.install_crd(&crd).await.unwrap();
+    scope.wait_served(&crd, "v1").await.unwrap();
+    let limited = |cpu: &str| {
+        json!({"status": {}, "children": [{
+            "apiVersion": "v1", "kind": "LimitRange",
+            "metadata": {"name": "one", "labels": {"thing": "a"}},
+            // The server keeps "500m", and fills in the default and the request.
+            "spec": {"limits": [{"type": "Container", "max": {"cpu": cpu}, "default": null}]}
+        }]})
+    };
+    let strategy = json!({"method": "Recreate"});
+    let children = ("v1", "limitranges");
+    let rig = Rig::start_of(scope, crd, children, strategy, move |_| limited("0.5")).await;
+    let limits = Api::<LimitRange>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || limits.get_opt("one").await.unwrap()).await;
+    let max = before.spec.as_ref().unwrap().limits[0].max.as_ref().unwrap();
+    assert_eq!(max["cpu"].0, "500m", "it is spelled differently");
+
+    for _ in 0..25 {
+        let asked = rig.asked();
+        rig.touch("a").await;
+        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+    }
+    let kept = limits.get("one").await.unwrap();
+    assert_eq!((kept.uid(), kept.resource_version()), (before.uid(), before.resource_version()));
+
+    rig.answers(move |_| Ok(limited("0.25")));
+    rig.touch("a").await;
+    let replaced = eventually("another value", async || {
+        limits.get_opt("one").await.unwrap().filter(|child| child.uid() != before.uid())
+    })
+    .await;
+    assert_eq!(replaced.spec.unwrap().limits[0].max.as_ref().unwrap()["cpu"].0, "250m");
+    rig.stop().await;
+}
+
+#[tokio::test]
+async fn a_child_whose_fields_cannot_be_changed_is_recreated() {
+    let fixed = |value: &str| {
+        let mut child = child("a", "one", value);
+        child["immutable"] = json!(true);
+        json!({"status": {}, "children": [child]})
+    };
+    let rig = Rig::start("composite-immutable", "Recreate", move |_| fixed("old")).await;
+    rig.create_thing("a").await;
+    let before = eventually("the child", async || rig.config_map("one").await).await;
+
+    rig.answers(move |_| Ok(fixed("new")));
+    rig.touch("a").await;
+
+    let after = eventually("the new child", async || {
+        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+    });
+    assert_ne!(after.await.uid(), before.uid());
     rig.stop().await;
 }
 

@@ -12,6 +12,8 @@ use pilotlight::{
 use serde_json::json;
 use tokio::time::{self, Duration, Instant};
 
+#[cfg(feature = "cli")]
+use crate::rig::Declared;
 use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, type_of};
 
 const PACED: u64 = 50;
@@ -32,27 +34,33 @@ async fn a_hundred_flaps_leave_a_conditional_runnable_as_it_was() {
     a_hundred_flaps_leave_nothing("flaps-runnable", Listening).await;
 }
 
+#[cfg(feature = "cli")]
+#[tokio::test]
+async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
+    a_hundred_flaps_leave_nothing("flaps-declared", Declared::default()).await;
+}
+
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     let rig = Rig::start(name).await;
     let crd = rig.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    carrier.add(&rig, "flapping", &recorder).await;
+    let flapping = &carrier.add(&rig, "flapping", &recorder).await;
     rig.warm_up().await;
     // One whole life with an object, so that whatever is made once is there.
     install_as_soon_as_possible(&rig, &crd).await;
-    rig.running("flapping", 1).await;
+    rig.running(flapping, 1).await;
     rig.create(&crd, "first", 1).await;
     recorder.saw("first", 1).await;
     rig.scope.delete_crd(&crd).await.unwrap();
-    rig.done("flapping", 1).await;
-    let leaks = rig.leaks();
+    rig.done(flapping, 1).await;
+    let leaks = carrier.leaks(&rig);
     let baseline = leaks.baseline().await;
     let tasks = usize::try_from(baseline.total("tasks")).unwrap();
 
     for epoch in 2..=PACED {
-        paced(&rig, &crd, epoch).await;
+        paced(&rig, &crd, flapping, epoch).await;
     }
-    assert_eq!(rig.assert_orderly("flapping"), PACED, "each paced flap is one epoch");
+    assert_eq!(rig.assert_orderly(flapping), PACED, "each paced flap is one epoch");
     rig.assert_absent(&crd, tasks).await.end(&rig).await;
     let half = leaks.measure();
     for _ in 0..FAST {
@@ -65,12 +73,12 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     rig.scope.wait_established(&crd).await.unwrap();
     let last = rig.create(&crd, "last", 1).await;
     recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
-    let epoch = rig.state("flapping", ControllerState::Running).await.epoch;
+    let epoch = rig.state(flapping, ControllerState::Running).await.epoch;
     assert!((PACED + 1..=PACED + FAST + 1).contains(&epoch), "epoch {epoch}");
     rig.scope.delete_crd(&crd).await.unwrap();
-    rig.done("flapping", epoch).await;
+    rig.done(flapping, epoch).await;
     rig.assert_absent(&crd, tasks).await.end(&rig).await;
-    assert_eq!(rig.assert_orderly("flapping"), epoch);
+    assert_eq!(rig.assert_orderly(flapping), epoch);
     leaks.assert_baseline(&baseline).await;
     let resident = [&baseline, &half, &leaks.measure()].map(|it| it.total("resident KiB"));
     let [begin, half, end] = resident;
@@ -80,12 +88,12 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
 }
 
 /// One flap that completes its epoch.
-async fn paced(rig: &Rig<'_>, crd: &CrdBuilder, epoch: u64) {
+async fn paced(rig: &Rig<'_>, crd: &CrdBuilder, flapping: &str, epoch: u64) {
     install_as_soon_as_possible(rig, crd).await;
-    rig.running("flapping", epoch).await;
+    rig.running(flapping, epoch).await;
     rig.scope.delete_crd(crd).await.unwrap();
-    assert_eq!(rig.done("flapping", epoch).await, DoneReason::TypeGone);
-    rig.until("flapping", "waits", |it| it.reason == "TypeAbsent").await;
+    assert_eq!(rig.done(flapping, epoch).await, DoneReason::TypeGone);
+    rig.until(flapping, "waits", |it| it.reason == "TypeAbsent").await;
 }
 
 /// The server refuses a CRD while the one before is still being deleted.

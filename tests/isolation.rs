@@ -1,4 +1,8 @@
 //! What goes wrong with one controller or one type is felt by nobody else.
+//!
+//! Latencies on a machine that does other things too are noisy: a p99 that is up to twice as long,
+//! or up to 5 ms longer, counts as the same, and a difference must show in four measurements in a
+//! row. So this test finds neighbours that are felt always, and not those that are felt at times.
 
 use std::time::Duration;
 

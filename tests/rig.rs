@@ -10,6 +10,8 @@ mod absence;
 mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
+mod declared;
+#[cfg(feature = "cli")]
 mod hook_server;
 mod metrics;
 mod recorder;
@@ -73,6 +75,7 @@ pub(crate) use self::{
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
+    declared::Declared,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     stage::{Stage, condition, install_own_crds, install_own_crds_on, until, until_within},
     workload::Workload,

@@ -8,6 +8,8 @@ use pilotlight::{
 };
 use tokio::time::timeout;
 
+#[cfg(feature = "cli")]
+use crate::rig::Declared;
 use crate::rig::{Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, Seen, type_of};
 
 #[tokio::test]
@@ -20,52 +22,72 @@ async fn a_runnable_and_a_controller_share_one_watch() {
     share_one_watch("sharing-mixed", Listening, Embedded).await;
 }
 
+#[cfg(feature = "cli")]
+#[tokio::test]
+async fn declared_controllers_share_one_watch() {
+    let declared = Declared::default();
+    share_one_watch("sharing-declared", declared.clone(), declared).await;
+}
+
+#[cfg(feature = "cli")]
+#[tokio::test]
+async fn a_declared_and_an_embedded_controller_share_one_watch() {
+    share_one_watch("sharing-beside", Declared::default(), Embedded).await;
+}
+
 async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) {
     let rig = Rig::start(name).await;
     let crd = rig.widgets();
     let widgets = type_of(&crd, "v1");
     let (ones, others) = (Recorder::new(widgets.clone()), Recorder::new(widgets.clone()));
-    first.add(&rig, "one", &ones).await;
-    second.add(&rig, "other", &others).await;
+    let one = &first.add(&rig, "one", &ones).await;
+    let other = &second.add(&rig, "other", &others).await;
     rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("one", 1).await;
-    rig.running("other", 1).await;
+    rig.running(one, 1).await;
+    rig.running(other, 1).await;
     rig.create(&crd, "shared", 1).await;
-    let one = ones.saw("shared", 1).await;
-    assert_eq!(one.uid, others.saw("shared", 1).await.uid);
-    assert_eq!(rig.cluster.informers.status()[0].subscribers, 2);
-    let requests = rig.requests(&crd, rig.begin).await;
+    let seen = ones.saw("shared", 1).await;
+    assert_eq!(seen.uid, others.saw("shared", 1).await.uid);
+    let served = rig.cluster.types.served(&widgets).unwrap();
+    let mut informers = rig.cluster.informers.status();
+    informers.retain(|it| it.key.identity == served.identity);
+    let subscribers: Vec<_> = informers.iter().map(|it| it.subscribers).collect();
+    assert_eq!(subscribers, [2], "{informers:#?}");
+    // What a declared controller writes into the status is no reading.
+    let readings = async || {
+        let mut requests = rig.requests(&crd, rig.begin).await;
+        requests.retain(|event| event.verb == "list" || event.verb == "watch");
+        requests
+    };
+    let requests = readings().await;
     assert_eq!(open_watches(&requests).len(), 1, "{requests:#?}");
     let before = requests.len();
 
     // Changes flow while one leaves, and while a late one comes.
+    let mut late = String::new();
     for round in 0..20 {
         rig.create(&crd, &format!("gapless-{round}"), 1).await;
         if round == 5 {
-            rig.manager.remove("one").await;
+            first.remove(&rig, "one").await;
         }
         if round == 12 {
-            first.add(&rig, "late", &ones).await;
+            late = first.add(&rig, "late", &ones).await;
         }
     }
 
     for round in 0..20 {
         others.saw(&format!("gapless-{round}"), 1).await;
     }
-    rig.running("late", 1).await;
-    let late = |name: &str| {
-        let name = name.to_owned();
-        let ones = &ones;
-        async move {
-            let by_late = |seen: &Seen| seen.controller == "late" && seen.name == name;
-            ones.until("everything, by the late one", by_late).await
-        }
+    rig.running(&late, 1).await;
+    let by_late = async |name: &str| {
+        let by_late = |seen: &Seen| seen.controller == late && seen.name == name;
+        ones.until("everything, by the late one", by_late).await
     };
-    late("shared").await;
+    by_late("shared").await;
     for round in 0..20 {
-        late(&format!("gapless-{round}")).await;
+        by_late(&format!("gapless-{round}")).await;
     }
-    let requests = rig.requests(&crd, rig.begin).await;
+    let requests = readings().await;
     assert_eq!(requests.len(), before, "nobody asked the server again: {requests:#?}");
     assert_eq!(open_watches(&requests).len(), 1);
     let lists = requests.iter().filter(|event| {
@@ -74,8 +96,8 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
             && event.code == Some(200)
     });
     assert_eq!(lists.count(), 1, "{requests:#?}");
-    assert_eq!(rig.status("other").state, ControllerState::Running);
-    assert_eq!(rig.assert_orderly("other"), 0);
+    assert_eq!(rig.status(other).state, ControllerState::Running);
+    assert_eq!(rig.assert_orderly(other), 0);
     rig.end().await.unwrap();
 }
 

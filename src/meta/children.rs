@@ -95,6 +95,10 @@ pub(crate) enum Step {
         uid: Arc<str>,
         /// What takes its place.
         desired: Desired,
+        /// The object as it is.
+        observed: Value,
+        /// The object as it would be if it were updated.
+        merged: Value,
     },
     /// Create this object.
     Create(Desired),
@@ -172,7 +176,8 @@ impl Rules<'_> {
                 UpdateMethod::Recreate => {
                     let object = self.new_child(&desired.object);
                     let desired = Desired { object, ..desired };
-                    deletes.push(Step::Recreate { uid: child.uid.clone(), desired });
+                    let uid = child.uid.clone();
+                    deletes.push(Step::Recreate { uid, desired, observed, merged });
                 }
                 UpdateMethod::InPlace => {
                     writes.push((order, Step::Update(Desired { object: merged, ..desired })));

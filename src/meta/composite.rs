@@ -2,6 +2,7 @@
 
 mod adopt;
 mod apply;
+mod difference;
 mod parent_status;
 mod rehearsal;
 

@@ -60,6 +60,16 @@ impl<'a> Resource<'a> {
         self.send(Method::POST, path, "application/json", Some(object)).await
     }
 
+    /// Asks what an update would leave, without making it.
+    pub(crate) async fn rehearse_update(
+        &self,
+        key: &ObjectKey,
+        object: &Value,
+    ) -> Result<Value, kube::Error> {
+        let path = format!("{}?dryRun=All&fieldManager={FIELD_MANAGER}", self.path(key));
+        self.send(Method::PUT, path, "application/json", Some(object)).await
+    }
+
     /// Replaces an object whose resourceVersion is still the one given.
     pub(crate) async fn update(
         &self,

@@ -10,6 +10,7 @@ use pilotlight::{
     manager::{
         ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, StopReason, type_served,
     },
+    testing::LeakOracle,
 };
 
 use super::{Recorder, Rig};
@@ -17,21 +18,32 @@ use super::{Recorder, Rig};
 /// A sort of controller.
 pub(crate) trait Carrier {
     /// Adds one of that name which runs while the recorder's type is served, and records its
-    /// objects.
-    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder);
+    /// objects; what it is called in the manager.
+    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder) -> String;
+
+    /// Removes the one of that name, and waits until it is gone.
+    async fn remove(&self, rig: &Rig<'_>, name: &str) {
+        rig.manager.remove(name).await;
+    }
+
+    /// Finds what is left of one that has been added.
+    fn leaks(&self, rig: &Rig<'_>) -> LeakOracle {
+        rig.leaks()
+    }
 }
 
 /// A controller of the builder's, with a typed reconciler.
 pub(crate) struct Embedded;
 
 impl Carrier for Embedded {
-    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder) {
+    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder) -> String {
         let controller = Controller::builder(name)
             .for_type(recorder.type_ref().clone())
             .conditional()
             .build(&rig.cluster, recorder.clone())
             .unwrap();
         rig.add(name, Arc::new(controller)).await;
+        name.to_owned()
     }
 }
 
@@ -39,13 +51,14 @@ impl Carrier for Embedded {
 pub(crate) struct Listening;
 
 impl Carrier for Listening {
-    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder) {
+    async fn add(&self, rig: &Rig<'_>, name: &str, recorder: &Recorder) -> String {
         let listener = Listener {
             types: rig.cluster.types.clone(),
             informers: rig.cluster.informers.clone(),
             recorder: recorder.clone(),
         };
         rig.add(name, Arc::new(listener)).await;
+        name.to_owned()
     }
 }
 

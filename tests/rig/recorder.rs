@@ -147,6 +147,17 @@ impl Recorder {
         stale: bool,
     ) {
         let widget = object.map(|object| object.decode::<Widget>().unwrap());
+        self.push(controller, epoch, name, widget, stale);
+    }
+
+    /// Records an object that is there, as a hook is asked about it.
+    #[cfg(feature = "cli")]
+    pub(crate) fn note(&self, controller: &str, epoch: u64, widget: Widget) {
+        let name = widget.metadata.name.clone().unwrap();
+        self.push(controller, epoch, &name, Some(widget), false);
+    }
+
+    fn push(&self, controller: &str, epoch: u64, name: &str, widget: Option<Widget>, stale: bool) {
         let seen = Seen {
             controller: controller.to_owned(),
             epoch,

@@ -27,7 +27,7 @@ use tokio::time::{self, Instant, timeout};
 use super::{HookServer, PATIENCE, Rig, RigOptions};
 
 /// By this label the declared controllers of one test are told from all others.
-const LABEL: &str = "pilotlight.test/scope";
+pub(super) const LABEL: &str = "pilotlight.test/scope";
 
 /// A rig with a supervisor of its own declared controllers.
 pub(crate) struct Stage<'plane> {

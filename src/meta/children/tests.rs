@@ -233,7 +233,9 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
 
     assert_eq!(steps(UpdateMethod::OnDelete), []);
     let recreates = steps(UpdateMethod::Recreate);
-    let [Step::Recreate { uid, desired }] = &recreates[..] else { panic!("{recreates:?}") };
+    let [Step::Recreate { uid, desired, observed: old, merged }] = &recreates[..] else {
+        panic!("{recreates:?}")
+    };
     assert_eq!((&**uid, &desired.key), ("stored", &observed.key));
     assert_eq!(
         [Step::Create(desired.clone())],
@@ -244,6 +246,8 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
     let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
     assert_eq!(update.object["data"], json!({"k": "v"}));
     assert_eq!(update.object["metadata"]["resourceVersion"], "1");
+    assert_eq!(merged, &update.object, "it is compared by the update that it does not get");
+    assert_eq!(serde_json::to_vec(old).unwrap(), observed.json);
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&updates[0])], vec![changed.clone()]), []);
 }
 

@@ -2,7 +2,11 @@
 
 use serde_json::Value;
 
-use super::{Composite, PATIENCE, SyncError, rehearsal};
+use super::{
+    Composite, PATIENCE, SyncError,
+    difference::{Difference, difference},
+    rehearsal,
+};
 use crate::{
     controller::Context,
     informer::ObjectKey,
@@ -44,7 +48,18 @@ impl Composite {
                     Err(error) if is_gone(&error) || is_conflict(&error) => continue,
                     result => ("deleting", result.map(|()| false)),
                 },
-                Step::Recreate { uid, desired } => {
+                Step::Recreate { uid, desired, observed, merged } => {
+                    let compared = resource.rehearse_update(key, merged).await;
+                    match difference(observed, &compared) {
+                        Difference::None => continue,
+                        Difference::Over => return Err(SyncError::Cancelled),
+                        // A cache that never catches up stops no replacement for ever.
+                        Difference::Behind if context.attempt() < PATIENCE => {
+                            behind = Some(format!("comparing {what}: the cache is behind"));
+                            continue;
+                        }
+                        Difference::Behind | Difference::Some => {}
+                    }
                     match rehearsal::rehearse(&resource, served, desired).await {
                         Ok(()) => {}
                         Err(SyncError::Failed(message)) => {
