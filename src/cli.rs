@@ -166,6 +166,7 @@ mod tests {
             ("--workers=0", "--workers"),
             ("--metrics-address=nonsense", "--metrics-address"),
             ("--graceful-shutdown-timeout=-1s", "--graceful-shutdown-timeout"),
+            ("--discovery-interval=0", "--discovery-interval"),
             ("--graceful-shutdown-timeout=5", "--graceful-shutdown-timeout"),
             ("--log-format=xml", "--log-format"),
             ("--log-level=loud=quiet=", "--log-level"),

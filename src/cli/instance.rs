@@ -36,8 +36,8 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "SELECTOR")]
     target_label_selector: Option<Selector>,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
-    /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
+    /// may, changes are pushed and this has no effect. A duration of at least 100ms, such as 30s.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// How long controllers may take to drain when the process is asked to stop. A duration such
     /// as 30s; what still runs then is named and left behind, and the exit code is 1.
