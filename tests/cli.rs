@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use pilotlight::testing::ControlPlane;
+use pilotlight::testing::{ControlPlane, simulated::SimulatedServer};
 use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
@@ -38,14 +38,54 @@ fn assert_code(output: &Output, code: i32) -> String {
 #[tokio::test]
 async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
     let workers = run(&["run", "--workers=none"]).await;
-    let of_metacontroller = run(&["run", "--client-go-qps=5"]).await;
+    let of_metacontroller = run(&["run", "--leader-election"]).await;
     let namespace = run(&["run", "--namespace=a/b"]).await;
     let level = run(&["run", "--log-level=loud"]).await;
 
     assert!(assert_code(&workers, 2).contains("--workers"));
     assert!(assert_code(&namespace, 2).contains("--namespace"));
     assert!(assert_code(&level, 2).contains("--log-level"));
-    assert!(assert_code(&of_metacontroller, 2).contains("note: there is no limit"));
+    assert!(assert_code(&of_metacontroller, 2).contains("there is no leader election yet"));
+}
+
+#[tokio::test]
+async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
+    let server = SimulatedServer::new();
+    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    std::fs::write(&file, socket.kubeconfig()).unwrap();
+    let mut command = pilotlight(&[
+        "--zap-log-level=4",
+        "--discovery-interval=20s",
+        "--cache-flush-interval=30m",
+        "--zap-encoder=json",
+        "-client-go-qps=100",
+        "--leader-election=false",
+        "--metrics-address=0",
+        "--health-probe-bind-address=127.0.0.1:0",
+    ]);
+    command.env("KUBECONFIG", &file).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+
+    let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
+    let starts = async {
+        let mut explained = Vec::new();
+        loop {
+            let line = log.next_line().await.unwrap().expect("it ended too early");
+            let line: Value = serde_json::from_str(&line).expect("--zap-encoder=json");
+            match line["message"].as_str() {
+                Some("flag of Metacontroller") => explained.push(line["flag"].clone()),
+                Some("starting") => assert_eq!(explained.len(), 4, "{explained:?}"),
+                // A line of debug, as the level asks for.
+                Some(_) if line["level"] == "DEBUG" => return,
+                Some(_) | None => {}
+            }
+        }
+    };
+    timeout(DEADLINE, starts).await.expect("it starts");
+    assert_eq!(process.try_wait().unwrap(), None, "it runs on");
+    process.kill().await.unwrap();
 }
 
 #[tokio::test]

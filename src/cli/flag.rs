@@ -1,4 +1,4 @@
-//! Values of flags, and flags of Metacontroller that are none here.
+//! Values of flags.
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -79,37 +79,6 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// What to tell somebody who brings a flag of Metacontroller that does nothing here.
-pub(super) fn of_metacontroller(flag: &str) -> Option<&'static str> {
-    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
-    Some(match name {
-        "cache-flush-interval" => {
-            "caches follow their watches and are never flushed; leave --cache-flush-interval out"
-        }
-        "client-go-qps" | "client-go-burst" => {
-            "there is no limit of requests per second on this side, the API server's priority and \
-             fairness decides; leave --client-go-qps and --client-go-burst out"
-        }
-        "events-qps" | "events-burst" => {
-            "Events are limited per object already; leave --events-qps and --events-burst out"
-        }
-        "leader-election"
-        | "leader-election-resource-lock"
-        | "leader-election-namespace"
-        | "leader-election-id" => {
-            "there is no leader election yet: run one replica with the strategy Recreate, as \
-             deploy/ does"
-        }
-        "pprof-address" => "there is no pprof endpoint; see /debug/status at --metrics-address",
-        "apply-strategy" | "apply-strategy-ssa-field-manager" => {
-            "children are applied as with dynamic-apply; server-side apply is not supported yet"
-        }
-        "zap-log-level" | "zap-devel" | "zap-stacktrace-level" => "use --log-level",
-        "zap-encoder" | "zap-time-encoding" => "use --log-format",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -146,11 +115,5 @@ mod tests {
             assert!(namespace(text).is_err(), "{text:?}");
         }
         assert_eq!(namespace("team-1").as_deref(), Ok("team-1"));
-    }
-
-    #[test]
-    fn a_flag_of_metacontroller_gets_a_hint() {
-        assert!(of_metacontroller("--client-go-qps=5").unwrap().contains("--client-go-qps"));
-        assert_eq!(of_metacontroller("--nonsense"), None);
     }
 }
