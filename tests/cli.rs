@@ -6,8 +6,13 @@ use std::{
     time::Duration,
 };
 
-use pilotlight::testing::{ControlPlane, simulated::SimulatedServer};
-use serde_json::Value;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
+use kube::{Api, Client, CustomResourceExt, api::PostParams};
+use pilotlight::{
+    meta::CompositeController,
+    testing::{ControlPlane, simulated::SimulatedServer},
+};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -128,6 +133,41 @@ async fn a_log_that_nobody_reads_ends_no_process() {
     let ended = timeout(Duration::from_secs(1), process.wait()).await;
 
     assert!(ended.is_err(), "{ended:?}");
+}
+
+#[tokio::test]
+async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
+    let server = SimulatedServer::new();
+    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    std::fs::write(&file, socket.kubeconfig()).unwrap();
+    let client = Client::try_from(socket.config()).unwrap();
+    let mut crd = serde_json::to_value(CompositeController::crd()).unwrap();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"] =
+        json!({"type": "object"});
+    let crd = serde_json::from_value(crd).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &crd).await.map(drop::<Crd>).unwrap();
+    let declared: CompositeController = serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "things"},
+        "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "things"}},
+    }))
+    .unwrap();
+    let controllers = Api::<CompositeController>::all(client);
+    let created = async {
+        while controllers.create(&PostParams::default(), &declared).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(DEADLINE, created).await.expect("the type is served");
+
+    let status = run(&["status", "--kubeconfig", file.to_str().unwrap()]).await;
+
+    assert!(assert_code(&status, 0).contains("pilotlight crds | kubectl apply"));
+    let table = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(table.contains("StatusNotKept") && !table.contains("old spec"), "{table}");
 }
 
 /// `pilotlight dev`, running.
