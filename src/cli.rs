@@ -13,6 +13,7 @@ mod health;
 mod http;
 mod instance;
 mod logging;
+mod metacontroller;
 mod output;
 mod report;
 mod run;
@@ -22,12 +23,10 @@ mod table;
 mod types;
 mod watchers;
 
-use std::{io::Write, process::ExitCode, time::Duration};
+use std::{ffi::OsString, io::Write, process::ExitCode, time::Duration};
 
-use clap::{
-    Parser, Subcommand,
-    error::{ContextKind, ContextValue, ErrorKind},
-};
+use clap::{CommandFactory, Parser, Subcommand};
+use logging::LogFormat;
 use tracing_subscriber::filter::LevelFilter;
 
 /// A conditional controller manager for Kubernetes: controllers that start when the API types
@@ -50,7 +49,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the controllers that are declared in a cluster.
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Start a throw-away Kubernetes control plane on this machine, with a manager in it, until
     /// Ctrl-C. The first run builds it with Go, which takes some minutes.
     Dev(dev::DevArgs),
@@ -65,6 +64,11 @@ enum Command {
 }
 
 impl Cli {
+    /// Reads a command line, the name of the program first.
+    pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        Self::try_parse_from(with_command(arguments))
+    }
+
     /// Runs the command to its end.
     pub(crate) fn run(self) -> ExitCode {
         let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
@@ -72,7 +76,7 @@ impl Cli {
             Err(error) => return fail(&anyhow::Error::from(error).context("starting the runtime")),
         };
         let result = runtime.block_on(async {
-            self.logging.start(self.command.log_level())?;
+            self.logging.start(self.command.log_level(), self.command.log_format())?;
             match self.command {
                 Command::Run(args) => args.run().await,
                 Command::Dev(args) => args.run().await,
@@ -95,11 +99,23 @@ impl Command {
     /// What is logged when nothing is said about it.
     fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Run(_) => LevelFilter::INFO,
+            Self::Run(args) => args.log_level(),
             Self::Dev(args) => args.log_level(),
             Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
                 LevelFilter::WARN
             }
+        }
+    }
+
+    /// How it is logged when nothing is said about it.
+    fn log_format(&self) -> LogFormat {
+        match self {
+            Self::Run(args) => args.log_format(),
+            Self::Dev(_)
+            | Self::Types(_)
+            | Self::Status(_)
+            | Self::Crds(_)
+            | Self::Completions(_) => LogFormat::Text,
         }
     }
 }
@@ -113,20 +129,113 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 /// Says what is wrong with the command line; `--help` and `--version` arrive here too.
 pub(crate) fn refuse(error: clap::Error) -> ExitCode {
     error.print().ok();
-    if error.kind() == ErrorKind::UnknownArgument
-        && let Some(ContextValue::String(argument)) = error.get(ContextKind::InvalidArg)
-        && let Some(hint) = flag::of_metacontroller(argument)
-    {
-        writeln!(std::io::stderr(), "\n  note: {hint}").ok();
-    }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// A command line of flags alone means `run`: so an image is started whose manifest gives it
+/// Metacontroller's arguments. They may have one dash, as Go's flags.
+fn with_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<_> = arguments.into_iter().collect();
+    let at = command_position(&arguments);
+    let text = |at: usize| arguments.get(at).and_then(|argument| argument.to_str());
+    let flags_alone = match text(at) {
+        Some("-h" | "--help" | "-V" | "--version") => false,
+        Some(other) => other.starts_with('-'),
+        None => at > 1 && at == arguments.len(),
+    };
+    if flags_alone {
+        arguments.insert(at, "run".into());
+    } else if text(at) != Some("run") {
+        return arguments;
+    }
+    for argument in arguments.iter_mut().skip(at + 1) {
+        let one_dash = argument.to_str().and_then(|text| text.strip_prefix('-'));
+        if let Some(name) = one_dash.filter(|name| is_long(name)) {
+            *argument = format!("--{name}").into();
+        }
+    }
+    arguments
+}
+
+/// Where the command stands, behind the flags that every command has.
+fn command_position(arguments: &[OsString]) -> usize {
+    let cli = Cli::command();
+    let global = |flag: &str| {
+        let mut all = cli.get_arguments().filter(|argument| argument.is_global_set());
+        all.any(|argument| argument.get_long() == Some(flag))
+    };
+    let mut at = 1;
+    while let Some(flag) = arguments
+        .get(at)
+        .and_then(|argument| argument.to_str())
+        .and_then(|argument| argument.strip_prefix("--"))
+    {
+        let (name, value) = flag.split_once('=').map_or((flag, None), |(name, v)| (name, Some(v)));
+        if !global(name) {
+            break;
+        }
+        at += if value.is_some() { 1 } else { 2 };
+    }
+    at
+}
+
+/// Whether what stands behind one dash is the name of a flag, not of a short one, and no number.
+fn is_long(name: &str) -> bool {
+    let mut letters = name.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic())
+        && letters.next().is_some_and(|second| second != '=')
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::error::ErrorKind;
 
     use super::*;
+
+    fn read(arguments: &[&str]) -> Result<Cli, clap::Error> {
+        Cli::read(["pilotlight"].iter().chain(arguments).map(OsString::from))
+    }
+
+    #[test]
+    fn flags_alone_mean_run() {
+        for arguments in [
+            &["--zap-log-level=4", "--discovery-interval=20s", "--cache-flush-interval=30m"]
+                as &[_],
+            &["-zap-log-level=4", "-discovery-interval", "20s"],
+            &["--kubeconfig", "status", "--metrics-address", ":9999"],
+            &["--metrics-address=0", "--leader-election=false", "--zap-devel"],
+            &["--target-label-selector", "team=web,tier in (a,b)", "--workers=5"],
+            &["--target-label-selector="],
+            &["--log-level=debug"],
+            &["--log-level", "debug", "--workers=5"],
+            &["run", "-workers=5"],
+            &["run"],
+        ] {
+            let cli = read(arguments).unwrap_or_else(|error| panic!("{arguments:?}: {error}"));
+            assert!(matches!(cli.command, Command::Run(_)), "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn other_command_lines_mean_what_they_say() {
+        let types = read(&["--log-level", "debug", "types"]).unwrap();
+        let status = read(&["status", "-o", "json"]).unwrap();
+
+        assert!(matches!(types.command, Command::Types(_)));
+        assert!(matches!(status.command, Command::Status(_)));
+        for (arguments, kind) in [
+            (&[] as &[_], ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand),
+            (&["--help"], ErrorKind::DisplayHelp),
+            (&["-h"], ErrorKind::DisplayHelp),
+            (&["--version"], ErrorKind::DisplayVersion),
+            (&["--workers=5", "-h"], ErrorKind::DisplayHelp),
+            (&["--nonsense"], ErrorKind::UnknownArgument),
+            (&["--workers=5", "status"], ErrorKind::UnknownArgument),
+            (&["nonsense"], ErrorKind::InvalidSubcommand),
+        ] {
+            assert_eq!(read(arguments).unwrap_err().kind(), kind, "{arguments:?}");
+        }
+    }
 
     #[test]
     fn the_command_line_is_consistent() {
@@ -166,6 +275,7 @@ mod tests {
             ("--workers=0", "--workers"),
             ("--metrics-address=nonsense", "--metrics-address"),
             ("--graceful-shutdown-timeout=-1s", "--graceful-shutdown-timeout"),
+            ("--discovery-interval=0", "--discovery-interval"),
             ("--graceful-shutdown-timeout=5", "--graceful-shutdown-timeout"),
             ("--log-format=xml", "--log-format"),
             ("--log-level=loud=quiet=", "--log-level"),

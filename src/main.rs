@@ -4,11 +4,9 @@ mod cli;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 /// 0: it worked. 1: it failed. 2: the command line is wrong.
 fn main() -> ExitCode {
-    match cli::Cli::try_parse() {
+    match cli::Cli::read(std::env::args_os()) {
         Ok(cli) => cli.run(),
         Err(error) => cli::refuse(error),
     }

@@ -88,6 +88,17 @@ pub enum Error {
         /// The Go version that the pinned module asks for.
         wanted: &'static str,
     },
+    /// The directory of prebuilt binaries is of no use: set the variable named to another, or not.
+    #[error(
+        "KUBEBUILDER_ASSETS: {directory:?} {problem}: set it to the directory that \
+         `setup-envtest use -p path` prints, or unset it to use the cache and a build"
+    )]
+    Assets {
+        /// [`BinarySources::assets`].
+        directory: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Nowhere to keep binaries: set one of the variables named.
     #[error(
         "no cache directory: set PILOTLIGHT_CACHE (or XDG_CACHE_HOME, or HOME) to a directory \

@@ -6,8 +6,13 @@ use std::{
     time::Duration,
 };
 
-use pilotlight::testing::ControlPlane;
-use serde_json::Value;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
+use kube::{Api, Client, CustomResourceExt, api::PostParams};
+use pilotlight::{
+    meta::CompositeController,
+    testing::{ControlPlane, simulated::SimulatedServer},
+};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, BufReader, Lines},
     process::{Child, ChildStdout, Command},
@@ -38,14 +43,54 @@ fn assert_code(output: &Output, code: i32) -> String {
 #[tokio::test]
 async fn a_wrong_command_line_exits_with_2_and_names_the_flag() {
     let workers = run(&["run", "--workers=none"]).await;
-    let of_metacontroller = run(&["run", "--client-go-qps=5"]).await;
+    let of_metacontroller = run(&["run", "--leader-election"]).await;
     let namespace = run(&["run", "--namespace=a/b"]).await;
     let level = run(&["run", "--log-level=loud"]).await;
 
     assert!(assert_code(&workers, 2).contains("--workers"));
     assert!(assert_code(&namespace, 2).contains("--namespace"));
     assert!(assert_code(&level, 2).contains("--log-level"));
-    assert!(assert_code(&of_metacontroller, 2).contains("note: there is no limit"));
+    assert!(assert_code(&of_metacontroller, 2).contains("there is no leader election yet"));
+}
+
+#[tokio::test]
+async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
+    let server = SimulatedServer::new();
+    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    std::fs::write(&file, socket.kubeconfig()).unwrap();
+    let mut command = pilotlight(&[
+        "--zap-log-level=4",
+        "--discovery-interval=20s",
+        "--cache-flush-interval=30m",
+        "--zap-encoder=json",
+        "-client-go-qps=100",
+        "--leader-election=false",
+        "--metrics-address=0",
+        "--health-probe-bind-address=127.0.0.1:0",
+    ]);
+    command.env("KUBECONFIG", &file).stderr(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+
+    let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
+    let starts = async {
+        let mut explained = Vec::new();
+        loop {
+            let line = log.next_line().await.unwrap().expect("it ended too early");
+            let line: Value = serde_json::from_str(&line).expect("--zap-encoder=json");
+            match line["message"].as_str() {
+                Some("flag of Metacontroller") => explained.push(line["flag"].clone()),
+                Some("starting") => assert_eq!(explained.len(), 4, "{explained:?}"),
+                // A line of debug, as the level asks for.
+                Some(_) if line["level"] == "DEBUG" => return,
+                Some(_) | None => {}
+            }
+        }
+    };
+    timeout(DEADLINE, starts).await.expect("it starts");
+    assert_eq!(process.try_wait().unwrap(), None, "it runs on");
+    process.kill().await.unwrap();
 }
 
 #[tokio::test]
@@ -88,6 +133,41 @@ async fn a_log_that_nobody_reads_ends_no_process() {
     let ended = timeout(Duration::from_secs(1), process.wait()).await;
 
     assert!(ended.is_err(), "{ended:?}");
+}
+
+#[tokio::test]
+async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
+    let server = SimulatedServer::new();
+    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("kubeconfig");
+    std::fs::write(&file, socket.kubeconfig()).unwrap();
+    let client = Client::try_from(socket.config()).unwrap();
+    let mut crd = serde_json::to_value(CompositeController::crd()).unwrap();
+    crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"] =
+        json!({"type": "object"});
+    let crd = serde_json::from_value(crd).unwrap();
+    Api::all(client.clone()).create(&PostParams::default(), &crd).await.map(drop::<Crd>).unwrap();
+    let declared: CompositeController = serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": {"name": "things"},
+        "spec": {"parentResource": {"apiVersion": "example.com/v1", "resource": "things"}},
+    }))
+    .unwrap();
+    let controllers = Api::<CompositeController>::all(client);
+    let created = async {
+        while controllers.create(&PostParams::default(), &declared).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(DEADLINE, created).await.expect("the type is served");
+
+    let status = run(&["status", "--kubeconfig", file.to_str().unwrap()]).await;
+
+    assert!(assert_code(&status, 0).contains("pilotlight crds | kubectl apply"));
+    let table = String::from_utf8_lossy(&status.stdout).into_owned();
+    assert!(table.contains("StatusNotKept") && !table.contains("old spec"), "{table}");
 }
 
 /// `pilotlight dev`, running.

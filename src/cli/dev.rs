@@ -156,7 +156,7 @@ impl DevArgs {
             metrics_address: self.metrics_address.clone(),
             health_probe_bind_address: self.health_probe_bind_address.clone(),
         };
-        let instance = Instance::new(place.config.clone(), &self.manager, &servers)?;
+        let instance = Instance::new(place.config.clone(), &self.manager, &servers, None)?;
         if let Some(address) = instance.metrics_address {
             output::print(&format!(
                 "A manager runs in this process. To look into it:\n\n    \

@@ -1,15 +1,60 @@
-//! Values of flags, and flags of Metacontroller that are none here.
+//! Values of flags.
 
 use std::{num::NonZeroUsize, time::Duration};
 
+/// The longest duration that Go knows: 63 bits of nanoseconds.
+const LONGEST: Duration = Duration::from_nanos(i64::MAX.unsigned_abs());
+/// The shortest time between two questions.
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
+
 /// A duration as Go writes it: `500ms`, `30s`, `1h30m`.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let hint = "give a number and a unit, such as 500ms, 30s or 1h30m";
-    let parsed: kube::core::Duration = text.parse().map_err(|error| format!("{error}; {hint}"))?;
-    if parsed.is_negative() {
-        return Err(format!("a duration cannot be negative; {hint}"));
+    const HINT: &str = "give a number and a unit, such as 500ms, 30s or 1h30m";
+    if text.starts_with('-') {
+        return Err(format!("a duration cannot be negative; {HINT}"));
     }
-    Ok(parsed.into())
+    let mut rest = text.strip_prefix('+').unwrap_or(text);
+    if rest == "0" {
+        return Ok(Duration::ZERO);
+    }
+    let mut total = Duration::ZERO;
+    loop {
+        let number = rest.trim_start_matches(|byte: char| byte.is_ascii_digit() || byte == '.');
+        let (number, tail) = rest.split_at(rest.len() - number.len());
+        let unit = tail.trim_start_matches(char::is_alphabetic);
+        let (unit, tail) = tail.split_at(tail.len() - unit.len());
+        let value: f64 = number.parse().map_err(|_| format!("{text:?} is no duration; {HINT}"))?;
+        let seconds = match unit {
+            "ns" => 1e-9,
+            "us" | "\u{b5}s" | "\u{3bc}s" => 1e-6,
+            "ms" => 1e-3,
+            "s" => 1.0,
+            "m" => 60.0,
+            "h" => 3600.0,
+            _ => return Err(format!("{unit:?} is no unit of time; {HINT}")),
+        };
+        let part = Duration::try_from_secs_f64(value * seconds).ok();
+        // What is longer is no duration in Go either, and the clock could not add it.
+        total = part
+            .and_then(|part| total.checked_add(part))
+            .filter(|total| *total <= LONGEST)
+            .ok_or_else(|| format!("{text:?} is longer than 292 years"))?;
+        if tail.is_empty() {
+            return Ok(total);
+        }
+        rest = tail;
+    }
+}
+
+/// A duration between two questions that leaves the other side in peace.
+pub(super) fn interval(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|interval| {
+        if interval < SHORTEST_INTERVAL {
+            Err("would ask without pause; give at least 100ms".to_owned())
+        } else {
+            Ok(interval)
+        }
+    })
 }
 
 /// A number of at least 1.
@@ -34,37 +79,6 @@ pub(super) fn namespace(text: &str) -> Result<String, String> {
     }
 }
 
-/// What to tell somebody who brings a flag of Metacontroller that does nothing here.
-pub(super) fn of_metacontroller(flag: &str) -> Option<&'static str> {
-    let name = flag.trim_start_matches('-').split('=').next().unwrap_or_default();
-    Some(match name {
-        "cache-flush-interval" => {
-            "caches follow their watches and are never flushed; leave --cache-flush-interval out"
-        }
-        "client-go-qps" | "client-go-burst" => {
-            "there is no limit of requests per second on this side, the API server's priority and \
-             fairness decides; leave --client-go-qps and --client-go-burst out"
-        }
-        "events-qps" | "events-burst" => {
-            "Events are limited per object already; leave --events-qps and --events-burst out"
-        }
-        "leader-election"
-        | "leader-election-resource-lock"
-        | "leader-election-namespace"
-        | "leader-election-id" => {
-            "there is no leader election yet: run one replica with the strategy Recreate, as \
-             deploy/ does"
-        }
-        "pprof-address" => "there is no pprof endpoint; see /debug/status at --metrics-address",
-        "apply-strategy" | "apply-strategy-ssa-field-manager" => {
-            "children are applied as with dynamic-apply; server-side apply is not supported yet"
-        }
-        "zap-log-level" | "zap-devel" | "zap-stacktrace-level" => "use --log-level",
-        "zap-encoder" | "zap-time-encoding" => "use --log-format",
-        _ => return None,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -73,8 +87,25 @@ mod tests {
     fn durations_are_written_as_in_go() {
         assert_eq!(duration("1h30m"), Ok(Duration::from_secs(5400)));
         assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
         assert!(duration("30").unwrap_err().contains("unit"));
         assert!(duration("-1s").unwrap_err().contains("negative"));
+    }
+
+    #[test]
+    fn a_duration_beyond_measure_is_refused_without_a_panic() {
+        for text in ["99999999999999999999h", "1s-5s", "2562048h", "", "s", "1..5s", "1e3s"] {
+            assert!(duration(text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn an_interval_of_nothing_is_refused() {
+        for text in ["0", "0s", "99ms"] {
+            assert!(interval(text).is_err_and(|error| error.contains("100ms")), "{text:?}");
+        }
+        assert_eq!(interval("500ms"), Ok(Duration::from_millis(500)));
     }
 
     #[test]
@@ -84,11 +115,5 @@ mod tests {
             assert!(namespace(text).is_err(), "{text:?}");
         }
         assert_eq!(namespace("team-1").as_deref(), Ok("team-1"));
-    }
-
-    #[test]
-    fn a_flag_of_metacontroller_gets_a_hint() {
-        assert!(of_metacontroller("--client-go-qps=5").unwrap().contains("--client-go-qps"));
-        assert_eq!(of_metacontroller("--nonsense"), None);
     }
 }

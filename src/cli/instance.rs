@@ -36,8 +36,8 @@ pub(super) struct ManagerArgs {
     #[arg(long, value_name = "SELECTOR")]
     target_label_selector: Option<Selector>,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
-    /// may, changes are pushed and this has no effect. A duration such as 30s or 5m.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
+    /// may, changes are pushed and this has no effect. A duration of at least 100ms, such as 30s.
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
     /// How long controllers may take to drain when the process is asked to stop. A duration such
     /// as 30s; what still runs then is named and left behind, and the exit code is 1.
@@ -71,10 +71,13 @@ pub(super) struct Instance {
 
 impl Instance {
     /// Listens, and puts everything together. Must be called on a tokio runtime; sends nothing.
+    ///
+    /// Parents whose controller says nothing about it are synced every `resync_period`.
     pub(super) fn new(
         config: Config,
         manager: &ManagerArgs,
         servers: &ServerArgs,
+        resync_period: Option<Duration>,
     ) -> anyhow::Result<Self> {
         let listeners =
             Listeners::bind(&servers.health_probe_bind_address, &servers.metrics_address)?;
@@ -114,6 +117,7 @@ impl Instance {
             workers: manager.workers.get(),
             metrics: hooks,
             target: manager.target_label_selector.clone().unwrap_or_default(),
+            resync_period,
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
@@ -161,7 +165,7 @@ mod tests {
             "--health-probe-bind-address=127.0.0.1:0",
         ]);
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
-        Instance::new(config, &flags.manager, &flags.servers).unwrap()
+        Instance::new(config, &flags.manager, &flags.servers, None).unwrap()
     }
 
     async fn get(address: SocketAddr, path: &str) -> String {
@@ -218,7 +222,7 @@ mod tests {
         let flags = Flags::parse_from(["test", &address, "--health-probe-bind-address=0"]);
         let config = Config::new("http://127.0.0.1:1".parse().unwrap());
 
-        let error = Instance::new(config, &flags.manager, &flags.servers).unwrap_err();
+        let error = Instance::new(config, &flags.manager, &flags.servers, None).unwrap_err();
 
         assert!(format!("{error:#}").starts_with(&address.replace('=', " ")), "{error:#}");
     }

@@ -13,13 +13,13 @@ pub(super) struct LoggingArgs {
     /// module such as warn,pilotlight::informer=debug. Default: info; with dev --demo warn.
     #[arg(long, global = true, value_name = "LEVEL", value_parser = filter)]
     log_level: Option<String>,
-    /// How a log line is written.
-    #[arg(long, global = true, value_name = "FORMAT", default_value = "text")]
-    log_format: LogFormat,
+    /// How a log line is written; text by default.
+    #[arg(long, global = true, value_name = "FORMAT")]
+    log_format: Option<LogFormat>,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormat {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum LogFormat {
     /// For people.
     Text,
     /// One object a line, for machines.
@@ -27,15 +27,15 @@ enum LogFormat {
 }
 
 impl LoggingArgs {
-    /// Logs from now on.
-    pub(super) fn start(&self, default: LevelFilter) -> anyhow::Result<()> {
-        let level = self.log_level.clone().unwrap_or_else(|| of_level(default));
+    /// Logs from now on; the level and the format are those when these flags say nothing.
+    pub(super) fn start(&self, level: LevelFilter, format: LogFormat) -> anyhow::Result<()> {
+        let level = self.log_level.clone().unwrap_or_else(|| of_level(level));
         let builder = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::try_new(&level)?)
             .with_writer(std::io::stderr)
             // It would be told of on the very stream that takes nothing, with a panic.
             .log_internal_errors(false);
-        match self.log_format {
+        match self.log_format.unwrap_or(format) {
             LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
             LogFormat::Json => builder.json().flatten_event(true).try_init(),
         }

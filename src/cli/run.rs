@@ -4,10 +4,13 @@ use anyhow::Context;
 use clap::Args;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
+use tracing_subscriber::filter::LevelFilter;
 
 use super::{
     connection::ConnectionArgs,
     instance::{Instance, ManagerArgs, ServerArgs},
+    logging::LogFormat,
+    metacontroller::MetacontrollerArgs,
     signals,
 };
 
@@ -19,13 +22,29 @@ pub(super) struct RunArgs {
     manager: ManagerArgs,
     #[command(flatten)]
     servers: ServerArgs,
+    #[command(flatten)]
+    metacontroller: MetacontrollerArgs,
 }
 
 impl RunArgs {
+    pub(super) fn log_level(&self) -> LevelFilter {
+        self.metacontroller.log_level().unwrap_or(LevelFilter::INFO)
+    }
+
+    pub(super) fn log_format(&self) -> LogFormat {
+        self.metacontroller.log_format().unwrap_or(LogFormat::Text)
+    }
+
     pub(super) async fn run(&self) -> anyhow::Result<()> {
+        self.metacontroller.explain();
         let config = self.connection.config().await?;
         let server = config.cluster_url.clone();
-        let instance = Instance::new(config, &self.manager, &self.servers)?;
+        let instance = Instance::new(
+            config,
+            &self.manager,
+            &self.servers,
+            self.metacontroller.resync_period(),
+        )?;
         info!(
             %server,
             version = env!("CARGO_PKG_VERSION"),

@@ -1,5 +1,7 @@
 //! `pilotlight status`.
 
+use std::io::Write;
+
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use pilotlight::{
@@ -15,6 +17,13 @@ use super::{
     report::{ControllerRow, InformerRow, StatusReport},
     table::{Table, age, or_dash},
 };
+
+/// The state of a controller whose object has no status.
+const UNSEEN: &str = "Unseen";
+/// What to do when the CRD has no place for it.
+const NOT_KEPT: &str = "pilotlight: the installed CRD of CompositeControllers keeps no status, as \
+                        Metacontroller's: apply Pilotlight's with `pilotlight crds | kubectl apply \
+                        --filename -`, or ask a running manager with --address";
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
@@ -39,18 +48,31 @@ impl StatusArgs {
                 Format::Table => output::print(&render_report(&report, now)),
             };
         }
-        let rows = self.declared().await?;
+        let (rows, kept) = self.declared().await?;
         match self.output {
-            Format::Json => output::print_json(&rows),
-            Format::Table => output::print(&render_declared(&rows, now)),
+            Format::Json => output::print_json(&rows)?,
+            Format::Table => output::print(&render_declared(&rows, now))?,
         }
+        if !kept {
+            writeln!(std::io::stderr(), "\n{NOT_KEPT}").ok();
+        }
+        Ok(())
     }
 
-    /// What the objects say.
-    async fn declared(&self) -> anyhow::Result<Vec<DeclaredRow>> {
+    /// What the objects say, and whether their CRD lets them say it.
+    async fn declared(&self) -> anyhow::Result<(Vec<DeclaredRow>, bool)> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
-        let controllers = declared::list(transport.client()?).await?;
-        Ok(controllers.iter().map(DeclaredRow::from).collect())
+        let client = transport.client()?;
+        let controllers = declared::list(client.clone()).await?;
+        let mut rows: Vec<_> = controllers.iter().map(DeclaredRow::from).collect();
+        let kept =
+            !rows.iter().any(DeclaredRow::is_unseen) || !declared::keeps_no_status(client).await;
+        if !kept {
+            for row in rows.iter_mut().filter(|row| row.is_unseen()) {
+                "StatusNotKept".clone_into(&mut row.reason);
+            }
+        }
+        Ok((rows, kept))
     }
 }
 
@@ -87,14 +109,23 @@ impl From<&CompositeController> for DeclaredRow {
             name: controller.metadata.name.clone().unwrap_or_default(),
             parent: format!("{} {}", parent.resource, parent.api_version),
             ready: condition("Ready").map_or("Unknown", |ready| &ready.status).to_owned(),
-            state: status.state.clone().unwrap_or_else(|| "Unseen".to_owned()),
+            state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
             reason: status.reason.clone().unwrap_or_default(),
             since: condition("Running").map(|running| running.last_transition_time).or(newest),
             epoch: status.epoch,
-            outdated: status.observed_generation != controller.metadata.generation,
+            // Where nothing is said, nothing is old.
+            outdated: status.state.is_some()
+                && status.observed_generation != controller.metadata.generation,
             last_error: complaint.map(|condition| condition.message.clone()),
             conditions: status.conditions,
         }
+    }
+}
+
+impl DeclaredRow {
+    /// Nobody wrote a status, or nobody could.
+    fn is_unseen(&self) -> bool {
+        self.state == UNSEEN
     }
 }
 
@@ -247,5 +278,6 @@ mod tests {
             render_declared(&[DeclaredRow::from(&controller(json!(null)))], Timestamp::UNIX_EPOCH);
 
         assert!(text.contains("Unseen"), "{text}");
+        assert!(!text.contains("old spec"), "there is no status that could be old: {text}");
     }
 }

@@ -35,8 +35,10 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Asks at once, and at least every `interval`.
+    /// Asks at once, and at least every `interval`; one that is next to nothing would ask without
+    /// pause, and counts as the first delay.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
+        let interval = interval.max(FIRST_DELAY);
         Self { interval, due: now, asked: None, asking: false, again: false, delay: FIRST_DELAY }
     }
 
@@ -58,6 +60,7 @@ impl Schedule {
 
     /// Another interval, from now on.
     pub(super) fn set_interval(&mut self, now: Instant, interval: Duration) {
+        let interval = interval.max(FIRST_DELAY);
         if self.interval != interval {
             self.interval = interval;
             self.changed(now);
@@ -149,6 +152,21 @@ mod tests {
         let gaps = gaps(&mut schedule, Unsettled::Nothing, 1);
 
         assert!((540_000..=660_000).contains(&gaps[0]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_interval_of_nothing_does_not_ask_without_pause() {
+        let now = Instant::now();
+        let mut never_pausing = Schedule::new(now, Duration::ZERO);
+        let mut told_later = Schedule::new(now, INTERVAL);
+        told_later.set_interval(now, Duration::ZERO);
+
+        for schedule in [&mut never_pausing, &mut told_later] {
+            for unsettled in [Unsettled::Nothing, Unsettled::Silent] {
+                let gaps = gaps(schedule, unsettled, 5);
+                assert!(gaps.iter().all(|gap| *gap >= 90), "{unsettled:?}: {gaps:?}");
+            }
+        }
     }
 
     #[tokio::test(start_paused = true)]

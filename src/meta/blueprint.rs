@@ -15,6 +15,9 @@ pub use self::rejected::{Problem, Rejected};
 use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
 use crate::kind::TypeRef;
 
+/// Parents are not synced more often than this when nothing changes.
+const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
+
 /// A CompositeController that can be executed.
 #[derive(Clone, Debug)]
 pub struct Blueprint {
@@ -156,11 +159,19 @@ impl Blueprint {
             generate_selector: spec.generate_selector.unwrap_or_default(),
             resync_period: spec
                 .resync_period_seconds
-                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0).max(1))),
+                .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+                .map(|period| period.max(SHORTEST_RESYNC)),
             sync: sync?,
             controller,
             spec: raw,
         })
+    }
+
+    /// Syncs its parents every `period`, where the object says nothing about it.
+    pub(crate) fn or_resync(mut self, period: Option<Duration>) -> Self {
+        let period = period.map(|period| period.max(SHORTEST_RESYNC));
+        self.resync_period = self.resync_period.or(period);
+        self
     }
 }
 
@@ -430,6 +441,18 @@ mod tests {
         let object = object(|spec| spec["hooks"]["sync"]["webhook"]["timeout"] = json!("-3s"));
 
         assert_eq!(Blueprint::parse(&object).unwrap().sync.timeout, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn the_period_of_all_is_that_of_those_without_their_own() {
+        let silent = || Blueprint::parse(&object(|_| ())).unwrap();
+        let own = Blueprint::parse(&object(|spec| spec["resyncPeriodSeconds"] = json!(7))).unwrap();
+        let [second, minute] = [1, 60].map(Duration::from_secs);
+
+        assert_eq!(own.or_resync(Some(minute)).resync_period, Some(7 * second));
+        assert_eq!(silent().or_resync(Some(minute)).resync_period, Some(minute));
+        assert_eq!(silent().or_resync(Some(Duration::ZERO)).resync_period, Some(second));
+        assert_eq!(silent().or_resync(None).resync_period, None);
     }
 
     #[test]

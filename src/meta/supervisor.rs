@@ -11,7 +11,7 @@ mod script;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 
@@ -54,6 +54,9 @@ pub struct MetaOptions {
     /// Only the CompositeControllers that it selects are run, and only their status is written;
     /// all. One that stops matching is stopped.
     pub target: Selector,
+    /// How often parents are synced whose controller has no `resyncPeriodSeconds`, in case that
+    /// nothing changes; never. Less than a second counts as one.
+    pub resync_period: Option<Duration>,
 }
 
 impl Default for MetaOptions {
@@ -64,6 +67,7 @@ impl Default for MetaOptions {
             metrics: HookMetrics::default(),
             hooks: None,
             target: Selector::default(),
+            resync_period: None,
         }
     }
 }
@@ -73,6 +77,7 @@ impl fmt::Debug for MetaOptions {
         f.debug_struct("MetaOptions")
             .field("workers", &self.workers)
             .field("target", &self.target)
+            .field("resync_period", &self.resync_period)
             .finish_non_exhaustive()
     }
 }

@@ -42,7 +42,8 @@ impl Binary {
 /// Where to look for binaries, in this order, each of them on its own: setup-envtest, for one, ships
 /// no kube-controller-manager.
 ///
-/// 1. `assets`: prebuilt ones.
+/// 1. `assets`: prebuilt ones. A directory that is not there, or that holds none of the binaries asked
+///    for, is an error: who names it means it.
 /// 2. `cache`: those built before, in `controlplane/v1.36.3/`.
 /// 3. A build with the Go toolchain into `cache`, from a pinned Go module that is part of this crate:
 ///    Kubernetes v1.36.3 and etcd v3.6.16, about 6 minutes on 2 cores, once. It needs `go` and its
@@ -91,7 +92,8 @@ impl BinarySources {
     ///
     /// # Errors
     ///
-    /// [`Error::NoGo`] or [`Error::Build`] when a binary is missing and cannot be built.
+    /// [`Error::Assets`] when `assets` is of no use. [`Error::NoGo`] or [`Error::Build`] when a binary
+    /// is missing and cannot be built.
     ///
     /// # Cancel safety
     ///
@@ -101,6 +103,7 @@ impl BinarySources {
         binaries: &[Binary],
         progress: &dyn Progress,
     ) -> Result<Vec<PathBuf>, Error> {
+        self.check_assets(binaries)?;
         let missing: Vec<_> =
             binaries.iter().copied().filter(|binary| self.find(*binary).is_none()).collect();
         if !missing.is_empty() {
@@ -111,6 +114,21 @@ impl BinarySources {
             .iter()
             .map(|binary| self.find(*binary).unwrap_or_else(|| built.join(binary.file_name())))
             .collect())
+    }
+
+    /// Whether `assets` has anything of what is asked for.
+    fn check_assets(&self, binaries: &[Binary]) -> Result<(), Error> {
+        let Some(assets) = &self.assets else { return Ok(()) };
+        let useless = |problem| Err(Error::Assets { directory: assets.clone(), problem });
+        if !assets.is_dir() {
+            return useless("is no directory".to_owned());
+        }
+        let has = |binary: &Binary| is_executable(&assets.join(binary.file_name()));
+        if binaries.is_empty() || binaries.iter().any(has) {
+            return Ok(());
+        }
+        let names: Vec<_> = binaries.iter().map(|binary| binary.file_name()).collect();
+        useless(format!("holds no executable file of the name {}", names.join(" or ")))
     }
 
     /// The directory of the binaries that were built.
@@ -127,6 +145,7 @@ pub(super) fn is_executable(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::Silent;
 
     fn put(directory: &Path, name: &str, mode: u32) {
         fs::create_dir_all(directory).unwrap();
@@ -152,6 +171,34 @@ mod tests {
             sources.find(Binary::KubeControllerManager),
             Some(sources.built().join("kube-controller-manager"))
         );
+    }
+
+    #[tokio::test]
+    async fn an_assets_directory_that_is_of_no_use_is_an_error_that_names_the_variable() {
+        let directory = tempfile::tempdir().unwrap();
+        let assets = directory.path().join("assets");
+        let sources =
+            BinarySources { assets: Some(assets.clone()), cache: directory.path().join("cache") };
+        put(&sources.built(), "etcd", 0o755);
+        put(&sources.built(), "kube-apiserver", 0o755);
+        let binaries = [Binary::Etcd, Binary::KubeApiserver];
+        let error = async || {
+            let found = sources.find_or_build(&binaries, &Silent).await;
+            found.unwrap_err().to_string()
+        };
+
+        let absent = error().await;
+        put(&assets, "kube-apiserver", 0o644);
+        let useless = error().await;
+        put(&assets, "etcd", 0o755);
+        let found = sources.find_or_build(&binaries, &Silent).await.unwrap();
+
+        for text in [&absent, &useless] {
+            assert!(text.contains("KUBEBUILDER_ASSETS"), "{text}");
+            assert!(text.contains(assets.to_str().unwrap()), "{text}");
+        }
+        assert!(useless.contains("etcd or kube-apiserver"), "{useless}");
+        assert_eq!(found, [assets.join("etcd"), sources.built().join("kube-apiserver")]);
     }
 
     #[track_caller]

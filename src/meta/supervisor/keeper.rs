@@ -87,6 +87,7 @@ impl Keeper {
         } else {
             match Blueprint::parse(object.json()) {
                 Ok(blueprint) => {
+                    let blueprint = blueprint.or_resync(self.options.resync_period);
                     let (judgement, wait) = self.execute(name, blueprint, &mut declared).await;
                     again = wait;
                     judgement

@@ -26,6 +26,9 @@ use crate::{
 
 const OWN: &str = "/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers";
 
+/// Of controllers that have no period of their own.
+const RESYNC: Duration = Duration::from_secs(24 * 3600);
+
 /// Wants nothing.
 struct Content;
 
@@ -41,6 +44,8 @@ struct Rig {
     manager: ManagerHandle,
     // In the order in which they were made.
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
+    // Of their controllers.
+    periods: Arc<Mutex<Vec<Option<Duration>>>>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
@@ -58,8 +63,12 @@ impl Rig {
         tasks.spawn(async move { manager.run(stopped).await.unwrap() });
         let hooks = Arc::<Mutex<Vec<Weak<Content>>>>::default();
         let made = Arc::clone(&hooks);
+        let periods = Arc::<Mutex<Vec<Option<Duration>>>>::default();
+        let noted = Arc::clone(&periods);
         let options = MetaOptions {
-            hooks: Some(Arc::new(move |_| {
+            resync_period: Some(RESYNC),
+            hooks: Some(Arc::new(move |blueprint| {
+                noted.lock().unwrap().push(blueprint.resync_period);
                 let hook = Arc::new(Content);
                 made.lock().unwrap().push(Arc::downgrade(&hook));
                 hook
@@ -68,7 +77,7 @@ impl Rig {
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
-        let rig = Self { server, manager: handle, hooks, stop, tasks };
+        let rig = Self { server, manager: handle, hooks, periods, stop, tasks };
         rig.install_own("first");
         rig.server.install("/apis/example.com/v1/things", "Thing", "crd-of-things");
         rig.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
@@ -210,6 +219,21 @@ async fn one_that_somebody_else_removed_is_there_again_at_once() {
     let since = Instant::now();
     rig.running("a", 2).await;
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
+    rig.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controllers_without_a_resync_period_have_that_of_all() {
+    let rig = Rig::start().await;
+    let mut own = good();
+    own["resyncPeriodSeconds"] = json!(7);
+
+    rig.declare("a", "1", good());
+    rig.running("a", 1).await;
+    rig.declare("b", "2", own);
+    rig.running("b", 1).await;
+
+    assert_eq!(*rig.periods.lock().unwrap(), [Some(RESYNC), Some(Duration::from_secs(7))]);
     rig.end().await;
 }
 
