@@ -37,17 +37,11 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     scope.install_crd(&crd).await.unwrap();
     scope.wait_served(&crd, "v1").await.unwrap();
     let controllers = Api::<CompositeController>::all(scope.client());
-    let parent = crd.api_resource("v1");
     let controller = serde_json::from_value(json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1",
         "kind": "CompositeController",
         "metadata": { "name": scope.namespace },
-        "spec": {
-            "generateSelector": true,
-            "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
-            "childResources": [{ "apiVersion": "v1", "resource": "configmaps" }],
-            "hooks": { "sync": { "webhook": { "url": hook.url } } },
-        },
+        "spec": workload::spec(&crd, &hook.url),
     }));
     controllers.create(&PostParams::default(), &controller.unwrap()).await.unwrap();
     let parents = scope.api(&crd, "v1");
