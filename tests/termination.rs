@@ -22,6 +22,9 @@ const PARENTS: usize = 60;
 /// That of a reconcile, and some for the machine.
 const GRACE: Duration = Duration::from_secs(12);
 
+/// What the process runs, and nothing of other tests.
+const LABEL: &str = "pilotlight.test/scope";
+
 #[tokio::test]
 async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     let plane = ControlPlane::shared();
@@ -40,7 +43,7 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     let controller = serde_json::from_value(json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1",
         "kind": "CompositeController",
-        "metadata": { "name": scope.namespace },
+        "metadata": { "name": scope.namespace, "labels": { LABEL: scope.namespace } },
         "spec": workload::spec(&crd, &hook.url),
     }));
     controllers.create(&PostParams::default(), &controller.unwrap()).await.unwrap();
@@ -52,6 +55,8 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
         .arg(kubeconfig.path())
+        // Those of other tests are not its own.
+        .arg(format!("--target-label-selector={LABEL}={}", scope.namespace))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .kill_on_drop(true)
