@@ -6,6 +6,7 @@
 //! paused.
 
 mod absence;
+mod alone;
 #[cfg(feature = "meta")]
 mod bench;
 mod carrier;
@@ -68,6 +69,7 @@ pub(crate) use self::bench::{Bench, sized};
 pub(crate) use self::metrics::text as metrics_text;
 use self::rights::Rights;
 pub(crate) use self::{
+    alone::alone,
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
     rights::Rule,

@@ -1,0 +1,29 @@
+//! A process of its own, for a test that measures the process: its memory and its sockets are those
+//! of every test that runs in it.
+
+use std::{env, process::Stdio};
+
+use tokio::process::Command;
+
+/// Says that this process is a test's own.
+const ALONE: &str = "PILOTLIGHT_TEST_ALONE";
+
+/// Runs a test in a process of its own, with a control plane of its own; `name` is what the harness
+/// calls it.
+pub(crate) async fn alone(name: &str, test: impl Future<Output = ()>) {
+    if env::var_os(ALONE).is_some() {
+        return test.await;
+    }
+    let own = Command::new(env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture"])
+        .env(ALONE, "1")
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .unwrap();
+    let [printed, said] = [&own.stdout, &own.stderr].map(|it| String::from_utf8_lossy(it));
+    println!("{printed}{said}");
+    assert!(own.status.success(), "{name} failed in a process of its own");
+    assert!(printed.contains("1 passed"), "{name} is not a test's name");
+}
