@@ -103,20 +103,43 @@ pub(crate) fn text(metrics: &Registry) -> String {
 
 /// A hook that wants `spec.size` ConfigMaps, when its type's mood lets it.
 #[derive(Debug)]
-pub(crate) struct Moody(Mutex<Vec<Mood>>);
+pub(crate) struct Moody {
+    moods: Mutex<Vec<Mood>>,
+    naming: Naming,
+}
+
+/// How children are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// A parent that is made anew has children of the same names.
+    Again,
+    /// It has others. The real garbage collector may leave children of a parent whose type went for
+    /// minutes while types come and go, and nobody else may take their names meanwhile.
+    Anew,
+}
+
+impl Naming {
+    /// Behind the name that the children of every parent of that name share.
+    pub(crate) fn suffix(self, uid: &str) -> String {
+        match self {
+            Self::Again => String::new(),
+            Self::Anew => format!("-{}", uid.split('-').next().unwrap_or_default()),
+        }
+    }
+}
 
 impl Moody {
-    pub(crate) fn new(kinds: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(vec![Mood::Fine; kinds])))
+    pub(crate) fn new(kinds: usize, naming: Naming) -> Arc<Self> {
+        Arc::new(Self { moods: Mutex::new(vec![Mood::Fine; kinds]), naming })
     }
 
     pub(crate) fn feel(&self, kind: usize, mood: Mood) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)[kind] = mood;
+        self.moods.lock().unwrap_or_else(PoisonError::into_inner)[kind] = mood;
     }
 
     fn mood(&self, parent: &Value) -> Mood {
         let kind = parent["kind"].as_str().and_then(|kind| kind.strip_prefix("Kind")?.parse().ok());
-        let moods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let moods = self.moods.lock().unwrap_or_else(PoisonError::into_inner);
         kind.and_then(|kind: usize| moods.get(kind).copied()).unwrap_or(Mood::Garbage)
     }
 }
@@ -136,21 +159,25 @@ impl Hook for Moody {
                     return Err(HookError::Status { code: 500, body: String::new() });
                 }
             }
-            Ok(Bytes::from(wanted(parent).to_string()))
+            Ok(Bytes::from(wanted(parent, self.naming).to_string()))
         }
         .boxed()
     }
 }
 
-fn wanted(parent: &Value) -> Value {
+fn wanted(parent: &Value, naming: Naming) -> Value {
     let kind = parent["kind"].as_str().unwrap_or_default().to_lowercase();
     let name = parent["metadata"]["name"].as_str().unwrap_or_default();
+    let suffix = naming.suffix(parent["metadata"]["uid"].as_str().unwrap_or_default());
     let (size, text) = (&parent["spec"]["size"], &parent["spec"]["text"]);
     let children = (0..size.as_u64().unwrap_or_default()).map(|number| {
         json!({
             "apiVersion": "v1",
             "kind": "ConfigMap",
-            "metadata": { "name": format!("{kind}s-{name}-{number}"), "namespace": NAMESPACE },
+            "metadata": {
+                "name": format!("{kind}s-{name}-{number}{suffix}"),
+                "namespace": NAMESPACE,
+            },
             "data": { "text": text },
         })
     });

@@ -101,24 +101,18 @@ impl Stage {
         if kind.expected() != Expected::Running {
             return Ok(());
         }
-        let before: BTreeSet<_> = children.keys().cloned().collect();
         if !self.server.is_simulated() {
-            // The real garbage collector takes its time while types come and go, and what it has
-            // left there cannot be made anew.
+            // The real garbage collector takes its time while types come and go.
             let uids: BTreeSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
             children.retain(|_, (owners, _)| owners.iter().any(|owner| uids.contains(owner)));
         }
-        let owned: BTreeSet<_> = children.keys().cloned().collect();
-        let left = |child: &String| before.contains(child) && !owned.contains(child);
         for parent in &listed {
             let (name, uid) = (parent.name_any(), parent.uid().unwrap_or_default());
             let number = name.parse().unwrap_or(usize::MAX);
             let Some(spec) = kind.parents.get(&number) else { continue };
+            let suffix = self.server.naming().suffix(&uid);
             let right = (vec![uid], spec.text.to_string());
-            if (0..spec.size).any(|child| left(&kind.child(number, child))) {
-                continue;
-            }
-            for child in (0..spec.size).map(|child| kind.child(number, child)) {
+            for child in (0..spec.size).map(|child| kind.child(number, child) + &suffix) {
                 match children.remove(&child) {
                     Some(found) if found == right => {}
                     found => problems.push(format!("{child} is {found:?}, not {right:?}")),
@@ -144,7 +138,13 @@ impl Stage {
 /// Which children were deleted more often, and how often.
 pub(crate) fn excused(world: &World, deletes: &BTreeMap<String, usize>) -> anyhow::Result<usize> {
     let reasons = |name: &String| world.excuses.get(name).copied().unwrap_or_default();
-    let unexcused = deletes.iter().filter(|(name, number)| **number > reasons(name));
+    let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
+    for (name, number) in deletes {
+        // What the children of every parent of that name share.
+        let shared: Vec<_> = name.split('-').take(3).collect();
+        *by_name.entry(shared.join("-")).or_default() += number;
+    }
+    let unexcused = by_name.iter().filter(|(name, number)| **number > reasons(name));
     let problems: Vec<_> = unexcused
         .map(|(name, number)| format!("{name}: {number} times, for {} reasons", reasons(name)))
         .take(TOLD)

@@ -312,6 +312,12 @@ impl Samples {
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
     fn print_slope(&self) {
         let half = &self.resident[self.resident.len() / 2..];
+        if let ([first, ..], [.., last]) = (half, half)
+            && last.0 - first.0 < 1.0
+        {
+            // Too short to tell a slope from a step.
+            return;
+        }
         let count = half.len() as f64;
         let (x, y) = half.iter().fold((0.0, 0.0), |(x, y), it| (x + it.0, y + it.1));
         let (x, y) = (x / count, y / count);

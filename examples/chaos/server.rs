@@ -35,7 +35,10 @@ use tokio::{
 };
 use tower::Service;
 
-use crate::world::{GROUP, Kind};
+use crate::{
+    fleet::Naming,
+    world::{GROUP, Kind},
+};
 
 pub(crate) const NAMESPACE: &str = "chaos";
 /// Whom the manager asks as.
@@ -103,6 +106,11 @@ impl Server {
     /// The simulated one collects garbage at once, whatever it belonged to.
     pub(crate) fn is_simulated(&self) -> bool {
         matches!(self.what, What::Simulated(_))
+    }
+
+    /// Whoever is made anew there meets nothing of whoever had its name.
+    pub(crate) fn naming(&self) -> Naming {
+        if self.is_simulated() { Naming::Again } else { Naming::Anew }
     }
 
     pub(crate) async fn stop(self) {

@@ -6,7 +6,7 @@ use anyhow::Context;
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
-    Api,
+    Api, ResourceExt,
     api::{DeleteParams, Patch, PatchParams},
 };
 use pilotlight::{
@@ -54,7 +54,7 @@ impl Stage {
         for kind in &world.kinds {
             server.grant(kind).await?;
         }
-        let hook = Moody::new(world.kinds.len());
+        let hook = Moody::new(world.kinds.len(), server.naming());
         Ok(Self {
             server,
             world,
@@ -121,7 +121,11 @@ impl Stage {
             }
             Deed::Strike(at, parent) => {
                 let children = Api::<ConfigMap>::namespaced(self.server.client.clone(), NAMESPACE);
-                let child = self.kind(*at).child(*parent, 0);
+                let parents = self.server.parents(self.kind(*at));
+                let found =
+                    insist("a parent", async || parents.get(&name_of(*parent)).await).await?;
+                let suffix = self.server.naming().suffix(&found.uid().unwrap_or_default());
+                let child = self.kind(*at).child(*parent, 0) + &suffix;
                 match children.delete(&child, &DeleteParams::default()).await {
                     Ok(_) => {}
                     // It was to have none, or has none yet.

@@ -123,6 +123,7 @@ impl Kind {
         ApiResource::from_gvk_with_plural(&kind, &self.plural())
     }
 
+    /// What a child's name begins with, and on the simulated server all of it.
     pub(crate) fn child(&self, parent: usize, child: usize) -> String {
         format!("{}-{parent}-{child}", self.plural())
     }
