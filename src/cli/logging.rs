@@ -10,7 +10,8 @@ use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 #[command(next_help_heading = "Logging")]
 pub(super) struct LoggingArgs {
     /// How much is logged to standard error: error, warn, info, debug or trace; or directives by
-    /// module such as warn,pilotlight::informer=debug. Default: info with run and dev, warn with dev --demo and the other commands.
+    /// module such as warn,pilotlight::informer=debug. Default: info with run and dev, warn with
+    /// dev --demo and the other commands.
     #[arg(long, global = true, value_name = "LEVEL", value_parser = filter)]
     log_level: Option<String>,
     /// How a log line is written; text by default.
