@@ -106,6 +106,10 @@ pub(super) fn series(text: &str, gauges: &[&str]) -> [(String, BTreeMap<String, 
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((series, value)) = line.rsplit_once(' ') else { continue };
         let name = series.split('{').next().unwrap_or_default();
+        if name.ends_with("_bucket") {
+            // A histogram is told by its count and its sum, rather than by dozens of lines.
+            continue;
+        }
         let (sort, number) = match name {
             _ if TASKS.contains(&name) => (&mut tasks, whole(value)),
             _ if TIMERS.contains(&name) => (&mut timers, whole(value)),
@@ -187,8 +191,8 @@ mod tests {
 
     #[test]
     fn series_are_told_by_name_and_labels_and_gauges_by_value() {
-        let text =
-            "# TYPE depth gauge\ndepth{c=\"a\"} 5\nage{c=\"a\"} 7.5\nage{c=\"b\"} -1\n# EOF\n";
+        let text = "# TYPE depth gauge\ndepth{c=\"a\"} 5\ntime_bucket{le=\"1.0\"} 2\n\
+                    age{c=\"a\"} 7.5\nage{c=\"b\"} -1\n# EOF\n";
 
         let [_, _, (_, found)] = series(text, &["depth"]);
 
