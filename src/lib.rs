@@ -10,6 +10,7 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+mod tally;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]

@@ -26,23 +26,24 @@ const FORGOTTEN: Duration = Duration::from_secs(2);
 
 #[tokio::test]
 async fn a_hundred_flaps_leave_an_embedded_controller_as_it_was() {
-    let flaps = a_hundred_flaps_leave_nothing("flaps-embedded", Embedded);
+    let flaps = Box::pin(a_hundred_flaps_leave_nothing("flaps-embedded", Embedded));
     alone("flaps::a_hundred_flaps_leave_an_embedded_controller_as_it_was", flaps).await;
 }
 
 #[tokio::test]
 async fn a_hundred_flaps_leave_a_conditional_runnable_as_it_was() {
-    let flaps = a_hundred_flaps_leave_nothing("flaps-runnable", Listening);
+    let flaps = Box::pin(a_hundred_flaps_leave_nothing("flaps-runnable", Listening));
     alone("flaps::a_hundred_flaps_leave_a_conditional_runnable_as_it_was", flaps).await;
 }
 
 #[cfg(feature = "cli")]
 #[tokio::test]
 async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
-    let flaps = a_hundred_flaps_leave_nothing("flaps-declared", Declared::default());
+    let flaps = Box::pin(a_hundred_flaps_leave_nothing("flaps-declared", Declared::default()));
     alone("flaps::a_hundred_flaps_leave_a_declared_controller_as_it_was", flaps).await;
 }
 
+#[expect(clippy::print_stdout, reason = "a figure that says more than that the test passed")]
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     let rig = Rig::start(name).await;
     let crd = rig.widgets();

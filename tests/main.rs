@@ -30,6 +30,7 @@ mod hooks;
 mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
+mod leaks;
 #[cfg(feature = "cli")]
 mod losses;
 #[cfg(feature = "cli")]

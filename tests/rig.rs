@@ -48,7 +48,7 @@ use pilotlight::{
         Transition, TransitionKind,
     },
     testing::{
-        AuditEvent, ControlPlane, CrdBuilder, Faults, LeakOracle, RequestInfo, TestScope,
+        AuditEvent, ControlPlane, CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, TestScope,
         open_watches, proxy::Proxy,
     },
     transport::{Transport, TransportMetrics, TransportOptions},
@@ -445,6 +445,21 @@ impl<'plane> Rig<'plane> {
     /// Tasks alive in the runtime where Pilotlight runs.
     pub(crate) fn alive_tasks(&self) -> usize {
         self.handle.metrics().num_alive_tasks()
+    }
+
+    /// Asserts that whatever was spawned since the baseline is told by name: the runtime counts no
+    /// more than the metrics do.
+    pub(crate) async fn every_task_has_a_name(&self, leaks: &LeakOracle, baseline: &Measure) {
+        let nameless = |it: &Measure| it.total("tasks").checked_sub(it.total("named tasks"));
+        eventually("every task has a name", || {
+            let now = leaks.measure();
+            let named = now.total("named tasks") > baseline.total("named tasks");
+            match nameless(&now) == nameless(baseline) && named {
+                true => Ok(()),
+                false => Err(format!("{now:#?}, {baseline:#?} before")),
+            }
+        })
+        .await;
     }
 
     /// Connections to the control plane.

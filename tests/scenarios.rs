@@ -106,8 +106,8 @@ fn table(scenarios: &[Scenario]) -> String {
         "# Scenarios\n\n\
          What happens to controllers and watches as their types come, go and change. Each row is a\n\
          test; the simulated server runs under paused time, the real one is etcd and\n\
-         kube-apiserver. Each ends with the leak oracle: tasks, requests, watches, informers, cached\n\
-         objects and bytes, connections and metric series are back at their baseline.\n\n\
+         kube-apiserver. Each ends with the leak oracle: tasks, also by name, timers, requests, watches,\n\
+         informers, cached objects and bytes, connections and metric series are back at their baseline.\n\n\
          Written by `PILOTLIGHT_BLESS=1 cargo test --all-features --test behaviour scenarios`.\n\n\
          | # | Scenario | Outcome | Simulated | Real |\n\
          |---|---|---|---|---|\n",

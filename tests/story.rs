@@ -46,6 +46,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
         let size = i64::try_from(round).unwrap();
         let uid = rig.create(&crd, "gear", size).await;
         let seen = recorder.saw("gear", round).await;
+        rig.every_task_has_a_name(&leaks, &baseline).await;
         assert_eq!((seen.uid, seen.size), (Some(uid), Some(size)));
         let stored = recorder.store(round).unwrap();
         assert!(stored.len() == 1 && stored.bytes() > 0);

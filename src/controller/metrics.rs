@@ -24,7 +24,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, WorkProbe};
+pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, Work, WorkProbe};
 use crate::manager::ControllerName;
 
 /// The metric families of all controllers of a cluster. Cheap to clone.
@@ -195,33 +195,41 @@ impl Families {
 #[derive(Debug)]
 struct Unfinished(Arc<Families>);
 
+/// Name, help, and which part of the work it shows.
+type WorkGauge = (&'static str, &'static str, fn(&Work) -> f64);
+
+const WORK: [WorkGauge; 3] = [
+    (
+        "workqueue_unfinished_work_seconds",
+        "Time spent so far on all requests that are worked on now",
+        |work| work.unfinished,
+    ),
+    (
+        "workqueue_longest_running_processor_seconds",
+        "Time spent so far on the request that is worked on longest",
+        |work| work.longest,
+    ),
+    (
+        "pilotlight_queue_waiting",
+        "Requests that wait for their time: to be repeated, or after a failure",
+        |work| work.waiting as f64,
+    ),
+];
+
 impl Collector for Unfinished {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         // Collected before any is dropped: dropping the last one takes the same lock.
         let mut live: Vec<_> = self.0.live().values().filter_map(Weak::upgrade).collect();
         live.sort_by(|one, other| one.name.cmp(&other.name));
-        let rows: Vec<_> =
-            live.iter().map(|series| (series.name.clone(), series.unfinished())).collect();
-        for (name, help, longest) in [
-            (
-                "workqueue_unfinished_work_seconds",
-                "Time spent so far on all requests that are worked on now",
-                false,
-            ),
-            (
-                "workqueue_longest_running_processor_seconds",
-                "Time spent so far on the request that is worked on longest",
-                true,
-            ),
-        ] {
+        let rows: Vec<_> = live.iter().map(|series| (series.name.clone(), series.work())).collect();
+        for (name, help, value) in WORK {
             let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for (controller, (sum, max)) in &rows {
+            for (controller, work) in &rows {
                 let labels = QueueLabels {
                     name: controller.as_str().into(),
                     controller: controller.as_str().into(),
                 };
-                let gauge = ConstGauge::new(if longest { *max } else { *sum });
-                gauge.encode(family.encode_family(&labels)?)?;
+                ConstGauge::new(value(work)).encode(family.encode_family(&labels)?)?;
             }
         }
         Ok(())

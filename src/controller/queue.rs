@@ -23,7 +23,7 @@ use tokio_util::time::{DelayQueue, delay_queue};
 
 use self::core::{Core, Timer};
 pub use self::limit::{Backoff, Limit};
-use super::metrics::{QueueMetrics, WorkProbe};
+use super::metrics::{QueueMetrics, Work, WorkProbe};
 
 /// Priority of what nobody waits for: the initial list, and resyncs.
 pub const LOW_PRIORITY: i32 = -100;
@@ -335,8 +335,8 @@ impl<K: Clone + Eq + Hash> Drop for Getter<'_, K> {
 }
 
 impl<K: Clone + Eq + Hash + Send + Sync> WorkProbe for Shared<K> {
-    fn unfinished(&self) -> (f64, f64) {
-        self.lock().core.unfinished(Instant::now())
+    fn work(&self) -> Work {
+        self.lock().core.work(Instant::now())
     }
 }
 

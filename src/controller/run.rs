@@ -64,10 +64,9 @@ struct Active {
     item: Item<Request>,
     since: Instant,
     span: Span,
-    _worker: Worker,
 }
 
-/// Counts as an active worker until dropped.
+/// Counts as an active worker until dropped, which is when its task has ended.
 struct Worker(Arc<Series>);
 
 /// Runs one epoch to its end.
@@ -218,7 +217,9 @@ impl Run {
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
         // The user's function is called inside, so that its panic is the task's too.
+        let worker = Worker::new(&self.spec.series);
         let reconcile = async move {
+            let _worker = worker;
             if let Err(behind) = turn.settle(&context, spec.primary.as_ref()).await {
                 return Attempt::Behind(behind);
             }
@@ -233,8 +234,7 @@ impl Run {
         };
         let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
-        let worker = Worker::new(&self.spec.series);
-        self.active.insert(id, Active { item, since: Instant::now(), span, _worker: worker });
+        self.active.insert(id, Active { item, since: Instant::now(), span });
     }
 
     fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) {
@@ -242,7 +242,7 @@ impl Run {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(Active { item, since, span, _worker }) = self.active.remove(&id) else { return };
+        let Some(Active { item, since, span }) = self.active.remove(&id) else { return };
         let _entered = span.enter();
         let series = &self.spec.series;
         match &attempt {

@@ -15,7 +15,10 @@ use prometheus_client::{
 };
 
 use super::{Progress, Store, classify::Cause};
-use crate::kind::TypeIdentity;
+use crate::{
+    kind::TypeIdentity,
+    tally::{Counted, Tally},
+};
 
 /// Metrics of the informers of one set. The series of a type go with its last informer.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +30,8 @@ pub struct InformerMetrics {
     events: Family<EventLabels, Counter>,
     objects: Family<TypeLabels, Gauge>,
     bytes: Family<TypeLabels, Gauge>,
+    tasks: Tally<TypeLabels>,
+    timers: Tally<TimerLabels>,
     /// How many informers each type has.
     live: Arc<Mutex<HashMap<TypeLabels, usize>>>,
 }
@@ -54,6 +59,23 @@ struct EventLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabels {
     state: StateLabel,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct TimerLabels {
+    group: Arc<str>,
+    resource: Arc<str>,
+    kind: TimerKind,
+}
+
+/// What an informer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
+#[expect(non_camel_case_types, reason = "the names are label values, which are snake_case")]
+enum TimerKind {
+    /// To ask again, after a failure.
+    backoff,
+    /// To end, since nobody subscribes.
+    linger,
 }
 
 /// What arrived for an informer.
@@ -112,6 +134,22 @@ impl InformerMetrics {
             "Bytes of JSON cached, headers not counted",
             self.bytes.clone(),
         );
+        registry.register(
+            "pilotlight_informer_tasks",
+            "Tasks of informers that are alive",
+            self.tasks.clone(),
+        );
+        registry.register(
+            "pilotlight_informer_timers",
+            "Informers that wait to ask again (backoff) or to end (linger)",
+            self.timers.clone(),
+        );
+    }
+
+    /// Counts the time that an informer lingers until the guard is dropped.
+    pub(super) fn lingering(&self, identity: &TypeIdentity) -> Counted<TimerLabels> {
+        let (group, resource) = (identity.group.clone(), identity.plural.clone());
+        self.timers.of(TimerLabels { group, resource, kind: TimerKind::linger }).count()
     }
 
     /// The metrics of one more informer.
@@ -132,6 +170,7 @@ impl InformerMetrics {
             events,
             state: Mutex::new(None),
             cached: [AtomicU64::new(0), AtomicU64::new(0)],
+            _task: self.tasks.of(labels.clone()).count(),
             labels,
             all: self.clone(),
         };
@@ -161,6 +200,8 @@ pub(super) struct TypeMetrics {
     state: Mutex<Option<StateLabel>>,
     /// Objects and bytes that this informer has added to the gauges.
     cached: [AtomicU64; 2],
+    // Lives and dies with the informer's task.
+    _task: Counted<TypeLabels>,
 }
 
 impl TypeMetrics {
@@ -194,6 +235,12 @@ impl TypeMetrics {
             Progress::Ended(_) => None,
         };
         self.set_state(state);
+    }
+
+    /// Counts the wait before the next request until the guard is dropped.
+    pub(super) fn backing_off(&self) -> Counted<TimerLabels> {
+        let TypeLabels { group, resource } = self.labels.clone();
+        self.all.timers.of(TimerLabels { group, resource, kind: TimerKind::backoff }).count()
     }
 
     /// Counts an open watch until the guard is dropped.
@@ -295,6 +342,7 @@ mod tests {
         assert!(text.contains(r#"reason="Expired"} 1"#), "{text}");
         assert!(text.contains(r#"pilotlight_informers{state="Synced"} 1"#), "{text}");
         assert!(text.contains("pilotlight_informer_watches 1"), "{text}");
+        assert!(text.contains(&format!("pilotlight_informer_tasks{{{labels}}} 2")), "{text}");
 
         drop((first, watching));
         assert!(encoded(&metrics).contains(&format!("pilotlight_informer_objects{{{labels}}} 1")));
@@ -304,6 +352,23 @@ mod tests {
         assert!(!text.contains("widgets"), "{text}");
         assert!(text.contains(r#"pilotlight_informers{state="Synced"} 0"#), "{text}");
         assert!(text.contains("pilotlight_informer_watches 0"), "{text}");
+    }
+
+    #[test]
+    fn timers_are_counted_by_type_and_by_what_they_are_for() {
+        let metrics = InformerMetrics::default();
+        let informer = metrics.join(&widgets().identity);
+        let labels = r#"group="example.com",resource="widgets""#;
+
+        let timers = (informer.backing_off(), metrics.lingering(&widgets().identity));
+        let text = encoded(&metrics);
+        for kind in ["backoff", "linger"] {
+            let series = format!("pilotlight_informer_timers{{{labels},kind=\"{kind}\"}} 1");
+            assert!(text.contains(&series), "{text}");
+        }
+
+        drop(timers);
+        assert!(!encoded(&metrics).contains("pilotlight_informer_timers{"));
     }
 
     #[test]

@@ -170,6 +170,7 @@ impl Reflector {
                 Pace::Prompt | Pace::Quick | Pace::Slow => self.hub.nudge.notified().await,
             }
         };
+        let _timer = self.metrics.backing_off();
         tokio::select! {
             () = sleep(delay) => {}
             () = nudged => self.backoff.nudged(),

@@ -340,7 +340,10 @@ async fn unused(ending: &Ending) {
         let since = *idle.borrow_and_update();
         let lingered = async {
             match since {
-                Some(since) => sleep_until(since + linger).await,
+                Some(since) => {
+                    let _timer = ending.set.metrics.lingering(&ending.hub.key.identity);
+                    sleep_until(since + linger).await;
+                }
                 None => std::future::pending().await,
             }
         };

@@ -99,6 +99,8 @@ pub(super) struct Entry {
     pub(super) stopped_at: Option<Instant>,
     /// The timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
+    /// The timer that tells of a stop that takes too long.
+    pub(super) overdue: Option<delay_queue::Key>,
     pub(super) status: Arc<RunnableStatus>,
 }
 

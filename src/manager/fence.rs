@@ -112,6 +112,11 @@ impl Fence {
         drop(state.wait_for(|state| state.under_way == 0).await);
     }
 
+    /// The tasks of the clients behind this fence.
+    pub(super) fn clients(&self) -> &TaskTracker {
+        &self.clients
+    }
+
     /// Resolves when every client behind this fence has been dropped and its task has ended. Cancel
     /// safe.
     pub(super) async fn clients_gone(&self) {

@@ -11,12 +11,23 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::{ControllerName, ControllerState};
+use super::{ControllerName, ControllerState, Epoch};
+use crate::tally::{Counted, Followed, Tally};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Name {
     controller: String,
 }
+
+/// A runnable and a sort of what it has.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Owned {
+    controller: String,
+    kind: &'static str,
+}
+
+/// The tasks of one epoch.
+pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 2]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct State {
@@ -34,6 +45,8 @@ pub struct ManagerMetrics {
     failures: Family<Name, Counter>,
     start: Histograms,
     stop: Histograms,
+    tasks: Tally<Owned>,
+    timers: Tally<Owned>,
 }
 
 impl Default for ManagerMetrics {
@@ -46,6 +59,8 @@ impl Default for ManagerMetrics {
             failures: Family::default(),
             start: Family::new_with_constructor(histogram),
             stop: Family::new_with_constructor(histogram),
+            tasks: Tally::default(),
+            timers: Tally::default(),
         }
     }
 }
@@ -78,6 +93,37 @@ impl ManagerMetrics {
             "From the stop being asked for to done",
             self.stop.clone(),
         );
+        registry.register(
+            "pilotlight_controller_tasks",
+            "Tasks alive: what drives a run (run) or prepares one (preparation), the run's own \
+             (epoch) and those of its clients (client)",
+            self.tasks.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_timers",
+            "Timers set: to look again after a back-off (wake), to tell of a stop that takes too \
+             long (overdue), to prepare again (retry)",
+            self.timers.clone(),
+        );
+    }
+
+    /// Counts a run and its tasks, until this is dropped with the run's; what is left then counts
+    /// on.
+    pub(super) fn run(&self, epoch: &Epoch) -> EpochTasks {
+        let of = |kind| self.tasks.of(Self::owned(epoch.controller(), kind));
+        let own = of("epoch").follow(epoch.tasks());
+        let clients = of("client").follow(epoch.fence().clients());
+        (of("run").count(), [own, clients])
+    }
+
+    /// Counts the task of a preparation.
+    pub(super) fn preparation(&self, name: &ControllerName) -> Counted<Owned> {
+        self.tasks.of(Self::owned(name, "preparation")).count()
+    }
+
+    /// Counts a timer.
+    pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<Owned> {
+        self.timers.of(Self::owned(name, kind)).count()
     }
 
     pub(super) fn entered(
@@ -120,6 +166,10 @@ impl ManagerMetrics {
 
     fn name(name: &ControllerName) -> Name {
         Name { controller: name.as_str().to_owned() }
+    }
+
+    fn owned(name: &ControllerName, kind: &'static str) -> Owned {
+        Owned { controller: name.as_str().to_owned(), kind }
     }
 
     fn state(name: &ControllerName, state: ControllerState) -> State {

@@ -26,7 +26,9 @@ use super::{
     entry::{Entry, Spec},
     handle::Command,
     lifecycle::{Input, Lifecycle, RunEnd},
+    metrics::Owned,
 };
+use crate::tally::Counted;
 
 /// Identifies an entry for ever, so that what belongs to a removed one never meets a new one of
 /// the same name.
@@ -51,6 +53,17 @@ enum Timer {
     Retry(u64),
 }
 
+impl Timer {
+    /// As the label of metrics says it.
+    fn word(self) -> &'static str {
+        match self {
+            Self::Wake => "wake",
+            Self::Overdue(_) => "overdue",
+            Self::Retry(_) => "retry",
+        }
+    }
+}
+
 pub(super) struct Owner {
     options: ManagerOptions,
     metrics: ManagerMetrics,
@@ -66,7 +79,7 @@ pub(super) struct Owner {
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<(Id, u64, RunResult)>>,
     watches: FuturesUnordered<BoxFuture<'static, Option<Event>>>,
-    timers: DelayQueue<(Id, Timer)>,
+    timers: DelayQueue<(Id, Timer, Counted<Owned>)>,
     phase: Phase,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
@@ -157,7 +170,7 @@ impl Owner {
                     }
                 }
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
-                    let (id, timer) = timer.into_inner();
+                    let (id, timer, _counted) = timer.into_inner();
                     return Event::Timer(id, timer);
                 }
                 // Last: a condition that changes all the time is always ready, and holds up nobody.
@@ -249,6 +262,7 @@ impl Owner {
                 begun_at: None,
                 stopped_at: None,
                 wake: None,
+                overdue: None,
                 status: Arc::new(status),
             },
         );
@@ -323,6 +337,7 @@ impl Owner {
                 self.step(id, Input::Wake);
             }
             Timer::Overdue(epoch) => {
+                entry.overdue = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
                     warn!(controller = %entry.name, epoch, "the run does not end");
                     self.step(id, Input::Overdue);

@@ -32,7 +32,7 @@ pub(super) async fn drive(
     run: BoxFuture<'static, RunResult>,
     overrun: Overrun,
 ) -> RunEnd {
-    let run = AssertUnwindSafe(epoch.tasks().track_future(run)).catch_unwind();
+    let run = AssertUnwindSafe(run).catch_unwind();
     let end = tokio::select! {
         biased;
         end = run => match end {

@@ -14,11 +14,16 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
+use crate::tally::{Part, Tally};
+
 /// Go's default buckets, which dashboards expect.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// The tasks that drive the connections to one hook.
+pub(super) type HookTasks = Part<SeriesLabels>;
+
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
-struct SeriesLabels {
+pub(super) struct SeriesLabels {
     controller_name: String,
     controller_type: String,
     url: String,
@@ -51,6 +56,7 @@ struct Families {
     requests: Family<RequestLabels, Counter>,
     durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
+    tasks: Tally<SeriesLabels>,
     // Who counts into a series, and with which codes: a replaced controller's series belong to
     // its successor too.
     users: Mutex<BTreeMap<SeriesLabels, Users>>,
@@ -68,6 +74,7 @@ impl Default for Families {
             requests: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
+            tasks: Tally::default(),
             users: Mutex::default(),
         }
     }
@@ -90,6 +97,11 @@ impl HookMetrics {
             "metacontroller_sync_in_flight_requests",
             "Sync hook calls under way",
             self.families.in_flight.clone(),
+        );
+        registry.register(
+            "pilotlight_hook_tasks",
+            "Tasks alive that drive connections to hooks",
+            self.families.tasks.clone(),
         );
     }
 
@@ -134,6 +146,11 @@ impl HookSeries {
     pub(crate) fn begin(&self) -> Observation<'_> {
         self.families.in_flight.get_or_create(&self.labels).inc();
         Observation { series: self, since: Instant::now() }
+    }
+
+    /// The tasks that drive its connections.
+    pub(super) fn tasks(&self) -> HookTasks {
+        self.families.tasks.of(self.labels.clone())
     }
 
     fn durations(&self) -> DurationLabels {

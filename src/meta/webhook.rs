@@ -74,7 +74,10 @@ impl Webhook {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = match &mut *connections {
             Some(connections) => connections,
-            none => none.insert(Connections::new(&self.url)?),
+            none => {
+                let alive = self.series.as_ref().map(HookSeries::tasks);
+                none.insert(Connections::new(&self.url, alive)?)
+            }
         };
         Ok(connections.client.clone())
     }

@@ -2,7 +2,8 @@
 //!
 //! It takes the measure of a process before something happens, and says afterwards what has grown,
 //! by how much and whose it is. Wherever it can it asks somebody else than the code under test: the
-//! runtime counts the tasks, the system the sockets, the server's audit log the watches.
+//! runtime counts the tasks, the system the sockets, the server's audit log the watches. What these
+//! cannot name is told from metrics: whose the tasks are, and what waits for a time.
 
 mod measure;
 mod system;
@@ -47,6 +48,12 @@ where
     }
 }
 
+/// Where metrics are exposed, and which of them count with their value.
+struct Series {
+    text: Box<dyn Fn() -> String + Send + Sync>,
+    gauges: &'static [&'static str],
+}
+
 /// Finds what is left over of what has ended.
 ///
 /// ```
@@ -71,6 +78,7 @@ pub struct LeakOracle {
     probes: Vec<(String, Box<dyn Probe>)>,
     /// Sorts that are told and never complained of.
     reports: Vec<(String, Box<dyn Probe>)>,
+    series: Vec<Series>,
     /// Sort and beginning of the owner.
     expected: Vec<(String, String)>,
     patience: Duration,
@@ -78,7 +86,7 @@ pub struct LeakOracle {
 
 impl Debug for LeakOracle {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let sorts: Vec<_> = self.probes.iter().map(|(sort, _)| sort).collect();
+        let sorts: Vec<_> = self.probes.iter().map(|(sort, _)| sort.as_str()).collect();
         f.debug_struct("LeakOracle").field("sorts", &sorts).finish_non_exhaustive()
     }
 }
@@ -88,6 +96,7 @@ impl Default for LeakOracle {
         Self {
             probes: Vec::new(),
             reports: Vec::new(),
+            series: Vec::new(),
             expected: Vec::new(),
             patience: Duration::from_secs(60),
         }
@@ -177,14 +186,19 @@ impl LeakOracle {
     }
 
     /// The series of metrics, by name and labels, from their exposition as text: `series`. Those of
-    /// the gauges named here count with their value, and so show queue items, timers or bytes.
+    /// the gauges named here count with their value, and so show queue items or bytes.
+    ///
+    /// The gauges by which Pilotlight tells of its tasks are `named tasks`, and those of what waits
+    /// for a time are `timers`. A task that [`LeakOracle::tasks`] counts and these do not is none
+    /// that Pilotlight has spawned.
     #[must_use]
     pub fn series(
-        self,
+        mut self,
         text: impl Fn() -> String + Send + Sync + 'static,
         gauges: &'static [&'static str],
     ) -> Self {
-        self.probe("series", move || series(&text(), gauges))
+        self.series.push(Series { text: Box::new(text), gauges });
+        self
     }
 
     /// The sockets of this process: `sockets`. Other tests in the process have some, too.
@@ -205,7 +219,9 @@ impl LeakOracle {
     /// What there is now.
     pub fn measure(&self) -> Measure {
         let all = self.probes.iter().chain(&self.reports);
-        Measure::of(all.map(|(sort, probe)| (sort.clone(), probe.measure())))
+        let all = all.map(|(sort, probe)| (sort.clone(), probe.measure()));
+        let series = self.series.iter().flat_map(|it| series(&(it.text)(), it.gauges));
+        Measure::of(all.chain(series))
     }
 
     /// What there is when nothing is going on: what does not change for a while. Where something is
@@ -222,7 +238,7 @@ impl LeakOracle {
         while Instant::now() < deadline {
             time::sleep(LOOK).await;
             let next = self.measure();
-            let is_same = self.probes.iter().all(|(sort, _)| next.is_as(&now, sort));
+            let is_same = next.is_as(&now, |sort| !self.is_report(sort));
             calm = if is_same { calm + 1 } else { 0 };
             least = least.least(&next);
             now = next;
@@ -248,8 +264,6 @@ impl LeakOracle {
         loop {
             let now = self.measure();
             let mut growth = now.grown_since(baseline);
-            let is_report =
-                |grown: &Grown| self.reports.iter().any(|(sort, _)| *sort == grown.sort);
             let is_expected = |grown: &Grown| {
                 let mut expected = self.expected.iter();
                 expected.any(|(sort, owner)| {
@@ -257,7 +271,7 @@ impl LeakOracle {
                 })
             };
             growth.0.retain(|grown| !is_expected(grown));
-            if growth.0.iter().all(is_report) {
+            if growth.0.iter().all(|grown| self.is_report(&grown.sort)) {
                 return Ok(());
             }
             if Instant::now() >= deadline {
@@ -265,6 +279,10 @@ impl LeakOracle {
             }
             time::sleep(LOOK).await;
         }
+    }
+
+    fn is_report(&self, sort: &str) -> bool {
+        self.reports.iter().any(|(report, _)| report == sort)
     }
 
     /// Asserts that nothing is more than it was, once what has ended is gone.

@@ -17,16 +17,18 @@ use tokio::time::Instant;
 use tower::{BoxError, Service};
 
 use super::body::ResponseBody;
+use crate::tally::{Part, Tally};
 
 /// Seconds; client-go's.
 const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0];
 
-/// `rest_client_requests_total` and `rest_client_request_duration_seconds`. Cheap to clone; the
-/// clones count together.
+/// `rest_client_requests_total` and `rest_client_request_duration_seconds`, and
+/// `pilotlight_connection_tasks`. Cheap to clone; the clones count together.
 #[derive(Clone, Debug)]
 pub struct TransportMetrics {
     requests: Family<RequestLabels, Counter>,
     duration: Family<DurationLabels, Histogram, fn() -> Histogram>,
+    tasks: Tally<HostLabels>,
 }
 
 impl Default for TransportMetrics {
@@ -34,12 +36,13 @@ impl Default for TransportMetrics {
         Self {
             requests: Family::default(),
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
+            tasks: Tally::default(),
         }
     }
 }
 
 impl TransportMetrics {
-    /// Adds both to a registry. (`_total` and `_seconds` are the registry's to append.)
+    /// Adds them to a registry. (`_total` and `_seconds` are the registry's to append.)
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "rest_client_requests",
@@ -51,7 +54,22 @@ impl TransportMetrics {
             "Time until the head of the answer, by method and host",
             self.duration.clone(),
         );
+        registry.register(
+            "pilotlight_connection_tasks",
+            "Tasks alive that drive connections to the API server, by host",
+            self.tasks.clone(),
+        );
     }
+
+    /// The tasks of the connections to a host.
+    pub(super) fn tasks(&self, host: &Arc<str>) -> Part<HostLabels> {
+        self.tasks.of(HostLabels { host: host.clone() })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct HostLabels {
+    host: Arc<str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

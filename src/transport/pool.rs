@@ -40,7 +40,7 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(dialer: Dialer) -> Self {
-        let tasks = Tasks::default();
+        let tasks = Tasks::new(dialer.options.metrics.tasks(&dialer.host));
         // The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
         let http1 = legacy::Client::builder(tasks.clone())
             .timer(TokioTimer::new())

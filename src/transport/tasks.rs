@@ -10,14 +10,23 @@ use hyper::rt::Executor;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use super::metrics::HostLabels;
+use crate::tally::Part;
+
 /// The tasks of a pool: they end when its token is cancelled.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(super) struct Tasks {
     tracker: TaskTracker,
     token: CancellationToken,
+    alive: Part<HostLabels>,
 }
 
 impl Tasks {
+    /// None yet; those to come are counted.
+    pub(super) fn new(alive: Part<HostLabels>) -> Self {
+        Self { tracker: TaskTracker::new(), token: CancellationToken::new(), alive }
+    }
+
     /// Ends them; those that are spawned later end at once.
     pub(super) fn cancel(&self) {
         self.token.cancel();
@@ -37,8 +46,11 @@ impl Tasks {
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
     fn execute(&self, future: F) {
-        let token = self.token.clone();
-        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(future).await }));
+        let (token, alive) = (self.token.clone(), self.alive.count());
+        drop(self.tracker.spawn(async move {
+            let _alive = alive;
+            token.run_until_cancelled_owned(future).await;
+        }));
     }
 }
 

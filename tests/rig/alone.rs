@@ -10,6 +10,7 @@ const ALONE: &str = "PILOTLIGHT_TEST_ALONE";
 
 /// Runs a test in a process of its own, with a control plane of its own; `name` is what the harness
 /// calls it.
+#[expect(clippy::print_stdout, reason = "what the test said belongs to its output")]
 pub(crate) async fn alone(name: &str, test: impl Future<Output = ()>) {
     if env::var_os(ALONE).is_some() {
         return test.await;

@@ -39,7 +39,8 @@ pub(in crate::controller) struct Series {
     pub(in crate::controller) active: Gauge,
     queue: QueueSeries,
     depth: Mutex<Vec<(i32, Gauge)>>,
-    probe: Mutex<Option<Weak<dyn WorkProbe>>>,
+    // Those of older epochs too, for as long as there are any.
+    probes: Mutex<Vec<Weak<dyn WorkProbe>>>,
 }
 
 #[derive(Clone, Debug)]
@@ -54,11 +55,21 @@ struct QueueSeries {
 #[derive(Clone, Debug, Default)]
 pub(in crate::controller) struct QueueMetrics(Option<Arc<Series>>);
 
-/// A queue that is asked for its unfinished work when somebody scrapes, rather than telling it
-/// twice a second to nobody.
+/// A queue that is asked for its work when somebody scrapes, rather than telling it twice a second
+/// to nobody.
 pub(in crate::controller) trait WorkProbe: Send + Sync {
-    /// Seconds spent so far on what is worked on now: in sum, and the longest.
-    fn unfinished(&self) -> (f64, f64);
+    fn work(&self) -> Work;
+}
+
+/// What a queue has in its hands.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(in crate::controller) struct Work {
+    /// Seconds spent so far on all that is worked on now.
+    pub(in crate::controller) unfinished: f64,
+    /// Seconds spent so far on what is worked on longest.
+    pub(in crate::controller) longest: f64,
+    /// How many keys wait for their time.
+    pub(in crate::controller) waiting: usize,
 }
 
 impl Series {
@@ -90,7 +101,7 @@ impl Series {
                 work_duration: families.work_duration.get_or_create_owned(&queue),
             },
             depth: Mutex::default(),
-            probe: Mutex::default(),
+            probes: Mutex::default(),
             families,
         }
     }
@@ -105,12 +116,20 @@ impl Series {
     }
 
     pub(in crate::controller) fn watch_work(&self, probe: Weak<dyn WorkProbe>) {
-        *self.probe.lock().unwrap_or_else(PoisonError::into_inner) = Some(probe);
+        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.retain(|probe| probe.strong_count() > 0);
+        probes.push(probe);
     }
 
-    pub(super) fn unfinished(&self) -> (f64, f64) {
-        let probe = self.probe.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        probe.and_then(|probe| probe.upgrade()).map_or((0.0, 0.0), |queue| queue.unfinished())
+    /// What its queues have in their hands: one, or several when one outlives its epoch.
+    pub(super) fn work(&self) -> Work {
+        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let queues = probes.iter().filter_map(Weak::upgrade).map(|queue| queue.work());
+        queues.fold(Work::default(), |all, one| Work {
+            unfinished: all.unfinished + one.unfinished,
+            longest: all.longest.max(one.longest),
+            waiting: all.waiting + one.waiting,
+        })
     }
 
     /// How many keys are ready, at every priority.

@@ -10,7 +10,7 @@ use std::{
 use tokio::time::Instant;
 
 use super::{Add, Delayed, Item, MAX_DELAY, QueueOptions, limit::Bucket};
-use crate::controller::metrics::QueueMetrics;
+use crate::controller::metrics::{QueueMetrics, Work};
 
 /// The state of every key, and the rules by which keys move.
 ///
@@ -270,14 +270,18 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// Seconds spent so far on what is worked on now: in sum, and the longest.
-    pub(super) fn unfinished(&self, now: Instant) -> (f64, f64) {
-        self.entries
-            .iter()
-            .filter_map(|entry| entry.processing)
-            .map(|since| now.saturating_duration_since(since).as_secs_f64())
-            .take(self.processing)
-            .fold((0.0, 0.0), |(sum, longest), seconds| (sum + seconds, longest.max(seconds)))
+    /// What is worked on now, and how many keys wait for their time.
+    pub(super) fn work(&self, now: Instant) -> Work {
+        let mut work = Work::default();
+        for entry in &self.entries {
+            work.waiting += usize::from(matches!(entry.place, Place::Waiting { .. }));
+            if let Some(since) = entry.processing {
+                let seconds = now.saturating_duration_since(since).as_secs_f64();
+                work.unfinished += seconds;
+                work.longest = work.longest.max(seconds);
+            }
+        }
+        work
     }
 
     fn intern(&mut self, key: K) -> u32 {

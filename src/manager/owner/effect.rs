@@ -56,15 +56,18 @@ impl Owner {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         match &entry.wake {
             Some(wake) => self.timers.reset_at(wake, at),
-            None => entry.wake = Some(self.timers.insert_at((id, Timer::Wake), at)),
+            None => {
+                let counted = self.metrics.timer(&entry.name, Timer::Wake.word());
+                entry.wake = Some(self.timers.insert_at((id, Timer::Wake, counted), at));
+            }
         }
     }
 
     pub(super) fn forget(&mut self, id: Id) {
         let Some(entry) = self.entries.remove(&id) else { return };
         entry.watching.cancel();
-        if let Some(wake) = &entry.wake {
-            self.timers.try_remove(wake);
+        for timer in [&entry.wake, &entry.overdue].into_iter().flatten() {
+            self.timers.try_remove(timer);
         }
         self.names.remove(&entry.name);
         self.metrics.removed(&entry.name);
@@ -95,8 +98,13 @@ impl Owner {
             true => Overrun::WaitedFor,
             false => Overrun::Dropped,
         };
+        let tasks = self.metrics.run(&epoch);
         let driven = run::drive(epoch, run.boxed(), overrun);
-        self.runs.spawn(async move { (id, driven.await) }.instrument(span));
+        let driven = async move {
+            let _tasks = tasks;
+            (id, driven.await)
+        };
+        self.runs.spawn(driven.instrument(span));
         self.watch_report(id, number, report);
     }
 
@@ -114,8 +122,10 @@ impl Owner {
         if let Some(epoch) = &entry.epoch {
             epoch.stop(reason);
         }
-        let overdue = run::overdue_after(entry.spec.options.grace);
-        self.timers.insert((id, Timer::Overdue(entry.epoch_number)), overdue);
+        let overdue = Timer::Overdue(entry.epoch_number);
+        let counted = self.metrics.timer(&entry.name, overdue.word());
+        let after = run::overdue_after(entry.spec.options.grace);
+        entry.overdue = Some(self.timers.insert((id, overdue, counted), after));
         info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
     }
 
@@ -123,6 +133,9 @@ impl Owner {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let unknown_requests = entry.epoch.take().map_or(0, |epoch| epoch.fence().unknown());
         entry.begun_at = None;
+        if let Some(overdue) = entry.overdue.take() {
+            self.timers.try_remove(&overdue);
+        }
         if let Some(stopped_at) = entry.stopped_at.take() {
             self.metrics.stopped(&entry.name, (now - stopped_at).as_secs_f64());
         }

@@ -274,7 +274,7 @@ impl World {
                 let ahead = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                 tokio::time::advance(ahead).await;
                 let timer = self.owner.timers.next().now_or_never().flatten().expect("it is due");
-                let (id, timer) = timer.into_inner();
+                let (id, timer, _counted) = timer.into_inner();
                 self.owner.handle(Event::Timer(id, timer));
             }
             Step::Stop => self.owner.handle(Event::Stop),
@@ -432,8 +432,8 @@ impl World {
             all.push((timer.deadline(), timer.into_inner()));
         }
         let mut told = Vec::new();
-        for (at, (id, timer)) in all {
-            let key = self.owner.timers.insert_at((id, timer), at);
+        for (at, (id, timer, counted)) in all {
+            let key = self.owner.timers.insert_at((id, timer, counted), at);
             let Some(entry) = self.owner.entries.get_mut(&id) else { continue };
             match timer {
                 Timer::Wake => {
@@ -441,6 +441,7 @@ impl World {
                     told.push("wake");
                 }
                 Timer::Overdue(epoch) => {
+                    entry.overdue = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
                         told.push("overdue");
                     }

@@ -81,15 +81,15 @@ impl Owner {
 
     pub(super) fn prepare(&mut self, id: Id) {
         let attempt = self.serial();
-        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
-        else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(pending) = entry.pending.as_mut() else { return };
+        let task = self.metrics.preparation(&entry.name);
         let given_up = CancellationToken::new();
         pending.why = "its caches are being filled".to_owned();
         pending.preparation = Preparation::Running(attempt, given_up.clone());
         let runnable = pending.spec.runnable.clone();
         self.prepares.spawn(async move {
+            let _task = task;
             let prepare = AssertUnwindSafe(async { runnable.prepare().await });
             let result = tokio::select! {
                 biased;
@@ -119,7 +119,9 @@ impl Owner {
                 pending.spec.unprepare();
                 pending.why = format!("it cannot be prepared: {error}");
                 let serial = pending.serial;
-                self.timers.insert((id, Timer::Retry(serial)), PREPARE_RETRY);
+                let retry = Timer::Retry(serial);
+                let counted = self.metrics.timer(&entry.name, retry.word());
+                self.timers.insert((id, retry, counted), PREPARE_RETRY);
             }
         }
     }

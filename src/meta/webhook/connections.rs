@@ -17,7 +17,7 @@ use hyper_util::{
 use rustls::{ClientConfig, RootCertStore};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::meta::HookError;
+use crate::meta::{HookError, hook_metrics::HookTasks};
 
 /// The longest that an address is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,11 +36,12 @@ pub(super) struct Connections {
 pub(super) struct Tasks {
     pub(super) tracker: TaskTracker,
     token: CancellationToken,
+    alive: Option<HookTasks>,
 }
 
 impl Connections {
     /// None yet: the first call opens one.
-    pub(super) fn new(url: &Uri) -> Result<Self, HookError> {
+    pub(super) fn new(url: &Uri, alive: Option<HookTasks>) -> Result<Self, HookError> {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));
@@ -49,7 +50,7 @@ impl Connections {
             .https_or_http()
             .enable_http1()
             .wrap_connector(http);
-        let tasks = Tasks::default();
+        let tasks = Tasks { alive, ..Tasks::default() };
         let client = Client::builder(tasks.clone())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(Duration::from_secs(90))
@@ -74,7 +75,11 @@ where
 {
     fn execute(&self, connection: F) {
         let token = self.token.clone();
-        drop(self.tracker.spawn(async move { token.run_until_cancelled_owned(connection).await }));
+        let alive = self.alive.as_ref().map(HookTasks::count);
+        drop(self.tracker.spawn(async move {
+            let _alive = alive;
+            token.run_until_cancelled_owned(connection).await;
+        }));
     }
 }
 

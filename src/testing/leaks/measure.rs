@@ -68,9 +68,10 @@ impl Measure {
         self
     }
 
-    /// Whether there are the same things of a sort.
-    pub(super) fn is_as(&self, other: &Self, sort: &str) -> bool {
-        self.0.get(sort) == other.0.get(sort)
+    /// Whether there are the same things of these sorts.
+    pub(super) fn is_as(&self, other: &Self, counts: impl Fn(&str) -> bool) -> bool {
+        let sorts = self.0.keys().chain(other.0.keys());
+        sorts.filter(|sort| counts(sort)).all(|sort| self.0.get(sort) == other.0.get(sort))
     }
 
     /// What is more than it was in `before`.
@@ -87,20 +88,40 @@ impl Measure {
     }
 }
 
-/// The series in an exposition as text; those of `gauges` with their value.
-pub(super) fn series(text: &str, gauges: &[&str]) -> BTreeMap<String, u64> {
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .filter_map(|line| {
-            let (series, value) = line.rsplit_once(' ')?;
-            let name = series.split('{').next().unwrap_or_default();
-            let number = match gauges.contains(&name) {
-                true => whole(value),
-                false => 1,
-            };
-            Some((series.to_owned(), number))
-        })
-        .collect()
+/// The gauges that count tasks of Pilotlight's: a task has one place in one of them.
+const TASKS: [&str; 4] = [
+    "pilotlight_connection_tasks",
+    "pilotlight_controller_tasks",
+    "pilotlight_hook_tasks",
+    "pilotlight_informer_tasks",
+];
+/// The gauges that count what waits for a time.
+const TIMERS: [&str; 3] =
+    ["pilotlight_controller_timers", "pilotlight_informer_timers", "pilotlight_queue_waiting"];
+
+/// The series in an exposition as text, by their sort; gauges of tasks, of timers and those named
+/// here with their value.
+pub(super) fn series(text: &str, gauges: &[&str]) -> [(String, BTreeMap<String, u64>); 3] {
+    let (mut tasks, mut timers, mut all) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((series, value)) = line.rsplit_once(' ') else { continue };
+        let name = series.split('{').next().unwrap_or_default();
+        if name.ends_with("_bucket") {
+            // A histogram is told by its count and its sum, rather than by dozens of lines.
+            continue;
+        }
+        let (sort, number) = match name {
+            _ if TASKS.contains(&name) => (&mut tasks, whole(value)),
+            _ if TIMERS.contains(&name) => (&mut timers, whole(value)),
+            _ if gauges.contains(&name) => (&mut all, whole(value)),
+            _ => (&mut all, 1),
+        };
+        sort.insert(series.to_owned(), number);
+    }
+    // A gauge at 0 says as much as none.
+    tasks.retain(|_, number| *number > 0);
+    timers.retain(|_, number| *number > 0);
+    [("named tasks".to_owned(), tasks), ("timers".to_owned(), timers), ("series".to_owned(), all)]
 }
 
 /// A value as a count: nothing below 0, and whole.
@@ -154,11 +175,26 @@ mod tests {
     }
 
     #[test]
-    fn series_are_told_by_name_and_labels_and_gauges_by_value() {
-        let text =
-            "# TYPE depth gauge\ndepth{c=\"a\"} 5\nage{c=\"a\"} 7.5\nage{c=\"b\"} -1\n# EOF\n";
+    fn tasks_and_timers_are_sorts_of_their_own_with_their_owners() {
+        let text = "pilotlight_informer_tasks{resource=\"widgets\"} 2\n\
+                    pilotlight_queue_waiting{controller=\"a\"} 3.0\n\
+                    pilotlight_queue_waiting{controller=\"b\"} 0.0\n";
 
-        let found = series(text, &["depth"]);
+        let found = Measure::of(series(text, &[]).into_iter());
+
+        let tasks = r#"pilotlight_informer_tasks{resource="widgets"}"#;
+        let timers = r#"pilotlight_queue_waiting{controller="a"}"#;
+        let expected =
+            format!("  named tasks of {tasks}: 2, 0 before\n  timers of {timers}: 3, 0 before\n");
+        assert_eq!(found.grown_since(&Measure::default()).to_string(), expected);
+    }
+
+    #[test]
+    fn series_are_told_by_name_and_labels_and_gauges_by_value() {
+        let text = "# TYPE depth gauge\ndepth{c=\"a\"} 5\ntime_bucket{le=\"1.0\"} 2\n\
+                    age{c=\"a\"} 7.5\nage{c=\"b\"} -1\n# EOF\n";
+
+        let [_, _, (_, found)] = series(text, &["depth"]);
 
         let expected = [("age{c=\"a\"}", 1), ("age{c=\"b\"}", 1), ("depth{c=\"a\"}", 5)];
         let found: Vec<_> = found.iter().map(|(name, number)| (name.as_str(), *number)).collect();

@@ -294,6 +294,19 @@ fn slots_are_used_again() {
 }
 
 #[test]
+fn work_is_told_with_what_waits_for_its_time() {
+    let mut queue = Bench::new();
+    queue.add(1, after(1000)).add(2, after(2000)).add(3, NOW);
+    assert_eq!(queue.core.work(queue.now).waiting, 2);
+
+    queue.add(1, NOW);
+    assert_eq!(queue.core.work(queue.now).waiting, 1);
+
+    queue.core.close(queue.now);
+    assert_eq!(queue.core.work(queue.now), Work::default());
+}
+
+#[test]
 fn unfinished_work_is_told_in_sum_and_the_longest() {
     let mut queue = Bench::new();
     queue.add(1, NOW).add(2, NOW);
@@ -302,7 +315,8 @@ fn unfinished_work_is_told_in_sum_and_the_longest() {
     queue.pop();
     queue.now += ms(1000);
 
-    assert_eq!(queue.core.unfinished(queue.now), (4.0, 3.0));
+    let work = queue.core.work(queue.now);
+    assert_eq!((work.unfinished, work.longest), (4.0, 3.0));
 }
 
 /// All times are whole ticks and every rate divides them, so that no sum is rounded.

@@ -1,0 +1,169 @@
+//! What is left over is told by its name: tasks and timers, each with its owner and by how much.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::BoxFuture;
+use kube::Client;
+use pilotlight::{
+    controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
+    kind::TypeRef,
+    manager::{
+        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable, always,
+    },
+    testing::{LeakOracle, Measure, simulated::SimulatedServer},
+};
+use tokio::sync::{Notify, mpsc};
+
+use crate::rig::{Rig, Server, type_of};
+
+/// Longer than whatever ends by itself takes to do so.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What a run does with what belongs to its epoch.
+enum Leaky {
+    /// Leaves a task that ends when it is told to.
+    Task(Arc<Notify>),
+    /// Gives its client to somebody who keeps it.
+    Client(Client, mpsc::Sender<Client>),
+    Fails,
+}
+
+impl Runnable for Leaky {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        match self {
+            Self::Task(release) => {
+                let release = Arc::clone(release);
+                drop(epoch.tasks().spawn(async move { release.notified().await }));
+            }
+            Self::Client(client, keeper) => keeper.try_send(epoch.client(client)).unwrap(),
+            Self::Fails => return Box::pin(async { Err("as the test wants it".into()) }),
+        }
+        Box::pin(async move {
+            epoch.stopping().await;
+            Ok(())
+        })
+    }
+}
+
+impl ConditionalRunnable for Leaky {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+}
+
+/// Wants to see each object again after ages.
+#[derive(Clone)]
+struct Patient;
+
+impl Reconciler for Patient {
+    async fn reconcile(&self, _: Request, _: Context) -> Result<Outcome, ReconcileError> {
+        Ok(Outcome::RequeueAfter(Duration::from_secs(300 * 24 * 3600)))
+    }
+}
+
+async fn rig(name: &str) -> (Rig<'static>, LeakOracle, Measure) {
+    let rig = Rig::at(Server::Simulated(SimulatedServer::new()), name, Default::default()).await;
+    let leaks = rig.leaks().patience(PATIENCE);
+    let baseline = leaks.baseline().await;
+    (rig, leaks, baseline)
+}
+
+/// Asserts that all this has grown, each line a sort, its owner and by how much.
+async fn assert_grown(leaks: &LeakOracle, baseline: &Measure, expected: &[&str]) {
+    let grown = leaks.compare(baseline).await.unwrap_err().to_string();
+    for line in expected {
+        assert!(grown.contains(line), "{line} is not in\n{grown}");
+    }
+}
+
+async fn nothing_is_left(leaks: LeakOracle, baseline: &Measure) {
+    // A state that was once seen keeps its series.
+    let leaks = leaks.expect_more("series", "pilotlight_types{");
+    leaks.expect_more("series", "pilotlight_informers{").assert_baseline(baseline).await;
+}
+
+async fn controller(rig: &Rig<'_>, name: &str, widgets: TypeRef) {
+    let controller = Controller::builder(name).for_type(widgets).conditional();
+    rig.add(name, Arc::new(controller.build(&rig.cluster, Patient).unwrap())).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
+    let (rig, leaks, baseline) = rig("leaks-task").await;
+    let release = Arc::new(Notify::new());
+    rig.add("leaky", Arc::new(Leaky::Task(Arc::clone(&release)))).await;
+    rig.state("leaky", ControllerState::Running).await;
+    let manager = rig.manager.clone();
+
+    let removed = async { manager.remove("leaky").await };
+    let told = async {
+        rig.until("leaky", "is stuck", |it| it.stuck).await;
+        let lines = [
+            "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"epoch\"}: 1, 0",
+            "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"run\"}: 1, 0",
+            "\n  tasks of Pilotlight: ",
+        ];
+        assert_grown(&leaks, &baseline, &lines).await;
+        release.notify_one();
+    };
+
+    tokio::join!(removed, told);
+    leaks.assert_baseline(&baseline).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
+    let (rig, leaks, baseline) = rig("leaks-client").await;
+    let (keeper, mut kept) = mpsc::channel(1);
+    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.client.clone(), keeper))).await;
+    rig.state("leaky", ControllerState::Running).await;
+
+    rig.manager.remove("leaky").await;
+
+    let line =
+        "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"client\"}: 1, 0";
+    assert_grown(&leaks, &baseline, &[line]).await;
+    drop(kept.recv().await);
+    leaks.assert_baseline(&baseline).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_waits_for_ever_is_told_with_its_controller() {
+    let (rig, leaks, baseline) = rig("leaks-queue").await;
+    let crd = rig.widgets();
+    rig.scope.install_crd(&crd).await.unwrap();
+    controller(&rig, "patient", type_of(&crd, "v1")).await;
+    rig.state("patient", ControllerState::Running).await;
+    rig.create(&crd, "one", 1).await;
+    rig.create(&crd, "other", 1).await;
+
+    let line = "timers of pilotlight_queue_waiting{name=\"patient\",controller=\"patient\"}: 2, 0";
+    assert_grown(&leaks, &baseline, &[line]).await;
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+    rig.manager.remove("patient").await;
+    nothing_is_left(leaks, &baseline).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn whatever_waits_for_a_time_is_told_with_its_owner() {
+    let (rig, leaks, baseline) = rig("leaks-timers").await;
+    let crd = rig.widgets();
+    rig.scope.install_crd(&crd).await.unwrap();
+    controller(&rig, "lingers", type_of(&crd, "v1")).await;
+    rig.state("lingers", ControllerState::Running).await;
+    rig.manager.remove("lingers").await;
+    rig.add("fails", Arc::new(Leaky::Fails)).await;
+    rig.state("fails", ControllerState::BackingOff).await;
+
+    let impatient = leaks.patience(Duration::ZERO);
+    let linger = format!(
+        "timers of pilotlight_informer_timers{{group=\"{}\",resource=\"widgets\",kind=\"linger\"}}: 1, 0",
+        rig.scope.group
+    );
+    let wake = "timers of pilotlight_controller_timers{controller=\"fails\",kind=\"wake\"}: 1, 0";
+    assert_grown(&impatient, &baseline, &[&linger, wake]).await;
+
+    rig.manager.remove("fails").await;
+    nothing_is_left(impatient.patience(PATIENCE), &baseline).await;
+}
