@@ -67,7 +67,6 @@ async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
         let neighbours = Neighbours::arrive(&stage, &widgets, &gadgets, round).await;
         let beside = p99(latencies(rig, &widgets, &bystanders, &mut beat).await);
         neighbours.leave(&stage, &gadgets).await;
-        println!("p99 {alone:?} alone, {beside:?} beside bad neighbours");
         ratios.push(beside.as_secs_f64() / alone.as_secs_f64());
     }
     ratios.sort_by(f64::total_cmp);
