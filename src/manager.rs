@@ -43,7 +43,7 @@ pub use condition::{
 };
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
 pub use fence::{Fence, FenceClosed, Passage};
-pub(crate) use fence::{Witness, Write};
+pub(crate) use fence::{Witness, Write, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;

@@ -8,7 +8,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use pilotlight::testing::{Action, Reply, Rule, Verb};
+use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -90,7 +90,9 @@ async fn a_create_that_is_refused_is_told_repeated_ever_less_often_and_made_once
         (504, "Timeout"),
     ] {
         let bench = Bench::start().await;
-        let refusal = Reply::status(code, reason, "not this one").retry_after(600);
+        let refusal = Reply::status(code, reason, "not this one");
+        // Says something of requests at this moment with the other two alone.
+        let refusal = if matches!(code, 429 | 503) { refusal } else { refusal.retry_after(600) };
         let rule = bench.faults.add(children(Action::Reply(refusal), Verb::Create));
         bench.parent("p", 1, "one");
 
@@ -135,14 +137,59 @@ async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
+    // As the filter in front of all requests answers, and as the registries behind it do.
+    let filter = |code: u16| Reply::text(code, "Too many requests, please try again later.\n");
+    let registry = |code: u16, reason: &str, seconds: u64| {
+        let mut reply = Reply::json(&json!({
+            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "later", "reason": reason, "code": code,
+            "details": { "retryAfterSeconds": seconds },
+        }));
+        reply.code = code;
+        reply
+    };
+    for (reply, seconds) in [
+        (filter(429).retry_after(20), 20),
+        (registry(429, "TooManyRequests", 20), 20),
+        (registry(503, "ServiceUnavailable", 20).retry_after(20), 20),
+        (filter(503).retry_after(20), 20),
+        (filter(429).retry_after(3600), 300),
+    ] {
+        let bench = Bench::start().await;
+        let rule = bench.faults.add(children(Action::Reply(reply.clone()), Verb::Create).times(1));
+        bench.parent("p", 2, "one");
+        bench.until("it is refused", |bench| bench.faults.hits(rule) == 1).await;
+        let refused = Instant::now();
+        let asked = bench.requests().len();
+
+        let took = bench.settled(&["p"], 2, "one").await;
+
+        let (least, most) = (Duration::from_secs(seconds), Duration::from_secs(seconds * 5 / 4));
+        assert!((least..=most).contains(&took), "{reply:?}: {took:?}");
+        let own = |info: &RequestInfo| {
+            let resources = ["configmaps", "events", "widgets"];
+            resources.contains(&&*info.resource) && !matches!(info.verb, Verb::List | Verb::Watch)
+        };
+        let requests = bench.requests();
+        let early =
+            requests[asked..].iter().filter(|(at, info)| own(info) && *at < refused + least);
+        assert_eq!(early.count(), 0, "{reply:?}: neither its other child nor an Event");
+        assert_eq!(bench.events("SyncError"), [] as [&str; 0], "{reply:?}");
+        assert_eq!(bench.sent(Verb::Create).len(), 3, "{reply:?}");
+        bench.end().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
     let bench = Bench::start().await;
-    let names: Vec<_> = (0..50).map(|number| format!("p{number}")).collect();
-    let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let throttled = Reply::status(429, "TooManyRequests", "too many requests").retry_after(1);
-    let rule = bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
-    for name in &names {
-        bench.parent(name, 1, "one");
+    bench.parent("first", 1, "one");
+    bench.settled(&["first"], 1, "one").await;
+    let throttled = Reply::text(429, "Too many requests, please try again later.\n").retry_after(1);
+    let rule = bench.faults.add(Rule::new(Action::Reply(throttled)));
+    for number in 0..200 {
+        bench.parent(&format!("p{number}"), 1, "one");
     }
 
     let begin = Instant::now();
@@ -153,13 +200,28 @@ async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
         let (from, to) = (Duration::from_secs(from), Duration::from_secs(to));
         requests.iter().filter(|(at, _)| *at >= begin + from && *at < begin + to).count()
     };
-    let (first, last) = (within(0, 10), within(60, 120));
-    assert!(last * 2 < first, "{first} requests in the first 10 s, {last} in the last minute");
+    let rates: Vec<_> = (0..12).map(|ten| within(ten * 10, ten * 10 + 10)).collect();
+    assert!(rates[0] <= 250, "one request for each, and a few: {rates:?}");
+    assert!(rates[1..].iter().all(|it| *it <= 20), "two a second: {rates:?}");
     bench.faults.remove(rule);
-    let took = bench.settled(&names, 1, "one").await;
-    assert!(took < Duration::from_secs(180), "the longest back-off so far: {took:?}");
-    assert_eq!(bench.children().len(), 50);
+    let took = bench.until("all are there", |bench| bench.children().len() == 201).await;
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    assert_eq!(bench.events("SyncError"), [] as [&str; 0]);
     bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_that_was_asked_to_wait_stops_at_once() {
+    let bench = Bench::start().await;
+    let throttled = Reply::text(429, "later").retry_after(300);
+    bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
+    bench.parent("p", 1, "one");
+    bench.until("it is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
+
+    let stopping = Instant::now();
+    bench.end().await;
+
+    assert!(stopping.elapsed() < Duration::from_secs(1), "{:?}", stopping.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

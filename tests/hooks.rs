@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pilotlight::meta::HookError;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     time::{Instant, sleep},
@@ -14,38 +14,108 @@ use crate::rig::{Answer, Bench, Stage, config_map, one_config_map, sized, until}
 /// Asked about at the same time, unless said otherwise.
 const WORKERS: usize = 5;
 
-#[tokio::test(start_paused = true)]
-async fn a_thousand_parents_come_back_after_an_outage_without_a_stampede() {
-    let bench = Bench::start().await;
-    let (broken, outage) = watch::channel(true);
-    bench.hook.answers(move |request| {
-        let outage = outage.clone();
-        async move {
-            sleep(Duration::from_millis(5)).await;
-            match *outage.borrow() {
-                true => Err(HookError::Status { code: 500, body: "down".to_owned() }),
-                false => Ok(sized(&request)),
-            }
-        }
-    });
+/// As a hook that is down; it takes as long as one that is well.
+async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
+    sleep(Duration::from_millis(200)).await;
+    match *outage.borrow() {
+        true => Err(HookError::Status { code: 500, body: "down".to_owned() }),
+        false => Ok(sized(&request)),
+    }
+}
+
+/// How long it takes until a thousand parents have their children.
+async fn thousand(bench: &Bench) -> Duration {
+    let begin = Instant::now();
+    while bench.children().len() < 1000 {
+        sleep(Duration::from_millis(500)).await;
+        assert!(begin.elapsed() < Duration::from_secs(3600), "{}", bench.children().len());
+    }
+    begin.elapsed()
+}
+
+fn a_thousand_parents(bench: &Bench) {
     for number in 0..1000 {
         bench.parent(&format!("p{number}"), 1, "one");
     }
+}
 
+#[tokio::test(start_paused = true)]
+async fn a_thousand_parents_come_back_after_an_outage_without_a_stampede() {
+    let (_well, never) = watch::channel(false);
+    let bench = Bench::start().await;
+    bench.hook.answers(move |request| down_while(never.clone(), request));
+    a_thousand_parents(&bench);
+    let cold = thousand(&bench).await;
+    bench.end().await;
+
+    let bench = Bench::start().await;
+    let (broken, outage) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(outage.clone(), request));
+    a_thousand_parents(&bench);
+    let begin = Instant::now();
+    sleep(Duration::from_secs(600)).await;
+    let calls = bench.hook.calls();
+    let of_minute = |minute: u32| {
+        let from = begin + minute * Duration::from_secs(60);
+        let span = from..from + Duration::from_secs(60);
+        calls.iter().filter(|(at, _)| span.contains(at)).count()
+    };
+    broken.send_replace(false);
+    let warm = thousand(&bench).await;
+
+    let of_minutes: Vec<_> = (0..10).map(of_minute).collect();
+    assert!(of_minutes[0] < 1200 && of_minutes[1..].iter().all(|it| *it <= 70), "{of_minutes:?}");
+    assert!(of_minutes.iter().all(|it| *it >= 50), "somebody probes: {of_minutes:?}");
+    assert!(warm <= 2 * cold, "{warm:?} after the outage, {cold:?} from the start");
+    assert_eq!(bench.hook.most(), WORKERS, "no more are asked about at once");
+    assert!(!bench.hook.overlapped());
+    let after = bench.hook.calls().len() - calls.len();
+    assert!(after < 1000 * 4, "its children and its status are a reason to ask again: {after}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_parent_alone_finds_its_hook_again_within_seconds() {
+    let bench = Bench::start().await;
+    let (broken, outage) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(outage.clone(), request));
+
+    bench.parent("p", 1, "one");
     sleep(Duration::from_secs(600)).await;
     let asked = bench.hook.calls().len();
     broken.send_replace(false);
-    let recovered = Instant::now();
-    while bench.children().len() < 1000 {
-        sleep(Duration::from_secs(10)).await;
-        assert!(recovered.elapsed() < Duration::from_secs(700), "the back-off and no longer");
+    let took = bench.settled(&["p"], 1, "one").await;
+
+    assert!(asked < 90, "{asked}");
+    assert!(took <= Duration::from_secs(11), "{took:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn parents_that_a_hook_always_fails_for_are_not_asked_about_more_when_others_succeed() {
+    let bench = Bench::start().await;
+    bench.hook.answers(|request| async move {
+        match request["parent"]["spec"]["text"] == "broken" {
+            true => Err(HookError::Status { code: 500, body: "a bug".to_owned() }),
+            false => Ok(sized(&request)),
+        }
+    });
+    for number in 0..5 {
+        bench.parent(&format!("broken{number}"), 1, "broken");
     }
 
-    assert!(asked < 1000 * 20, "5 ms doubled: {asked}");
-    assert_eq!(bench.hook.most(), WORKERS, "no more are asked about at once");
-    assert!(!bench.hook.overlapped());
-    let after = bench.hook.calls().iter().filter(|(at, _)| *at >= recovered).count();
-    assert!(after < 1000 * 4, "its children and its status are a reason to ask again: {after}");
+    for second in 0..600 {
+        bench.parent(&format!("p{}", second % 20), 1, &second.to_string());
+        sleep(Duration::from_secs(1)).await;
+        let late = bench.children().values().any(|text| *text == second.to_string());
+        assert!(late, "nobody waits for those that fail");
+    }
+
+    for number in 0..5 {
+        let name = format!("broken{number}");
+        let asked = bench.hook.calls().iter().filter(|(_, of)| *of == name).count();
+        assert!((10..=22).contains(&asked), "5 ms doubled: {asked}");
+    }
     bench.end().await;
 }
 

@@ -6,7 +6,10 @@ use kube::Client;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
-use super::board::{Attached, Board, Mode, Row, State};
+use super::{
+    Queue, Request,
+    board::{Attached, Board, Mode, Row, State},
+};
 use crate::{
     informer::{InformerKey, Object, ObjectKey, Store},
     kind::{ServedType, TypeRef},
@@ -30,6 +33,8 @@ struct Shared {
     client: Client,
     cancel: CancellationToken,
     board: Arc<Board>,
+    // None when the reconciler is called by hand.
+    queue: Option<Queue<Request>>,
 }
 
 impl Context {
@@ -44,7 +49,7 @@ impl Context {
         let (board, _settled) = Board::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
         let client = epoch.client(client);
-        Self::of(epoch, client, cancel, board)
+        Self::of(epoch, client, cancel, board, None)
     }
 
     /// The same context with one more input.
@@ -64,8 +69,9 @@ impl Context {
         client: Client,
         cancel: CancellationToken,
         board: Arc<Board>,
+        queue: Option<Queue<Request>>,
     ) -> Self {
-        let shared = Shared { epoch, client, cancel, board };
+        let shared = Shared { epoch, client, cancel, board, queue };
         let shared = Arc::new(shared);
         Self { shared, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
@@ -116,6 +122,14 @@ impl Context {
     /// as the server's CRD says now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
         self.shared.board.attached(type_ref).map(|attached| attached.current())
+    }
+
+    /// Adds another request to the controller's queue, to be reconciled as soon as a worker is free;
+    /// whatever it waits for, it waits no longer. Nothing happens once the epoch stops.
+    pub fn enqueue(&self, request: Request) {
+        if let Some(queue) = &self.shared.queue {
+            queue.add(request);
+        }
     }
 
     /// How often this request has failed in a row.

@@ -1,11 +1,11 @@
 //! What becomes of a request after a reconcile: decisions without I/O.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, iter, time::Duration};
 
 use kube::core::Status;
 
 use super::{Outcome, ReconcileError, doubt::Behind, metrics::ReconcileResult};
-use crate::manager::BoxError;
+use crate::manager::{BoxError, retry_after};
 
 /// How a reconcile ended.
 #[derive(Debug)]
@@ -31,6 +31,10 @@ pub(super) enum Next {
     After(Duration),
     /// Again after its back-off. Without an error, nothing is wrong.
     Retry(Option<BoxError>),
+    /// Again after this time, as a failure.
+    RetryAfter(BoxError, Duration),
+    /// Again after its back-off, and not before the time that the API server asks for.
+    Throttled(BoxError, Duration),
     /// Not again until something changes, though it failed.
     GiveUp(BoxError),
     /// Again when the caches may have caught up.
@@ -57,7 +61,15 @@ impl Attempt {
             Self::Returned(Ok(Outcome::Done)) => Next::Done,
             Self::Returned(Ok(Outcome::RequeueAfter(after))) => Next::After(after),
             Self::Returned(Err(ReconcileError::Retry(error))) => {
-                Next::Retry((!is_conflict(&*error)).then_some(error))
+                let asks_to_wait = statuses(&*error).find_map(retry_after);
+                match asks_to_wait {
+                    _ if is_conflict(&*error) => Next::Retry(None),
+                    Some(after) => Next::Throttled(error, after),
+                    None => Next::Retry(Some(error)),
+                }
+            }
+            Self::Returned(Err(ReconcileError::RetryAfter(error, after))) => {
+                Next::RetryAfter(error, after)
             }
             Self::Returned(Err(ReconcileError::Terminal(error))) => Next::GiveUp(error),
             Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
@@ -74,29 +86,30 @@ impl Next {
         match self {
             Self::Done => Some(ReconcileResult::Success),
             Self::After(_) => Some(ReconcileResult::RequeueAfter),
-            Self::Retry(None) => Some(ReconcileResult::Requeue),
-            Self::Retry(Some(_)) | Self::GiveUp(_) => Some(ReconcileResult::Error),
+            Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
+            Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {
+                Some(ReconcileResult::Error)
+            }
             Self::Wait(_) | Self::Abandon => None,
         }
     }
 }
 
-/// Whether somebody else wrote the object first; an object that exists already is another matter.
-fn is_conflict(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        let status = if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+/// What the API server said, however deep in an error.
+fn statuses<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a Status> {
+    iter::successors(Some(error), |&error| error.source()).filter_map(|error| {
+        if let Some(kube::Error::Api(status)) = error.downcast_ref() {
             Some(&**status)
         } else {
             error.downcast_ref::<Status>()
-        };
-        let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
-        if status.is_some_and(|status| status.is_conflict() || no_reason(status)) {
-            return true;
         }
-        next = error.source();
-    }
-    false
+    })
+}
+
+/// Whether somebody else wrote the object first; an object that exists already is another matter.
+fn is_conflict(error: &(dyn Error + 'static)) -> bool {
+    let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
+    statuses(error).any(|status| status.is_conflict() || no_reason(status))
 }
 
 #[cfg(test)]
@@ -122,6 +135,28 @@ mod tests {
         assert!(matches!(retry(Outer(api(409, "Conflict"))), Next::Retry(None)));
         let status = Status::failure("told so", "Conflict").with_code(409);
         assert!(matches!(retry(status), Next::Retry(None)));
+    }
+
+    fn asks_for(code: u16, seconds: u32) -> kube::Error {
+        let details = serde_json::json!({ "retryAfterSeconds": seconds });
+        let status = serde_json::json!({ "code": code, "details": details });
+        kube::Error::Api(serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn a_server_that_asks_to_wait_is_no_error_however_deep_it_is() {
+        let after = |next: Next| {
+            let Next::Throttled(_, after) = next else { panic!("{next:?}") };
+            after.as_secs()
+        };
+
+        assert_eq!(after(retry(asks_for(429, 7))), 7);
+        assert_eq!(after(retry(Outer(asks_for(503, 7)))), 7);
+        assert_eq!(after(retry(asks_for(429, u32::MAX))), 300);
+        for (code, seconds) in [(429, 0), (503, 0), (500, 7), (504, 7), (409, 7)] {
+            let next = retry(asks_for(code, seconds));
+            assert!(!matches!(next, Next::Throttled(..)), "{code} {seconds}");
+        }
     }
 
     #[test]

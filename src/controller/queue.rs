@@ -50,6 +50,8 @@ pub struct Add {
     /// Counts as a failure of the key, and waits for its back-off; with `after` too, the
     /// shorter of both.
     pub rate_limited: bool,
+    /// Counts as a failure of the key, without its back-off.
+    pub failed: bool,
 }
 
 /// What is handed out: to be given back with [`Queue::done`].

@@ -21,8 +21,11 @@ pub enum Outcome {
 /// Why a reconcile failed.
 #[derive(Debug)]
 pub enum ReconcileError {
-    /// Again after the back-off of this request. A conflict is repeated without a log line.
+    /// Again after the back-off of this request. A conflict is repeated without a log line, and
+    /// what the API server refused with a `Retry-After` (429, 503) not before that.
     Retry(BoxError),
+    /// Again after this time, whatever the back-off says; counts as a failure all the same.
+    RetryAfter(BoxError, Duration),
     /// Not again until something changes.
     Terminal(BoxError),
 }
@@ -36,7 +39,7 @@ impl<E: Into<BoxError>> From<E> for ReconcileError {
 
 impl fmt::Display for ReconcileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Retry(error) | Self::Terminal(error)) = self;
+        let (Self::Retry(error) | Self::RetryAfter(error, _) | Self::Terminal(error)) = self;
         error.fmt(f)
     }
 }

@@ -13,13 +13,14 @@ use tokio::{
     time::{Instant, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span, debug, error, info_span, warn};
+use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
     Context, Request, SourceEnd,
     board::{Board, Mode, Row},
     input::{Follower, panic_message},
     metrics::Series,
+    outage::{Outage, Pace, Wait},
     outcome::{Attempt, Next},
     queue::{Add, Item, Queue},
     spec::Spec,
@@ -54,6 +55,8 @@ struct Run {
     workers: JoinSet<Attempt>,
     active: HashMap<Id, Active>,
     context: Context,
+    // What the API server has asked to wait.
+    throttled: Outage<Request>,
     last_error: Option<Request>,
     // When an error was last reported.
     reported: Option<Instant>,
@@ -102,7 +105,8 @@ impl Run {
         let (board, settled) = Board::new(epoch.clone(), rows.collect());
         let cancel = epoch.token().child_token();
         let client = epoch.fence().witnessed(&spec.client, spec.handover.doubts.witness());
-        let context = Context::of(epoch.clone(), client, cancel.clone(), Arc::clone(&board));
+        let (own_board, own_queue) = (Arc::clone(&board), Some(queue.clone()));
+        let context = Context::of(epoch.clone(), client, cancel.clone(), own_board, own_queue);
         let mut run = Self {
             spec,
             epoch,
@@ -115,6 +119,7 @@ impl Run {
             workers: JoinSet::new(),
             active: HashMap::new(),
             context,
+            throttled: Outage::default(),
             last_error: None,
             reported: None,
         };
@@ -262,6 +267,7 @@ impl Run {
     fn settle(&mut self, item: Item<Request>, next: Next) {
         let Item { key, priority, failures: attempt } = item;
         let again = Add { priority, ..Add::default() };
+        self.heard(&key, &next);
         match next {
             Next::Done => {
                 self.queue.forget(&key);
@@ -286,6 +292,28 @@ impl Run {
                     self.failed(&key, &error, false);
                 }
             }
+            Next::RetryAfter(error, after) => {
+                self.spec.series.errors.inc();
+                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
+                if self.cancel.is_cancelled() {
+                    debug!(%error, attempt, "reconcile failed while stopping");
+                } else {
+                    warn!(%error, attempt, "reconcile failed");
+                    self.failed(&key, &error, false);
+                }
+            }
+            Next::Throttled(error, at_least) => {
+                info!(%error, attempt, "the API server asks to wait");
+                let backoff = self.spec.queue.backoff;
+                let pace = Pace { longest: backoff.max, ..THROTTLED };
+                let wait = Wait { backoff: backoff.delay(attempt), at_least };
+                let (spread, now) = (fastrand::f64(), Instant::now());
+                let after = self.throttled.failed(key.clone(), wait, &pace, spread, now);
+                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
+                if !self.cancel.is_cancelled() {
+                    self.failed(&key, &error, false);
+                }
+            }
             Next::GiveUp(error) => {
                 self.spec.series.errors.inc();
                 self.spec.series.terminal.inc();
@@ -306,6 +334,19 @@ impl Run {
             }
         }
         self.queue.done(&key);
+    }
+
+    /// Once the API server takes what it had refused, others may follow.
+    fn heard(&mut self, key: &Request, next: &Next) {
+        match next {
+            Next::Done | Next::After(_) if self.throttled.holds(key) => {
+                for (next, after) in self.throttled.answered(key, Instant::now()) {
+                    self.queue.add_with(next, Add { after, ..Add::default() });
+                }
+            }
+            Next::Retry(_) | Next::RetryAfter(..) | Next::GiveUp(_) => self.throttled.forget(key),
+            Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
+        }
     }
 
     /// Reports an error, unless there was another one just now: thousands of requests may fail
@@ -394,6 +435,15 @@ impl Run {
 /// How long a dropped reconcile may take to get to its next await before informers are released
 /// without it.
 const SLACK: Duration = Duration::from_millis(100);
+
+/// How often an API server that asks to wait is tried: once a second after a few tries, and
+/// otherwise as it says. It has more clients than this controller, so nobody probes.
+const THROTTLED: Pace = Pace {
+    gap: Duration::from_secs(1),
+    burst: 10,
+    probe: None,
+    longest: Duration::from_secs(1000),
+};
 
 /// Errors of different requests are reported this far apart.
 const REPORT_GAP: Duration = Duration::from_secs(1);

@@ -5,6 +5,7 @@
 //! nobody waits for changes nothing, a write may have been carried out all the same.
 
 mod answer;
+mod refusal;
 mod write;
 
 use std::{fmt, sync::Arc};
@@ -16,7 +17,7 @@ use tower::service_fn;
 use tracing::debug;
 
 use self::answer::Answer;
-pub(crate) use self::write::Write;
+pub(crate) use self::{refusal::retry_after, write::Write};
 use super::BoxError;
 
 /// Hears of every write that is about to be sent, in the task that sends it; what it returns is
@@ -162,6 +163,7 @@ impl Fence {
                     None => passage.answered = true,
                 }
                 let response = inner.send(request).await?;
+                let response = refusal::with_retry_after(response).await;
                 Ok::<_, BoxError>(Answer::to(passage, response))
             }
         });

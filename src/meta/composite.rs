@@ -19,7 +19,7 @@ use super::{
     churn::Flapping,
     claim, hook, protocol,
     recorder::{Recorder, Severity, Subject},
-    resource::{explain, is_conflict, is_fenced, is_gone, is_not_found},
+    resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
     roster::{Failure, Health, Roster},
 };
 use crate::{
@@ -52,6 +52,7 @@ struct Composite {
     hook: Arc<dyn Hook>,
     recorder: Recorder,
     roster: Arc<Roster>,
+    backoff: Backoff,
     /// The one namespace that is watched.
     restricted: Option<Arc<str>>,
 }
@@ -70,11 +71,12 @@ impl CompositeRunnable {
         let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
+        let backoff = backoff(blueprint.resync_period);
         let mut builder = Controller::builder(name)
             .for_type(blueprint.parent.clone())
             .conditional()
             .predicate(Predicate::new(move |delta| worth_a_sync(delta, &selector, ignore)))
-            .backoff(backoff(blueprint.resync_period))
+            .backoff(backoff)
             .max_concurrent_reconciles(workers);
         for rule in &blueprint.children {
             let (roster, known) = (Arc::clone(&roster), Arc::clone(&roster));
@@ -101,6 +103,7 @@ impl CompositeRunnable {
             hook: Arc::clone(&hook),
             recorder,
             roster: Arc::clone(&roster),
+            backoff,
             restricted: cluster.namespace.clone(),
         };
         Ok(Self {
@@ -230,8 +233,12 @@ enum SyncError {
     Busy(Duration),
     /// Somebody else wrote first, or the cache is behind: again soon, and no word about it.
     Behind(String),
+    /// The hook gave no answer, for no reason that is known to be this parent's.
+    Out(Failure),
     /// The hook gave no usable answer.
     Hook(Failure),
+    /// The API server refused something and asks to wait.
+    Throttled { message: String, after: Duration },
     /// Anything else that somebody has to know.
     Failed(String),
 }
@@ -243,7 +250,11 @@ impl SyncError {
         } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
             Self::Behind(format!("{doing}: {}", explain(error)))
         } else {
-            Self::Failed(format!("{doing}: {}", explain(error)))
+            let message = format!("{doing}: {}", explain(error));
+            match asks_to_wait(error) {
+                Some(after) => Self::Throttled { message, after },
+                None => Self::Failed(message),
+            }
         }
     }
 
@@ -251,14 +262,24 @@ impl SyncError {
     fn after(self, failures: u32) -> Self {
         match self {
             Self::Behind(message) if failures >= PATIENCE => Self::Failed(message),
-            Self::Cancelled | Self::Busy(_) | Self::Behind(_) | Self::Hook(_) | Self::Failed(_) => {
-                self
-            }
+            Self::Cancelled
+            | Self::Busy(_)
+            | Self::Behind(_)
+            | Self::Out(_)
+            | Self::Hook(_)
+            | Self::Throttled { .. }
+            | Self::Failed(_) => self,
         }
     }
 
     fn answer(message: String) -> Self {
         Self::Hook(Failure { reason: "HookAnswerInvalid", message })
+    }
+}
+
+impl From<HookError> for Failure {
+    fn from(error: HookError) -> Self {
+        Self { reason: error.reason(), message: error.to_string() }
     }
 }
 
@@ -269,10 +290,9 @@ impl From<HookError> for SyncError {
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
-            | HookError::Status { .. }
-            | HookError::TooLarge { .. }
-            | HookError::Encoded(_) => {
-                Self::Hook(Failure { reason: error.reason(), message: error.to_string() })
+            | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
+            HookError::Status { .. } | HookError::TooLarge { .. } | HookError::Encoded(_) => {
+                Self::Hook(Failure::from(error))
             }
         }
     }
@@ -302,7 +322,7 @@ impl Reconciler for Composite {
             served,
         };
         let synced = self.sync(&parent, &object, &context).await;
-        let message = match synced.map_err(|error| error.after(context.attempt())) {
+        let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
             Err(SyncError::Busy(after)) => return Ok(Outcome::RequeueAfter(after)),
@@ -310,19 +330,31 @@ impl Reconciler for Composite {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
                 return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
             }
+            Err(SyncError::Throttled { message, after }) => {
+                return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
+            }
+            Err(SyncError::Out(failure)) => {
+                let message = failure.message.clone();
+                self.roster.failing(&parent.key, failure);
+                let failures = context.attempt();
+                (message, Some(self.roster.hook_out(&parent.key, self.backoff, failures)))
+            }
             Err(SyncError::Hook(failure)) => {
                 let message = failure.message.clone();
                 self.roster.failing(&parent.key, failure);
-                message
+                (message, None)
             }
-            Err(SyncError::Failed(message)) => message,
+            Err(SyncError::Failed(message)) => (message, None),
         };
         let subject = subject(&parent);
         let text = format!("Sync error: {message}");
         self.recorder
             .publish(context.client(), &subject, Severity::Warning, "SyncError", &text)
             .await;
-        Err(ReconcileError::Retry(message.into()))
+        Err(match after {
+            Some(after) => ReconcileError::RetryAfter(message.into(), after),
+            None => ReconcileError::Retry(message.into()),
+        })
     }
 }
 
@@ -373,6 +405,9 @@ impl Composite {
             &observed,
         );
         let answer = hook::call(&*self.hook, context.epoch(), request).await?;
+        for waiting in self.roster.hook_answered(&parent.key) {
+            context.enqueue(waiting);
+        }
         let response =
             protocol::sync_response(&answer, blueprint.sync.strict).map_err(SyncError::answer)?;
         let rules = Rules {
@@ -395,8 +430,9 @@ impl Composite {
                 Err(unreadable) => Err(SyncError::Failed(unreadable)),
             }
         };
-        if let Err(SyncError::Cancelled) = managed {
-            return Err(SyncError::Cancelled);
+        // Nothing more is sent now.
+        if let Err(SyncError::Cancelled | SyncError::Throttled { .. }) = managed {
+            return managed.map(|()| Outcome::Done);
         }
         // Also when children failed: the status is what tells of it.
         let status = response.status.unwrap_or_default();

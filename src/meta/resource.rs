@@ -5,14 +5,17 @@
 use std::{error::Error, time::Duration};
 
 use http::{Method, Request};
-use kube::Client;
+use kube::{
+    Client,
+    core::{Status, response::StatusDetails},
+};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::FenceClosed,
+    manager::{FenceClosed, retry_after},
 };
 
 /// The longest that a request may take.
@@ -216,6 +219,27 @@ pub(crate) fn rival(object: &Value) -> Option<&str> {
 /// An object of that name exists.
 pub(crate) fn is_already_there(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
+}
+
+/// How long the server asks to wait before this is sent again.
+pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
+    let kube::Error::Api(status) = error else { return None };
+    retry_after(status)
+}
+
+/// An answer of the server that asks to wait, in other words.
+pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
+    let seconds = u32::try_from(after.as_secs()).unwrap_or(u32::MAX);
+    let details = StatusDetails {
+        name: String::new(),
+        group: String::new(),
+        kind: String::new(),
+        uid: String::new(),
+        causes: Vec::new(),
+        retry_after_seconds: seconds,
+    };
+    let status = Status::failure(message, "TooManyRequests").with_code(429);
+    kube::Error::Api(status.with_details(details).boxed())
 }
 
 /// The epoch was over before the request was sent.

@@ -17,11 +17,23 @@ use super::{
     churn::{Churn, Flapping},
     claim::UID_LABEL,
 };
-use crate::informer::{Delta, Object, ObjectKey};
+use crate::{
+    controller::{Backoff, Outage, Pace, Wait},
+    informer::{Delta, Object, ObjectKey},
+};
 
 /// How long what the server made of a status is taken to be what it makes of it: a schema that has
 /// no place for a field may get one.
 const SETTLED: Duration = Duration::from_secs(60);
+
+/// How often a hook that is out is asked: once a second after a few tries, though a thousand parents
+/// wait, and once in ten seconds, though only one does.
+const HOOK_OUT: Pace = Pace {
+    gap: Duration::from_secs(1),
+    burst: 10,
+    probe: Some(Duration::from_secs(10)),
+    longest: Duration::from_secs(1000),
+};
 
 /// What is known of the parents of one controller.
 #[derive(Debug, Default)]
@@ -51,6 +63,8 @@ struct Parents {
     by_key: HashMap<ObjectKey, Entry>,
     by_uid: HashMap<Arc<str>, ObjectKey>,
     failing: BTreeMap<ObjectKey, Failure>,
+    // Those for which the hook was out when it was asked last.
+    outage: Outage<ObjectKey>,
 }
 
 #[derive(Debug)]
@@ -116,9 +130,25 @@ impl Roster {
         if let Some(entry) = parents.by_key.remove(key) {
             parents.by_uid.remove(&entry.uid);
         }
+        parents.outage.forget(key);
         if parents.failing.remove(key).is_some() {
             self.publish(&parents, false);
         }
+    }
+
+    /// The hook is out, as far as this parent tells. Returns when to ask again.
+    pub(crate) fn hook_out(&self, key: &ObjectKey, backoff: Backoff, failures: u32) -> Duration {
+        let pace = Pace { longest: backoff.max, ..HOOK_OUT };
+        let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
+        let (spread, now) = (fastrand::f64(), Instant::now());
+        self.lock().outage.failed(key.clone(), wait, &pace, spread, now)
+    }
+
+    /// The hook answered, whatever it said. Returns which other parents to ask about at once.
+    pub(crate) fn hook_answered(&self, key: &ObjectKey) -> Vec<ObjectKey> {
+        // None of them was asked to wait.
+        let next = self.lock().outage.answered(key, Instant::now());
+        next.into_iter().map(|(key, _)| key).collect()
     }
 
     /// Forgets everything: the epoch is over.

@@ -253,7 +253,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (Timer, bool) {
         let Delayed { key, priority, failures, at } = delayed;
         let after = at.saturating_duration_since(now);
-        let added = self.add(key.clone(), Add { priority, after, rate_limited: false }, now);
+        let added = self.add(key.clone(), Add { priority, after, ..Add::default() }, now);
         if let Some(&slot) = self.slots.get(&key) {
             let entry = &mut self.entries[slot as usize];
             entry.failures = entry.failures.max(failures);
@@ -332,6 +332,9 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 limited = limited.max(bucket.reserve(now));
             }
             delay = if delay.is_zero() { limited } else { delay.min(limited) };
+        } else if add.failed {
+            let entry = &mut self.entries[slot as usize];
+            entry.failures = entry.failures.saturating_add(1);
         }
         delay.min(MAX_DELAY)
     }

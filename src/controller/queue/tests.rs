@@ -180,7 +180,10 @@ async fn many_producers_and_consumers_never_hold_a_key_twice_and_lose_none() {
                 let key = (producer * 131 + number * 7) % 300;
                 let after = Duration::from_micros(u64::from(number % 3) * 300);
                 let rate_limited = number % 11 == 0;
-                queue.add_with(key, Add { priority: (number % 3) as i32, after, rate_limited });
+                queue.add_with(
+                    key,
+                    Add { priority: (number % 3) as i32, after, rate_limited, ..Add::default() },
+                );
                 if number % 50 == 0 {
                     tokio::task::yield_now().await;
                 }

@@ -53,6 +53,10 @@ impl Composite {
                     match difference(observed, &compared) {
                         Difference::None => continue,
                         Difference::Over => return Err(SyncError::Cancelled),
+                        Difference::Throttled(after) => {
+                            let message = format!("comparing {what}: the server asks to wait");
+                            return Err(SyncError::Throttled { message, after });
+                        }
                         // A cache that never catches up stops no replacement for ever.
                         Difference::Behind if context.attempt() < PATIENCE => {
                             behind = Some(format!("comparing {what}: the cache is behind"));
@@ -112,9 +116,12 @@ impl Composite {
             match error {
                 SyncError::Behind(message) => behind = Some(message),
                 SyncError::Failed(message) => failed.push(message),
-                other @ (SyncError::Cancelled | SyncError::Busy(_) | SyncError::Hook(_)) => {
-                    return Err(other);
-                }
+                // The rest would be refused as well, and add to what there is too much of.
+                other @ (SyncError::Throttled { .. }
+                | SyncError::Cancelled
+                | SyncError::Busy(_)
+                | SyncError::Out(_)
+                | SyncError::Hook(_)) => return Err(other),
             }
         }
         match (failed.is_empty(), behind) {

@@ -5,11 +5,13 @@
 //! an update would leave, by a dry run. Without this such a child would be deleted and created
 //! with every sync.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::meta::{
     last_applied,
-    resource::{is_conflict, is_fenced},
+    resource::{asks_to_wait, is_conflict, is_fenced},
 };
 
 /// Fields in which two looks at one unchanged object differ; a dry run counts as a change.
@@ -27,6 +29,8 @@ pub(super) enum Difference {
     Behind,
     /// The epoch is over.
     Over,
+    /// The server asks to wait.
+    Throttled(Duration),
 }
 
 /// What the answer to the dry run of an update of `observed` means.
@@ -36,7 +40,7 @@ pub(super) fn difference(observed: &Value, answer: &Result<Value, kube::Error>) 
         Ok(_) => Difference::Some,
         Err(error) if is_fenced(error) => Difference::Over,
         Err(error) if is_conflict(error) => Difference::Behind,
-        Err(_) => Difference::Some,
+        Err(error) => asks_to_wait(error).map_or(Difference::Some, Difference::Throttled),
     }
 }
 

@@ -12,7 +12,9 @@ use crate::{
     kind::ServedType,
     meta::{
         children::Desired,
-        resource::{Resource, explain, is_already_there, is_fenced, is_no_dry_run, is_taken},
+        resource::{
+            Resource, asks_to_wait, explain, is_already_there, is_fenced, is_no_dry_run, is_taken,
+        },
     },
 };
 
@@ -23,6 +25,10 @@ pub(super) async fn rehearse(
     desired: &Desired,
 ) -> Result<(), SyncError> {
     let Err(error) = resource.rehearse(&desired.key, &desired.object).await else { return Ok(()) };
+    if let Some(after) = asks_to_wait(&error) {
+        let message = format!("rehearsing {} {}: {}", served.kind, desired.key, explain(&error));
+        return Err(SyncError::Throttled { message, after });
+    }
     match verdict(&error) {
         Verdict::Acceptable => Ok(()),
         Verdict::Over => Err(SyncError::Cancelled),

@@ -16,7 +16,7 @@ use crate::{
         CompositeControllerStatus,
         declared::{Declared, Waiting},
         recorder::{Severity, Subject},
-        resource::{Resource, explain, is_not_found},
+        resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
         roster::Health,
         status::{Judgement, View},
     },
@@ -138,6 +138,9 @@ impl Keeper {
             Err(error) if is_not_found(&error) => true,
             Err(error) => {
                 let message = format!("writing the status of {name}: {}", explain(&error));
+                if let Some(after) = asks_to_wait(&error) {
+                    return Err(throttled(&message, after).into());
+                }
                 return Err(ReconcileError::Retry(message.into()));
             }
         };

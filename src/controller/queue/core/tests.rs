@@ -62,7 +62,7 @@ impl Bench {
     }
 }
 
-const NOW: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: false };
+const NOW: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: false, failed: false };
 
 fn at(priority: i32) -> Add {
     Add { priority, ..NOW }
@@ -72,7 +72,7 @@ fn after(millis: u64) -> Add {
     Add { after: Duration::from_millis(millis), ..NOW }
 }
 
-const FAILED: Add = Add { priority: 0, after: Duration::ZERO, rate_limited: true };
+const FAILED: Add = Add { rate_limited: true, ..NOW };
 
 fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
@@ -212,6 +212,18 @@ fn delay_and_back_off_together_are_the_shorter_of_both() {
     assert_eq!(queue.pop_all(), [1]);
     queue.advance(ms(3));
     assert_eq!(queue.pop_all(), [2]);
+}
+
+#[test]
+fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
+    let mut queue = Bench::new();
+
+    queue.add(1, Add { failed: true, ..after(900) });
+
+    assert_eq!(queue.timers.values().next(), Some(&(queue.now + ms(900))));
+    assert_eq!(queue.core.failures(&1), 1);
+    queue.core.forget(&1);
+    assert_eq!(queue.core.failures(&1), 0);
 }
 
 #[test]
@@ -475,7 +487,7 @@ fn step() -> impl Strategy<Value = Step> {
     let priority = select(vec![LOW_PRIORITY, 0, 0, 0, 10]);
     let add = (key.clone(), priority, delay, prop::bool::weighted(0.2)).prop_map(
         |(key, priority, ticks, rate_limited)| {
-            Step::Add(key, Add { priority, after: TICK * ticks, rate_limited })
+            Step::Add(key, Add { priority, after: TICK * ticks, rate_limited, ..NOW })
         },
     );
     prop_oneof![
@@ -548,7 +560,7 @@ proptest! {
                         queue.keep(timer);
                     }
                     for (key, priority, failures, at) in rows {
-                        model.add(key, Add { priority, after: at - now, rate_limited: false }, now);
+                        model.add(key, Add { priority, after: at - now, ..NOW }, now);
                         model.keys.get_mut(&key).unwrap().failures = failures;
                     }
                 }

@@ -126,6 +126,99 @@ async fn errors_of_many_requests_are_reported_one_a_second() {
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
 
+fn throttled() -> Result<Outcome, ReconcileError> {
+    let answer = serde_json::json!({
+        "code": 429, "reason": "TooManyRequests", "message": "later",
+        "details": { "retryAfterSeconds": 20 },
+    });
+    let status: kube::core::Status = serde_json::from_value(answer).unwrap();
+    Err(kube::Error::Api(status.boxed()).into())
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_asks_to_wait_with_waits_and_is_no_error() {
+    let (mut rig, log) = ends(vec![throttled]);
+    rig.running().await;
+    settle().await;
+    let error = rig.report().last_error.unwrap_or_default();
+    assert!(error.contains("later"), "it is told: {error}");
+
+    sleep(Duration::from_secs(60)).await;
+
+    let [(0, 0), (1, again)] = log.attempts()[..] else { panic!("{:?}", log.attempts()) };
+    assert!((20_000..=24_001).contains(&again), "{again}");
+    assert_eq!(rig.report().last_error, None);
+    let errors = "controller_runtime_reconcile_errors_total{controller=\"widgets\"}";
+    assert_eq!(rig.metric(errors), "0");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_that_wait_for_the_server_follow_the_first_that_it_takes() {
+    let names: Vec<_> = (0..200).map(|number| number.to_string()).collect();
+    let names: Vec<_> = names.iter().map(String::as_str).collect();
+    let (storm, tries) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
+    let (over, count) = (storm.subscribe(), Arc::clone(&tries));
+    let mut rig =
+        make().workers(5).input(Mode::Required, Fake::new("fake", &names)).run(move |_, _| {
+            let (over, count) = (over.clone(), count.clone());
+            async move {
+                count.fetch_add(1, Ordering::SeqCst);
+                if *over.borrow() { throttled() } else { ok() }
+            }
+        });
+
+    sleep(Duration::from_secs(600)).await;
+    let during = tries.swap(0, Ordering::SeqCst);
+    storm.send_replace(false);
+    sleep(Duration::from_secs(25)).await;
+
+    assert!(during <= 200 + 10 + 600, "once each, a few, and then one a second: {during}");
+    assert_eq!(tries.load(Ordering::SeqCst), 200);
+    assert_eq!(rig.report().last_error, None);
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_the_reconciler_names_counts_as_a_failure_and_does_not_double() {
+    let again: fn() -> _ =
+        || Err(ReconcileError::RetryAfter("it is out".into(), Duration::from_secs(1)));
+    let (mut rig, log) = ends(vec![again, again, again]);
+
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(log.attempts(), [(0, 0), (1, 1000), (2, 2000), (3, 3000)]);
+    let errors = "controller_runtime_reconcile_errors_total{controller=\"widgets\"}";
+    assert_eq!(rig.metric(errors), "3");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reconciler_may_call_another_request_out_of_its_wait() {
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut rig = make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
+        move |request, context| {
+            notes.note(&request, &context, start);
+            async move {
+                if &*request.name == "b" && context.attempt() == 0 {
+                    context.enqueue(key("a"));
+                    return ok();
+                }
+                let first = context.attempt() == 0;
+                let wait = Duration::from_secs(900);
+                if first { Err(ReconcileError::RetryAfter("out".into(), wait)) } else { ok() }
+            }
+        },
+    );
+
+    sleep(Duration::from_secs(1)).await;
+
+    let attempts = log.attempts();
+    assert_eq!(attempts.iter().filter(|(attempt, _)| *attempt == 1).count(), 1, "{attempts:?}");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn terminal_failure_is_not_repeated() {
     let (mut rig, log) = ends(vec![|| Err(ReconcileError::Terminal("hopeless".into()))]);
