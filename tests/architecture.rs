@@ -6,14 +6,15 @@ use std::{
 };
 
 /// Each room with what it may import besides itself.
-const ROOMS: [(&str, &[&str]); 7] = [
+const ROOMS: [(&str, &[&str]); 8] = [
     ("kind", &[]),
+    ("duration", &[]),
     ("discovery", &["kind"]),
     ("manager", &["kind", "discovery"]),
     ("informer", &["kind"]),
     ("controller", &["kind", "discovery", "manager", "informer"]),
-    ("meta", &["kind", "discovery", "manager", "informer", "controller"]),
-    ("testing", &["kind"]),
+    ("meta", &["kind", "duration", "discovery", "manager", "informer", "controller"]),
+    ("testing", &["kind", "duration"]),
 ];
 
 fn sources(room: &str) -> Vec<PathBuf> {
