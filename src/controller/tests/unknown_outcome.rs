@@ -3,10 +3,8 @@
 use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiResource};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{script::Mishap, *};
-
-const MISHAPS: [Mishap; 5] =
-    [Mishap::Hangs, Mishap::Lost, Mishap::CutOff, Mishap::GatewayTimeout, Mishap::Failed];
+use super::{server::mishaps, *};
+use crate::testing::Action;
 
 /// Makes one part for each widget, unless its cache has one; the server names it.
 struct Maker {
@@ -69,8 +67,8 @@ impl Rig {
 
     async fn with_maker(apart: bool) -> Self {
         let rig = Self::new();
-        rig.install("widgets", "Widget", "w");
-        rig.install("parts", "Part", "p");
+        rig.install("Widget");
+        rig.install("Part");
         rig.manager.add(NAME, rig.maker(apart), RunnableOptions::default()).await.unwrap();
         rig.state(ControllerState::Running).await;
         rig
@@ -79,27 +77,27 @@ impl Rig {
 
 #[tokio::test(start_paused = true)]
 async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
-    for mishap in MISHAPS {
+    for mishap in mishaps() {
         for apart in [false, true] {
             let rig = Rig::with_maker(apart).await;
-            rig.server.mishaps(&[mishap]);
-            rig.server.withhold(PARTS);
+            rig.server.mishap(mishap.clone());
+            let silence = rig.server.withhold("parts");
 
-            rig.server.apply(WIDGETS, object("a", "a"));
+            rig.server.apply(widget("a", "a"));
             sleep(Duration::from_secs(200)).await;
 
             assert_eq!(rig.log().await, ["ns/a 0 false"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
             let error = rig.status().report.last_error.clone().unwrap();
             assert!(error.contains("parts") && error.contains("caught up"), "{error}");
 
-            rig.server.release(PARTS);
+            rig.server.release("parts", silence);
             sleep(Duration::from_secs(200)).await;
 
             assert_eq!(rig.log().await, ["ns/a 1 true"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
             assert_eq!(rig.status().report.last_error, None);
-            rig.server.apply(WIDGETS, object("a", "a"));
+            rig.server.apply(widget("a", "a"));
             assert_eq!(rig.log().await, ["ns/a 1 false"], "{mishap:?}");
             rig.shutdown().await;
         }
@@ -109,13 +107,13 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
     let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Lost]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.mishap(Action::Lose);
+    rig.server.withhold("parts");
+    rig.server.apply(widget("a", "a"));
     rig.log().await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
-        rig.server.apply(WIDGETS, object(name, name));
+        rig.server.apply(widget(name, name));
     }
 
     assert_eq!(rig.log().await.len(), 3);
@@ -125,9 +123,9 @@ async fn request_in_doubt_holds_up_no_other() {
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
     let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Hangs]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.mishap(Action::Withhold);
+    let silence = rig.server.withhold("parts");
+    rig.server.apply(widget("a", "a"));
     assert_eq!(rig.log().await, ["ns/a 0 false"]);
 
     let replaced = rig.manager.replace(NAME, rig.maker(false), RunnableOptions::default());
@@ -138,7 +136,7 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
     assert_eq!(rig.status().last_done.as_ref().unwrap().unknown_requests, 1);
     assert_eq!(rig.log().await, [""; 0]);
     assert_eq!(rig.server.creations(), 1);
-    rig.server.release(PARTS);
+    rig.server.release("parts", silence);
     sleep(Duration::from_secs(200)).await;
     assert_eq!(rig.log().await, ["ns/a 1 true"]);
     assert_eq!(rig.server.creations(), 1);
@@ -148,9 +146,9 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
     let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Hangs]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.mishap(Action::Withhold);
+    let silence = rig.server.withhold("parts");
+    rig.server.apply(widget("a", "a"));
     assert_eq!(rig.log().await, ["ns/a 0 false"]);
 
     rig.manager.remove(NAME).await;
@@ -159,7 +157,7 @@ async fn controller_that_is_removed_and_added_again_remembers() {
     sleep(Duration::from_secs(200)).await;
 
     assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
-    rig.server.release(PARTS);
+    rig.server.release("parts", silence);
     sleep(Duration::from_secs(200)).await;
     assert_eq!(rig.log().await, ["ns/a 1 true"]);
     assert_eq!(rig.server.creations(), 1);
@@ -170,9 +168,9 @@ async fn controller_that_is_removed_and_added_again_remembers() {
 async fn refused_write_leaves_no_doubt() {
     let rig = Rig::with_maker(false).await;
     let asked = rig.server.asked(PARTS);
-    rig.server.apply(PARTS, object("b", "b"));
+    rig.server.apply(object("Part", "b", "b"));
 
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.apply(widget("a", "a"));
 
     assert_eq!(rig.log().await, ["ns/a 0 false"]);
     assert_eq!((rig.server.creations(), rig.server.asked(PARTS)), (1, asked));
