@@ -4,7 +4,7 @@ use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiReso
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{server::mishaps, *};
-use crate::testing::Action;
+use crate::testing::{Action, RuleId};
 
 /// Makes one part for each widget, unless its cache has one; the server names it.
 struct Maker {
@@ -65,6 +65,24 @@ impl Rig {
         Arc::new(builder.build(&self.cluster, maker).unwrap())
     }
 
+    /// A controller whose creation was carried out, which it does not know; no watch tells it.
+    async fn in_doubt(mishap: Action) -> (Self, RuleId) {
+        let rig = Self::with_maker(false).await;
+        rig.server.mishap(mishap);
+        let silence = rig.server.withhold("parts");
+        rig.server.apply(widget("a", "a"));
+        assert_eq!(rig.log().await, ["ns/a 0 false"]);
+        (rig, silence)
+    }
+
+    /// The watch tells, and what was created is seen rather than created again.
+    async fn learns(&self, silence: RuleId) {
+        self.server.release("parts", silence);
+        sleep(Duration::from_secs(200)).await;
+        assert_eq!(self.log().await, ["ns/a 1 true"]);
+        assert_eq!(self.server.creations(), 1);
+    }
+
     async fn with_maker(apart: bool) -> Self {
         let rig = Self::new();
         rig.install("Widget");
@@ -106,11 +124,7 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishap(Action::Lose);
-    rig.server.withhold("parts");
-    rig.server.apply(widget("a", "a"));
-    rig.log().await;
+    let (rig, _silence) = Rig::in_doubt(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
         rig.server.apply(widget(name, name));
@@ -122,11 +136,7 @@ async fn request_in_doubt_holds_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishap(Action::Withhold);
-    let silence = rig.server.withhold("parts");
-    rig.server.apply(widget("a", "a"));
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
 
     let replaced = rig.manager.replace(NAME, rig.maker(false), RunnableOptions::default());
     timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
@@ -136,20 +146,13 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
     assert_eq!(rig.status().last_done.as_ref().unwrap().unknown_requests, 1);
     assert_eq!(rig.log().await, [""; 0]);
     assert_eq!(rig.server.creations(), 1);
-    rig.server.release("parts", silence);
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, ["ns/a 1 true"]);
-    assert_eq!(rig.server.creations(), 1);
+    rig.learns(silence).await;
     rig.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishap(Action::Withhold);
-    let silence = rig.server.withhold("parts");
-    rig.server.apply(widget("a", "a"));
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
 
     rig.manager.remove(NAME).await;
     rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
@@ -157,10 +160,7 @@ async fn controller_that_is_removed_and_added_again_remembers() {
     sleep(Duration::from_secs(200)).await;
 
     assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
-    rig.server.release("parts", silence);
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, ["ns/a 1 true"]);
-    assert_eq!(rig.server.creations(), 1);
+    rig.learns(silence).await;
     rig.shutdown().await;
 }
 
