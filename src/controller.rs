@@ -67,11 +67,10 @@ mod predicate;
 mod queue;
 mod reconciler;
 mod run;
-#[cfg(test)]
-pub(crate) mod script;
 mod source;
 mod spec;
 #[cfg(test)]
+#[cfg(feature = "testing")]
 mod tests;
 
 pub use builder::{BuildError, Builder};

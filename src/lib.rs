@@ -3,6 +3,8 @@
 pub mod controller;
 pub mod discovery;
 #[doc(hidden)]
+pub mod duration;
+#[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub mod fuzzing;
 pub mod informer;

@@ -55,8 +55,10 @@ macro_rules! scenarios {
 }
 
 mod appear;
+mod backends;
 mod change;
 mod leave;
+mod many;
 mod process;
 mod server_faults;
 mod sharing;
@@ -92,7 +94,9 @@ fn all() -> Vec<Scenario> {
         appear::SCENARIOS,
         leave::SCENARIOS,
         change::SCENARIOS,
+        backends::SCENARIOS,
         server_faults::SCENARIOS,
+        many::SCENARIOS,
         sharing::SCENARIOS,
         process::SCENARIOS,
     ];

@@ -88,26 +88,16 @@ impl fmt::Display for Check {
 mod tests {
     use std::sync::Arc;
 
-    use k8s_openapi::jiff::Timestamp;
-    use pilotlight::manager::{Report, RunnableGroup};
+    use pilotlight::manager::RunnableGroup;
 
     use super::*;
 
     fn controller(state: ControllerState) -> RunnableStatus {
         RunnableStatus {
-            name: "widgets".into(),
-            group: RunnableGroup::LeaderElection,
             state,
             reason: "Because".into(),
-            message: String::new(),
-            since: Timestamp::UNIX_EPOCH,
             epoch: 1,
-            unmet: Vec::new(),
-            report: Report::default(),
-            last_done: None,
-            pending: None,
-            stuck: false,
-            failures: 0,
+            ..RunnableStatus::new("widgets".into(), RunnableGroup::LeaderElection)
         }
     }
 

@@ -8,6 +8,7 @@ use kube::Config;
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::DiscoveryOptions,
+    duration,
     manager::{Manager, ManagerHandle, ManagerMetrics, ManagerOptions, RunnableOptions},
     meta::{HookMetrics, MetaOptions, SUPERVISOR, Selector, Supervisor},
     transport::{Transport, TransportMetrics, TransportOptions},
@@ -41,7 +42,7 @@ pub(super) struct ManagerArgs {
     discovery_interval: Duration,
     /// How long controllers may take to drain when the process is asked to stop. A duration such
     /// as 30s; what still runs then is named and left behind, and the exit code is 1.
-    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::duration)]
+    #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     graceful_shutdown_timeout: Duration,
 }
 

@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use clap::{ArgAction, Args};
+use pilotlight::duration;
 use tracing::warn;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{flag, logging::LogFormat};
+use super::logging::LogFormat;
 
 /// Values are parsed as Metacontroller parses them; one that asks for what is not there is refused.
 #[derive(Clone, Debug, Default, Args)]
@@ -15,7 +16,7 @@ use super::{flag, logging::LogFormat};
 pub(super) struct MetacontrollerArgs {
     /// How often parents are synced whose controller has no resyncPeriodSeconds; 0, the default
     /// here, for never. Caches are never flushed.
-    #[arg(long, value_name = "DURATION", value_parser = flag::duration)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     cache_flush_interval: Option<Duration>,
     /// As --log-level: a number of at least 1 is debug, panic is error.
     #[arg(long, value_name = "LEVEL", value_parser = zap_level)]

@@ -1,6 +1,7 @@
-//! The way of a user: builder, cluster and manager, against a scripted API server.
+//! The way of a user: builder, cluster and manager, against a simulated API server.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -13,13 +14,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{script::Server, *};
+use self::server::Server;
+use super::*;
 use crate::{
     kind::TypeRef,
     manager::{
         ControllerState, Epoch, Manager, ManagerHandle, ManagerOptions, Runnable, RunnableOptions,
         RunnableStatus, Snapshot, StopReason,
     },
+    testing::CrdBuilder,
 };
 
 const WIDGETS: &str = "/apis/example.com/v1/widgets";
@@ -30,6 +33,7 @@ mod cluster;
 mod flapping;
 mod handlers;
 mod preparation;
+mod server;
 mod typed;
 mod types;
 mod unknown_outcome;
@@ -61,7 +65,7 @@ impl Reconciler for Recorder {
             None => "missing".to_owned(),
             Some(store) => match store.get(&request) {
                 None => "gone".to_owned(),
-                Some(object) => object.header().uid.to_string(),
+                Some(object) => object.header().labels.get("mark").unwrap().to_owned(),
             },
         };
         let note = format!("{request} {}", seen(&widgets()));
@@ -111,8 +115,8 @@ impl Rig {
         self.until(|status| status.state == state).await
     }
 
-    fn install(&self, plural: &str, kind: &str, uid: &str) {
-        self.server.install(plural, kind, "Namespaced", uid, &["v1"]);
+    fn install(&self, kind: &str) {
+        self.server.install(crd(kind), &["v1"]);
     }
 
     /// What was reconciled since this was last asked.
@@ -141,13 +145,25 @@ fn parts() -> TypeRef {
     TypeRef::resource("example.com", "v1", "parts")
 }
 
-fn object(name: &str, uid: &str) -> Value {
-    json!({"metadata": {"namespace": "ns", "name": name, "uid": uid}})
+fn crd(kind: &str) -> CrdBuilder {
+    CrdBuilder::new("example.com", kind)
+}
+
+/// An object that can be told from another of its name.
+fn object(kind: &str, name: &str, mark: &str) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": kind,
+        "metadata": {"name": name, "labels": {"mark": mark}},
+    })
+}
+
+fn widget(name: &str, mark: &str) -> Value {
+    object("Widget", name, mark)
 }
 
 /// A part that has this widget as its controller.
 fn part(name: &str, owner: &str) -> Value {
-    let mut part = object(name, name);
+    let mut part = object("Part", name, name);
     part["metadata"]["ownerReferences"] = json!([{
         "apiVersion": "example.com/v2", "kind": "Widget", "name": owner, "uid": owner,
         "controller": true,
@@ -164,9 +180,9 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::core::DynamicObject;
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.apply(WIDGETS, object("a", "a"));
-    rig.server.apply(WIDGETS, object("b", "b"));
+    rig.install("Widget");
+    rig.server.apply(widget("a", "a"));
+    rig.server.apply(widget("b", "b"));
     let seen = Arc::new(Mutex::new(Vec::new()));
     struct Reader(Arc<Mutex<Vec<String>>>);
     impl Reconciler for Reader {
@@ -210,7 +226,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_built_and_dropped_costs_nothing() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     settle().await;
 
     drop(rig.build(builder().for_type(widgets()).owns_type(parts()).conditional()));

@@ -1,4 +1,7 @@
 //! A scripted API server for the tests of discovery: CRDs, APIServices, `/api` and `/apis`.
+//!
+//! It is not the simulated server, since its parts may contradict each other: a document of
+//! discovery is whatever the test says, and a deletion may be told to no watch.
 
 use std::{
     collections::{BTreeMap, HashMap},

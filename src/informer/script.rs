@@ -1,4 +1,7 @@
 //! A client whose server is the test: every request is handed out, and answered by hand.
+//!
+//! It is not the simulated server, which always answers: here it is the test that decides when the
+//! next byte comes, and it fails on any request that it did not expect.
 
 use std::{collections::HashMap, convert::Infallible, io, pin::Pin};
 

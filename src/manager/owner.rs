@@ -10,7 +10,6 @@ use std::{
 };
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
-use k8s_openapi::jiff::Timestamp;
 use tokio::{
     sync::{broadcast, mpsc, watch},
     task::JoinSet,
@@ -229,21 +228,7 @@ impl Owner {
         let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
         let mut readiness = spec.ready();
         let verdict = readiness.verdict();
-        let status = RunnableStatus {
-            name: name.clone(),
-            group: spec.group,
-            state: ControllerState::Waiting,
-            reason: String::new(),
-            message: String::new(),
-            since: Timestamp::now(),
-            epoch: 0,
-            unmet: Vec::new(),
-            report: Report::default(),
-            last_done: None,
-            pending: None,
-            stuck: false,
-            failures: 0,
-        };
+        let status = RunnableStatus::new(name.clone(), spec.group);
         let group = spec.group;
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(

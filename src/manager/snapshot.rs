@@ -281,7 +281,7 @@ pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::manager::{ControllerState, Report, RunnableGroup};
+    use crate::manager::RunnableGroup;
 
     thread_local! {
         /// Nodes that were copied because somebody held the snapshot they are of.
@@ -290,19 +290,9 @@ pub(super) mod tests {
 
     fn status(name: &str, epoch: u64) -> Arc<RunnableStatus> {
         Arc::new(RunnableStatus {
-            name: name.into(),
-            group: RunnableGroup::Others,
-            state: ControllerState::Waiting,
-            reason: String::new(),
-            message: String::new(),
             since: Timestamp::UNIX_EPOCH,
             epoch,
-            unmet: Vec::new(),
-            report: Report::default(),
-            last_done: None,
-            pending: None,
-            stuck: false,
-            failures: 0,
+            ..RunnableStatus::new(name.into(), RunnableGroup::Others)
         })
     }
 

@@ -148,6 +148,25 @@ pub struct RunnableStatus {
 }
 
 impl RunnableStatus {
+    /// Of one that was just added: it waits, and nothing has been said of it yet.
+    pub fn new(name: ControllerName, group: RunnableGroup) -> Self {
+        Self {
+            name,
+            group,
+            state: ControllerState::Waiting,
+            reason: String::new(),
+            message: String::new(),
+            since: Timestamp::now(),
+            epoch: 0,
+            unmet: Vec::new(),
+            report: Report::default(),
+            last_done: None,
+            pending: None,
+            stuck: false,
+            failures: 0,
+        }
+    }
+
     /// The last error: of the work while it runs, else of the run that failed.
     pub fn last_error(&self) -> Option<&str> {
         let of_run = || self.last_done.as_ref().and_then(|done| done.reason.error());

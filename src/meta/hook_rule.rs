@@ -5,6 +5,7 @@ use std::time::Duration;
 use http::Uri;
 
 use super::{HookSpec, WebhookSpec, blueprint::Problems};
+use crate::duration::{self, DurationError};
 
 /// How long a hook may take when nothing valid is said.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -73,19 +74,15 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
     }
     let timeout = match webhook.timeout.as_deref() {
         None | Some("") => Some(DEFAULT_TIMEOUT),
-        Some(text) => match go_duration(text) {
-            Some(seconds) if seconds > 0.0 => {
-                Duration::try_from_secs_f64(seconds).ok().or(Some(Duration::MAX))
-            }
-            Some(_) => {
+        Some(text) => match duration::parse(text) {
+            Ok(Duration::ZERO) | Err(DurationError::Negative(_)) => {
                 tracing::info!(timeout = text, "a hook's timeout is not positive: 10 s instead");
                 Some(DEFAULT_TIMEOUT)
             }
-            None => {
-                problems.invalid(
-                    format!("{field}.timeout"),
-                    format!("{text:?} is no duration, such as 10s or 1m30s"),
-                );
+            Ok(timeout) => Some(timeout),
+            Err(DurationError::TooLong(_)) => Some(Duration::MAX),
+            Err(error @ DurationError::Malformed(_)) => {
+                problems.invalid(format!("{field}.timeout"), error.to_string());
                 None
             }
         },
@@ -148,60 +145,31 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
     None
 }
 
-/// Go's notation of durations, in seconds: `300ms`, `-1.5h`, `1m30s`, `0`.
-fn go_duration(text: &str) -> Option<f64> {
-    let (sign, mut rest) = match text.strip_prefix('-') {
-        Some(rest) => (-1.0, rest),
-        None => (1.0, text.strip_prefix('+').unwrap_or(text)),
-    };
-    if rest == "0" {
-        return Some(0.0);
-    }
-    if rest.is_empty() {
-        return None;
-    }
-    let mut seconds = 0.0;
-    while !rest.is_empty() {
-        let digits =
-            rest.find(|character: char| !character.is_ascii_digit() && character != '.')?;
-        let number: f64 = rest[..digits].parse().ok()?;
-        rest = &rest[digits..];
-        let units = [
-            ("ns", 1e-9),
-            ("us", 1e-6),
-            ("µs", 1e-6),
-            ("μs", 1e-6),
-            ("ms", 1e-3),
-            ("s", 1.0),
-            ("m", 60.0),
-            ("h", 3600.0),
-        ];
-        let (unit, factor) = units.into_iter().find(|(unit, _)| rest.starts_with(unit))?;
-        rest = &rest[unit.len()..];
-        seconds += number * factor;
-    }
-    Some(sign * seconds)
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
+    fn timeout(text: &str) -> Option<Duration> {
+        let hook = json!({"webhook": {"url": "http://hooks.test/", "timeout": text}});
+        let mut problems = Problems::default();
+        let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+        rule.map(|rule| rule.timeout)
+    }
+
     #[test]
-    fn durations_are_read_as_go_writes_them() {
+    fn a_timeout_that_is_not_positive_is_the_default_and_one_beyond_measure_is_none() {
         for (text, expected) in [
-            ("10s", Some(10.0)),
-            ("1m30s", Some(90.0)),
-            ("1.5h", Some(5400.0)),
-            ("250ms", Some(0.25)),
-            ("-1s", Some(-1.0)),
-            ("0", Some(0.0)),
-            ("", None),
+            ("1m30s", Some(Duration::from_secs(90))),
+            ("", Some(DEFAULT_TIMEOUT)),
+            ("0", Some(DEFAULT_TIMEOUT)),
+            ("-1s", Some(DEFAULT_TIMEOUT)),
+            ("99999999999999999999h", Some(Duration::MAX)),
             ("10", None),
-            ("s", None),
             ("1d", None),
         ] {
-            assert_eq!(go_duration(text), expected, "{text}");
+            assert_eq!(timeout(text), expected, "{text:?}");
         }
     }
 }

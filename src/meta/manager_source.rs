@@ -127,28 +127,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        manager::{ControllerName, Report, RunnableGroup, RunnableStatus},
+        manager::{ControllerName, RunnableGroup, RunnableStatus},
         meta::declared::Declared,
     };
 
     fn snapshot(names: &[&str]) -> Snapshot {
-        let status = |name: &ControllerName| RunnableStatus {
-            name: name.clone(),
-            group: RunnableGroup::Others,
+        let status = |name: &&str| RunnableStatus {
             state: ControllerState::Running,
-            reason: String::new(),
-            message: String::new(),
             since: Timestamp::UNIX_EPOCH,
             epoch: 1,
-            unmet: Vec::new(),
-            report: Report::default(),
-            last_done: None,
-            pending: None,
-            stuck: false,
-            failures: 0,
+            ..RunnableStatus::new(format!("{PREFIX}{name}").into(), RunnableGroup::Others)
         };
-        let names = names.iter().map(|name| ControllerName::from(format!("{PREFIX}{name}")));
-        names.map(|name| Arc::new(status(&name))).collect()
+        names.iter().map(|name| Arc::new(status(name))).collect()
     }
 
     fn marked(changes: &Changes) -> Vec<Arc<str>> {

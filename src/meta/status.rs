@@ -217,23 +217,15 @@ fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::{Report, RunnableGroup, Unmet, WatchReport};
+    use crate::manager::{RunnableGroup, Unmet, WatchReport};
 
     fn run(state: ControllerState, reason: &str) -> RunnableStatus {
         RunnableStatus {
-            name: "CompositeController-a".into(),
-            group: RunnableGroup::LeaderElection,
             state,
             reason: reason.to_owned(),
-            message: String::new(),
             since: Timestamp::UNIX_EPOCH,
             epoch: 3,
-            unmet: Vec::new(),
-            report: Report::default(),
-            last_done: None,
-            pending: None,
-            stuck: false,
-            failures: 0,
+            ..RunnableStatus::new("CompositeController-a".into(), RunnableGroup::LeaderElection)
         }
     }
 

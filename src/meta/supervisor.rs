@@ -7,8 +7,7 @@
 mod keeper;
 mod own_status;
 #[cfg(test)]
-mod script;
-#[cfg(test)]
+#[cfg(feature = "testing")]
 mod tests;
 
 use std::{fmt, sync::Arc, time::Duration};

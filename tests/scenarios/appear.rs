@@ -316,15 +316,7 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
     let world = World::on(server, "appear-optional").await;
     let widgets = world.widgets();
     let parts = CrdBuilder::new(&world.scope.group, "Part");
-    let recorder = Recorder::new(type_of(&widgets, "v1"));
-    let controller = Controller::builder("optional")
-        .for_type(type_of(&widgets, "v1"))
-        .conditional()
-        .watches_type(type_of(&parts, "v1"), Handler::Object)
-        .optional()
-        .build(&world.cluster, recorder.clone())
-        .unwrap();
-    world.add("optional", Arc::new(controller)).await;
+    let recorder = world.controller_with_optional("optional", &widgets, &parts).await;
     world.install(&widgets).await;
     let degraded = world.until("optional", "is degraded", |it| it.reason == "Degraded").await;
     assert_eq!((degraded.state, degraded.epoch), (ControllerState::Running, 1));

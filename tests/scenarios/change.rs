@@ -385,15 +385,21 @@ async fn set_status(world: &World, crd: &CrdBuilder, there: bool) {
     .await;
 }
 
+/// A controller of this type that has nothing to do any more, and its status.
+async fn calm(world: &World, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
+    world.install(crd).await;
+    world.create(crd, "gear", 1).await;
+    let recorder = world.controller("calm", crd).await;
+    let status = world.running("calm", 1).await;
+    recorder.saw("gear", 1).await;
+    watched_again(world, crd, 0).await;
+    (recorder, status)
+}
+
 async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
     let world = World::on(server, "change-churn").await;
     let crd = world.widgets();
-    world.install(&crd).await;
-    world.create(&crd, "gear", 1).await;
-    let recorder = world.controller("calm", &crd).await;
-    let status = world.running("calm", 1).await;
-    recorder.saw("gear", 1).await;
-    watched_again(&world, &crd, 0).await;
+    let (recorder, status) = calm(&world, &crd).await;
     let mut type_status = world.cluster.types.subscribe(&type_of(&crd, "v1"));
     type_status.mark_unchanged();
     let mark = world.mark();
@@ -427,12 +433,7 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
 async fn printer_columns_cause_no_work(server: Server<'static>) {
     let world = World::on(server, "change-columns").await;
     let crd = world.widgets();
-    world.install(&crd).await;
-    world.create(&crd, "gear", 1).await;
-    let recorder = world.controller("calm", &crd).await;
-    let status = world.running("calm", 1).await;
-    recorder.saw("gear", 1).await;
-    watched_again(&world, &crd, 0).await;
+    let (recorder, status) = calm(&world, &crd).await;
     let before = watches(&world, &crd);
     let mark = world.mark();
     recorder.clear();

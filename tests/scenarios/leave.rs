@@ -8,7 +8,7 @@ use std::{
 use futures::{StreamExt, stream};
 use kube::api::{Patch, PatchParams};
 use pilotlight::{
-    controller::{Context, Controller, Handler, Outcome, ReconcileError, Reconciler, Request},
+    controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
     kind::{Scope, TypeRef},
     manager::{ControllerState, DoneReason, RestartBackoff, RunnableOptions},
@@ -480,15 +480,7 @@ async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
     let world = World::on(server, "leave-joins").await;
     let widgets = world.widgets();
     let parts = CrdBuilder::new(&world.scope.group, "Part");
-    let recorder = Recorder::new(type_of(&widgets, "v1"));
-    let controller = Controller::builder("joins")
-        .for_type(type_of(&widgets, "v1"))
-        .conditional()
-        .watches_type(type_of(&parts, "v1"), Handler::Object)
-        .optional()
-        .build(&world.cluster, recorder.clone())
-        .unwrap();
-    world.add("joins", Arc::new(controller)).await;
+    let recorder = world.controller_with_optional("joins", &widgets, &parts).await;
 
     for round in 1..=rounds {
         world.install(&widgets).await;

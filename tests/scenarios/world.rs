@@ -17,6 +17,7 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use pilotlight::{
+    controller::{Controller, Handler},
     informer::InformerOptions,
     manager::ControllerName,
     meta::{CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor},
@@ -74,6 +75,26 @@ impl World {
     pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
         let recorder = Recorder::new(type_of(crd, "v1"));
         Embedded.add(self, name, &recorder).await;
+        recorder
+    }
+
+    /// One of a type that it waits for, which also reconciles each object of another, if there is
+    /// that type.
+    pub(crate) async fn controller_with_optional(
+        &self,
+        name: &str,
+        crd: &CrdBuilder,
+        optional: &CrdBuilder,
+    ) -> Recorder {
+        let recorder = Recorder::new(type_of(crd, "v1"));
+        let controller = Controller::builder(name)
+            .for_type(type_of(crd, "v1"))
+            .conditional()
+            .watches_type(type_of(optional, "v1"), Handler::Object)
+            .optional()
+            .build(&self.cluster, recorder.clone())
+            .unwrap();
+        self.add(name, Arc::new(controller)).await;
         recorder
     }
 

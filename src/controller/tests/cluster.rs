@@ -20,10 +20,10 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
     tasks.spawn(async move { discovery.run(stopped).await });
 
     // It ends nothing of theirs, so it may end and start again.
-    for (number, uid) in [(1, "first"), (2, "second")] {
+    for number in [1, 2] {
         let epoch = Epoch::new("cluster", number, Duration::ZERO);
         let run = tasks.spawn(runnable.start(epoch.clone()).map(|end| end.unwrap()));
-        server.install("widgets", "Widget", "Namespaced", uid, &["v1"]);
+        server.install(crd("Widget"), &["v1"]);
         settle().await;
         let served = cluster.types.served(&widgets()).unwrap();
         // Whoever else listens has no part in the end of a controller's epoch.
@@ -64,7 +64,7 @@ async fn cluster_is_running_once_discovery_has_answered() {
 async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
     let rig = Rig::new();
     rig.server.forbid("/apis");
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     let began = Instant::now();
 
     rig.add(builder().for_type(widgets()).conditional()).await;
@@ -80,18 +80,18 @@ async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
 #[tokio::test(start_paused = true)]
 async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.forbid(WIDGETS);
+    rig.install("Widget");
+    rig.server.forbid("widgets.example.com");
     rig.add(builder().for_type(widgets()).conditional()).await;
     let soon = rig.until(|status| status.reason == "Forbidden").await;
     assert!(soon.report.late.is_empty());
 
     let late = rig.until(|status| status.reason == "SyncTimeout").await;
     assert_eq!((late.state, late.epoch), (ControllerState::Starting, 1));
-    assert!(late.message.contains("no rule lets you"), "{}", late.message);
+    assert!(late.message.contains("cannot list resource"), "{}", late.message);
     assert_eq!(late.report.late.len(), 1);
 
-    rig.server.allow(WIDGETS);
+    rig.server.allow("widgets.example.com");
     let running = rig.state(ControllerState::Running).await;
     assert_eq!((running.epoch, running.report.late.len()), (1, 0));
     rig.shutdown().await;

@@ -8,7 +8,7 @@ async fn flap(seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed);
     let types = [("widgets", "Widget"), ("parts", "Part"), ("things", "Thing")];
     let path = |plural: &str| format!("/apis/example.com/v1/{plural}");
-    let mut uids = [0, 0, 0];
+    let resource = |plural: &str| format!("{plural}.example.com");
     settle().await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let things = TypeRef::resource("example.com", "v1", "things");
@@ -25,19 +25,16 @@ async fn flap(seed: u64) {
     for _ in 0..150 {
         let number = random.usize(..3);
         let (plural, kind) = types[number];
-        let path = path(plural);
-        let uid = format!("{plural}-{}", uids[number]);
-        let served = rig.server.serves(&path);
+        let served = rig.server.serves(kind);
         match random.u8(..10) {
-            0 if served => {
-                rig.server.uninstall(plural);
-                uids[number] += 1;
+            0 if served => rig.server.uninstall(plural),
+            1 if served => rig.server.install(crd(kind), &["v2"]),
+            2 => rig.server.forbid(&resource(plural)),
+            3 | 4 => rig.server.allow(&resource(plural)),
+            5..=7 if served => {
+                rig.server.apply(object(kind, &random.u8(..4).to_string(), "flapping"));
             }
-            1 if served => rig.server.install(plural, kind, "Namespaced", &uid, &["v2"]),
-            2 => rig.server.forbid(&path),
-            3 | 4 => rig.server.allow(&path),
-            5..=7 if served => rig.server.apply(&path, object(&random.u8(..4).to_string(), &uid)),
-            _ => rig.server.install(plural, kind, "Namespaced", &uid, &["v1"]),
+            _ => rig.install(kind),
         }
         match random.u8(..4) {
             0 => sleep(Duration::from_millis(random.u64(..50))).await,
@@ -45,11 +42,10 @@ async fn flap(seed: u64) {
             _ => {}
         }
     }
-    for (number, (plural, kind)) in types.into_iter().enumerate() {
-        let uid = format!("{plural}-{}", uids[number]);
-        rig.server.allow(&path(plural));
-        rig.install(plural, kind, &uid);
-        rig.server.apply(&path(plural), object("last", &uid));
+    for (plural, kind) in types {
+        rig.server.allow(&resource(plural));
+        rig.install(kind);
+        rig.server.apply(object(kind, "last", "last"));
     }
     // The longest back-offs of an informer and of the manager are over by then.
     sleep(Duration::from_secs(600)).await;
@@ -63,16 +59,16 @@ async fn flap(seed: u64) {
     );
     assert!(status.report.watches.iter().all(|watch| watch.state == "Synced"), "{status:?}");
     assert_eq!(rig.cluster.informers.status().len(), 3);
-    for (plural, _) in types {
+    for (plural, kind) in types {
         assert_eq!(rig.server.watches(&path(plural)), 1, "{plural}");
         let informers = rig.cluster.informers.status();
         let informer = informers.iter().find(|it| &*it.key.identity.plural == plural).unwrap();
-        assert_eq!(informer.objects, rig.server.count(&path(plural)), "{plural}");
+        assert_eq!(informer.objects, rig.server.count(kind), "{plural}");
     }
     rig.log().await;
-    rig.server.apply(WIDGETS, object("new", "new"));
-    rig.server.apply(PARTS, part("p", "of-part"));
-    rig.server.apply(&path("things"), object("thing", "thing"));
+    rig.server.apply(widget("new", "new"));
+    rig.server.apply(part("p", "of-part"));
+    rig.server.apply(object("Thing", "thing", "thing"));
     let mut log = rig.log().await;
     log.sort();
     assert_eq!(log, ["ns/new new", "ns/of-part gone", "ns/thing gone"]);

@@ -5,20 +5,20 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn changes_of_owned_objects_concern_their_owner() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.install("parts", "Part", "p");
-    rig.server.apply(WIDGETS, object("a", "a"));
-    rig.server.apply(PARTS, part("one", "a"));
-    rig.server.apply(PARTS, object("stray", "stray"));
+    rig.install("Widget");
+    rig.install("Part");
+    rig.server.apply(widget("a", "a"));
+    rig.server.apply(part("one", "a"));
+    rig.server.apply(object("Part", "stray", "stray"));
     rig.add(builder().for_type(widgets()).conditional().owns_type(parts()).conditional()).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.log().await, ["ns/a a"]);
 
-    rig.server.apply(PARTS, part("one", "b"));
+    rig.server.apply(part("one", "b"));
     assert_eq!(rig.log().await, ["ns/a a", "ns/b gone"], "the old owner and the new one");
-    rig.server.delete(PARTS, "ns/one");
+    rig.server.delete("Part", "one");
     assert_eq!(rig.log().await, ["ns/b gone"]);
-    rig.server.apply(PARTS, object("stray", "again"));
+    rig.server.apply(object("Part", "stray", "again"));
     assert!(rig.log().await.is_empty());
     rig.shutdown().await;
 }
@@ -26,9 +26,9 @@ async fn changes_of_owned_objects_concern_their_owner() {
 #[tokio::test(start_paused = true)]
 async fn cluster_scoped_owner_is_found_without_a_namespace() {
     let rig = Rig::new();
-    rig.server.install("widgets", "Widget", "Cluster", "w", &["v1"]);
-    rig.install("parts", "Part", "p");
-    rig.server.apply(PARTS, part("one", "a"));
+    rig.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    rig.install("Part");
+    rig.server.apply(part("one", "a"));
     rig.add(builder().for_type(widgets()).conditional().owns_type(parts()).conditional()).await;
     rig.state(ControllerState::Running).await;
 
@@ -39,9 +39,9 @@ async fn cluster_scoped_owner_is_found_without_a_namespace() {
 #[tokio::test(start_paused = true)]
 async fn handler_that_panics_loses_one_change_and_says_so() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.apply(WIDGETS, object("bad", "bad"));
-    rig.server.apply(WIDGETS, object("good", "good"));
+    rig.install("Widget");
+    rig.server.apply(widget("bad", "bad"));
+    rig.server.apply(widget("good", "good"));
     let handler = Handler::map(|object| {
         assert!(&*object.key().name != "bad", "no map for you");
         vec![object.key().clone()]
@@ -59,23 +59,23 @@ async fn handler_that_panics_loses_one_change_and_says_so() {
 #[tokio::test(start_paused = true)]
 async fn predicates_drop_what_none_of_them_wants() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    let widget = |generation: i64, label: &str| {
-        let mut widget = object("a", "a");
-        widget["metadata"]["generation"] = json!(generation);
-        widget["metadata"]["labels"] = json!({"label": label});
+    rig.install("Widget");
+    // Its generation is the server's to count: it grows with the size.
+    let sized = |size: i64, mark: &str| {
+        let mut widget = widget("a", mark);
+        widget["spec"] = json!({"size": size});
         widget
     };
-    rig.server.apply(WIDGETS, widget(1, "x"));
+    rig.server.apply(sized(1, "x"));
     rig.add(builder().for_type(widgets()).conditional().predicate(Predicate::generation())).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.log().await.len(), 1);
 
-    rig.server.apply(WIDGETS, widget(1, "y"));
+    rig.server.apply(sized(1, "y"));
     assert_eq!(rig.log().await.len(), 0);
-    rig.server.apply(WIDGETS, widget(2, "y"));
+    rig.server.apply(sized(2, "y"));
     assert_eq!(rig.log().await.len(), 1);
-    rig.server.delete(WIDGETS, "ns/a");
+    rig.server.delete("Widget", "a");
     assert_eq!(rig.log().await, ["ns/a gone"]);
     rig.shutdown().await;
 }

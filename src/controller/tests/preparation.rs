@@ -5,9 +5,9 @@ use super::*;
 #[tokio::test(start_paused = true)]
 async fn replacement_is_prepared_and_costs_no_second_list() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.install("parts", "Part", "p");
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.install("Widget");
+    rig.install("Part");
+    rig.server.apply(widget("a", "a"));
     rig.add(builder().for_type(widgets()).conditional()).await;
     rig.state(ControllerState::Running).await;
     let asked = rig.server.asked(WIDGETS);
@@ -27,8 +27,8 @@ async fn replacement_is_prepared_and_costs_no_second_list() {
 #[tokio::test(start_paused = true)]
 async fn preparation_that_is_forbidden_fails_at_once_and_holds_nothing() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.forbid(WIDGETS);
+    rig.install("Widget");
+    rig.server.forbid("widgets.example.com");
     let controller = rig.build(builder().for_type(widgets()));
     settle().await;
 
@@ -45,7 +45,7 @@ async fn preparation_that_is_forbidden_fails_at_once_and_holds_nothing() {
 #[tokio::test(start_paused = true)]
 async fn prepared_informers_go_with_a_controller_that_is_never_started() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     let controller = rig.build(builder().for_type(widgets()));
     settle().await;
     controller.prepare().await.unwrap();
@@ -62,7 +62,7 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
 #[tokio::test(start_paused = true)]
 async fn what_was_prepared_is_given_back_when_no_start_comes() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     let controller = rig.build(builder().for_type(widgets()));
     settle().await;
     controller.prepare().await.unwrap();

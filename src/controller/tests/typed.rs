@@ -81,15 +81,15 @@ impl Reconciler for Typed {
 }
 
 fn sized(name: &str, size: Value) -> Value {
-    let mut widget = object(name, name);
+    let mut widget = widget(name, name);
     widget["spec"] = json!({"size": size});
     widget
 }
 
 async fn rig() -> Rig {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.install("parts", "Part", "p");
+    rig.install("Widget");
+    rig.install("Part");
     let builder = builder().for_::<Widget>().conditional().owns::<Part>().conditional();
     let controller = builder.build(&rig.cluster, Typed(Arc::clone(&rig.log))).unwrap();
     rig.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
@@ -101,11 +101,11 @@ async fn rig() -> Rig {
 async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
     let rig = rig().await;
 
-    rig.server.apply(WIDGETS, sized("a", json!(1)));
+    rig.server.apply(sized("a", json!(1)));
     assert_eq!(rig.log().await, ["ns/a 1 0"]);
-    rig.server.apply(PARTS, part("p", "a"));
+    rig.server.apply(part("p", "a"));
     assert_eq!(rig.log().await, ["ns/a 1 1"]);
-    rig.server.delete(WIDGETS, "ns/a");
+    rig.server.delete("Widget", "a");
     assert_eq!(rig.log().await, ["ns/a gone"]);
 
     rig.shutdown().await;
@@ -114,18 +114,18 @@ async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
 #[tokio::test(start_paused = true)]
 async fn object_that_does_not_have_the_shape_of_its_type_fails_alone() {
     let rig = rig().await;
-    rig.server.apply(WIDGETS, sized("good", json!(1)));
+    rig.server.apply(sized("good", json!(1)));
     assert_eq!(rig.log().await, ["ns/good 1 0"]);
 
-    rig.server.apply(WIDGETS, sized("bad", json!("many")));
-    rig.server.apply(WIDGETS, sized("good", json!(2)));
+    rig.server.apply(sized("bad", json!("many")));
+    rig.server.apply(sized("good", json!(2)));
 
     assert_eq!(rig.log().await, ["ns/good 2 0"]);
     let status = rig.status();
     let error = status.report.last_error.clone().unwrap();
     assert!(error.starts_with("ns/bad: ") && error.contains("expected u32"), "{error}");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    rig.server.apply(WIDGETS, sized("bad", json!(3)));
+    rig.server.apply(sized("bad", json!(3)));
     assert_eq!(rig.log().await, ["ns/bad 3 0"]);
     assert_eq!(rig.status().report.last_error, None);
     rig.shutdown().await;
@@ -134,9 +134,9 @@ async fn object_that_does_not_have_the_shape_of_its_type_fails_alone() {
 #[tokio::test(start_paused = true)]
 async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     for (name, size) in [("a", json!(1)), ("bad", json!([])), ("c", json!(3))] {
-        rig.server.apply(WIDGETS, sized(name, size));
+        rig.server.apply(sized(name, size));
     }
     struct Counter(Log);
     impl Reconciler for Counter {

@@ -10,12 +10,12 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
     assert_eq!(waiting.message, "widgets.example.com/v1 is not installed");
     assert_eq!(rig.server.asked(WIDGETS), 0);
 
-    for (epoch, uid) in [(1, "first"), (2, "second")] {
-        rig.install("widgets", "Widget", uid);
+    for (epoch, mark) in [(1, "first"), (2, "second")] {
+        rig.install("Widget");
         let running = rig.state(ControllerState::Running).await;
         assert_eq!(running.epoch, epoch);
-        rig.server.apply(WIDGETS, object("a", uid));
-        assert_eq!(rig.log().await, [format!("ns/a {uid}")]);
+        rig.server.apply(widget("a", mark));
+        assert_eq!(rig.log().await, [format!("ns/a {mark}")]);
         assert_eq!(rig.status().report.watches[0].state, "Synced");
         assert_eq!(rig.server.watches(WIDGETS), 1);
 
@@ -34,15 +34,15 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
 #[tokio::test(start_paused = true)]
 async fn type_that_is_deleted_and_created_at_once_begins_another_epoch() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "first");
+    rig.install("Widget");
     rig.add(builder().for_type(widgets()).conditional()).await;
     rig.state(ControllerState::Running).await;
-    rig.server.apply(WIDGETS, object("a", "old"));
+    rig.server.apply(widget("a", "old"));
     assert_eq!(rig.log().await, ["ns/a old"]);
 
     rig.server.uninstall("widgets");
-    rig.install("widgets", "Widget", "second");
-    rig.server.apply(WIDGETS, object("a", "new"));
+    rig.install("Widget");
+    rig.server.apply(widget("a", "new"));
     rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
 
     let log = rig.log().await;
@@ -54,7 +54,7 @@ async fn type_that_is_deleted_and_created_at_once_begins_another_epoch() {
 #[tokio::test(start_paused = true)]
 async fn optional_type_comes_and_goes_within_one_epoch() {
     let rig = Rig::new();
-    rig.install("parts", "Part", "p");
+    rig.install("Part");
     rig.add(
         builder()
             .watches_type(parts(), Handler::Object)
@@ -65,19 +65,19 @@ async fn optional_type_comes_and_goes_within_one_epoch() {
     .await;
     let degraded = rig.until(|status| status.reason == "Degraded").await;
     assert_eq!(degraded.report.missing, [widgets()]);
-    rig.server.apply(PARTS, object("x", "x"));
+    rig.server.apply(object("Part", "x", "x"));
     assert_eq!(rig.log().await, ["ns/x missing"]);
 
-    for uid in ["first", "second"] {
-        rig.install("widgets", "Widget", uid);
-        rig.server.apply(WIDGETS, object("a", uid));
+    for mark in ["first", "second"] {
+        rig.install("Widget");
+        rig.server.apply(widget("a", mark));
         rig.until(|status| status.reason == "Running").await;
-        assert_eq!(rig.log().await, [format!("ns/a {uid}")]);
-        rig.server.install("widgets", "Widget", "Namespaced", uid, &["v2"]);
+        assert_eq!(rig.log().await, [format!("ns/a {mark}")]);
+        rig.server.install(crd("Widget"), &["v2"]);
         rig.until(|status| status.reason == "Degraded").await;
         assert_eq!(rig.log().await, ["ns/a missing"], "its objects are out of sight");
         assert_eq!(rig.server.watches(WIDGETS), 0);
-        rig.install("widgets", "Widget", uid);
+        rig.install("Widget");
         rig.until(|status| status.reason == "Running").await;
         rig.server.uninstall("widgets");
         rig.until(|status| status.reason == "Degraded").await;
@@ -97,7 +97,7 @@ async fn plain_type_that_is_missing_fails_the_run_with_its_name() {
     let failed = rig.state(ControllerState::BackingOff).await;
 
     assert_eq!(failed.message, "sync timeout after 2 min: widgets.example.com/v1 is not installed");
-    rig.install("widgets", "Widget", "w");
+    rig.install("Widget");
     rig.state(ControllerState::Running).await;
     rig.shutdown().await;
 }
@@ -105,17 +105,17 @@ async fn plain_type_that_is_missing_fails_the_run_with_its_name() {
 #[tokio::test(start_paused = true)]
 async fn plain_type_that_is_lost_is_reported_and_found_again() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "first");
-    rig.server.apply(WIDGETS, object("a", "first"));
+    rig.install("Widget");
+    rig.server.apply(widget("a", "first"));
     rig.add(builder().for_type(widgets())).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.log().await, ["ns/a first"]);
 
     // Not served for a while: its objects may well exist.
-    rig.server.install("widgets", "Widget", "Namespaced", "first", &["v2"]);
+    rig.server.install(crd("Widget"), &["v2"]);
     rig.until(|status| status.report.stale).await;
-    rig.server.install("widgets", "Widget", "Namespaced", "first", &["v1"]);
-    rig.server.apply(WIDGETS, object("a", "first"));
+    rig.server.install(crd("Widget"), &["v1"]);
+    rig.server.apply(widget("a", "first"));
     rig.until(|status| !status.report.stale).await;
     let log = rig.log().await;
     assert!(log.iter().all(|note| note == "ns/a first"), "nothing looked deleted: {log:?}");
@@ -127,8 +127,8 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
     settle().await;
     assert_eq!(rig.server.watches(WIDGETS), 0);
     rig.log().await;
-    rig.install("widgets", "Widget", "second");
-    rig.server.apply(WIDGETS, object("b", "second"));
+    rig.install("Widget");
+    rig.server.apply(widget("b", "second"));
     rig.until(|status| !status.report.stale).await;
 
     assert_eq!(rig.log().await, ["ns/b second"]);
@@ -140,12 +140,12 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
 async fn version_is_bound_when_the_epoch_begins() {
     let rig = Rig::new();
     let any = widgets().any_version();
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    rig.server.install(crd("Widget"), &["v1", "v2"]);
     rig.add(builder().for_type(any).conditional()).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.server.watches("/apis/example.com/v2/widgets"), 1);
 
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    rig.server.install(crd("Widget"), &["v1"]);
     rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
 
     assert_eq!(rig.server.watches(WIDGETS), 1);
@@ -157,18 +157,20 @@ async fn version_is_bound_when_the_epoch_begins() {
 async fn plain_input_of_any_version_moves_without_losing_sight() {
     let rig = Rig::new();
     let any = widgets().any_version();
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.install(crd("Widget"), &["v1"]);
+    rig.server.apply(widget("a", "a"));
     rig.add(builder().for_type(any)).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.log().await, ["ns/a a"]);
 
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    rig.server.install(crd("Widget"), &["v1", "v2"]);
     settle().await;
     assert_eq!(rig.server.watches(WIDGETS), 1, "it stays while it can");
-    rig.server.apply("/apis/example.com/v2/widgets", object("b", "b"));
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v2"]);
+    rig.server.install(crd("Widget"), &["v2"]);
     settle().await;
+    let mut newer = widget("b", "b");
+    newer["apiVersion"] = json!("example.com/v2");
+    rig.server.apply(newer);
 
     assert_eq!(rig.server.watches("/apis/example.com/v2/widgets"), 1);
     assert_eq!(rig.server.watches(WIDGETS), 0);
@@ -183,15 +185,15 @@ async fn plain_input_of_any_version_moves_without_losing_sight() {
 #[tokio::test(start_paused = true)]
 async fn forbidden_type_is_reported_and_found_when_the_rule_is_there() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.forbid(WIDGETS);
+    rig.install("Widget");
+    rig.server.forbid("widgets.example.com");
     rig.add(builder().for_type(widgets()).conditional()).await;
 
     let forbidden = rig.until(|status| !status.report.forbidden.is_empty()).await;
     assert_eq!(forbidden.state, ControllerState::Starting);
     sleep(Duration::from_secs(3600)).await;
     assert_eq!(rig.status().state, ControllerState::Starting);
-    rig.server.allow(WIDGETS);
+    rig.server.allow("widgets.example.com");
     let running = rig.state(ControllerState::Running).await;
 
     assert!(running.report.forbidden.is_empty());
@@ -201,10 +203,10 @@ async fn forbidden_type_is_reported_and_found_when_the_rule_is_there() {
 #[tokio::test(start_paused = true)]
 async fn informer_that_ends_by_a_defect_deletes_nothing() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.install("parts", "Part", "p");
-    rig.server.apply(WIDGETS, object("a", "a"));
-    rig.server.apply(PARTS, object("x", "x"));
+    rig.install("Widget");
+    rig.install("Part");
+    rig.server.apply(widget("a", "a"));
+    rig.server.apply(object("Part", "x", "x"));
     rig.add(
         builder()
             .for_type(widgets())
@@ -227,8 +229,8 @@ async fn informer_that_ends_by_a_defect_deletes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn stores_are_empty_and_watches_closed_when_done_fires() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.install("Widget");
+    rig.server.apply(widget("a", "a"));
     let controller = rig.build(builder().for_type(widgets()).conditional());
     settle().await;
     let epoch = Epoch::new(NAME, 1, Duration::from_secs(5));
@@ -250,24 +252,24 @@ async fn stores_are_empty_and_watches_closed_when_done_fires() {
 async fn a_better_version_restarts_nobody_who_asked_for_any() {
     let rig = Rig::new();
     let any = widgets().any_version();
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    rig.server.install(crd("Widget"), &["v1"]);
     rig.add(builder().for_type(any.clone()).conditional()).await;
     rig.state(ControllerState::Running).await;
 
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    rig.server.install(crd("Widget"), &["v1", "v2"]);
     settle().await;
     assert_eq!(rig.status().epoch, 1);
     assert_eq!(rig.server.watches(WIDGETS), 1);
     assert_eq!(&*rig.cluster.types.served(&any).unwrap().identity.version, "v1");
 
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v2"]);
+    rig.server.install(crd("Widget"), &["v2"]);
     rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
     assert_eq!(rig.server.watches("/apis/example.com/v2/widgets"), 1);
     assert_eq!(rig.server.watches(WIDGETS), 0);
 
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    rig.server.install(crd("Widget"), &["v1"]);
     rig.until(|status| status.epoch == 3 && status.state == ControllerState::Running).await;
-    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1", "v2"]);
+    rig.server.install(crd("Widget"), &["v1", "v2"]);
     settle().await;
     assert_eq!(rig.status().epoch, 3);
 
@@ -280,15 +282,15 @@ async fn a_better_version_restarts_nobody_who_asked_for_any() {
 #[tokio::test(start_paused = true)]
 async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_its_own() {
     let rig = Rig::new();
-    rig.install("widgets", "Widget", "w");
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.install("Widget");
+    rig.server.apply(widget("a", "a"));
     rig.add(builder().for_type(widgets()).conditional()).await;
     rig.state(ControllerState::Running).await;
     let plain = Arc::new(rig.build(builder().for_type(widgets())));
     rig.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
     settle().await;
 
-    rig.install("widgets", "Gadget", "w");
+    rig.server.install(crd("Gadget").plural("widgets"), &["v1"]);
 
     rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
     settle().await;

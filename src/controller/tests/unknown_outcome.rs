@@ -3,10 +3,8 @@
 use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiResource};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{script::Mishap, *};
-
-const MISHAPS: [Mishap; 5] =
-    [Mishap::Hangs, Mishap::Lost, Mishap::CutOff, Mishap::GatewayTimeout, Mishap::Failed];
+use super::{server::mishaps, *};
+use crate::testing::{Action, RuleId};
 
 /// Makes one part for each widget, unless its cache has one; the server names it.
 struct Maker {
@@ -67,10 +65,28 @@ impl Rig {
         Arc::new(builder.build(&self.cluster, maker).unwrap())
     }
 
+    /// A controller whose creation was carried out, which it does not know; no watch tells it.
+    async fn in_doubt(mishap: Action) -> (Self, RuleId) {
+        let rig = Self::with_maker(false).await;
+        rig.server.mishap(mishap);
+        let silence = rig.server.withhold("parts");
+        rig.server.apply(widget("a", "a"));
+        assert_eq!(rig.log().await, ["ns/a 0 false"]);
+        (rig, silence)
+    }
+
+    /// The watch tells, and what was created is seen rather than created again.
+    async fn learns(&self, silence: RuleId) {
+        self.server.release("parts", silence);
+        sleep(Duration::from_secs(200)).await;
+        assert_eq!(self.log().await, ["ns/a 1 true"]);
+        assert_eq!(self.server.creations(), 1);
+    }
+
     async fn with_maker(apart: bool) -> Self {
         let rig = Self::new();
-        rig.install("widgets", "Widget", "w");
-        rig.install("parts", "Part", "p");
+        rig.install("Widget");
+        rig.install("Part");
         rig.manager.add(NAME, rig.maker(apart), RunnableOptions::default()).await.unwrap();
         rig.state(ControllerState::Running).await;
         rig
@@ -79,27 +95,27 @@ impl Rig {
 
 #[tokio::test(start_paused = true)]
 async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
-    for mishap in MISHAPS {
+    for mishap in mishaps() {
         for apart in [false, true] {
             let rig = Rig::with_maker(apart).await;
-            rig.server.mishaps(&[mishap]);
-            rig.server.withhold(PARTS);
+            rig.server.mishap(mishap.clone());
+            let silence = rig.server.withhold("parts");
 
-            rig.server.apply(WIDGETS, object("a", "a"));
+            rig.server.apply(widget("a", "a"));
             sleep(Duration::from_secs(200)).await;
 
             assert_eq!(rig.log().await, ["ns/a 0 false"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
             let error = rig.status().report.last_error.clone().unwrap();
             assert!(error.contains("parts") && error.contains("caught up"), "{error}");
 
-            rig.server.release(PARTS);
+            rig.server.release("parts", silence);
             sleep(Duration::from_secs(200)).await;
 
             assert_eq!(rig.log().await, ["ns/a 1 true"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count(PARTS)), (1, 1), "{mishap:?}");
+            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
             assert_eq!(rig.status().report.last_error, None);
-            rig.server.apply(WIDGETS, object("a", "a"));
+            rig.server.apply(widget("a", "a"));
             assert_eq!(rig.log().await, ["ns/a 1 false"], "{mishap:?}");
             rig.shutdown().await;
         }
@@ -108,14 +124,10 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Lost]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
-    rig.log().await;
+    let (rig, _silence) = Rig::in_doubt(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
-        rig.server.apply(WIDGETS, object(name, name));
+        rig.server.apply(widget(name, name));
     }
 
     assert_eq!(rig.log().await.len(), 3);
@@ -124,11 +136,7 @@ async fn request_in_doubt_holds_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Hangs]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
 
     let replaced = rig.manager.replace(NAME, rig.maker(false), RunnableOptions::default());
     timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
@@ -138,20 +146,13 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
     assert_eq!(rig.status().last_done.as_ref().unwrap().unknown_requests, 1);
     assert_eq!(rig.log().await, [""; 0]);
     assert_eq!(rig.server.creations(), 1);
-    rig.server.release(PARTS);
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, ["ns/a 1 true"]);
-    assert_eq!(rig.server.creations(), 1);
+    rig.learns(silence).await;
     rig.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishaps(&[Mishap::Hangs]);
-    rig.server.withhold(PARTS);
-    rig.server.apply(WIDGETS, object("a", "a"));
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
 
     rig.manager.remove(NAME).await;
     rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
@@ -159,10 +160,7 @@ async fn controller_that_is_removed_and_added_again_remembers() {
     sleep(Duration::from_secs(200)).await;
 
     assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
-    rig.server.release(PARTS);
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, ["ns/a 1 true"]);
-    assert_eq!(rig.server.creations(), 1);
+    rig.learns(silence).await;
     rig.shutdown().await;
 }
 
@@ -170,9 +168,9 @@ async fn controller_that_is_removed_and_added_again_remembers() {
 async fn refused_write_leaves_no_doubt() {
     let rig = Rig::with_maker(false).await;
     let asked = rig.server.asked(PARTS);
-    rig.server.apply(PARTS, object("b", "b"));
+    rig.server.apply(object("Part", "b", "b"));
 
-    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.apply(widget("a", "a"));
 
     assert_eq!(rig.log().await, ["ns/a 0 false"]);
     assert_eq!((rig.server.creations(), rig.server.asked(PARTS)), (1, asked));

@@ -1,4 +1,4 @@
-//! Declared controllers of a manager, against a scripted API server, in paused time.
+//! Declared controllers of a manager, against a simulated API server, in paused time.
 
 use std::{
     sync::{Mutex, Weak},
@@ -7,6 +7,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::FutureExt;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use serde_json::{Value, json};
 use tokio::{
     task::JoinSet,
@@ -14,17 +15,16 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{keeper::MISSING_GRACE, script::Server, *};
+use super::{keeper::MISSING_GRACE, *};
 use crate::{
     controller::ClusterOptions,
     manager::{
         ControllerState, DoneReason, Manager, ManagerOptions, RunnableStatus, Snapshot,
         TransitionKind,
     },
-    meta::HookError,
+    meta::{HookError, crds},
+    testing::{CrdBuilder, simulated::SimulatedServer},
 };
-
-const OWN: &str = "/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers";
 
 /// Of controllers that have no period of their own.
 const RESYNC: Duration = Duration::from_secs(24 * 3600);
@@ -40,7 +40,7 @@ impl Hook for Content {
 
 /// A manager with a supervisor.
 struct Rig {
-    server: Server,
+    server: SimulatedServer,
     manager: ManagerHandle,
     // In the order in which they were made.
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
@@ -52,7 +52,7 @@ struct Rig {
 
 impl Rig {
     async fn start() -> Self {
-        let server = Server::new();
+        let server = SimulatedServer::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
@@ -78,23 +78,25 @@ impl Rig {
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
         let rig = Self { server, manager: handle, hooks, periods, stop, tasks };
-        rig.install_own("first");
-        rig.server.install("/apis/example.com/v1/things", "Thing", "crd-of-things");
+        rig.install_own();
+        let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
+        rig.server.install(&things.build()).unwrap();
         rig.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
         rig
     }
 
-    fn install_own(&self, uid: &str) {
-        self.server.install(OWN, "CompositeController", uid);
+    fn install_own(&self) {
+        for crd in crds() {
+            self.server.install(&crd).unwrap();
+        }
     }
 
-    fn declare(&self, name: &str, uid: &str, spec: Value) {
-        let metadata = json!({"name": name, "uid": uid, "generation": 1});
+    fn declare(&self, name: &str, spec: Value) {
         let object = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
-            "metadata": metadata, "spec": spec,
+            "metadata": {"name": name}, "spec": spec,
         });
-        self.server.apply(OWN, object);
+        self.server.apply(object).unwrap();
     }
 
     /// Waits until the manager's snapshot is as wanted; in paused time that costs nothing.
@@ -124,10 +126,18 @@ impl Rig {
 
     /// Our own CRD goes and comes back as another one, without its objects.
     async fn lose_own(&self) {
-        self.server.uninstall(OWN);
+        for crd in crds() {
+            self.server.uninstall(&crd.metadata.name.unwrap()).unwrap();
+        }
         self.until(SUPERVISOR, |status| status.state == ControllerState::Waiting).await;
-        self.install_own("second");
+        self.install_own();
         self.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
+    }
+
+    /// How many times a status was to be written.
+    fn statuses_offered(&self) -> usize {
+        let requests = self.server.requests();
+        requests.iter().filter(|request| request.info.subresource == "status").count()
     }
 
     async fn end(mut self) {
@@ -158,15 +168,15 @@ async fn settle() {
 #[tokio::test(start_paused = true)]
 async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
     let rig = Rig::start().await;
-    rig.declare("back", "1", good());
-    rig.declare("lost", "2", good());
+    rig.declare("back", good());
+    rig.declare("lost", good());
     rig.running("back", 1).await;
     rig.running("lost", 1).await;
     let mut transitions = rig.manager.transitions();
 
     rig.lose_own().await;
     let since = Instant::now();
-    rig.declare("back", "3", good());
+    rig.declare("back", good());
 
     sleep(MISSING_GRACE - Duration::from_secs(1)).await;
     assert_eq!(rig.epoch("lost"), Some(1), "it may still be restored");
@@ -188,22 +198,22 @@ async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
 #[tokio::test(start_paused = true)]
 async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
     let rig = Rig::start().await;
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     rig.running("a", 1).await;
 
-    rig.declare("a", "1", rejected());
+    rig.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
     assert_eq!(rig.epoch("a"), Some(1), "an edit");
 
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     settle().await;
     rig.lose_own().await;
     assert_eq!(rig.epoch("a"), Some(1), "its object is missing");
-    rig.declare("a", "2", rejected());
+    rig.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
     assert_eq!(rig.epoch("a"), None, "what the deleted one declared is over");
 
-    rig.declare("a", "2", good());
+    rig.declare("a", good());
     rig.running("a", 2).await;
     rig.end().await;
 }
@@ -211,7 +221,7 @@ async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
 #[tokio::test(start_paused = true)]
 async fn one_that_somebody_else_removed_is_there_again_at_once() {
     let rig = Rig::start().await;
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     rig.running("a", 1).await;
 
     rig.manager.remove(format!("{PREFIX}a")).await;
@@ -228,9 +238,9 @@ async fn controllers_without_a_resync_period_have_that_of_all() {
     let mut own = good();
     own["resyncPeriodSeconds"] = json!(7);
 
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     rig.running("a", 1).await;
-    rig.declare("b", "2", own);
+    rig.declare("b", own);
     rig.running("b", 1).await;
 
     assert_eq!(*rig.periods.lock().unwrap(), [Some(RESYNC), Some(Duration::from_secs(7))]);
@@ -240,12 +250,12 @@ async fn controllers_without_a_resync_period_have_that_of_all() {
 #[tokio::test(start_paused = true)]
 async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
     let rig = Rig::start().await;
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     rig.running("a", 1).await;
     let mut edited = good();
     edited["resyncPeriodSeconds"] = json!(3600);
 
-    rig.declare("a", "1", edited);
+    rig.declare("a", edited);
     rig.running("a", 2).await;
     settle().await;
 
@@ -258,7 +268,7 @@ async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
 #[tokio::test(start_paused = true)]
 async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
     let rig = Rig::start().await;
-    rig.declare("a", "1", good());
+    rig.declare("a", good());
     rig.running("a", 1).await;
     let hooks = Arc::clone(&rig.hooks);
 
@@ -272,14 +282,25 @@ async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
 #[tokio::test(start_paused = true)]
 async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute() {
     let rig = Rig::start().await;
-    rig.declare("a", "1", good());
+    // As in Metacontroller's own CRD, the schema has no place for it.
+    for mut crd in crds() {
+        for version in &mut crd.spec.versions {
+            let schema = version.schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
+            schema.properties.as_mut().unwrap().insert(
+                "status".to_owned(),
+                JSONSchemaProps { type_: Some("object".to_owned()), ..JSONSchemaProps::default() },
+            );
+        }
+        rig.server.install(&crd).unwrap();
+    }
+    rig.declare("a", good());
     rig.running("a", 1).await;
     sleep(Duration::from_secs(10)).await;
-    let offered = rig.server.statuses_offered();
+    let offered = rig.statuses_offered();
 
     sleep(Duration::from_secs(45)).await;
-    assert_eq!(rig.server.statuses_offered(), offered, "not all the time");
+    assert_eq!(rig.statuses_offered(), offered, "not all the time");
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(rig.server.statuses_offered(), offered + 1);
+    assert_eq!(rig.statuses_offered(), offered + 1);
     rig.end().await;
 }

@@ -96,6 +96,8 @@ pub enum Action {
     Withhold,
     /// It is sent, and its answer is lost: the connection breaks before the head arrives.
     Lose,
+    /// It is sent, and answered with this whatever the server says: a gateway lost patience.
+    Instead(Reply),
     /// It fails with this message, as if the connection were refused.
     Fail(String),
     /// It is answered by the server, and this changes the body, which must be JSON and finite.
@@ -134,6 +136,7 @@ impl Action {
             Self::Hang => "hang",
             Self::Withhold => "withhold",
             Self::Lose => "lose",
+            Self::Instead(_) => "instead",
             Self::Fail(_) => "fail",
             Self::Edit(_) => "edit",
         }

@@ -84,6 +84,7 @@ impl Effect {
             | Action::Hang
             | Action::Withhold
             | Action::Lose
+            | Action::Instead(_)
             | Action::Fail(_)
             | Action::Edit(_) => Self::None,
         }

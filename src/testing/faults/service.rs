@@ -130,6 +130,7 @@ where
             | Action::Partial { .. }
             | Action::Withhold
             | Action::Lose
+            | Action::Instead(_)
             | Action::Edit(_),
         ) => {}
     }
@@ -146,6 +147,10 @@ where
         Some(Action::Lose) => {
             open.happened();
             return Err("the answer was lost by a fault".into());
+        }
+        Some(Action::Instead(reply)) => {
+            open.happened();
+            return Ok(respond(reply.clone()));
         }
         Some(_) | None => {}
     }
@@ -412,6 +417,25 @@ mod tests {
         faults.add(Rule::new(Action::Lose));
 
         assert!(ask(&faults, "/api/v1/pods").await.unwrap_err().to_string().contains("lost"));
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_answered_by_something_else_is_carried_out() {
+        let faults = Faults::default();
+        let reply = Reply::status(504, "Timeout", "the server did not answer");
+        let rule = faults.add(Rule::new(Action::Instead(reply)));
+        let (carry_out, mut carried_out) = tokio::sync::mpsc::unbounded_channel();
+        let server = tower::service_fn(move |request: Request<Body>| {
+            carry_out.send(request.uri().path().to_owned()).unwrap();
+            std::future::ready(Ok::<_, Infallible>(Response::new(Full::new(Bytes::new()))))
+        });
+        let request = Request::post("/api/v1/pods").body(Body::empty()).unwrap();
+
+        let answer = faults.layer().layer(server).call(request).await.unwrap();
+
+        assert_eq!((answer.status().as_u16(), faults.hits(rule)), (504, 1));
+        assert_eq!(carried_out.recv().await.as_deref(), Some("/api/v1/pods"));
+        assert_eq!(faults.fired().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]

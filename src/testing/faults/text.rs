@@ -1,12 +1,12 @@
 //! How durations and bytes are written in rules that are data.
 
-/// `150ms`, `2s`, `1m`.
+/// `150ms`, `2s`, `1m30s`: whole milliseconds.
 pub(super) mod duration {
     use std::time::Duration;
 
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    const UNITS: [(&str, u64); 4] = [("ms", 1), ("s", 1000), ("m", 60_000), ("h", 3_600_000)];
+    use crate::duration;
 
     pub(crate) fn serialize<S: Serializer>(
         duration: &Duration,
@@ -19,18 +19,13 @@ pub(super) mod duration {
         deserializer: D,
     ) -> Result<Duration, D::Error> {
         let text = String::deserialize(deserializer)?;
-        parse(&text).ok_or_else(|| {
-            D::Error::custom(format!(
-                "{text:?} is no duration: write a whole number and ms, s, m or h, such as 150ms"
-            ))
-        })
-    }
-
-    pub(crate) fn parse(text: &str) -> Option<Duration> {
-        let text = text.trim();
-        let (number, unit) = text.split_at(text.find(|letter: char| !letter.is_ascii_digit())?);
-        let (_, millis) = UNITS.iter().find(|(name, _)| *name == unit)?;
-        number.parse::<u64>().ok()?.checked_mul(*millis).map(Duration::from_millis)
+        let duration = duration::parse(text.trim()).map_err(D::Error::custom)?;
+        // What is written has no smaller parts, and would not be what was read.
+        if duration.subsec_nanos().is_multiple_of(1_000_000) {
+            Ok(duration)
+        } else {
+            Err(D::Error::custom(format!("{text:?} is no whole number of milliseconds")))
+        }
     }
 }
 
@@ -57,16 +52,29 @@ pub(super) mod bytes {
 mod tests {
     use std::time::Duration;
 
-    use super::duration::parse;
+    use serde_json::json;
+
+    fn read(text: &str) -> Result<Duration, String> {
+        super::duration::deserialize(json!(text)).map_err(|error| error.to_string())
+    }
 
     #[test]
     fn a_duration_is_a_number_with_its_unit() {
-        assert_eq!(parse("150ms"), Some(Duration::from_millis(150)));
-        assert_eq!(parse("2s"), Some(Duration::from_secs(2)));
-        assert_eq!(parse("1m"), Some(Duration::from_secs(60)));
-        assert_eq!(parse("1h"), Some(Duration::from_secs(3600)));
-        for nonsense in ["", "5", "s", "-1s", "1.5s", "1 s", "99999999999999999999ms", "1d"] {
-            assert_eq!(parse(nonsense), None, "{nonsense:?}");
+        assert_eq!(read("150ms"), Ok(Duration::from_millis(150)));
+        assert_eq!(read(" 2s "), Ok(Duration::from_secs(2)));
+        assert_eq!(read("1m"), Ok(Duration::from_secs(60)));
+        assert_eq!(read("1h"), Ok(Duration::from_secs(3600)));
+        assert_eq!(read("1m1.5s"), Ok(Duration::from_millis(61_500)));
+        for nonsense in ["", "5", "s", "-1s", "1 s", "99999999999999999999ms", "1d"] {
+            let error = read(nonsense).unwrap_err();
+            assert!(error.contains(&format!("{nonsense:?} is ")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_duration_that_could_not_be_written_again_is_refused() {
+        for text in ["1us", "1.0005s", "0.5ms"] {
+            assert!(read(text).unwrap_err().contains("milliseconds"), "{text}");
         }
     }
 }

@@ -1,0 +1,158 @@
+//! The simulated server of these tests, with faults in front of it and nothing that takes time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kube::Client;
+
+use super::*;
+use crate::testing::{
+    Action, CrdBuilder, Faults, Reply, Rule, RuleId, Verb,
+    simulated::{AccessRule, Delays, SimulatedOptions, SimulatedServer},
+};
+
+const GROUP: &str = "example.com";
+const NAMESPACE: &str = "ns";
+
+/// The server and what is done to it.
+pub(super) struct Server {
+    simulated: SimulatedServer,
+    faults: Faults,
+    forbidden: Mutex<BTreeSet<String>>,
+    applied: AtomicU64,
+}
+
+impl Server {
+    pub(super) fn new() -> Self {
+        // Owners are names in these tests: nothing is to be collected by their uids.
+        let garbage_collection = Duration::from_secs(365 * 24 * 3600);
+        let delays = Delays { garbage_collection, ..Delays::none() };
+        let simulated = SimulatedServer::with(SimulatedOptions { delays, ..Default::default() });
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": NAMESPACE },
+        });
+        simulated.apply(namespace).unwrap();
+        Self {
+            simulated,
+            faults: Faults::default(),
+            forbidden: Mutex::default(),
+            applied: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        let service = tower::ServiceBuilder::new().layer(self.faults.layer());
+        Client::new(service.service(self.simulated.service("controller")), "default")
+    }
+
+    /// Installs the CRD of a type, stored at `v1` and served at these of `v1` and `v2`.
+    pub(super) fn install(&self, crd: CrdBuilder, served: &[&str]) {
+        let crd = ["v1", "v2"].into_iter().fold(crd, |crd, version| {
+            if served.contains(&version) {
+                crd.version(version)
+            } else {
+                crd.unserved_version(version)
+            }
+        });
+        self.simulated.install(&crd.build()).unwrap();
+    }
+
+    /// Deletes a CRD and everything of its type.
+    pub(super) fn uninstall(&self, plural: &str) {
+        self.simulated.uninstall(&format!("{plural}.{GROUP}")).unwrap();
+    }
+
+    /// Creates or changes an object. That is always a change, also where nothing new is said.
+    pub(super) fn apply(&self, mut object: Value) {
+        let number = self.applied.fetch_add(1, Ordering::Relaxed);
+        object["metadata"]["namespace"] = NAMESPACE.into();
+        object["metadata"]["annotations"] = json!({ "applied": number.to_string() });
+        self.simulated.apply(object).unwrap();
+    }
+
+    pub(super) fn delete(&self, kind: &str, name: &str) {
+        self.simulated.remove(&format!("{GROUP}/v1"), kind, NAMESPACE, name).unwrap();
+    }
+
+    pub(super) fn serves(&self, kind: &str) -> bool {
+        self.simulated.list(&format!("{GROUP}/v1"), kind).is_ok()
+    }
+
+    pub(super) fn count(&self, kind: &str) -> usize {
+        self.simulated.list(&format!("{GROUP}/v1"), kind).unwrap().len()
+    }
+
+    // --- faults
+
+    /// Forbids what is about a type, or a path.
+    pub(super) fn forbid(&self, resource: &str) {
+        self.forbidden.lock().unwrap().insert(resource.to_owned());
+        self.set_rules();
+    }
+
+    pub(super) fn allow(&self, resource: &str) {
+        self.forbidden.lock().unwrap().remove(resource);
+        self.set_rules();
+    }
+
+    fn set_rules(&self) {
+        let forbidden = self.forbidden.lock().unwrap();
+        let rule = |resource: &String| AccessRule::deny().resources([resource.as_str()]);
+        self.simulated.set_rbac(forbidden.iter().map(rule));
+    }
+
+    /// What becomes of the answer to the next creation.
+    pub(super) fn mishap(&self, mishap: Action) {
+        self.faults.add(Rule::new(mishap).verb(Verb::Create).times(1));
+    }
+
+    /// Tells the watches of a type nothing until they are released from that.
+    pub(super) fn withhold(&self, plural: &str) -> RuleId {
+        let silence = Rule::new(Action::Stall { after_bytes: 0 }).verb(Verb::Watch);
+        let silence = self.faults.add(silence.resource(GROUP, plural));
+        self.cut_watches(plural);
+        silence
+    }
+
+    pub(super) fn release(&self, plural: &str, silence: RuleId) {
+        self.faults.remove(silence);
+        self.cut_watches(plural);
+    }
+
+    fn cut_watches(&self, plural: &str) {
+        self.faults.cut_open(|info| info.resource == plural && info.verb == Verb::Watch);
+    }
+
+    // --- what is seen of it
+
+    /// How many creations were asked for.
+    pub(super) fn creations(&self) -> usize {
+        self.faults.seen().iter().filter(|info| info.verb == Verb::Create).count()
+    }
+
+    /// Open watches of all namespaces at this path.
+    pub(super) fn watches(&self, path: &str) -> usize {
+        let watches = self.simulated.requests().into_iter().filter(|request| {
+            let info = &request.info;
+            info.verb == Verb::Watch && info.path == path
+        });
+        watches.filter(|request| request.is_open() && request.code == Some(200)).count()
+    }
+
+    /// How often the objects at this path were read so far, in one namespace or in all.
+    pub(super) fn asked(&self, path: &str) -> usize {
+        let within = format!("/namespaces/{NAMESPACE}/");
+        let seen = self.faults.seen().into_iter().filter(|info| info.verb != Verb::Create);
+        seen.filter(|info| info.path.replace(&within, "/") == path).count()
+    }
+}
+
+/// Each way in which a creation is carried out and its creator does not get to know.
+pub(super) fn mishaps() -> [Action; 5] {
+    [
+        Action::Withhold,
+        Action::Lose,
+        Action::Cut { after_bytes: 1 },
+        Action::Instead(Reply::status(504, "Timeout", "the server did not answer")),
+        Action::Instead(Reply::status(500, "InternalError", "it failed")),
+    ]
+}

@@ -1,0 +1,172 @@
+//! Durations as Go writes them: `500ms`, `-1.5h`, `1m30s`, `0`.
+//!
+//! Flags, hooks and rules of faults are written in this notation. A public crate's parser for it
+//! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. It is public for the
+//! binary's sake, and no part of what the library promises.
+
+use std::time::Duration;
+
+/// The longest duration that Go knows, 63 bits of nanoseconds.
+const LONGEST_NANOS: u128 = i64::MAX as u128;
+
+/// Digits of a fraction beyond these are less than a nanosecond of any unit.
+const FRACTION_DIGITS: usize = 18;
+
+/// Each unit with its nanoseconds; one that begins like another stands before it.
+const UNITS: [(&str, u128); 8] = [
+    ("ns", 1),
+    ("us", 1_000),
+    ("\u{b5}s", 1_000),
+    ("\u{3bc}s", 1_000),
+    ("ms", 1_000_000),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+/// Why a text is not read as a duration.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DurationError {
+    /// It is no duration in Go either: write it as the message says.
+    #[error("{0:?} is no duration; give a number and a unit, such as 500ms, 30s or 1h30m")]
+    Malformed(String),
+    /// It is less than nothing; some callers know what to do then.
+    #[error("{0:?} is negative; give a duration of 0 or more, such as 30s")]
+    Negative(String),
+    /// It is no duration in Go, and the clock could not add it: give a shorter one.
+    #[error("{0:?} is longer than 292 years")]
+    TooLong(String),
+}
+
+/// Reads what `time.ParseDuration` of Go reads, a negative duration excepted.
+///
+/// # Errors
+///
+/// [`DurationError`] when it is no duration, is negative, or is longer than Go's longest.
+pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    let (negative, rest) = match text.strip_prefix('-') {
+        Some(rest) => (true, rest),
+        None => (false, text.strip_prefix('+').unwrap_or(text)),
+    };
+    let nanos = nanoseconds(rest).ok_or_else(|| DurationError::Malformed(text.to_owned()))?;
+    if negative && nanos > 0 {
+        return Err(DurationError::Negative(text.to_owned()));
+    }
+    match u64::try_from(nanos) {
+        Ok(short) if nanos <= LONGEST_NANOS => Ok(Duration::from_nanos(short)),
+        _ => Err(DurationError::TooLong(text.to_owned())),
+    }
+}
+
+/// Without a sign; what has no measure is the longest there is.
+fn nanoseconds(text: &str) -> Option<u128> {
+    let mut rest = text;
+    if rest == "0" {
+        return Some(0);
+    }
+    let mut total: u128 = 0;
+    loop {
+        let (whole, tail) = digits(rest);
+        let (fraction, tail) = tail.strip_prefix('.').map_or(("", tail), digits);
+        if whole.is_empty() && fraction.is_empty() {
+            return None;
+        }
+        let (unit, nanos) = UNITS.into_iter().find(|(unit, _)| tail.starts_with(unit))?;
+        total = total
+            .saturating_add(number(whole).saturating_mul(nanos))
+            .saturating_add(part(fraction, nanos));
+        rest = &tail[unit.len()..];
+        if rest.is_empty() {
+            return Some(total);
+        }
+    }
+}
+
+fn digits(text: &str) -> (&str, &str) {
+    let end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
+    text.split_at(end)
+}
+
+fn number(digits: &str) -> u128 {
+    digits.bytes().fold(0, |number: u128, digit| {
+        number.saturating_mul(10).saturating_add(u128::from(digit - b'0'))
+    })
+}
+
+/// A fraction of that many, rounded down as in Go.
+fn part(fraction: &str, of: u128) -> u128 {
+    let digits = &fraction[..fraction.len().min(FRACTION_DIGITS)];
+    let scale = digits.bytes().fold(1, |scale: u128, _| scale * 10);
+    number(digits) * of / scale
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn negative(text: &str) -> Result<Duration, DurationError> {
+        Err(DurationError::Negative(text.to_owned()))
+    }
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        for (text, nanos) in [
+            ("10s", 10_000_000_000),
+            ("1m30s", 90_000_000_000),
+            ("1h30m", 5_400_000_000_000),
+            ("1.5h", 5_400_000_000_000),
+            ("1.5s", 1_500_000_000),
+            ("1m1h", 3_660_000_000_000),
+            ("250ms", 250_000_000),
+            ("100us", 100_000),
+            ("2\u{b5}s", 2_000),
+            ("2\u{3bc}s", 2_000),
+            ("3ns", 3),
+            ("1.s", 1_000_000_000),
+            (".5s", 500_000_000),
+            ("0.1234567899ns", 0),
+            ("0.0000000012345678909999s", 1),
+            ("+5s", 5_000_000_000),
+            ("0", 0),
+            ("+0", 0),
+            ("-0", 0),
+            ("-0s", 0),
+        ] {
+            assert_eq!(parse(text), Ok(Duration::from_nanos(nanos)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_duration_is_refused() {
+        for text in [
+            "", "+", "-", "10", "30", "5", "s", ".s", "1d", "-x", "1..5s", "1.2.3s", "1e3s", "1 s",
+            " 1s", "1s ", "1s-5s", "1s5", "--1s", "1sec", "\u{663}s",
+        ] {
+            assert_eq!(parse(text), Err(DurationError::Malformed(text.to_owned())), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_negative_duration_is_told_from_none() {
+        for text in ["-1s", "-1.5h", "-1ns", "-99999999999999999999h"] {
+            assert_eq!(parse(text), negative(text));
+        }
+    }
+
+    #[test]
+    fn a_duration_beyond_measure_is_refused_without_a_panic() {
+        let longest = format!("{}ns", i64::MAX);
+        assert_eq!(parse(&longest), Ok(Duration::from_nanos(i64::MAX.unsigned_abs())));
+        let digits = "9".repeat(200);
+        for text in [
+            "9223372036854775808ns".to_owned(),
+            "2562048h".to_owned(),
+            "99999999999999999999h".to_owned(),
+            "99999999999999999999ms".to_owned(),
+            format!("{digits}h{digits}h"),
+            format!("{digits}.{digits}h"),
+        ] {
+            assert_eq!(parse(&text), Err(DurationError::TooLong(text.clone())), "{text}");
+        }
+    }
+}

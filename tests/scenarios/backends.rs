@@ -1,0 +1,274 @@
+//! What stands behind the server fails: conversion webhooks and aggregated services.
+
+use std::time::Duration;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceConversion, WebhookClientConfig, WebhookConversion,
+};
+use pilotlight::{
+    discovery::TypeState,
+    kind::TypeRef,
+    manager::ControllerState,
+    testing::{Action, CrdBuilder, Reply, Rule, RuleId, Verb},
+};
+use serde_json::json;
+use tokio::time;
+
+use super::{
+    World,
+    change::{assert_unmoved, change_crd, lists, watched_again},
+    server_faults::{Bystander, assert_nothing_purged, goes_on_stale, status},
+};
+use crate::{
+    aggregated::{Backend, Discovery, Health, install},
+    rig::{Act, Carrier, Embedded, Recorder, Server, about, type_of},
+    unknown::assert_undisturbed,
+};
+
+scenarios! {
+    29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
+        "the controller of that version stays Starting with the webhook's error and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
+    30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
+        "the controller goes on over its last cache, marked stale; nothing is purged, stopped or started; what has changed meanwhile is reconciled when the webhook answers";
+    31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
+        "its type is Unknown, its controller runs on over the cache and is stale, a new one waits for TypeUnknown; a CRD's type is neither listed nor watched again when it recovers";
+}
+
+/// The nearest closed port.
+const NOWHERE: &str = "https://127.0.0.1:1/convert";
+
+/// A CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
+fn converted(world: &World) -> CrdBuilder {
+    world.widgets().version("v1").version("v2")
+}
+
+/// The webhook is down: only the stored version can be read.
+struct Outage(Vec<RuleId>);
+
+impl Outage {
+    async fn begins(world: &World, crd: &CrdBuilder) -> Self {
+        if !world.server.is_simulated() {
+            change_crd(world, crd, |crd| {
+                crd.spec.conversion = Some(CustomResourceConversion {
+                    strategy: "Webhook".to_owned(),
+                    webhook: Some(WebhookConversion {
+                        client_config: Some(WebhookClientConfig {
+                            url: Some(NOWHERE.to_owned()),
+                            ..WebhookClientConfig::default()
+                        }),
+                        conversion_review_versions: vec!["v1".to_owned()],
+                    }),
+                });
+            })
+            .await;
+            return Self(Vec::new());
+        }
+        // In the real server's words.
+        let stored = crd.gvk("v1");
+        let failed = format!(
+            "conversion webhook for {}/v1, Kind={} failed: Post \"{NOWHERE}?timeout=30s\": dial tcp \
+             127.0.0.1:1: connect: connection refused",
+            stored.group, stored.kind
+        );
+        let filling = format!(
+            "storage is (re)initializing: failed to list {}/v2, Kind={}: {failed}",
+            stored.group, stored.kind
+        );
+        let later = Reply::status(429, "TooManyRequests", &filling).retry_after(1);
+        let resource = crd.api_resource("v2");
+        let rules = [(Verb::List, status(500, "", &failed)), (Verb::Watch, Action::Reply(later))];
+        let rules = rules.map(|(verb, action)| {
+            let rule = Rule::new(action).verb(verb).path_contains("/v2/");
+            world.faults.add(rule.resource(&resource.group, &resource.plural))
+        });
+        if let Some(script) = world.server.script() {
+            script.close_watches(&crd.name());
+        }
+        Self(rules.into())
+    }
+
+    async fn ends(self, world: &World, crd: &CrdBuilder) {
+        if !world.server.is_simulated() {
+            change_crd(world, crd, |crd| {
+                crd.spec.conversion =
+                    Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
+            })
+            .await;
+        }
+        self.0.into_iter().for_each(|rule| world.faults.remove(rule));
+    }
+}
+
+async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server: Server<'static>) {
+    let world = World::on(server, "faults-conversion").await;
+    let crd = converted(&world);
+    world.install(&crd).await;
+    world.scope.wait_served(&crd, "v2").await.unwrap();
+    world.create(&crd, "kept", 1).await;
+    let bystander = Bystander::arrives(&world).await;
+    let outage = Outage::begins(&world, &crd).await;
+
+    let stored = world.controller("stored", &crd).await;
+    let other = Recorder::new(type_of(&crd, "v2"));
+    Embedded.add(&world, "converted", &other).await;
+
+    let says = |it: &pilotlight::manager::RunnableStatus| {
+        it.state == ControllerState::Starting && it.message.contains("conversion webhook for")
+    };
+    let starting = world.until("converted", "says what is wrong", says).await;
+    assert_eq!(starting.reason, "SourcesSyncing", "{starting:#?}");
+    stored.saw("kept", 1).await;
+    bystander.is_served(&world, "meanwhile").await;
+    assert_eq!(world.status("cluster").state, ControllerState::Running);
+    let asked = || {
+        let seen = world.faults.seen().into_iter().filter(about(&crd));
+        seen.filter(|info| info.path.contains("/v2/")).count()
+    };
+    let (time, least, most) = if world.server.is_simulated() { (60, 2, 10) } else { (2, 0, 4) };
+    let before = asked();
+    time::sleep(Duration::from_secs(time)).await;
+    let more = asked() - before;
+    assert!((least..=most).contains(&more), "{more} requests in {time} s");
+    assert!(other.all().is_empty(), "nothing can be seen at that version");
+
+    outage.ends(&world, &crd).await;
+    world.running("converted", 1).await;
+    other.saw("kept", 1).await;
+    for name in ["stored", "converted"] {
+        assert_undisturbed(&world, name);
+    }
+    world.finish().await;
+}
+
+async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Server<'static>) {
+    let world = World::on(server, "faults-unconverted").await;
+    let crd = converted(&world);
+    world.install(&crd).await;
+    world.scope.wait_served(&crd, "v2").await.unwrap();
+    world.create(&crd, "kept", 1).await;
+    world.create(&crd, "deleted", 1).await;
+    let recorder = Recorder::new(type_of(&crd, "v2"));
+    recorder.act("kept", Act::Again(Duration::from_millis(100)));
+    Embedded.add(&world, "converted", &recorder).await;
+    world.running("converted", 1).await;
+    for name in ["kept", "deleted"] {
+        recorder.saw(name, 1).await;
+    }
+    watched_again(&world, &crd, 0).await;
+
+    let outage = Outage::begins(&world, &crd).await;
+
+    let stale = world.until("converted", "is stale", |it| it.report.stale).await;
+    assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
+    assert_eq!(stale.reason, "Stale");
+    goes_on_stale(&recorder).await;
+    assert_nothing_purged(&recorder);
+    world.resize(&crd, "kept", 2).await;
+    world.delete(&crd, "deleted").await;
+    world.create(&crd, "created", 1).await;
+    let type_state = world.cluster.types.get(recorder.type_ref()).state;
+    assert_eq!(type_state, TypeState::Served, "its objects say nothing about the type");
+
+    outage.ends(&world, &crd).await;
+    recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
+    recorder.saw("created", 1).await;
+    recorder.until("the deletion", |it| it.name == "deleted" && it.uid.is_none()).await;
+    world.until("converted", "is current", |it| it.reason == "Running").await;
+    assert_undisturbed(&world, "converted");
+    world.finish().await;
+}
+
+/// What stands behind an APIService.
+enum Service {
+    Simulated,
+    Real(Backend),
+}
+
+impl Service {
+    /// Serves `gauges` of this group, of which there is one.
+    async fn starts(world: &World, group: &str) -> Self {
+        let Some(script) = world.server.script() else {
+            let certificate = world.plane().serving_certificate().unwrap();
+            let backend = Backend::start(certificate, group, Discovery::Aggregated).await;
+            install(world, group, &backend).await;
+            return Self::Real(backend);
+        };
+        let name = format!("v1.{group}");
+        script.back_api_service(&name, &[CrdBuilder::new(group, "Gauge")]);
+        script.set_available(&name, true);
+        let api_service = json!({
+            "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService",
+            "metadata": { "name": name },
+            "spec": {
+                "group": group, "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 100,
+                "insecureSkipTLSVerify": true,
+                "service": { "namespace": "default", "name": "gauges", "port": 443 },
+            },
+        });
+        script.apply(api_service).unwrap();
+        let gauge = json!({
+            "apiVersion": format!("{group}/v1"), "kind": "Gauge",
+            "metadata": { "name": "pressure", "namespace": "default" },
+        });
+        script.apply(gauge).unwrap();
+        Self::Simulated
+    }
+
+    fn turns(&self, world: &World, group: &str, health: Health) {
+        match self {
+            Self::Real(backend) => backend.turns(health),
+            Self::Simulated => {
+                let script = world.server.script().unwrap();
+                script.set_available(&format!("v1.{group}"), health == Health::Well);
+            }
+        }
+    }
+}
+
+async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Server<'static>) {
+    let world = World::on(server, "faults-aggregated").await;
+    let widgets = world.widgets();
+    world.install(&widgets).await;
+    let of_crd = world.controller("widgets", &widgets).await;
+    let running = world.running("widgets", 1).await;
+    watched_again(&world, &widgets, 0).await;
+    let group = format!("gauges.{}", world.scope.group);
+    let service = Service::starts(&world, &group).await;
+    let gauges = TypeRef::resource(&group, "v1", "gauges");
+    let recorder = Recorder::new(gauges.clone());
+    recorder.act("pressure", Act::Again(Duration::from_millis(100)));
+    Embedded.add(&world, "gauges", &recorder).await;
+    world.running("gauges", 1).await;
+    recorder.saw("pressure", 1).await;
+    let mark = world.mark();
+
+    service.turns(&world, &group, Health::Ill);
+    let stale = world.until("gauges", "is stale", |it| it.report.stale).await;
+    assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
+    goes_on_stale(&recorder).await;
+    world.create(&widgets, "meanwhile", 1).await;
+    of_crd.saw("meanwhile", 1).await;
+    // The real API server looks after its services every 30 seconds: `tests/aggregated.rs` waits.
+    let is_known_to_be_down = world.server.is_simulated();
+    let late = Recorder::new(gauges.clone());
+    if is_known_to_be_down {
+        let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
+        world.type_state(&gauges, "is unknown", unknown).await;
+        Embedded.add(&world, "late", &late).await;
+        let waiting = world.until("late", "waits", |it| it.reason == "TypeUnknown").await;
+        assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 0));
+    }
+
+    service.turns(&world, &group, Health::Well);
+    world.until("gauges", "is current", |it| it.reason == "Running").await;
+    world.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
+    if is_known_to_be_down {
+        world.running("late", 1).await;
+        late.saw("pressure", 1).await;
+    }
+    assert_nothing_purged(&recorder);
+    assert_undisturbed(&world, "gauges");
+    assert_unmoved(&world, "widgets", &running);
+    assert_eq!(lists(&world, &widgets, mark).await, 0, "nobody else is listed again");
+    world.finish().await;
+}

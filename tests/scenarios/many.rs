@@ -1,0 +1,270 @@
+//! The server fails many types at once.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use futures::future::join_all;
+use pilotlight::{
+    informer::InformerOptions,
+    manager::ControllerState,
+    testing::{CrdBuilder, Faults, RequestInfo, Rule, Verb, simulated::Delays},
+};
+use serde_json::json;
+use tokio::{
+    select,
+    time::{self, Instant},
+};
+
+use super::{
+    World,
+    change::{lists, watched_again, watches},
+    server_faults::{assert_nothing_purged, goes_on_stale, status},
+};
+use crate::{
+    rig::{Act, Recorder, RigOptions, Server, eventually},
+    unknown::assert_undisturbed,
+};
+
+scenarios! {
+    34 a_server_that_restarts_or_goes_back_stops_nothing simulated("`an_api_server_that_restarts_stops_nothing` restarts the real one; going back to an older resource version takes a restored backup"):
+        "every watch is resumed or listed anew, one list per type at a time and no more of all than the cap; each change is seen, nothing stops or starts twice";
+    35 a_storm_of_410_keeps_to_the_cap_of_lists both:
+        "each type (500 on the simulated server) is listed once, never more of them at once than the cap; nothing is lost";
+    37 tokens_that_expire_stop_nothing both:
+        "caches are kept and stale; all types resume by themselves within the longest back-off of 30 s";
+}
+
+/// Counts the lists that are under way at once while something happens: what they were at most.
+async fn most_lists_at_once<T>(
+    faults: &Faults,
+    which: impl Fn(&RequestInfo) -> bool,
+    happens: impl Future<Output = T>,
+) -> (T, usize) {
+    let most = AtomicUsize::new(0);
+    let is_list =
+        |info: &RequestInfo| info.verb == Verb::List || info.query.contains("sendInitialEvents");
+    let look = faults.wait_until(|faults| {
+        let open = faults.open().into_iter();
+        let lists = open.filter(|it| !it.answered && is_list(&it.info) && which(&it.info)).count();
+        most.fetch_max(lists, Ordering::Relaxed);
+        false
+    });
+    let result = select! {
+        result = happens => result,
+        () = look => unreachable!("it is never at its end"),
+    };
+    (result, most.into_inner())
+}
+
+/// Types with one object and one controller each.
+struct Many {
+    crds: Vec<CrdBuilder>,
+    recorders: Vec<Recorder>,
+}
+
+impl Many {
+    async fn arrive(world: &World, count: usize) -> Self {
+        let numbers = (0..count).map(|number| async move {
+            // The server compares the names of a group with each other.
+            let group = format!("g{}.{}", number / 50, world.scope.group);
+            let crd = CrdBuilder::new(group, format!("Kind{number}"));
+            world.install(&crd).await;
+            world.create(&crd, "kept", 1).await;
+            let recorder = world.controller(&format!("many-{number}"), &crd).await;
+            world.running(&format!("many-{number}"), 1).await;
+            recorder.saw("kept", 1).await;
+            watched_again(world, &crd, 0).await;
+            (crd, recorder)
+        });
+        let (crds, recorders) = join_all(numbers).await.into_iter().unzip();
+        Self { crds, recorders }
+    }
+
+    fn is_about(&self) -> impl Fn(&RequestInfo) -> bool {
+        let kinds: std::collections::BTreeSet<_> =
+            self.crds.iter().map(|crd| crd.api_resource("v1").plural).collect();
+        move |info| kinds.contains(&info.resource)
+    }
+
+    /// Changes each object, and waits until each controller has seen it.
+    async fn are_changed(&self, world: &World, size: i64) {
+        self.are_resized(world, size).await;
+        self.have_seen(size).await;
+    }
+
+    async fn are_resized(&self, world: &World, size: i64) {
+        join_all(self.crds.iter().map(|crd| world.resize(crd, "kept", size))).await;
+    }
+
+    async fn have_seen(&self, size: i64) {
+        for recorder in &self.recorders {
+            recorder.until("the change", |seen| seen.size == Some(size)).await;
+        }
+    }
+
+    fn assert_undisturbed(&self, world: &World) {
+        for (number, recorder) in self.recorders.iter().enumerate() {
+            assert_undisturbed(world, &format!("many-{number}"));
+            assert_nothing_purged(recorder);
+        }
+    }
+}
+
+fn with_cap(max_concurrent_lists: usize) -> RigOptions {
+    let informers = InformerOptions { max_concurrent_lists, ..InformerOptions::default() };
+    RigOptions { informers, ..RigOptions::default() }
+}
+
+async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'static>) {
+    const TYPES: usize = 12;
+    const CAP: usize = 3;
+    let world = World::with(server, "faults-restart", with_cap(CAP)).await;
+    let many = Many::arrive(&world, TYPES).await;
+    let script = world.server.script().unwrap();
+    script.set_delays(Delays { latency: Duration::from_millis(20), ..Delays::default() });
+
+    // The longest back-off, and what it is spread by.
+    let backed_off = Duration::from_secs(40);
+    // A watch from a version that is yet to come is silent, and ends at its time.
+    let watched_out = Duration::from_secs(240);
+    let events = [
+        ("restart", backed_off, 1),
+        ("outage", backed_off, 1),
+        // A look at the server's version comes first.
+        ("older backup", watched_out, 2),
+    ];
+    for (size, (event, longest, most_lists)) in (2..).zip(events) {
+        let mark = world.mark();
+        let before: Vec<_> = many.crds.iter().map(|crd| watches(&world, crd)).collect();
+        let happens = async {
+            match event {
+                "restart" => script.restart(),
+                "outage" => {
+                    script.stop();
+                    for number in 0..TYPES {
+                        let name = format!("many-{number}");
+                        let status = world.until(&name, "is stale", |it| it.report.stale).await;
+                        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+                    }
+                    script.start();
+                }
+                _ => script.restart_at(script.resource_version() / 2),
+            }
+            many.are_resized(&world, size).await;
+            time::sleep(longest).await;
+            many.have_seen(size).await;
+            for (crd, before) in many.crds.iter().zip(&before) {
+                watched_again(&world, crd, *before).await;
+            }
+        };
+        let is_about = many.is_about();
+        let ((), most) = most_lists_at_once(&world.faults, is_about, happens).await;
+        assert!(most <= CAP, "{event}: {most} lists at once");
+        for crd in &many.crds {
+            let lists = lists(&world, crd, mark).await;
+            assert!(lists <= most_lists, "{event}: {lists} lists of {}", crd.name());
+        }
+        many.assert_undisturbed(&world);
+        for number in 0..TYPES {
+            let status = world.status(&format!("many-{number}"));
+            assert_eq!(status.reason, "Running", "{event}: {status:#?}");
+        }
+    }
+    world.finish().await;
+}
+
+async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
+    let is_simulated = server.is_simulated();
+    let (types, cap) = if is_simulated { (500, 16) } else { (8, 2) };
+    let world = World::with(server, "faults-storm", with_cap(cap)).await;
+    let many = Many::arrive(&world, types).await;
+    let latency = Duration::from_millis(20);
+    if let Some(script) = world.server.script() {
+        script.set_delays(Delays { latency, ..Delays::default() });
+    }
+    let (mark, is_about) = (world.mark(), many.is_about());
+
+    let storm = async {
+        let begin = Instant::now();
+        if let Some(script) = world.server.script() {
+            // The watches have not heard of this, so they are in the past.
+            let map = json!({
+                "apiVersion": "v1", "kind": "ConfigMap",
+                "metadata": { "name": "later", "namespace": "default" },
+            });
+            script.apply(map).unwrap();
+            script.compact();
+            for crd in &many.crds {
+                assert_eq!(script.close_watches(&crd.name()), 1);
+            }
+        } else {
+            let expired = status(410, "Expired", "too old resource version: 1 (2)");
+            // Watches that go on from a version; not the lists that follow.
+            let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
+            let is_mine = format!(".{}/", world.scope.group);
+            world.faults.add(rule.path_contains(is_mine).times(types));
+            assert_eq!(world.faults.cut_open(&is_about), types);
+        }
+        many.are_changed(&world, 2).await;
+        for crd in &many.crds {
+            watched_again(&world, crd, 1).await;
+        }
+        begin.elapsed()
+    };
+    let (took, most) = most_lists_at_once(&world.faults, many.is_about(), storm).await;
+
+    assert!(most <= cap, "{most} lists at once");
+    if is_simulated {
+        assert_eq!(most, cap, "what may be used is used");
+        let share = u32::try_from(types.div_ceil(cap)).unwrap();
+        assert!(took < latency * (share + 10), "{took:?}");
+    }
+    for crd in &many.crds {
+        assert_eq!(lists(&world, crd, mark).await, 1, "{}", crd.name());
+    }
+    many.assert_undisturbed(&world);
+    let mut informers = world.cluster.informers.status();
+    informers.retain(|it| it.key.identity.plural.starts_with("kind"));
+    assert_eq!(informers.len(), types);
+    assert!(informers.iter().all(|it| it.objects == 1), "{informers:#?}");
+    world.finish().await;
+}
+
+async fn tokens_that_expire_stop_nothing(server: Server<'static>) {
+    let is_simulated = server.is_simulated();
+    let (types, time) = if is_simulated { (20, 120) } else { (4, 1) };
+    let world = World::on(server, "faults-401").await;
+    let many = Many::arrive(&world, types).await;
+    for recorder in &many.recorders {
+        recorder.act("kept", Act::Again(Duration::from_millis(100)));
+    }
+    many.are_changed(&world, 2).await;
+
+    let rule = world.faults.add(Rule::new(status(401, "Unauthorized", "Unauthorized")));
+    world.faults.cut_open(|_| true);
+    for (number, recorder) in many.recorders.iter().enumerate() {
+        let name = format!("many-{number}");
+        let status = world.until(&name, "is stale", |it| it.report.stale).await;
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+        goes_on_stale(recorder).await;
+    }
+    time::sleep(Duration::from_secs(time)).await;
+    many.assert_undisturbed(&world);
+    world.faults.remove(rule);
+
+    let begin = Instant::now();
+    many.are_changed(&world, 3).await;
+    assert!(begin.elapsed() < Duration::from_secs(33), "{:?}", begin.elapsed());
+    for number in 0..types {
+        world.until(&format!("many-{number}"), "is current", |it| it.reason == "Running").await;
+    }
+    let health = eventually("CRDs are current", || {
+        let health = world.cluster.types.health();
+        if health.crds.stale_since.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
+    });
+    health.await;
+    many.assert_undisturbed(&world);
+    world.finish().await;
+}
