@@ -33,13 +33,22 @@
 //!
 //! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
 //!   no pod ever runs.
-//! - Defaults, validation and pruning of built-in types beyond their metadata. Schemas of CRDs are
-//!   checked for types, required fields, enums and limits, and prune; they do not default.
+//! - Defaults, validation and pruning of built-in types beyond their metadata; empty fields are
+//!   kept. Schemas of CRDs are checked for types, required fields, enums and limits, and prune; they
+//!   do not default. Of the rules for CRDs themselves there are only those that the rest rests on.
+//! - Fields that stand twice in one body: the last one counts, without a warning.
 //! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
 //! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
 //!   the former is refused, the latter owns such lists as a whole.
 //! - Graceful deletion of pods: they go at once.
-//! - Protobuf, CBOR, YAML and tables.
+//! - Protobuf, CBOR, YAML and tables; aggregated discovery as `v2beta1`, which the real server has
+//!   removed.
+//! - Go's own words for what is wrong with JSON, beyond its early end, and those of its router for
+//!   media types: code and reason are the same, the message is not.
+//! - RBAC objects do nothing: [`SimulatedServer::set_rbac`] says who may do what, and everybody may
+//!   do everything until it does.
+//! - The endpoints of a Service that an APIService names: [`SimulatedServer::set_available`] says
+//!   whether it answers. Until then a Service with the right port has none.
 //!
 //! What is asked for and absent is refused with 501 and a sentence.
 
@@ -51,9 +60,13 @@ mod collector;
 mod custom;
 mod delete;
 mod discovery;
+mod groups;
 mod history;
+mod labels;
 mod managed;
 mod names;
+mod namespaces;
+mod naming;
 mod object;
 mod options;
 mod patch;

@@ -3,12 +3,13 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::StreamExt;
-use http::{Request, header};
+use http::{HeaderMap, Request, header};
 use http_body_util::BodyExt;
-use kube::{Client, client::Body};
+use kube::client::Body;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::{mask::mask, side::Side};
 use crate::rig::PATIENCE;
 
 /// One thing to do. Paths and bodies may name `$group`, `$ns`, and `$version.x`, `$uid.x` and
@@ -19,19 +20,56 @@ pub(crate) struct Step {
     path: String,
     kind: &'static str,
     body: Value,
+    accept: &'static str,
+    user: &'static str,
     keep: Option<&'static str>,
     then: Then,
-    /// Compares code and reason only: the bodies differ for a reason that is known.
-    brief: bool,
+    /// Which part of the body is compared.
+    part: Part,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Takes out of a body what is compared; the text is the group of the test.
+pub(crate) type Choice = fn(Value, &str) -> Value;
+
+/// Judges a body; the text is the group of the test.
+pub(crate) type Wanted = fn(&Value, &str) -> bool;
+
+#[derive(Clone, Copy, Debug)]
+enum Part {
+    Whole,
+    /// Code and reason only: the bodies differ for a reason that is known.
+    Reason,
+    Chosen(Choice),
+}
+
+#[derive(Clone, Debug)]
 enum Then {
     Compare,
     /// Repeats the request until it answers this code.
     Until(u16),
+    /// Repeats the request until its answer is as wanted, and compares that.
+    Settled(Wanted),
     /// Reads the events of a watch until the server ends it.
     Events,
+    /// Begins a watch, which is read later.
+    Open(&'static str),
+    /// Reads the watch that was begun under this name until the server ends it.
+    End(&'static str),
+    /// Replaces what the user without rights may do.
+    Grant(Vec<Right>),
+    /// Lets time pass.
+    Wait(Duration),
+}
+
+/// Some verbs on some types of one group.
+#[derive(Clone, Debug)]
+pub(crate) struct Right {
+    pub(crate) verbs: Vec<&'static str>,
+    /// With `$group`.
+    pub(crate) group: &'static str,
+    pub(crate) resources: Vec<&'static str>,
+    /// In the namespace of the test alone.
+    pub(crate) namespaced: bool,
 }
 
 pub(crate) const MERGE: &str = "application/merge-patch+json";
@@ -40,8 +78,17 @@ pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 pub(crate) const STRATEGIC: &str = "application/strategic-merge-patch+json";
 
 fn step(method: &'static str, path: &str, kind: &'static str, body: Value) -> Step {
-    let path = path.to_owned();
-    Step { method, path, kind, body, keep: None, then: Then::Compare, brief: false }
+    Step {
+        method,
+        path: path.to_owned(),
+        kind,
+        body,
+        accept: "",
+        user: "",
+        keep: None,
+        then: Then::Compare,
+        part: Part::Whole,
+    }
 }
 
 pub(crate) fn get(path: &str) -> Step {
@@ -66,9 +113,32 @@ pub(crate) fn delete(path: &str, body: Value) -> Step {
 
 /// A watch of 2 s.
 pub(crate) fn events(path: &str) -> Step {
+    Step { then: Then::Events, ..get(&watching(path, 2)) }
+}
+
+/// Begins a watch that [`ends`] reads.
+pub(crate) fn opens(name: &'static str, path: &str) -> Step {
+    Step { then: Then::Open(name), ..get(&watching(path, 40)) }
+}
+
+pub(crate) fn ends(name: &'static str) -> Step {
+    Step { then: Then::End(name), ..get(name) }
+}
+
+pub(crate) fn grant(rights: Vec<Right>) -> Step {
+    Step { then: Then::Grant(rights), ..get("rights") }
+}
+
+pub(crate) fn wait(millis: u64) -> Step {
+    Step { then: Then::Wait(Duration::from_millis(millis)), ..get("a pause") }
+}
+
+fn watching(path: &str, seconds: u32) -> String {
+    if path.contains("timeoutSeconds") {
+        return format!("{path}&watch=true");
+    }
     let mark = if path.contains('?') { '&' } else { '?' };
-    let path = format!("{path}{mark}watch=true&timeoutSeconds=2");
-    Step { then: Then::Events, ..get(&path) }
+    format!("{path}{mark}watch=true&timeoutSeconds={seconds}")
 }
 
 impl Step {
@@ -80,84 +150,181 @@ impl Step {
         Self { then: Then::Until(code), ..self }
     }
 
+    pub(crate) fn settled(self, wanted: Wanted) -> Self {
+        Self { then: Then::Settled(wanted), ..self }
+    }
+
     pub(crate) fn brief(self) -> Self {
-        Self { brief: true, ..self }
+        Self { part: Part::Reason, ..self }
+    }
+
+    pub(crate) fn only(self, choice: Choice) -> Self {
+        Self { part: Part::Chosen(choice), ..self }
+    }
+
+    pub(crate) fn accept(self, accept: &'static str) -> Self {
+        Self { accept, ..self }
+    }
+
+    /// In the name of a user who has no rights but those that were granted.
+    pub(crate) fn by(self, user: &'static str) -> Self {
+        Self { user, ..self }
+    }
+
+    /// The same body in another format.
+    pub(crate) fn kind(self, kind: &'static str) -> Self {
+        Self { kind, ..self }
     }
 
     pub(crate) fn says(&self) -> String {
-        format!("{} {}", self.method, self.path)
+        let mut says = format!("{} {}", self.method, self.path);
+        for (word, what) in [("as", self.accept), ("by", self.user)] {
+            if !what.is_empty() {
+                says += &format!(" {word} {what}");
+            }
+        }
+        says
     }
 }
 
+/// What a sequence remembers.
+struct Memory {
+    names: BTreeMap<String, String>,
+    watches: BTreeMap<&'static str, Body>,
+}
+
 /// Does all of it; what is to be compared, step by step.
-pub(crate) async fn play(
-    client: &Client,
-    group: &str,
-    namespace: &str,
-    steps: &[Step],
-) -> Vec<Value> {
-    let mut kept = BTreeMap::from([
-        ("$group".to_owned(), group.to_owned()),
-        ("$ns".to_owned(), namespace.to_owned()),
+pub(crate) async fn play(side: &Side, steps: &[Step]) -> Vec<Value> {
+    let names = BTreeMap::from([
+        ("$group".to_owned(), side.group.clone()),
+        ("$ns".to_owned(), side.namespace.clone()),
     ]);
+    let mut memory = Memory { names, watches: BTreeMap::new() };
     let mut answers = Vec::new();
     for step in steps {
-        answers.push(one(client, step, &mut kept).await);
+        answers.push(one(side, step, &mut memory).await);
     }
     answers
 }
 
-fn filled(text: &str, kept: &BTreeMap<String, String>) -> String {
-    // The longer name first: one may begin with another.
-    kept.iter().rev().fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
+impl Memory {
+    fn filled(&self, text: &str) -> String {
+        // The longer name first: one may begin with another.
+        let names = self.names.iter().rev();
+        names.fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
+    }
+
+    fn keep(&mut self, name: &str, body: &Value) {
+        for (what, field) in
+            [("version", "resourceVersion"), ("uid", "uid"), ("continue", "continue")]
+        {
+            if let Some(value) = body["metadata"][field].as_str() {
+                self.names.insert(format!("${what}.{name}"), value.to_owned());
+            }
+        }
+    }
 }
 
-async fn one(client: &Client, step: &Step, kept: &mut BTreeMap<String, String>) -> Value {
-    let begin = Instant::now();
-    loop {
-        assert!(begin.elapsed() < PATIENCE, "{} does not end", step.says());
-        let body = if step.body.is_null() { String::new() } else { step.body.to_string() };
-        let request = Request::builder()
-            .method(step.method)
-            .uri(filled(&step.path, kept))
-            .header(header::CONTENT_TYPE, step.kind)
-            .header(header::USER_AGENT, "differential/1")
-            .body(Body::from(filled(&body, kept).into_bytes()))
-            .unwrap();
-        let answer = timeout(PATIENCE, client.send(request)).await.unwrap().unwrap();
-        let code = answer.status().as_u16();
-        if step.then == Then::Events && code == 200 {
-            return events_of(answer.into_body()).await;
+async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
+    match &step.then {
+        Then::Wait(pause) => {
+            sleep(*pause).await;
+            return Value::Null;
         }
-        let bytes = answer.into_body().collect().await.unwrap().to_bytes();
-        let text = || Value::from(String::from_utf8_lossy(&bytes).into_owned());
-        let mut body: Value = serde_json::from_slice(&bytes).unwrap_or_else(|_| text());
+        Then::Grant(rights) => {
+            side.grant(rights).await;
+            return Value::Null;
+        }
+        Then::End(name) => {
+            let body = memory.watches.remove(name).expect("it was begun under this name");
+            return events_of(body).await;
+        }
+        Then::Compare | Then::Until(_) | Then::Settled(_) | Then::Events | Then::Open(_) => {}
+    }
+    let begin = Instant::now();
+    let mut last = String::new();
+    loop {
+        assert!(begin.elapsed() < PATIENCE, "{} does not end: {last}", step.says());
+        let answer = timeout(PATIENCE, side.client(step.user).send(request(step, memory)));
+        let (head, body) = answer.await.unwrap().unwrap().into_parts();
+        let code = head.status.as_u16();
+        if code == 200 && matches!(step.then, Then::Events) {
+            return events_of(body).await;
+        }
+        if let Then::Open(name) = step.then
+            && code == 200
+        {
+            memory.watches.insert(name, body);
+            return json!({ "code": code });
+        }
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let mut body: Value = serde_json::from_slice(&bytes).unwrap_or_else(|_| text.into());
         let wanted = match step.then {
             Then::Until(wanted) => code == wanted,
-            // A type that has just begun to be served.
-            Then::Compare | Then::Events => code != 429,
+            Then::Settled(wanted) => wanted(&body, &side.group),
+            // A type that has just begun to be served answers 429.
+            Then::Compare
+            | Then::Events
+            | Then::Open(_)
+            | Then::End(_)
+            | Then::Grant(_)
+            | Then::Wait(_) => code != 429,
         };
         if !wanted {
+            last = format!("{code} {body}");
             sleep(Duration::from_millis(20)).await;
             continue;
         }
         if let Some(name) = step.keep {
-            for (what, field) in
-                [("version", "resourceVersion"), ("uid", "uid"), ("continue", "continue")]
-            {
-                if let Some(value) = body["metadata"][field].as_str() {
-                    kept.insert(format!("${what}.{name}"), value.to_owned());
-                }
-            }
+            memory.keep(name, &body);
         }
-        if step.then != Then::Compare {
+        if matches!(step.then, Then::Until(_)) {
             return json!({ "code": code });
         }
-        if step.brief {
-            return json!({ "code": code, "reason": body["reason"] });
+        match step.part {
+            Part::Reason => return json!({ "code": code, "reason": body["reason"] }),
+            Part::Chosen(choice) => body = choice(body, &side.group),
+            Part::Whole => {}
         }
         mask(&mut body);
-        return json!({ "code": code, "body": body });
+        let mut shown = json!({ "code": code, "body": body });
+        tell_headers(step, &head.headers, &mut shown);
+        return shown;
+    }
+}
+
+fn request(step: &Step, memory: &Memory) -> Request<Body> {
+    let body = match &step.body {
+        Value::Null => String::new(),
+        // Not JSON, and not meant to be.
+        Value::String(text) => text.clone(),
+        body @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
+            body.to_string()
+        }
+    };
+    let mut request = Request::builder()
+        .method(step.method)
+        .uri(memory.filled(&step.path))
+        .header(header::CONTENT_TYPE, step.kind)
+        .header(header::USER_AGENT, "differential/1");
+    if !step.accept.is_empty() {
+        request = request.header(header::ACCEPT, step.accept);
+    }
+    request.body(Body::from(memory.filled(&body).into_bytes())).unwrap()
+}
+
+fn tell_headers(step: &Step, headers: &HeaderMap, shown: &mut Value) {
+    let texts = |name| -> Vec<&str> {
+        headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).collect()
+    };
+    let warnings = texts(header::WARNING);
+    if !warnings.is_empty() {
+        shown["warnings"] = warnings.into();
+    }
+    if !step.accept.is_empty() {
+        shown["type"] = texts(header::CONTENT_TYPE).into();
+        shown["tagged"] = headers.contains_key(header::ETAG).into();
     }
 }
 
@@ -178,49 +345,4 @@ async fn events_of(body: Body) -> Value {
         event["type"] != "BOOKMARK" || !event["object"]["metadata"]["annotations"].is_null()
     };
     events.filter(is_told).collect()
-}
-
-/// Takes away what differs between any two servers.
-fn mask(value: &mut Value) {
-    if let Some(fields) = value.as_object_mut() {
-        fields.remove("managedFields");
-        // A digest that nobody but the storage migrator reads.
-        fields.remove("storageVersionHash");
-        for (name, value) in fields.iter_mut() {
-            match (name.as_str(), value.as_str()) {
-                (
-                    "uid" | "resourceVersion" | "creationTimestamp" | "deletionTimestamp"
-                    | "lastTransitionTime" | "continue",
-                    Some(text),
-                ) if !text.is_empty() => *value = "…".into(),
-                ("message" | "selfLink", Some(text)) => *value = without_numbers(text).into(),
-                ("name", Some(text)) if text.starts_with("made-") => *value = "made-…".into(),
-                _ => mask(value),
-            }
-        }
-        // A null says as much as nothing.
-        fields.retain(|_, value| !value.is_null());
-    }
-    for item in value.as_array_mut().into_iter().flatten() {
-        mask(item);
-    }
-}
-
-/// Without uids and versions.
-fn without_numbers(text: &str) -> String {
-    let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
-    let mut shown = String::new();
-    for part in text.split_inclusive(|letter| !is_word(letter)) {
-        let word = part.trim_end_matches(|letter| !is_word(letter));
-        let is_uid = word.len() == 36 && word.matches('-').count() == 4;
-        let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-        let time = word.len() > 6 && word.starts_with("20") && word.contains('-');
-        if is_uid || is_number || time {
-            shown.push('#');
-            shown.push_str(&part[word.len()..]);
-        } else {
-            shown.push_str(part);
-        }
-    }
-    shown
 }

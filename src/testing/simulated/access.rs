@@ -102,7 +102,7 @@ struct Asked {
 }
 
 impl Asked {
-    fn of(user: &str, info: &RequestInfo) -> Self {
+    fn of(user: &str, info: &RequestInfo, method: &str) -> Self {
         // A namespace's own name is also the namespace that is asked about.
         let namespace = match info.resource.as_str() {
             "namespaces" => &info.name,
@@ -110,7 +110,11 @@ impl Asked {
         };
         Self {
             user: user.to_owned(),
-            verb: verb(info.verb).to_owned(),
+            // A path has no verbs but those of HTTP.
+            verb: match info.resource.as_str() {
+                "" => method.to_lowercase(),
+                _ => verb(info.verb).to_owned(),
+            },
             group: info.group.clone(),
             resource: info.resource.clone(),
             subresource: info.subresource.clone(),
@@ -193,7 +197,7 @@ impl Cluster {
         if call.user == SCRIPT {
             return Ok(());
         }
-        let asked = Asked::of(&call.user, &call.info);
+        let asked = Asked::of(&call.user, &call.info, &call.method);
         if self.allows(&asked) { Ok(()) } else { Err(asked.refused()) }
     }
 
@@ -203,7 +207,7 @@ impl Cluster {
             let what = format!("{} of authorization.k8s.io", call.info.resource);
             return Err(Refusal::not_simulated(what));
         }
-        let mut review = call.json()?;
+        let mut review = call.object("SelfSubjectAccessReview")?;
         let attributes = &review["spec"]["resourceAttributes"];
         let path = &review["spec"]["nonResourceAttributes"];
         let text = |from: &serde_json::Value, field: &str| {
@@ -234,7 +238,11 @@ mod tests {
     #[track_caller]
     fn check(rule: &AccessRule, method: Method, path: &str, expected: bool) {
         let info = RequestInfo::new(&method, &path.parse().unwrap());
-        assert_eq!(rule.fits(&Asked::of("alice", &info)), expected, "{method} {path}");
+        assert_eq!(
+            rule.fits(&Asked::of("alice", &info, method.as_str())),
+            expected,
+            "{method} {path}"
+        );
     }
 
     #[test]

@@ -26,6 +26,8 @@ pub(super) struct Aggregated {
     /// Whether its APIService is there.
     registered: bool,
     pub(super) available: bool,
+    /// Since it was registered.
+    was_available: bool,
     backing: BTreeMap<String, Arc<Resource>>,
 }
 
@@ -44,10 +46,14 @@ impl Aggregated {
         self.backing.get(plural).filter(|_| fits).cloned()
     }
 
-    /// Its types while it is there; the aggregator remembers those of a service that is down only
-    /// in discovery.
+    /// Its types while it is there.
     pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
         self.backing.values().filter(|_| self.registered).cloned().collect()
+    }
+
+    /// The types that the aggregator knows of: those of a service that went down are remembered.
+    pub(super) fn known(&self) -> Vec<Arc<Resource>> {
+        if self.was_available { self.resources() } else { Vec::new() }
     }
 
     pub(super) fn is_registered(&self) -> bool {
@@ -100,6 +106,7 @@ impl Cluster {
     pub(super) fn set_available(&mut self, name: &str, available: bool) {
         let service = self.aggregated.entry(name.to_owned()).or_default();
         service.available = available;
+        service.was_available |= available && service.registered;
         let storages: Vec<Storage> =
             service.backing.values().map(|it| Arc::clone(&it.storage)).collect();
         if !available {
@@ -120,11 +127,27 @@ impl Cluster {
             let (group, version) = (text("group"), text("version"));
             let known = self.aggregated.entry(name.clone()).or_default();
             (known.group, known.version, known.registered) = (group, version, true);
+            known.was_available |= known.available;
         } else if let Some(known) = self.aggregated.get_mut(name) {
-            known.registered = false;
+            (known.registered, known.was_available) = (false, false);
         }
         if entry.after.is_some() {
             self.judge_api_service(name);
+        }
+    }
+
+    /// A Service has changed: those that name it are judged anew.
+    pub(super) fn notice_service(&mut self, entry: &Entry) {
+        let (namespace, name) = &entry.key;
+        let names_it = |service: &Value| {
+            let asked = &service["spec"]["service"];
+            asked["name"] == name.as_str() && asked["namespace"] == namespace.as_str()
+        };
+        let all = self.history.all(API_SERVICES);
+        let named: Vec<_> =
+            all.filter(|(_, service)| names_it(service)).map(|(key, _)| key.1.clone()).collect();
+        for name in named {
+            self.judge_api_service(&name);
         }
     }
 
@@ -135,23 +158,61 @@ impl Cluster {
         let mut service = Value::clone(live);
         let known = self.aggregated.get(name).filter(|it| it.registered);
         let (status, reason, message) = match known {
-            None => ("True", "Local", "Local APIServices are always available"),
-            Some(known) if known.available => ("True", "Passed", "all checks passed"),
-            Some(_) => ("False", "FailedDiscoveryCheck", "the service does not answer"),
+            None => ("True", "Local", "Local APIServices are always available".to_owned()),
+            Some(known) if known.available => ("True", "Passed", "all checks passed".to_owned()),
+            Some(known) => {
+                let (reason, message) = self.why_unavailable(&service["spec"]["service"], known);
+                ("False", reason, message)
+            }
         };
         let before = &service["status"]["conditions"][0];
-        if before["status"] == status && before["reason"] == reason {
+        if before["status"] == status
+            && before["reason"] == reason
+            && before["message"] == message.as_str()
+        {
             return;
         }
+        let since = match before["status"] == status {
+            true => before["lastTransitionTime"].clone(),
+            false => self.timestamp().into(),
+        };
         let condition = json!({
             "type": "Available",
             "status": status,
-            "lastTransitionTime": self.timestamp(),
+            "lastTransitionTime": since,
             "reason": reason,
             "message": message,
         });
         object::member(&mut service, "status").insert("conditions".to_owned(), json!([condition]));
         self.commit(&API_SERVICES.into(), service);
+    }
+
+    /// What is wrong with the service that an APIService names, and that does not answer.
+    fn why_unavailable(&self, asked: &Value, known: &Aggregated) -> (&'static str, String) {
+        let text = |field: &str| asked[field].as_str().unwrap_or_default().to_owned();
+        let (namespace, name) = (text("namespace"), text("name"));
+        let port = asked["port"].as_u64().unwrap_or(443);
+        let found = self.history.get("services", &(namespace.clone(), name.clone()));
+        let Some(service) = found else {
+            let message = format!("service/{name} in {namespace:?} is not present");
+            return ("ServiceNotFound", message);
+        };
+        if service["spec"]["type"].as_str().is_none_or(|it| it == "ClusterIP") {
+            let mut ports = service["spec"]["ports"].as_array().into_iter().flatten();
+            if !ports.any(|it| it["port"] == port) {
+                let message =
+                    format!("service/{name} in {namespace:?} is not listening on port {port}");
+                return ("ServicePortError", message);
+            }
+            let message = format!("cannot find endpointslices for service/{name} in {namespace:?}");
+            return ("EndpointsNotFound", message);
+        }
+        let Aggregated { group, version, .. } = known;
+        let url = format!("https://{name}.{namespace}.svc:{port}/apis/{group}/{version}");
+        let message = format!(
+            "failing or missing response from {url}: Get {url:?}: connect: connection refused"
+        );
+        ("FailedDiscoveryCheck", message)
     }
 
     pub(super) fn announce_built_in_groups(&mut self) {
@@ -161,7 +222,10 @@ impl Cluster {
             .map(|(group, version, _)| (version.clone(), group.clone()))
             .collect();
         for (version, group) in groups {
-            self.announce(&version, &group, "onstart");
+            // The group of APIServices is the aggregator's own.
+            if group != "apiregistration.k8s.io" {
+                self.announce(&version, &group, "onstart");
+            }
         }
     }
 
@@ -170,6 +234,7 @@ impl Cluster {
         if self.history.get(API_SERVICES, &(String::new(), name.clone())).is_some() {
             return;
         }
+        let (group_priority, version_priority) = priorities(group);
         let service = json!({
             "apiVersion": "apiregistration.k8s.io/v1",
             "kind": "APIService",
@@ -182,8 +247,8 @@ impl Cluster {
             "spec": {
                 "group": group,
                 "version": version,
-                "groupPriorityMinimum": 1000,
-                "versionPriority": 100,
+                "groupPriorityMinimum": group_priority,
+                "versionPriority": version_priority,
             },
             "status": {},
         });
@@ -213,5 +278,20 @@ impl Cluster {
         for (version, group) in wanted {
             self.announce(&version, &group, "true");
         }
+    }
+}
+
+/// Where a group stands among the others, and a version of it, as the real server has them.
+fn priorities(group: &str) -> (u32, u32) {
+    match group {
+        "" => (18000, 1),
+        "apps" => (17800, 15),
+        "events.k8s.io" => (17750, 15),
+        "authorization.k8s.io" => (17600, 15),
+        "batch" => (17400, 15),
+        "rbac.authorization.k8s.io" => (17000, 15),
+        "apiextensions.k8s.io" => (16700, 15),
+        "coordination.k8s.io" => (16500, 15),
+        _ => (1000, 100),
     }
 }

@@ -6,13 +6,18 @@ use bytes::Bytes;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::{refusal::Refusal, watches::WatchId};
-use crate::testing::RequestInfo;
+use super::{refusal::Refusal, resource::Resource, watches::WatchId};
+use crate::testing::{RequestInfo, Verb};
+
+/// The formats of objects that the real server reads; this one does not read the last.
+const OBJECT_TYPES: &str =
+    "application/json, application/yaml, application/vnd.kubernetes.protobuf";
 
 /// What is asked, by whom.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) user: String,
+    pub(super) method: String,
     pub(super) info: RequestInfo,
     pub(super) params: BTreeMap<String, String>,
     pub(super) accept: String,
@@ -41,19 +46,28 @@ pub(super) struct Reply {
     pub(super) content_type: &'static str,
     pub(super) etag: Option<String>,
     pub(super) retry_after: Option<u64>,
+    /// Of fields that were dropped, for one.
+    pub(super) warnings: Vec<String>,
     pub(super) body: Bytes,
 }
 
 impl Reply {
     pub(super) fn json(code: u16, value: &Value) -> Self {
         let body = value.to_string().into();
-        Self { code, content_type: "application/json", etag: None, retry_after: None, body }
+        Self {
+            code,
+            content_type: "application/json",
+            etag: None,
+            retry_after: None,
+            warnings: Vec::new(),
+            body,
+        }
     }
 
     pub(super) fn text(code: u16, text: &'static str) -> Self {
         let body = Bytes::from_static(text.as_bytes());
         let content_type = "text/plain; charset=utf-8";
-        Self { code, content_type, etag: None, retry_after: None, body }
+        Self { content_type, body, ..Self::json(code, &Value::Null) }
     }
 }
 
@@ -71,6 +85,7 @@ impl Call {
     pub(super) fn new(user: &str, method: &Method, uri: &Uri) -> Self {
         Self {
             user: user.to_owned(),
+            method: method.to_string(),
             info: RequestInfo::new(method, uri),
             params: parameters(uri.query().unwrap_or_default()),
             accept: String::new(),
@@ -100,19 +115,26 @@ impl Call {
             return Ok(None);
         }
         let wrong = |_| {
-            Refusal::bad_request(format!(
-                "unable to decode query: {name}: {text:?} is no unsigned number"
-            ))
+            let message = format!("strconv.ParseInt: parsing {text:?}: invalid syntax");
+            Refusal::bad_request(message)
         };
-        text.parse().map(Some).map_err(wrong)
+        let number: i64 = text.parse().map_err(wrong)?;
+        Ok(Some(u64::try_from(number).unwrap_or(0)))
     }
 
-    pub(super) fn is_dry_run(&self) -> Result<bool, Refusal> {
-        match self.param("dryRun") {
-            "" => Ok(false),
-            "All" => Ok(true),
-            other => Err(Refusal::bad_request(format!("dryRun: {other:?} is not supported: All"))),
+    /// The version that is asked for; zero for any.
+    pub(super) fn version(&self) -> Result<u64, String> {
+        match self.param("resourceVersion") {
+            "" => Ok(0),
+            text => text.parse().map_err(|_| {
+                let why = format!("strconv.ParseUint: parsing {text:?}: invalid syntax");
+                format!("resourceVersion: Invalid value: {text:?}: {why}")
+            }),
         }
+    }
+
+    pub(super) fn is_dry_run(&self) -> bool {
+        !self.param("dryRun").is_empty()
     }
 
     /// Who writes, for the record of managed fields.
@@ -126,41 +148,128 @@ impl Call {
         }
     }
 
-    pub(super) fn json(&self) -> Result<Value, Refusal> {
-        serde_json::from_slice(&self.body).map_err(|error| {
-            if self.content_type.contains("yaml") {
-                return Refusal::not_simulated("a body in YAML that is no JSON");
-            }
-            Refusal::bad_request(format!("the body is no JSON: {error}"))
+    pub(super) fn json(&self) -> Result<Value, String> {
+        serde_json::from_slice(&self.body).map_err(|error| match error.is_eof() {
+            true => "unexpected end of JSON input".to_owned(),
+            false => error.to_string(),
         })
     }
 
-    /// What the client wants of each object, or a refusal of what it accepts.
-    pub(super) fn shape(&self, custom: bool) -> Result<Shape, Refusal> {
-        if self.accept.is_empty() {
-            return Ok(Shape::Whole);
+    /// The object in the body.
+    pub(super) fn object(&self, kind: &str) -> Result<Value, Refusal> {
+        let media_type = self.content_type.split(';').next().unwrap_or_default().trim();
+        if !matches!(media_type, "" | "application/json" | "application/yaml") {
+            return Err(Refusal::unsupported(OBJECT_TYPES));
         }
-        for wanted in self.accept.split(',') {
-            let mut parts = wanted.split(';').map(str::trim);
-            let media_type = parts.next().unwrap_or_default();
-            let has_json = matches!(media_type, "application/json" | "application/*" | "*/*");
-            let form = parts.find_map(|part| part.strip_prefix("as="));
-            match form {
-                _ if !has_json => {}
-                None => return Ok(Shape::Whole),
-                Some("PartialObjectMetadata" | "PartialObjectMetadataList") => {
-                    return Ok(Shape::Metadata);
-                }
-                Some(_) => {}
+        let unrecognized = |why: String| {
+            let text = String::from_utf8_lossy(&self.body);
+            let shown = if text.is_empty() { "<empty>" } else { text.as_ref() };
+            Refusal::bad_request(format!(
+                "the object provided is unrecognized (must be of type {kind}): {why} ({shown})"
+            ))
+        };
+        let object = self.json().map_err(|why| {
+            if media_type.contains("yaml") {
+                return Refusal::not_simulated("a body in YAML that is no JSON");
             }
+            unrecognized(format!("couldn't get version/kind; json parse error: {why}"))
+        })?;
+        if !object.is_object() {
+            let why = "couldn't get version/kind; json parse error: json: cannot unmarshal";
+            return Err(unrecognized(why.to_owned()));
         }
-        let more = if custom { "" } else { ", application/vnd.kubernetes.protobuf" };
-        let message = format!(
-            "only the following media types are accepted: application/json, \
-             application/yaml{more}"
-        );
+        Ok(object)
+    }
+
+    /// What the client wants of each object, or a refusal of what it accepts.
+    pub(super) fn shape(&self, resource: &Resource) -> Result<Shape, Refusal> {
+        let many = matches!(self.info.verb, Verb::List | Verb::DeleteCollection);
+        let Some(form) = self.form(&[METADATA, METADATA_LIST])? else { return Ok(Shape::Whole) };
+        let shown = match (resource.custom, many) {
+            (true, false) => "*unstructured.Unstructured".to_owned(),
+            (true, true) => "*unstructured.UnstructuredList".to_owned(),
+            (false, _) => {
+                let package = resource.group.split('.').next().filter(|it| !it.is_empty());
+                let kind = if many { &resource.list_kind } else { &resource.kind };
+                format!("*{}.{kind}", package.unwrap_or("core"))
+            }
+        };
+        let is_list = form == METADATA_LIST;
+        if is_list == many || self.info.verb == Verb::Watch {
+            return Ok(Shape::Metadata);
+        }
+        let is = if is_list { "is not a list" } else { "is a list" };
+        let message =
+            format!("you requested {}, but the requested object {is} ({shown})", form.kind);
         Err(Refusal::new(406, "NotAcceptable", message))
     }
+
+    /// The form that the client wants of an answer: one of those that are known, or the plain one.
+    pub(super) fn form(&self, known: &[Form]) -> Result<Option<Form>, Refusal> {
+        let taken = clauses(&self.accept).iter().find_map(|clause| {
+            let form = known.iter().find(|form| clause.is_form(form)).copied();
+            let is_plain = clause.is_json() && clause.param("as").is_empty();
+            (is_plain || form.is_some()).then_some(form)
+        });
+        taken.ok_or_else(Refusal::not_acceptable)
+    }
+
+    /// Whether the client knows a form, wherever it names it.
+    pub(super) fn accepts(&self, form: Form) -> bool {
+        clauses(&self.accept).iter().any(|clause| clause.is_form(&form))
+    }
+
+    /// Whether JSON is accepted, in whatever form.
+    pub(super) fn check_media_type(&self) -> Result<(), Refusal> {
+        let fits = clauses(&self.accept).iter().any(Clause::is_json);
+        if fits { Ok(()) } else { Err(Refusal::not_acceptable()) }
+    }
+}
+
+/// Another form of an answer, as a client may ask for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Form {
+    pub(super) group: &'static str,
+    pub(super) version: &'static str,
+    pub(super) kind: &'static str,
+}
+
+const METADATA: Form = Form { group: "meta.k8s.io", version: "v1", kind: "PartialObjectMetadata" };
+const METADATA_LIST: Form = Form { kind: "PartialObjectMetadataList", ..METADATA };
+
+/// One of the things that a client accepts: a format, and its parameters.
+struct Clause<'a> {
+    media_type: &'a str,
+    params: Vec<(&'a str, &'a str)>,
+}
+
+impl Clause<'_> {
+    fn param(&self, name: &str) -> &str {
+        self.params.iter().find(|it| it.0 == name).map_or("", |it| it.1)
+    }
+
+    fn is_json(&self) -> bool {
+        matches!(self.media_type, "application/json" | "application/*" | "*/*")
+    }
+
+    fn is_form(&self, form: &Form) -> bool {
+        let wanted = (self.param("g"), self.param("v"), self.param("as"));
+        self.is_json() && (form.group, form.version, form.kind) == wanted
+    }
+}
+
+/// What a client accepts, the heavier things first, else as they are named.
+fn clauses(accept: &str) -> Vec<Clause<'_>> {
+    let accept = if accept.is_empty() { "*/*" } else { accept };
+    let clause = |text| {
+        let mut parts = str::split(text, ';').map(str::trim);
+        let media_type = parts.next().unwrap_or_default();
+        Clause { media_type, params: parts.filter_map(|part| part.split_once('=')).collect() }
+    };
+    let mut clauses: Vec<_> = accept.split(',').map(clause).collect();
+    let weight = |clause: &Clause<'_>| clause.param("q").parse().unwrap_or(1.0);
+    clauses.sort_by(|one, other| f64::total_cmp(&weight(other), &weight(one)));
+    clauses
 }
 
 /// How much of an object is shown.
@@ -218,6 +327,8 @@ mod tests {
     #[test]
     fn the_first_form_that_is_known_is_taken() {
         let mut call = Call::new("alice", &Method::GET, &"/api/v1/pods".parse().unwrap());
+        let all = crate::testing::simulated::resource::built_in();
+        let widgets = all.iter().find(|it| it.plural == "pods").unwrap();
         let table = "application/json;as=Table;v=v1;g=meta.k8s.io";
         for (accept, expected) in [
             ("", Ok(Shape::Whole)),
@@ -230,7 +341,7 @@ mod tests {
             (table, Err(406)),
         ] {
             accept.clone_into(&mut call.accept);
-            assert_eq!(call.shape(true).map_err(|it| it.code), expected, "{accept}");
+            assert_eq!(call.shape(widgets).map_err(|it| it.code), expected, "{accept}");
         }
     }
 }

@@ -24,7 +24,7 @@ use super::{
     options::Delays,
     refusal::Refusal,
     resource::{self, Resource, Storage},
-    watches::Watches,
+    watches::{WatchId, Watches},
 };
 use crate::testing::Verb;
 
@@ -47,6 +47,8 @@ pub(super) struct Cluster {
     pub(super) aggregated: BTreeMap<String, Aggregated>,
     pub(super) owners: Owners,
     pub(super) rules: Vec<AccessRule>,
+    /// For the answer to the request that is being answered.
+    pub(super) warnings: Vec<String>,
     jobs: BTreeMap<(Duration, u64), Job>,
     last_job: u64,
 }
@@ -61,6 +63,8 @@ pub(super) enum Job {
     DeleteInstances(String),
     /// Removes a CRD whose instances are gone, or looks again later.
     AwaitInstances(String),
+    /// Ends the watches of a type that were open when its CRD changed: all up to this one.
+    EndWatches(Storage, WatchId),
     /// Empties a namespace.
     Drain(String),
     /// Looks at an object whose owners, or whose dependents, may be gone.
@@ -85,6 +89,7 @@ impl Cluster {
             aggregated: BTreeMap::new(),
             owners: Owners::default(),
             rules: Vec::new(),
+            warnings: Vec::new(),
             jobs: BTreeMap::new(),
             last_job: 0,
         };
@@ -98,7 +103,11 @@ impl Cluster {
     /// Answers a request at a time.
     pub(super) fn respond(&mut self, now: Duration, call: &Call) -> Answer {
         self.advance(now);
-        let answer = self.answer(call);
+        self.warnings.clear();
+        let mut answer = self.answer(call);
+        if let Ok(Answer::Done(reply)) = &mut answer {
+            reply.warnings = std::mem::take(&mut self.warnings);
+        }
         // What follows at once has followed before the next request.
         self.advance(now);
         answer.unwrap_or_else(|refusal| Answer::Done(Reply::from(refusal)))
@@ -209,6 +218,9 @@ impl Cluster {
             Job::Establish(name) => self.establish(&name),
             Job::DeleteInstances(name) => self.delete_instances(&name),
             Job::AwaitInstances(name) => self.await_instances(&name),
+            Job::EndWatches(storage, last) => {
+                self.watches.close_until(&storage, last);
+            }
             Job::Drain(name) => self.drain_namespace(&name),
             Job::Collect(storage, key) => self.collect(&storage, &key),
         }
@@ -264,6 +276,7 @@ impl Cluster {
             CRDS => self.notice_crd(entry),
             API_SERVICES => self.notice_api_service(entry),
             NAMESPACES => self.notice_namespace(entry),
+            "services" => self.notice_service(entry),
             _ => {}
         }
     }

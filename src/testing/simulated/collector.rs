@@ -1,14 +1,14 @@
-//! The garbage collector, and namespaces that come to their end.
+//! The garbage collector.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{
-    cluster::{Cluster, Job, NAMESPACES},
+    cluster::{Cluster, Job},
     history::{Entry, Key},
     object,
     resource::Storage,
@@ -159,63 +159,4 @@ impl Cluster {
         object::remove_finalizer(&mut live, finalizer);
         self.commit_or_finish(storage, live);
     }
-
-    // --- namespaces
-
-    pub(super) fn found_namespace(&mut self, name: &str) {
-        let metadata = json!({
-            "name": name,
-            "uid": self.new_uid(),
-            "creationTimestamp": self.timestamp(),
-            "labels": { "kubernetes.io/metadata.name": name },
-        });
-        let mut namespace = json!({ "metadata": metadata });
-        default_namespace(&mut namespace);
-        self.commit(&NAMESPACES.into(), namespace);
-    }
-
-    pub(super) fn notice_namespace(&mut self, entry: &Entry) {
-        if entry.after.as_deref().is_some_and(object::is_deleting) {
-            let job = Job::Drain(entry.key.1.clone());
-            self.schedule(self.delays.namespace_drain, job);
-        }
-    }
-
-    /// Deletes what is in a namespace that ends, and ends it once it is empty.
-    pub(super) fn drain_namespace(&mut self, name: &str) {
-        let key = (String::new(), name.to_owned());
-        let Some(namespace) = self.history.get(NAMESPACES, &key).cloned() else { return };
-        if !object::is_deleting(&namespace) {
-            return;
-        }
-        let contents = |cluster: &Self| -> Vec<(Storage, Key)> {
-            let all = cluster.history.collections().flat_map(|(storage, objects)| {
-                let inside = objects.keys().filter(|key| key.0 == name);
-                inside.map(|key| (Arc::clone(storage), key.clone()))
-            });
-            all.collect()
-        };
-        for (storage, key) in contents(self) {
-            self.delete_object(&storage, &key, Deletion::default());
-        }
-        if contents(self).is_empty() {
-            let mut namespace = Value::clone(&namespace);
-            object::member(&mut namespace, "spec").remove("finalizers");
-            self.commit_or_finish(&NAMESPACES.into(), namespace);
-        } else {
-            let again = self.delays.namespace_drain.max(std::time::Duration::from_millis(100));
-            self.schedule(again, Job::Drain(name.to_owned()));
-        }
-    }
-}
-
-/// What a namespace gets from the server.
-pub(super) fn default_namespace(namespace: &mut Value) {
-    let name = object::name(namespace).to_owned();
-    let metadata = object::metadata(namespace);
-    object::fields(metadata.entry("labels").or_insert_with(|| json!({})))
-        .insert("kubernetes.io/metadata.name".to_owned(), name.into());
-    let spec = object::member(namespace, "spec");
-    spec.entry("finalizers").or_insert_with(|| json!(["kubernetes"]));
-    object::member(namespace, "status").entry("phase").or_insert_with(|| "Active".into());
 }

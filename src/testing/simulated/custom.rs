@@ -134,11 +134,11 @@ pub(super) fn group_versions(crd: &Value) -> BTreeSet<(&str, &str)> {
     served.map(|version| (version["name"].as_str().unwrap_or_default(), group)).collect()
 }
 
-fn condition<'a>(crd: &'a Value, kind: &str) -> Option<&'a Value> {
+pub(super) fn condition<'a>(crd: &'a Value, kind: &str) -> Option<&'a Value> {
     crd["status"]["conditions"].as_array()?.iter().find(|it| it["type"] == kind)
 }
 
-fn is_true(crd: &Value, kind: &str) -> bool {
+pub(super) fn is_true(crd: &Value, kind: &str) -> bool {
     condition(crd, kind).is_some_and(|it| it["status"] == "True")
 }
 
@@ -207,7 +207,7 @@ pub(super) fn validate_crd(crd: &Value, before: Option<&Value>) -> Vec<FieldFaul
     if let Some(before) = before
         && is_true(before, "Established")
     {
-        for path in ["/spec/scope", "/spec/names/plural", "/spec/group"] {
+        for path in ["/spec/scope", "/spec/names/kind", "/spec/group", "/spec/names/plural"] {
             if crd.pointer(path) != before.pointer(path) {
                 let field = path.trim_start_matches('/').replace('/', ".");
                 let value = crd.pointer(path).cloned().unwrap_or_default();
@@ -223,6 +223,10 @@ impl Cluster {
     pub(super) fn check_cache(&mut self, storage: &str, pages: bool) -> Result<(), Refusal> {
         let (now, ready_after) = (self.now, self.delays.storage_ready);
         let Some(custom) = self.custom.get_mut(storage) else { return Ok(()) };
+        if custom.cache_ready.is_none() {
+            // The cache is filled for whoever asks first, and knows nothing of what was before.
+            self.history.restart_cache(&storage.into());
+        }
         let ready = *custom.cache_ready.get_or_insert(now + ready_after);
         // Pages are read past the cache.
         if now < ready && !pages { Err(Refusal::initializing()) } else { Ok(()) }
@@ -241,17 +245,19 @@ impl Cluster {
         let storage: Storage = name.as_str().into();
         if let Some(before) = &entry.before {
             let moved = |path| before.pointer(path) != entry.last.pointer(path);
-            if entry.after.is_none() || moved("/spec") || moved("/status/acceptedNames") {
+            let renamed = moved("/status/acceptedNames");
+            if entry.after.is_none() || moved("/spec") || renamed {
                 self.tear_down(&storage);
+            }
+            if renamed && entry.after.is_some() {
+                // A name may be free.
+                self.judge_names_of_others(entry);
             }
         }
         let Some(crd) = &entry.after else {
             self.custom.remove(&storage);
             self.sync_api_services();
-            let group = entry.last["spec"]["group"].clone();
-            for other in self.crds_of_group(&group) {
-                self.schedule(self.delays.names_accepted, Job::AcceptNames(other));
-            }
+            self.judge_names_of_others(entry);
             return;
         };
         let mut custom = Custom::of(crd);
@@ -285,26 +291,22 @@ impl Cluster {
         }
     }
 
-    /// Any change of a CRD's spec or accepted names ends its watches and empties its cache.
+    /// Any change of a CRD's spec or accepted names empties its cache and ends its watches. These
+    /// are left a moment, in which requests that run may end.
     fn tear_down(&mut self, storage: &Storage) {
-        self.watches.close(storage);
-        self.history.restart_cache(storage);
         if let Some(custom) = self.custom.get_mut(storage) {
             custom.forget_cache();
         }
+        let job = Job::EndWatches(Arc::clone(storage), self.watches.last());
+        self.schedule(self.delays.watch_teardown, job);
     }
 
-    fn crds_of_group(&self, group: &Value) -> Vec<String> {
-        let of_group = self.history.all(CRDS).filter(|(_, crd)| crd["spec"]["group"] == *group);
-        of_group.map(|(key, _)| key.1.clone()).collect()
-    }
-
-    fn crd(&self, name: &str) -> Option<Value> {
+    pub(super) fn crd(&self, name: &str) -> Option<Value> {
         let crd = self.history.get(CRDS, &crd_key(name))?;
         Some(Value::clone(crd))
     }
 
-    fn set_condition(
+    pub(super) fn set_condition(
         &self,
         crd: &mut Value,
         kind: &str,
@@ -330,85 +332,6 @@ impl Cluster {
             Some(found) => *found = set,
             None => all.push(set),
         }
-    }
-
-    /// Takes the names that no other CRD of the group has taken.
-    pub(super) fn accept_names(&mut self, name: &str) {
-        let Some(mut crd) = self.crd(name) else { return };
-        let before = crd.clone();
-        let (mut resources, mut kinds) = (Vec::new(), Vec::new());
-        for other in self.crds_of_group(&crd["spec"]["group"]) {
-            let Some(other) = self.crd(&other) else { continue };
-            let names = &other["status"]["acceptedNames"];
-            resources.extend([names["plural"].clone(), names["singular"].clone()]);
-            resources.extend(names["shortNames"].as_array().cloned().unwrap_or_default());
-            kinds.extend([names["kind"].clone(), names["listKind"].clone()]);
-        }
-        let wanted = crd["spec"]["names"].clone();
-        let mut accepted = crd["status"]["acceptedNames"].clone();
-        let mut conflict = None;
-        for (field, reason, taken) in [
-            ("plural", "PluralConflict", &resources),
-            ("singular", "SingularConflict", &resources),
-            ("shortNames", "ShortNamesConflict", &resources),
-            ("kind", "KindConflict", &kinds),
-            ("listKind", "ListKindConflict", &kinds),
-        ] {
-            let mine = accepted[field].as_array().cloned().unwrap_or_default();
-            let asked = match wanted[field].as_array() {
-                Some(names) => names.iter().filter(|it| !mine.contains(it)).cloned().collect(),
-                None if wanted[field] == accepted[field] => Vec::new(),
-                None => vec![wanted[field].clone()],
-            };
-            match asked.iter().find(|it| taken.contains(it)) {
-                Some(name) => conflict = Some((reason, format!("{name} is already in use"))),
-                None if wanted[field].is_null() => {
-                    object::fields(&mut accepted).remove(field);
-                }
-                None => accepted[field] = wanted[field].clone(),
-            }
-        }
-        match wanted.get("categories") {
-            Some(categories) => accepted["categories"] = categories.clone(),
-            None => {
-                object::fields(&mut accepted).remove("categories");
-            }
-        }
-        crd["status"]["acceptedNames"] = accepted;
-        let is_accepted = conflict.is_none();
-        match conflict {
-            None => {
-                let message = "no conflicts found";
-                self.set_condition(&mut crd, "NamesAccepted", "True", "NoConflicts", message);
-            }
-            Some((reason, message)) => {
-                self.set_condition(&mut crd, "NamesAccepted", "False", reason, &message);
-            }
-        }
-        if !is_true(&crd, "Established") {
-            let (reason, message) = if is_accepted {
-                ("Installing", "the initial names have been accepted")
-            } else {
-                ("NotAccepted", "not all names are accepted")
-            };
-            self.set_condition(&mut crd, "Established", "False", reason, message);
-            if is_accepted {
-                self.schedule(self.delays.established, Job::Establish(name.to_owned()));
-            }
-        }
-        if crd != before {
-            self.commit(&CRDS.into(), crd);
-        }
-    }
-
-    pub(super) fn establish(&mut self, name: &str) {
-        let Some(mut crd) = self.crd(name) else { return };
-        if !is_true(&crd, "NamesAccepted") || is_true(&crd, "Established") {
-            return;
-        }
-        let message = "the initial names have been accepted";
-        self.set_condition(&mut crd, "Established", "True", "InitialNamesAccepted", message);
-        self.commit(&CRDS.into(), crd);
     }
 
     /// What the deletion of a CRD writes at once.

@@ -8,8 +8,9 @@ use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
     history::Key,
+    namespaces::IMMORTAL,
     object,
-    refusal::Refusal,
+    refusal::{FieldFault, Refusal},
     render::render,
     resource::{Resource, Storage},
     watches::Filter,
@@ -46,34 +47,60 @@ impl Deletion {
     }
 
     fn of(call: &Call) -> Result<Self, Refusal> {
-        let body = if call.body.is_empty() { Value::Null } else { call.json()? };
+        let body = if call.body.is_empty() {
+            Value::Null
+        } else {
+            call.json().map_err(|why| {
+                let why = format!("couldn't get version/kind; json parse error: {why}");
+                Refusal::bad_request(why)
+            })?
+        };
+        let kind = body["kind"].as_str().unwrap_or("DeleteOptions");
+        if kind != "DeleteOptions" {
+            let version = body["apiVersion"].as_str().unwrap_or_default();
+            return Err(Refusal::bad_request(format!(
+                "no kind {kind:?} is registered for version {version:?} in scheme \
+                 \"pkg/runtime/scheme.go:110\""
+            )));
+        }
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let policy = match call.param("propagationPolicy") {
             "" => text(&body["propagationPolicy"]),
             policy => Some(policy.to_owned()),
         };
         let orphans = call.flag("orphanDependents").or_else(|| body["orphanDependents"].as_bool());
+        let mut faults = Vec::new();
         let propagation = match (policy.as_deref(), orphans) {
-            (Some("Background"), _) => Some(Propagation::Background),
-            (Some("Foreground"), _) => Some(Propagation::Foreground),
-            (Some("Orphan"), _) | (None, Some(true)) => Some(Propagation::Orphan),
-            (None, Some(false)) => Some(Propagation::Background),
+            (Some(policy), Some(_)) => {
+                let why = "orphanDependents and deletionPropagation cannot be both set";
+                faults.push(FieldFault::invalid("propagationPolicy", &policy.into(), why));
+                None
+            }
+            (Some("Background"), None) | (None, Some(false)) => Some(Propagation::Background),
+            (Some("Foreground"), None) => Some(Propagation::Foreground),
+            (Some("Orphan"), None) | (None, Some(true)) => Some(Propagation::Orphan),
             (None, None) => None,
-            (Some(other), _) => {
-                let message = format!(
-                    "DeleteOptions.meta.k8s.io \"\" is invalid: propagationPolicy: Unsupported \
-                     value: {other:?}: supported values: \"Foreground\", \"Background\", \
-                     \"Orphan\", \"nil\""
-                );
-                return Err(Refusal::new(422, "Invalid", message));
+            (Some(other), None) => {
+                let known = ["Foreground", "Background", "Orphan", "nil"].map(str::to_owned);
+                let field = "propagationPolicy";
+                faults.push(FieldFault::not_supported(field, &other.into(), &known));
+                None
             }
         };
-        let all = |it: &Value| it.as_array().is_some_and(|it| it.iter().any(|it| it == "All"));
+        let dry_run = match call.param("dryRun") {
+            "" => body["dryRun"].clone(),
+            given => json!([given]),
+        };
+        let dry_runs = dry_run.as_array().cloned().unwrap_or_default();
+        if dry_runs.iter().any(|it| it != "All") {
+            faults.push(FieldFault::not_supported("dryRun", &dry_run, &["All".to_owned()]));
+        }
+        Refusal::invalid_options("DeleteOptions", &faults)?;
         Ok(Self {
             propagation,
             uid: text(&body["preconditions"]["uid"]),
             version: text(&body["preconditions"]["resourceVersion"]),
-            dry_run: call.is_dry_run()? || all(&body["dryRun"]),
+            dry_run: !dry_runs.is_empty(),
         })
     }
 
@@ -102,15 +129,21 @@ impl Cluster {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
-        let shape = call.shape(resource.custom)?;
-        let key = Self::key_of(resource, call);
-        let live = self.live(resource, &key)?;
+        let shape = call.shape(resource)?;
         let deletion = Deletion::of(call)?;
+        let key = Self::key_of(resource, call);
+        if &*resource.storage == NAMESPACES && IMMORTAL.contains(&key.1.as_str()) {
+            return Err(Refusal::forbidden(resource, &key.1, "this namespace may not be deleted"));
+        }
+        let live = self.live(resource, &key)?;
         deletion.check(resource, &live)?;
-        let deleted = if deletion.dry_run {
-            Some(Deleted::Gone(live))
-        } else {
-            self.delete_object(&resource.storage, &key, deletion)
+        let deleted = match (deletion.dry_run, &*resource.storage) {
+            (true, CRDS) => Some(Deleted::Gone(live)),
+            (true, _) => Some(match self.doomed(&resource.storage, &live, &deletion) {
+                Some(held) => Deleted::Pending(Arc::new(held)),
+                None => Deleted::Gone(live),
+            }),
+            (false, _) => self.delete_object(&resource.storage, &key, deletion),
         };
         let body = match deleted {
             Some(Deleted::Pending(object)) => render(resource, &object, shape),
@@ -128,6 +161,9 @@ impl Cluster {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
+        if &*resource.storage == NAMESPACES {
+            return Err(Refusal::method_not_allowed());
+        }
         let filter = self.filter(resource, call)?;
         let deletion = Deletion::of(call)?;
         let doomed = self.history.all(&resource.storage);
@@ -158,7 +194,18 @@ impl Cluster {
         deletion: Deletion,
     ) -> Option<Deleted> {
         let live = Arc::clone(self.history.get(storage, key)?);
-        let mut object = Value::clone(&live);
+        let Some(object) = self.doomed(storage, &live, &deletion) else {
+            return self.erase(storage, key).map(|_| Deleted::Gone(live));
+        };
+        if object == *live {
+            return Some(Deleted::Pending(live));
+        }
+        Some(Deleted::Pending(self.commit(storage, object)))
+    }
+
+    /// What a deletion makes of an object that finalizers hold.
+    fn doomed(&mut self, storage: &Storage, live: &Value, deletion: &Deletion) -> Option<Value> {
+        let mut object = live.clone();
         match deletion.propagation {
             Some(Propagation::Foreground) => {
                 object::remove_finalizer(&mut object, "orphan");
@@ -174,16 +221,16 @@ impl Cluster {
             }
             None => {}
         }
-        if &**storage == CRDS && !object::is_deleting(&live) {
+        if &**storage == CRDS && !object::is_deleting(live) {
             self.mark_crd_deleted(&mut object);
         }
         let is_namespace = &**storage == NAMESPACES;
         let held = object::finalizers(&object).next().is_some()
             || is_namespace && object["spec"]["finalizers"][0].is_string();
         if !held {
-            return self.erase(storage, key).map(|_| Deleted::Gone(live));
+            return None;
         }
-        if !object::is_deleting(&live) {
+        if !object::is_deleting(live) {
             let now = self.timestamp();
             let metadata = object::metadata(&mut object);
             metadata.insert("deletionTimestamp".to_owned(), now.into());
@@ -197,10 +244,7 @@ impl Cluster {
                 object["status"]["phase"] = "Terminating".into();
             }
         }
-        if object == *live {
-            return Some(Deleted::Pending(live));
-        }
-        Some(Deleted::Pending(self.commit(storage, object)))
+        Some(object)
     }
 }
 

@@ -1,24 +1,21 @@
 //! What the server says it serves, and the paths that are no types.
 
-use std::{
-    collections::{BTreeMap, hash_map::DefaultHasher},
-    hash::{Hash, Hasher},
-    sync::Arc,
-};
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use serde_json::{Value, json};
 
 use super::{
-    call::{Call, Reply},
-    cluster::Cluster,
-    custom::Custom,
+    call::{Call, Form, Reply},
+    cluster::{Cluster, NAMESPACES},
+    groups::Group,
     refusal::Refusal,
     resource::Resource,
 };
 use crate::testing::{KUBERNETES_VERSION, Verb};
 
-/// The versions of a group, best first, each with its types; `None` for a service that is down.
-type Group = Vec<(String, Option<Vec<Arc<Resource>>>)>;
+/// The form in which all groups are one document.
+const AGGREGATED: Form =
+    Form { group: "apidiscovery.k8s.io", version: "v2", kind: "APIGroupDiscoveryList" };
 
 const VERBS: [&str; 8] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
@@ -30,17 +27,27 @@ impl Cluster {
     /// Answers what is no request for a type.
     pub(super) fn answer_path(&self, call: &Call) -> Result<Reply, Refusal> {
         let path = call.info.path.trim_end_matches('/');
-        if call.info.verb != Verb::Get {
-            return Err(Refusal::no_such_path());
-        }
         let parts: Vec<&str> = path.split('/').skip(1).collect();
+        // The aggregator answers for groups whatever the method is.
+        let is_group = matches!(*parts.as_slice(), ["apis"] | ["apis", _]);
+        if call.info.verb != Verb::Get && !is_group {
+            let is_known = matches!(*parts.as_slice(), ["version" | "api"]);
+            return Err(match is_known {
+                true => Refusal::method_not_allowed(),
+                false => Refusal::no_such_path(),
+            });
+        }
         match *parts.as_slice() {
             ["healthz" | "readyz" | "livez", ..] => Ok(Reply::text(200, "ok")),
-            ["version"] => Ok(Reply::json(200, &version())),
+            ["version"] => {
+                call.check_media_type()?;
+                Ok(Reply::json(200, &version()))
+            }
+            [] => Ok(Reply::json(200, &self.paths())),
             ["api" | "apis"] => self.all_groups(call, path == "/api"),
-            ["api", version] => self.group_version("", version),
-            ["apis", group] => self.group(group),
-            ["apis", group, version] => self.group_version(group, version),
+            ["api", version] => self.group_version(call, "", version),
+            ["apis", group] => self.group(call, group),
+            ["apis", group, version] => self.group_version(call, group, version),
             ["openapi", "v3"] => Ok(Reply::json(200, &self.openapi_index())),
             ["openapi", "v3", "api", version] => self.openapi("", version),
             ["openapi", "v3", "apis", group, version] => self.openapi(group, version),
@@ -53,10 +60,10 @@ impl Cluster {
     }
 
     fn openapi_index(&self) -> Value {
-        let paths = self.groups().into_iter().flat_map(|(group, versions)| {
-            versions.into_iter().map(move |(version, _)| match group.as_str() {
-                "" => format!("api/{version}"),
-                group => format!("apis/{group}/{version}"),
+        let paths = self.groups().into_iter().flat_map(|Group { name, versions }| {
+            versions.into_iter().map(move |it| match name.as_str() {
+                "" => format!("api/{}", it.version),
+                name => format!("apis/{name}/{}", it.version),
             })
         });
         let paths: serde_json::Map<_, _> = paths
@@ -68,13 +75,29 @@ impl Cluster {
         json!({ "paths": paths })
     }
 
+    /// Where to go from here.
+    fn paths(&self) -> Value {
+        let mut paths = vec!["/api".to_owned(), "/apis".to_owned()];
+        for Group { name, versions } in self.groups() {
+            let root = if name.is_empty() { "/api".to_owned() } else { format!("/apis/{name}") };
+            paths.extend(versions.iter().map(|it| format!("{root}/{}", it.version)));
+        }
+        let others = ["/healthz", "/livez", "/openapi/v3", "/readyz", "/version"];
+        paths.extend(others.map(str::to_owned));
+        paths.sort();
+        json!({ "paths": paths })
+    }
+
     /// Which types can be patched, and that the server validates: what kubectl asks before it
     /// applies. Schemas are absent.
     fn openapi(&self, group: &str, version: &str) -> Result<Reply, Refusal> {
-        let groups = self.groups();
-        let found = groups.get(group).and_then(|it| it.iter().find(|it| it.0 == version));
-        let Some((_, Some(types))) = found else { return Err(Refusal::no_such_path()) };
-        let paths: serde_json::Map<_, _> = types
+        let found = self.groups().into_iter().find(|it| it.name == group);
+        let found = found.and_then(|it| it.versions.into_iter().find(|it| it.version == version));
+        let Some(found) = found.filter(|it| it.is_current) else {
+            return Err(Refusal::no_such_path());
+        };
+        let paths: serde_json::Map<_, _> = found
+            .types
             .iter()
             .map(|it| {
                 let root = if group.is_empty() { "/api".into() } else { format!("/apis/{group}") };
@@ -104,78 +127,56 @@ impl Cluster {
         Ok(Reply::json(200, &document))
     }
 
-    fn groups(&self) -> BTreeMap<String, Group> {
-        let mut types: BTreeMap<(String, String), Option<Vec<Arc<Resource>>>> = BTreeMap::new();
-        let local = self.built_in.values().cloned();
-        let custom = self.custom.values().flat_map(Custom::discovered);
-        for resource in local.chain(custom) {
-            let key = (resource.group.clone(), resource.version.clone());
-            types
-                .entry(key)
-                .or_insert_with(|| Some(Vec::new()))
-                .get_or_insert_default()
-                .push(resource);
-        }
-        for service in self.aggregated.values().filter(|it| it.is_registered()) {
-            let key = (service.group.clone(), service.version.clone());
-            types.insert(key, service.available.then(|| service.resources()));
-        }
-        let mut groups: BTreeMap<String, Group> = BTreeMap::new();
-        for ((group, version), types) in types {
-            groups.entry(group).or_default().push((version, types));
-        }
-        for versions in groups.values_mut() {
-            versions.sort_by_key(|(version, _)| std::cmp::Reverse(priority(version)));
-        }
-        groups
-    }
-
     fn all_groups(&self, call: &Call, core: bool) -> Result<Reply, Refusal> {
-        let groups = self.groups();
-        let groups: Vec<_> = groups.iter().filter(|(group, _)| group.is_empty() == core).collect();
-        for (version, content_type) in [
-            ("v2", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"),
-            (
-                "v2beta1",
-                "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList",
-            ),
-        ] {
-            if accepts_aggregated(&call.accept, version) {
-                let items: Vec<_> =
-                    groups.iter().map(|it| self.aggregated_group(it.0, it.1)).collect();
-                let list = json!({
-                    "kind": "APIGroupDiscoveryList",
-                    "apiVersion": format!("apidiscovery.k8s.io/{version}"),
-                    "metadata": {},
-                    "items": items,
-                });
-                return Ok(tagged(call, Reply { content_type, ..Reply::json(200, &list) }));
-            }
+        if call.accepts(AGGREGATED) {
+            let groups = self.groups();
+            let groups = groups.iter().filter(|it| it.name.is_empty() == core);
+            let items: Vec<_> = groups.map(|it| self.aggregated_group(it)).collect();
+            let list = json!({
+                "kind": "APIGroupDiscoveryList",
+                "apiVersion": "apidiscovery.k8s.io/v2",
+                "metadata": {},
+                "items": items,
+            });
+            let content_type =
+                "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+            return Ok(tagged(call, Reply { content_type, ..Reply::json(200, &list) }));
         }
+        call.form(&[])?;
         let list = if core {
-            let versions: Vec<_> =
-                groups.iter().flat_map(|it| it.1.iter().map(|it| it.0.clone())).collect();
-            json!({ "kind": "APIVersions", "versions": versions, "serverAddressByClientCIDRs": [] })
+            // Nobody knows under which address the server is reached.
+            let address = json!({ "clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1:6443" });
+            json!({
+                "kind": "APIVersions",
+                "versions": ["v1"],
+                "serverAddressByClientCIDRs": [address],
+            })
         } else {
-            let groups: Vec<_> = groups.iter().map(|it| legacy_group(it.0, it.1)).collect();
+            let groups = self.registered_groups();
+            let groups: Vec<_> =
+                groups.iter().map(|(name, versions)| legacy_group(name, versions)).collect();
             json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
         };
         Ok(Reply::json(200, &list))
     }
 
-    fn aggregated_group(&self, group: &str, versions: &Group) -> Value {
-        let versions: Vec<_> = versions
+    fn aggregated_group(&self, group: &Group) -> Value {
+        let versions: Vec<_> = group
+            .versions
             .iter()
-            .map(|(version, types)| {
-                let freshness = if types.is_some() { "Current" } else { "Stale" };
-                let types = types.iter().flatten();
-                let resources: Vec<_> = types.map(|it| self.aggregated_type(it)).collect();
-                json!({ "version": version, "resources": resources, "freshness": freshness })
+            .map(|it| {
+                let freshness = if it.is_current { "Current" } else { "Stale" };
+                let mut shown = json!({ "version": it.version, "freshness": freshness });
+                if !it.types.is_empty() {
+                    let types = it.types.iter().map(|it| self.aggregated_type(it));
+                    shown["resources"] = types.collect();
+                }
+                shown
             })
             .collect();
         let mut metadata = json!({ "creationTimestamp": null });
-        if !group.is_empty() {
-            metadata["name"] = group.into();
+        if !group.name.is_empty() {
+            metadata["name"] = group.name.as_str().into();
         }
         json!({ "metadata": metadata, "versions": versions })
     }
@@ -219,30 +220,37 @@ impl Cluster {
         let custom = self.custom.get(&resource.storage);
         let terminating = custom.is_some_and(|it| it.terminating);
         let reads_and_deletes = |verb: &&str| !matches!(*verb, "create" | "patch" | "update");
+        let is_namespace = &*resource.storage == NAMESPACES;
         let verbs = if custom.is_some() { CUSTOM_VERBS } else { VERBS };
-        verbs.into_iter().filter(|verb| !terminating || reads_and_deletes(verb)).collect()
+        let verbs = verbs.into_iter().filter(|verb| !terminating || reads_and_deletes(verb));
+        verbs.filter(|verb| !is_namespace || *verb != "deletecollection").collect()
     }
 
-    fn group(&self, group: &str) -> Result<Reply, Refusal> {
-        let groups = self.groups();
-        let versions = groups.get(group).ok_or_else(Refusal::no_such_path)?;
-        let mut shown = legacy_group(group, versions);
+    fn group(&self, call: &Call, group: &str) -> Result<Reply, Refusal> {
+        let groups = self.registered_groups();
+        let found = groups.iter().find(|(name, _)| name == group);
+        let (name, versions) = found.ok_or_else(Refusal::no_such_path)?;
+        call.form(&[])?;
+        let mut shown = legacy_group(name, versions);
         shown["kind"] = "APIGroup".into();
         shown["apiVersion"] = "v1".into();
         Ok(Reply::json(200, &shown))
     }
 
-    fn group_version(&self, group: &str, version: &str) -> Result<Reply, Refusal> {
-        let groups = self.groups();
-        let versions = groups.get(group).ok_or_else(Refusal::no_such_path)?;
-        let found = versions.iter().find(|it| it.0 == version);
-        let (_, types) = found.ok_or_else(|| {
+    fn group_version(&self, call: &Call, group: &str, version: &str) -> Result<Reply, Refusal> {
+        let found = self.groups().into_iter().find(|it| it.name == group);
+        let versions = found.ok_or_else(Refusal::no_such_path)?.versions;
+        let found = versions.into_iter().find(|it| it.version == version);
+        let found = found.ok_or_else(|| {
             let is_ours = self.is_built_in(group);
             if is_ours { Refusal::no_such_resource() } else { Refusal::no_such_path() }
         })?;
-        let types = types.as_ref().ok_or_else(Refusal::service_unavailable)?;
+        if !found.is_current {
+            return Err(Refusal::service_unavailable());
+        }
+        call.form(&[])?;
         let mut resources = Vec::new();
-        for resource in types {
+        for resource in &found.types {
             let mut shown = json!({
                 "name": resource.plural,
                 "singularName": resource.singular,
@@ -275,37 +283,32 @@ impl Cluster {
         }
         let group_version =
             if group.is_empty() { version.to_owned() } else { format!("{group}/{version}") };
-        let list = json!({
+        let mut list = json!({
             "kind": "APIResourceList",
-            "apiVersion": "v1",
             "groupVersion": group_version,
             "resources": resources,
         });
+        if !group.is_empty() {
+            list["apiVersion"] = "v1".into();
+        }
         Ok(Reply::json(200, &list))
     }
 }
 
 fn subresources(resource: &Resource) -> impl Iterator<Item = &'static str> {
-    let status = resource.status.then_some("status");
-    status.into_iter().chain(resource.scale.is_some().then_some("scale"))
+    let (status, scale) =
+        (resource.status.then_some("status"), resource.scale.is_some().then_some("scale"));
+    // By name, but for custom types.
+    let names = if resource.custom { [status, scale] } else { [scale, status] };
+    names.into_iter().flatten()
 }
 
-fn legacy_group(group: &str, versions: &Group) -> Value {
+fn legacy_group(group: &str, versions: &[String]) -> Value {
     let versions: Vec<_> = versions
         .iter()
-        .map(|(version, _)| {
-            json!({ "groupVersion": format!("{group}/{version}"), "version": version })
-        })
+        .map(|version| json!({ "groupVersion": format!("{group}/{version}"), "version": version }))
         .collect();
     json!({ "name": group, "preferredVersion": versions.first(), "versions": versions })
-}
-
-fn accepts_aggregated(accept: &str, version: &str) -> bool {
-    accept.split(',').any(|wanted| {
-        let parts: Vec<_> = wanted.split(';').map(str::trim).collect();
-        let has = |part: &str| parts.contains(&part);
-        has("application/json") && has("as=APIGroupDiscoveryList") && has(&format!("v={version}"))
-    })
 }
 
 /// Answers 304 to who knows it already.
@@ -332,33 +335,4 @@ fn version() -> Value {
         "compiler": "",
         "platform": "",
     })
-}
-
-/// How versions are ordered: `v2`, `v1`, `v1beta2`, `v1alpha1`, then all others by name.
-fn priority(version: &str) -> (u8, u64, u64, std::cmp::Reverse<String>) {
-    let name = std::cmp::Reverse(version.to_owned());
-    let Some(rest) = version.strip_prefix('v') else { return (0, 0, 0, name) };
-    for (stage, word) in [(2, "beta"), (1, "alpha")] {
-        if let Some((major, minor)) = rest.split_once(word)
-            && let (Ok(major), Ok(minor)) = (major.parse(), minor.parse())
-        {
-            return (stage, major, minor, name);
-        }
-    }
-    match rest.parse() {
-        Ok(major) => (3, major, 0, name),
-        Err(_) => (0, 0, 0, name),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn stable_versions_come_first() {
-        let mut versions = ["v1alpha1", "foo", "v1", "v2beta1", "v10", "v2", "v2beta2"];
-        versions.sort_by_key(|it| std::cmp::Reverse(priority(it)));
-        assert_eq!(versions, ["v10", "v2", "v1", "v2beta2", "v2beta1", "v1alpha1", "foo"]);
-    }
 }

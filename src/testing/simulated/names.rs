@@ -12,6 +12,11 @@ const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alpha
     or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', \
     regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 
+pub(super) const LABEL_VALUE: &str = "a valid label must be an empty string or consist of \
+    alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character \
+    (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is \
+    '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+
 pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<FieldFault> {
     let mut faults = Vec::new();
     let name = object::name(object);
@@ -38,12 +43,7 @@ pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<Fiel
             match value.as_str() {
                 None => faults.push(FieldFault::invalid(&path, value, "must be a string")),
                 Some(text) if field == "labels" && !is_label_value(text) => {
-                    let why = "a valid label must be an empty string or consist of alphanumeric \
-                               characters, '-', '_' or '.', and must start and end with an \
-                               alphanumeric character (e.g. 'MyValue',  or 'my_value',  or \
-                               '12345', regex used for validation is \
-                               '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
-                    faults.push(FieldFault::invalid(&path, value, why));
+                    faults.push(FieldFault::invalid(&path, value, LABEL_VALUE));
                 }
                 Some(_) if key.is_empty() => {
                     faults.push(FieldFault::invalid(&path, value, "name part must be non-empty"));
@@ -81,7 +81,7 @@ pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<Fiel
     faults
 }
 
-fn is_label(text: &str) -> bool {
+pub(super) fn is_label(text: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     let bytes = text.as_bytes();
     bytes.first().is_some_and(|byte| inner(*byte))
@@ -89,7 +89,14 @@ fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
 }
 
-fn is_label_value(text: &str) -> bool {
+/// Whether it is the key of a label: a name, and a domain before it perhaps.
+pub(super) fn is_qualified_name(text: &str) -> bool {
+    let (domain, name) = text.rsplit_once('/').unwrap_or(("", text));
+    let domain_fits = !text.contains('/') || !domain.is_empty() && domain.split('.').all(is_label);
+    domain_fits && !name.is_empty() && is_label_value(name)
+}
+
+pub(super) fn is_label_value(text: &str) -> bool {
     let bytes = text.as_bytes();
     let ends = [bytes.first(), bytes.last()];
     text.len() <= 63

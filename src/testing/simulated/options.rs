@@ -20,6 +20,9 @@ pub struct Delays {
     pub instance_deletion: Duration,
     /// How often it is looked whether the instances of a terminating CRD are gone.
     pub instance_check: Duration,
+    /// From a change of a CRD's spec, or its end, until the watches that were open then are ended.
+    /// They tell what happens until then.
+    pub watch_teardown: Duration,
     /// From the loss of an owner until a dependent is deleted.
     pub garbage_collection: Duration,
     /// From the deletion of a namespace until its contents are deleted, and between two looks.
@@ -37,8 +40,9 @@ impl Default for Delays {
             create_hold: Duration::from_secs(2),
             instance_deletion: Duration::from_millis(5),
             instance_check: Duration::from_secs(5),
+            watch_teardown: Duration::from_secs(1),
             garbage_collection: Duration::from_millis(5),
-            namespace_drain: Duration::from_millis(100),
+            namespace_drain: Duration::from_secs(5),
         }
     }
 }
@@ -53,7 +57,9 @@ impl Delays {
             storage_ready: Duration::ZERO,
             create_hold: Duration::ZERO,
             instance_deletion: Duration::ZERO,
+            watch_teardown: Duration::ZERO,
             garbage_collection: Duration::ZERO,
+            namespace_drain: Duration::from_millis(100),
             ..Self::default()
         }
     }

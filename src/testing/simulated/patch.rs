@@ -13,7 +13,7 @@ use super::{
     render::{render, stored},
     resource::Resource,
     scale,
-    write::writer,
+    write::{require_version, writer},
 };
 
 impl Cluster {
@@ -22,7 +22,7 @@ impl Cluster {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
-        let shape = call.shape(resource.custom)?;
+        let shape = call.shape(resource)?;
         let key = Self::key_of(resource, call);
         let media_type = call.content_type.split(';').next().unwrap_or_default().trim();
         let (code, patched) = match media_type {
@@ -39,9 +39,8 @@ impl Cluster {
                 } else {
                     render(resource, &live, super::call::Shape::Whole)
                 };
-                // Only what the patch itself says of the version guards the write.
-                object::metadata(&mut object).remove("resourceVersion");
-                let patch = call.json()?;
+                // The version is the live one unless the patch says something of it.
+                let patch = call.json().map_err(undecodable)?;
                 match media_type {
                     "application/json-patch+json" => json_patch(&mut object, patch)?,
                     "application/merge-patch+json" => merge(&mut object, &patch)?,
@@ -50,7 +49,7 @@ impl Cluster {
                 let object = if is_scale {
                     scale::scaled(resource, &live, &object)?
                 } else {
-                    self.check_identity(&object, &key)?;
+                    self.check_identity(resource, &live, &object, &key)?;
                     stored(resource, object)
                 };
                 (200, self.replace(resource, &live, object, call, None)?)
@@ -65,7 +64,39 @@ impl Cluster {
         Ok(Answer::Done(Reply::json(code, &shown)))
     }
 
-    fn check_identity(&self, object: &Value, key: &Key) -> Result<(), Refusal> {
+    fn check_identity(
+        &self,
+        resource: &Resource,
+        live: &Value,
+        object: &Value,
+        key: &Key,
+    ) -> Result<(), Refusal> {
+        let text = |field: &str| object[field].as_str().unwrap_or_default();
+        let (group, kind) = (resource.group.as_str(), resource.kind.as_str());
+        let wrong = |group: &str, kind: &str, field: &str, value: &str, why: &str| {
+            let fault = FieldFault::invalid(field, &value.into(), why);
+            Err(Refusal::invalid(group, kind, &key.1, &[fault]))
+        };
+        let wanted = resource.api_version();
+        let given = text("apiVersion");
+        if !resource.custom && (given != wanted || text("kind") != kind) {
+            let why = format!("no kind {:?} is registered for version {given:?}", text("kind"));
+            return wrong(group, kind, "patch", &object.to_string(), &why);
+        }
+        if given != wanted {
+            let group = given.split_once('/').map_or("", |(group, _)| group);
+            return wrong(group, kind, "apiVersion", given, &format!("must be {wanted}"));
+        }
+        if text("kind") != kind {
+            return wrong(group, text("kind"), "kind", text("kind"), &format!("must be {kind}"));
+        }
+        let uid = object::uid(object);
+        if !uid.is_empty() && uid != object::uid(live) {
+            let fault = FieldFault::invalid("metadata.uid", &uid.into(), "field is immutable");
+            // The rules of each type include the general ones, which were asked before.
+            return Err(Refusal::invalid(group, kind, &key.1, &[fault.clone(), fault]));
+        }
+        require_version(resource, object::text(object, "resourceVersion"), &key.1)?;
         if object::name(object) != key.1 {
             return Err(Refusal::bad_request(format!(
                 "the name of the object ({}) does not match the name on the URL ({})",
@@ -75,10 +106,42 @@ impl Cluster {
         }
         if object::namespace(object) != key.0 {
             return Err(Refusal::bad_request(
-                "the namespace of the object does not match the namespace on the URL",
+                "the namespace of the provided object does not match the namespace sent on the \
+                 request",
             ));
         }
         Ok(())
+    }
+
+    /// What an apply names is declared by the schema, or nobody knows how it would be merged.
+    fn check_declared(
+        &self,
+        resource: &Resource,
+        wanted: &Value,
+        key: &Key,
+    ) -> Result<(), Refusal> {
+        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+        let schema = schemas.and_then(|it| it.get(&resource.version));
+        let mut object = wanted.clone();
+        let mut unknown = super::schema::prune_metadata(&mut object);
+        unknown.extend(schema.iter().flat_map(|it| super::schema::prune(it, &mut object)));
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let unknown: Vec<_> =
+            unknown.iter().map(|it| format!(".{it}: field not declared in schema")).collect();
+        let said = match unknown.as_slice() {
+            [one] => one.clone(),
+            many => format!("errors:\n  {}", many.join("\n  ")),
+        };
+        let message = format!(
+            "failed to create typed patch object ({}/{}; {}, Kind={}): {said}",
+            key.0,
+            key.1,
+            resource.api_version(),
+            resource.kind
+        );
+        Err(Refusal::new(500, "", message))
     }
 
     fn apply_patch(
@@ -90,20 +153,19 @@ impl Cluster {
         if call.info.subresource == "scale" {
             return Err(Refusal::not_simulated("server-side apply to a scale"));
         }
-        if call.param("fieldManager").is_empty() {
-            let fault = FieldFault::required("fieldManager", "is required for apply patch");
-            return Err(Refusal::invalid("meta.k8s.io", "PatchOptions", "", &[fault]));
+        let mut wanted = call
+            .json()
+            .map_err(|_| Refusal::not_simulated("a configuration in YAML that is no JSON"))?;
+        let text = |field: &str| wanted[field].as_str().unwrap_or_default();
+        if (text("apiVersion"), text("kind")) != (&resource.api_version(), &resource.kind) {
+            let (group, version) =
+                text("apiVersion").rsplit_once('/').unwrap_or(("", text("apiVersion")));
+            return Err(Refusal::bad_request(format!(
+                "invalid object type: {group}/{version}, Kind={}",
+                text("kind")
+            )));
         }
-        let mut wanted = call.json()?;
-        for (field, expected) in
-            [("apiVersion", resource.api_version()), ("kind", resource.kind.clone())]
-        {
-            if wanted[field].as_str() != Some(&expected) {
-                return Err(Refusal::bad_request(format!(
-                    "the {field} of the configuration must be {expected:?}"
-                )));
-            }
-        }
+        self.check_declared(resource, &wanted, key)?;
         if !wanted["metadata"]["managedFields"].is_null() {
             return Err(Refusal::bad_request("metadata.managedFields must be nil"));
         }
@@ -152,29 +214,57 @@ impl Cluster {
 }
 
 fn unsupported(resource: &Resource) -> Refusal {
-    let strategic = if resource.custom { "" } else { ", application/strategic-merge-patch+json" };
-    let message = format!(
-        "the body of the request was in an unknown format - accepted media types include: \
-         application/json-patch+json, application/merge-patch+json{strategic}, \
-         application/apply-patch+yaml"
-    );
-    Refusal::new(415, "UnsupportedMediaType", message)
+    if resource.custom {
+        return Refusal::unsupported(
+            "application/json-patch+json, application/merge-patch+json, \
+             application/apply-patch+yaml",
+        );
+    }
+    let mut refusal = Refusal::new(415, "UnsupportedMediaType", "415: Unsupported Media Type");
+    refusal.details = Some(json!({}));
+    refusal
+}
+
+fn undecodable(why: impl std::fmt::Display) -> Refusal {
+    Refusal::bad_request(format!("error decoding patch: {why}"))
 }
 
 fn json_patch(object: &mut Value, patch: Value) -> Result<(), Refusal> {
-    let patch: json_patch::Patch = serde_json::from_value(patch)
-        .map_err(|error| Refusal::bad_request(format!("error decoding patch: {error}")))?;
-    json_patch::patch(object, &patch).map_err(|_error| {
+    let rejected = || {
         let message = "the server rejected our request due to an error in our request";
         let mut refusal = Refusal::new(422, "Invalid", message);
         refusal.details = Some(json!({}));
         refusal
-    })
+    };
+    if !patch.is_array() {
+        let wanted = "Go value of type []handlers.jsonPatchOp";
+        return Err(undecodable(format!(
+            "json: cannot unmarshal {} into {wanted}",
+            kind_of(&patch)
+        )));
+    }
+    let patch: json_patch::Patch = serde_json::from_value(patch).map_err(|_| rejected())?;
+    json_patch::patch(object, &patch).map_err(|_| rejected())
+}
+
+fn kind_of(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "bool",
+        Value::Number(_) => "number",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
 }
 
 fn merge(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     if !patch.is_object() {
-        return Err(Refusal::bad_request("a merge patch has to be a JSON object"));
+        let wanted = "Go value of type map[string]interface {}";
+        return Err(undecodable(format!(
+            "json: cannot unmarshal {} into {wanted}",
+            kind_of(patch)
+        )));
     }
     json_patch::merge(object, patch);
     Ok(())

@@ -10,12 +10,13 @@ use super::{
     cluster::Cluster,
     delete::list_of,
     history::Key,
+    labels::Labels,
     refusal::{FieldFault, Refusal},
     render::{item, render},
     resource::Resource,
     scale,
-    selector::{Fields, Labels},
-    watches::{Filter, WatchId},
+    selector::Fields,
+    watches::Filter,
 };
 use crate::testing::Verb;
 
@@ -23,6 +24,23 @@ use crate::testing::Verb;
 const FUTURE_WAIT: Duration = Duration::from_secs(3);
 /// How long a watch lives that does not say so; the real server draws 30 to 60 minutes.
 const WATCH_LIFE: Duration = Duration::from_secs(45 * 60);
+
+/// Subresources that the real server has.
+const ABSENT: [(&str, &str); 13] = [
+    ("namespaces", "finalize"),
+    ("pods", "attach"),
+    ("pods", "binding"),
+    ("pods", "ephemeralcontainers"),
+    ("pods", "eviction"),
+    ("pods", "exec"),
+    ("pods", "log"),
+    ("pods", "portforward"),
+    ("pods", "proxy"),
+    ("pods", "resize"),
+    ("services", "proxy"),
+    ("serviceaccounts", "token"),
+    ("nodes", "proxy"),
+];
 
 impl Cluster {
     /// Answers a request for a type.
@@ -32,6 +50,7 @@ impl Cluster {
         call: &Call,
     ) -> Result<Answer, Refusal> {
         self.check_subresource(resource, call)?;
+        check_options(call)?;
         let pages = match call.info.verb {
             Verb::List => {
                 let paged = call.number("limit")?.is_some();
@@ -51,7 +70,7 @@ impl Cluster {
         match call.info.verb {
             Verb::Get => self.get(resource, call),
             Verb::List => self.list(resource, call),
-            Verb::Watch => self.watch(resource, call).map(Answer::Watch),
+            Verb::Watch => self.watch(resource, call),
             Verb::Create => self.create(resource, call),
             Verb::Update => self.update(resource, call),
             Verb::Patch => self.patch(resource, call),
@@ -72,27 +91,38 @@ impl Cluster {
                 if unnamed && resource.custom {
                     return Err(Refusal::bad_request("name must be provided"));
                 }
-                if names || unnamed {
+                // A POST to the path of a custom object is taken for one to its collection.
+                if names && !resource.custom || unnamed {
                     return Err(Refusal::method_not_allowed());
                 }
                 Ok(())
             }
             "status" if resource.status && !writes => Ok(()),
             "scale" if resource.scale.is_some() && !writes => Ok(()),
-            "status" | "scale" if resource.custom => {
-                Err(Refusal::not_found(resource, &call.info.name))
+            "status" if resource.custom && resource.status => {
+                Err(Refusal::not_supported(resource, super::access::verb(call.info.verb)))
             }
-            "status" | "scale" => Err(Refusal::no_such_path()),
+            "scale" if resource.custom && resource.scale.is_some() => {
+                Err(Refusal::not_supported(resource, super::access::verb(call.info.verb)))
+            }
             _ if resource.custom => Err(Refusal::not_found(resource, &call.info.name)),
-            other => Err(Refusal::not_simulated(format!(
-                "the subresource {other} of {}",
-                resource.qualified()
-            ))),
+            "status" if resource.status => Err(Refusal::method_not_allowed()),
+            "scale" if resource.scale.is_some() => Err(Refusal::method_not_allowed()),
+            known if ABSENT.contains(&(resource.plural.as_str(), known)) => {
+                let what = format!("the subresource {known} of {}", resource.qualified());
+                Err(Refusal::not_simulated(what))
+            }
+            _ => Err(Refusal::no_such_resource()),
         }
     }
 
     fn get(&self, resource: &Resource, call: &Call) -> Result<Answer, Refusal> {
-        let shape = call.shape(resource.custom)?;
+        let shape = call.shape(resource)?;
+        let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
+        let current = self.history.version();
+        if version > current {
+            return later(call, version, current);
+        }
         let live = self.live(resource, &Self::key_of(resource, call))?;
         let shown = match call.info.subresource.as_str() {
             "scale" => scale::scale_of(resource, &live)?,
@@ -111,7 +141,7 @@ impl Cluster {
             namespace: call.info.namespace.clone(),
             labels: Labels::parse(call.param("labelSelector"))?,
             fields,
-            shape: call.shape(resource.custom)?,
+            shape: call.shape(resource)?,
         })
     }
 
@@ -121,13 +151,13 @@ impl Cluster {
         let matching = call.param("resourceVersionMatch");
         let token = call.param("continue");
         check_list_options(call)?;
-        let version = number(asked)?;
+        call.number("timeoutSeconds")?;
+        let version = call
+            .version()
+            .map_err(|why| Refusal::bad_request(format!("invalid resource version: {why}")))?;
         let current = self.history.version();
         if version > current {
-            if !call.waited {
-                return Ok(Answer::Later(FUTURE_WAIT));
-            }
-            return Err(too_large(version, current));
+            return later(call, version, current);
         }
         let limit = call.number("limit")?.filter(|limit| *limit > 0);
         let paged = limit.is_some() && asked != "0";
@@ -139,7 +169,7 @@ impl Cluster {
                 let message = "specifying resource version is not allowed when using continue";
                 return Err(Refusal::bad_request(message));
             }
-            self.resume(token)?
+            self.resume(token, &filter.namespace)?
         } else if exact {
             if version < self.history.compacted() {
                 let message = "The resourceVersion for the provided list is too old.";
@@ -150,6 +180,7 @@ impl Cluster {
             (current, None)
         };
         let objects = self.history.at(&resource.storage, at);
+        let in_place = |key: &Key| filter.namespace.is_empty() || key.0 == filter.namespace;
         let wanted = objects.iter().filter(|(key, object)| {
             after.as_ref().is_none_or(|after| *key > after) && filter.matches(object)
         });
@@ -164,20 +195,21 @@ impl Cluster {
             last = Some(key);
         }
         let rest = wanted.count();
-        let go_on = last.filter(|_| rest > 0).map(|last| token_of(at, last));
+        // It is not known whether what comes after a full page is wanted, unless it has one name.
+        let full = u64::try_from(items.len()).is_ok_and(|count| count == most);
+        let more = full
+            && !filter.fields.is_one()
+            && last.is_some_and(|last| objects.keys().any(|key| key > last && in_place(key)));
+        let go_on = last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
         let remaining =
             (rest > 0 && filter.labels.is_empty() && filter.fields.is_empty()).then_some(rest);
         Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, at, go_on, remaining))))
     }
 
     /// Where a list goes on: its version and the last key of the page before.
-    fn resume(&self, token: &str) -> Result<(u64, Option<Key>), Refusal> {
-        let invalid = || Refusal::bad_request("continue key is not valid");
-        let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|_| invalid())?;
-        let decoded: Value = serde_json::from_slice(&bytes).map_err(|_| invalid())?;
-        let text = |field: &str| decoded[field].as_str().map(str::to_owned).ok_or_else(invalid);
-        let key = (text("namespace")?, text("name")?);
-        let version = decoded["rv"].as_i64().ok_or_else(invalid)?;
+    fn resume(&self, token: &str, namespace: &str) -> Result<(u64, Option<Key>), Refusal> {
+        let (version, key) = decode_token(token, namespace)
+            .map_err(|why| Refusal::bad_request(format!("invalid continue token: {why}")))?;
         let Ok(version) = u64::try_from(version) else {
             // The client has agreed to an inconsistent rest.
             return Ok((self.history.version(), Some(key)));
@@ -190,25 +222,31 @@ impl Cluster {
                            list - objects that were created, modified, or deleted between the time \
                            the first chunk was returned and now may show up in the list.";
             let mut refusal = Refusal::expired(message);
-            refusal.go_on = Some(encode_token(-1, &key));
+            refusal.go_on = Some(token_text(-1, &key, namespace));
             return Err(refusal);
         }
         Ok((version, Some(key)))
     }
 
-    fn watch(&mut self, resource: &Arc<Resource>, call: &Call) -> Result<WatchId, Refusal> {
+    fn watch(&mut self, resource: &Arc<Resource>, call: &Call) -> Result<Answer, Refusal> {
         let filter = self.filter(resource, call)?;
         check_watch_options(call)?;
-        let asked = call.param("resourceVersion");
-        let version = number(asked)?;
+        let version = call.version().map_err(|why| Refusal::new(500, "", why))?;
+        let current = self.history.version();
         let initial = call.flag("sendInitialEvents");
+        let in_future = initial == Some(true) && version > current;
+        if in_future && !call.waited {
+            return Ok(Answer::Later(FUTURE_WAIT));
+        }
         let bookmarks = call.flag("allowWatchBookmarks") == Some(true);
         let life = call.number("timeoutSeconds")?.filter(|seconds| *seconds > 0);
         let ends_at = self.now + life.map_or(WATCH_LIFE, Duration::from_secs);
         let storage = Arc::clone(&resource.storage);
         let id = self.watches.open(filter, bookmarks, self.now, ends_at);
         let sends_all = initial.unwrap_or(version == 0);
-        if sends_all {
+        if in_future {
+            self.watches.fail(id, &too_large(version, current));
+        } else if sends_all {
             let objects: Vec<_> =
                 self.history.all(&storage).map(|(_, object)| Arc::clone(object)).collect();
             for object in objects {
@@ -228,25 +266,12 @@ impl Cluster {
                 }
             }
         }
-        Ok(id)
+        Ok(Answer::Watch(id))
     }
 }
 
-fn number(version: &str) -> Result<u64, Refusal> {
-    if version.is_empty() {
-        return Ok(0);
-    }
-    version.parse().map_err(|_| {
-        let why = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
-        let fault = FieldFault::invalid("resourceVersion", &version.into(), &why);
-        let mut refusal = Refusal::invalid("", "", "", &[fault]);
-        refusal.message =
-            format!("invalid resource version: resourceVersion: Invalid value: {version:?}: {why}");
-        refusal.code = 400;
-        refusal.reason = "BadRequest";
-        refusal.details = None;
-        refusal
-    })
+fn later(call: &Call, version: u64, current: u64) -> Result<Answer, Refusal> {
+    if call.waited { Err(too_large(version, current)) } else { Ok(Answer::Later(FUTURE_WAIT)) }
 }
 
 fn too_large(version: u64, current: u64) -> Refusal {
@@ -263,13 +288,73 @@ fn too_large(version: u64, current: u64) -> Refusal {
     refusal
 }
 
-fn token_of(version: u64, key: &Key) -> String {
-    encode_token(i64::try_from(version).unwrap_or(-1), key)
+fn encode_token(version: u64, key: &Key, namespace: &str) -> String {
+    token_text(i64::try_from(version).unwrap_or(-1), key, namespace)
 }
 
-fn encode_token(version: i64, key: &Key) -> String {
-    let token = json!({ "rv": version, "namespace": key.0, "name": key.1 });
+/// As the real server writes it: the path after which the list goes on, below that of the list.
+fn token_text(version: i64, (namespace, name): &Key, listed: &str) -> String {
+    let below = !listed.is_empty() || namespace.is_empty();
+    let start = if below { format!("{name}\0") } else { format!("{namespace}/{name}\0") };
+    let token = json!({ "v": "meta.k8s.io/v1", "rv": version, "start": start });
     URL_SAFE_NO_PAD.encode(token.to_string())
+}
+
+fn decode_token(token: &str, listed: &str) -> Result<(i64, Key), String> {
+    let invalid = |why: &str| format!("continue key is not valid: {why}");
+    let bytes = URL_SAFE_NO_PAD.decode(token).map_err(|it| invalid(&it.to_string()))?;
+    let decoded: Value = serde_json::from_slice(&bytes).map_err(|it| invalid(&it.to_string()))?;
+    let text = |field: &str| decoded[field].as_str().unwrap_or_default();
+    let version = decoded["rv"].as_i64().unwrap_or_default();
+    if text("v") != "meta.k8s.io/v1" {
+        let why = format!("server does not recognize this encoded version {}", text("v"));
+        return Err(invalid(&why));
+    }
+    if version == 0 {
+        return Err(invalid("incorrect encoded start resourceVersion (version meta.k8s.io/v1)"));
+    }
+    if text("start").is_empty() {
+        return Err(invalid("encoded start key empty (version meta.k8s.io/v1)"));
+    }
+    let start = text("start").trim_end_matches('\0');
+    let (namespace, name) = start.split_once('/').unwrap_or((listed, start));
+    Ok((version, (namespace.to_owned(), name.to_owned())))
+}
+
+/// The options that writes have.
+fn check_options(call: &Call) -> Result<(), Refusal> {
+    let kind = match call.info.verb {
+        Verb::Create => "CreateOptions",
+        Verb::Update => "UpdateOptions",
+        Verb::Patch => "PatchOptions",
+        // Those of deletions may stand in the body.
+        Verb::Delete
+        | Verb::DeleteCollection
+        | Verb::Get
+        | Verb::List
+        | Verb::Watch
+        | Verb::Other => return Ok(()),
+    };
+    let mut faults = Vec::new();
+    let applies = call.content_type.starts_with("application/apply-patch+");
+    if kind == "PatchOptions" && !applies && call.flag("force").is_some() {
+        let why = "may not be specified for non-apply patch";
+        faults.push(FieldFault::forbidden("force", why));
+    }
+    if kind == "PatchOptions" && applies && call.param("fieldManager").is_empty() {
+        faults.push(FieldFault::required("fieldManager", "is required for apply patch"));
+    }
+    let dry_run = call.param("dryRun");
+    if !matches!(dry_run, "" | "All") {
+        faults.push(FieldFault::not_supported("dryRun", &json!([dry_run]), &["All".to_owned()]));
+    }
+    let validation = call.param("fieldValidation");
+    let known = ["", "Ignore", "Strict", "Warn"];
+    if !known.contains(&validation) {
+        let known = known.map(str::to_owned);
+        faults.push(FieldFault::not_supported("fieldValidation", &validation.into(), &known));
+    }
+    Refusal::invalid_options(kind, &faults)
 }
 
 fn check_list_options(call: &Call) -> Result<(), Refusal> {
@@ -299,7 +384,7 @@ fn check_list_options(call: &Call) -> Result<(), Refusal> {
         let why = "sendInitialEvents is forbidden for list";
         faults.push(FieldFault::forbidden("sendInitialEvents", why));
     }
-    refuse_options(&faults)
+    Refusal::invalid_options("ListOptions", &faults)
 }
 
 fn check_watch_options(call: &Call) -> Result<(), Refusal> {
@@ -307,6 +392,10 @@ fn check_watch_options(call: &Call) -> Result<(), Refusal> {
     let initial = call.flag("sendInitialEvents");
     let mut faults = Vec::new();
     let field = "resourceVersionMatch";
+    if !call.param("continue").is_empty() {
+        let why = "resourceVersionMatch is forbidden when continue is provided";
+        faults.push(FieldFault::forbidden(field, why));
+    }
     if initial.is_some() && matching != "NotOlderThan" {
         let why = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
         faults.push(FieldFault::forbidden(field, why));
@@ -322,12 +411,5 @@ fn check_watch_options(call: &Call) -> Result<(), Refusal> {
             faults.push(FieldFault::not_supported(field, &matching.into(), &known));
         }
     }
-    refuse_options(&faults)
-}
-
-fn refuse_options(faults: &[FieldFault]) -> Result<(), Refusal> {
-    if faults.is_empty() {
-        return Ok(());
-    }
-    Err(Refusal::invalid("meta.k8s.io", "ListOptions", "", faults))
+    Refusal::invalid_options("ListOptions", &faults)
 }

@@ -102,6 +102,37 @@ impl Refusal {
         Self::new(400, "BadRequest", message)
     }
 
+    /// Nothing that the client accepts can be had.
+    pub(super) fn not_acceptable() -> Self {
+        let message = "only the following media types are accepted: application/json, \
+                       application/yaml, application/vnd.kubernetes.protobuf";
+        Self::new(406, "NotAcceptable", message)
+    }
+
+    /// The body is in none of the formats that are read.
+    pub(super) fn unsupported(formats: &str) -> Self {
+        let message = format!(
+            "the body of the request was in an unknown format - accepted media types include: \
+             {formats}"
+        );
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
+    /// No such verb for a custom type, or a part of it.
+    pub(super) fn not_supported(resource: &Resource, verb: &str) -> Self {
+        let message =
+            format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
+        Self::new(405, "MethodNotAllowed", message).about(&resource.group, &resource.plural, "")
+    }
+
+    /// Options of a request are wrong.
+    pub(super) fn invalid_options(kind: &str, faults: &[FieldFault]) -> Result<(), Self> {
+        match faults {
+            [] => Ok(()),
+            faults => Err(Self::invalid("meta.k8s.io", kind, "", faults)),
+        }
+    }
+
     pub(super) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         Self::new(405, "MethodNotAllowed", message).about("", "", "")

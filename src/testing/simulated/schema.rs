@@ -74,6 +74,37 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     }
 }
 
+const METADATA: [&str; 15] = [
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// Removes what no metadata have, and says what that was.
+pub(super) fn prune_metadata(object: &mut Value) -> Vec<String> {
+    let Some(fields) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return Vec::new();
+    };
+    let is_unknown = |name: &&String| !METADATA.contains(&name.as_str());
+    let unknown: Vec<_> = fields.keys().filter(is_unknown).cloned().collect();
+    for name in &unknown {
+        fields.remove(name);
+    }
+    unknown.into_iter().map(|name| format!("metadata.{name}")).collect()
+}
+
 /// Removes the fields that a schema does not know, and says which.
 pub(super) fn prune(schema: &Value, object: &mut Value) -> Vec<String> {
     let mut pruned = Vec::new();

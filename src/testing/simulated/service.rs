@@ -111,6 +111,12 @@ fn response(reply: Reply) -> Response<SimulatedBody> {
         headers.insert(header::ETAG, etag);
         headers.insert(header::VARY, HeaderValue::from_static("Accept"));
     }
+    for warning in &reply.warnings {
+        let quoted = warning.replace('\\', "\\\\").replace('"', "\\\"");
+        if let Ok(value) = HeaderValue::from_str(&format!("299 - \"{quoted}\"")) {
+            headers.append(header::WARNING, value);
+        }
+    }
     if let Some(seconds) = reply.retry_after {
         headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
     }

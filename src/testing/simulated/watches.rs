@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 use super::{
     call::Shape,
     history::Entry,
+    labels::Labels,
     object,
     refusal::Refusal,
     render::render,
     resource::{Resource, Storage},
-    selector::{Fields, Labels},
+    selector::Fields,
 };
 
 /// Names a watch.
@@ -108,9 +109,19 @@ impl Watches {
         self.woken.remove(&id);
     }
 
+    /// Names the watch that was begun last.
+    pub(super) fn last(&self) -> WatchId {
+        self.last
+    }
+
     /// Ends the watches of a collection.
     pub(super) fn close(&mut self, storage: &str) -> usize {
-        let ids = self.by_storage.get(storage).into_iter().flatten();
+        self.close_until(storage, self.last)
+    }
+
+    /// Ends the watches of a collection that are no younger than one.
+    pub(super) fn close_until(&mut self, storage: &str, last: WatchId) -> usize {
+        let ids = self.by_storage.get(storage).into_iter().flat_map(|ids| ids.range(..=last));
         for id in ids.clone() {
             if let Some(watch) = self.open.get_mut(id) {
                 watch.closed = true;

@@ -7,11 +7,12 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
-    collector::default_namespace,
     custom::{default_crd, validate_crd},
     history::Key,
     managed::{self, Writer},
-    names, object,
+    names,
+    namespaces::default_namespace,
+    object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
     resource::{Resource, Storage},
@@ -58,8 +59,8 @@ impl Cluster {
         if let Some(hold) = self.create_hold(&resource.storage).filter(|_| !call.waited) {
             return Ok(Answer::Later(hold));
         }
-        let shape = call.shape(resource.custom)?;
-        let object = call.json()?;
+        let shape = call.shape(resource)?;
+        let object = call.object(&resource.kind)?;
         let created = self.create_as(resource, object, call, None)?;
         Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
     }
@@ -72,7 +73,7 @@ impl Cluster {
         call: &Call,
         managed: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
-        let dry_run = call.is_dry_run()?;
+        let dry_run = call.is_dry_run();
         let mut object = self.decode(resource, object, &call.info.namespace)?;
         self.prune(resource, &mut object, call)?;
         let metadata = object::metadata(&mut object);
@@ -81,27 +82,33 @@ impl Cluster {
             metadata.remove(field);
         }
         metadata.remove("managedFields");
-        if object::name(&object).is_empty() {
+        let mut asked = object::name(&object).to_owned();
+        if asked.is_empty() {
             let begin = object::text(&object, "generateName").to_owned();
+            asked.clone_from(&begin);
             if !begin.is_empty() {
                 let name = self.generated_name(&begin);
                 object::metadata(&mut object).insert("name".to_owned(), name.into());
             }
         }
         let name = object::name(&object).to_owned();
-        self.admit_create(resource, object::namespace(&object), &name)?;
+        self.admit_create(resource, object::namespace(&object), &asked)?;
         if resource.status {
             object::fields(&mut object).remove("status");
         }
-        self.default_object(resource, &mut object);
+        self.default_object(resource, &mut object, None);
         self.validate(resource, &object, None)?;
         if version.is_some_and(|it| it.as_str().is_some_and(|it| !it.is_empty() && it != "0")) {
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Refusal::new(500, "", message));
         }
         let key = (object::namespace(&object).to_owned(), name.clone());
-        if self.history.get(&resource.storage, &key).is_some() {
-            return Err(Refusal::exists(resource, &name));
+        if let Some(live) = self.history.get(&resource.storage, &key) {
+            let mut refusal = Refusal::exists(resource, &name);
+            if object::is_deleting(live) {
+                refusal.message.insert_str(0, "object is being deleted: ");
+            }
+            return Err(refusal);
         }
         let (uid, now) = (self.new_uid(), self.timestamp());
         let metadata = object::metadata(&mut object);
@@ -174,7 +181,17 @@ impl Cluster {
         let text = |field: &str| object[field].as_str().unwrap_or_default();
         let (api_version, kind) = (text("apiVersion").to_owned(), text("kind").to_owned());
         if resource.custom && kind.is_empty() {
-            return Err(Refusal::bad_request("Object 'Kind' is missing in the body"));
+            return Err(Refusal::bad_request(format!(
+                "the object provided is unrecognized (must be of type {}): Object 'Kind' is \
+                 missing in '{object}' ({object})",
+                resource.kind
+            )));
+        }
+        if !object["metadata"].is_null() && !object["metadata"].is_object() {
+            return Err(Refusal::bad_request(format!(
+                "{} in version {:?} cannot be handled as a {}: metadata is no object",
+                resource.kind, resource.version, resource.kind
+            )));
         }
         let wanted = resource.api_version();
         if !api_version.is_empty() && api_version != wanted {
@@ -212,29 +229,45 @@ impl Cluster {
     }
 
     /// Takes away what the schema does not know, or refuses it if that is what was asked for.
-    fn prune(&self, resource: &Resource, object: &mut Value, call: &Call) -> Result<(), Refusal> {
+    fn prune(
+        &mut self,
+        resource: &Resource,
+        object: &mut Value,
+        call: &Call,
+    ) -> Result<(), Refusal> {
+        let mut unknown = schema::prune_metadata(object);
         let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-        let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) else {
-            return Ok(());
-        };
-        let unknown = schema::prune(schema, object);
-        if unknown.is_empty() || call.param("fieldValidation") != "Strict" {
-            return Ok(());
+        if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
+            unknown.extend(schema::prune(schema, object));
         }
         let unknown: Vec<_> = unknown.iter().map(|it| format!("unknown field {it:?}")).collect();
-        let mut message = format!("strict decoding error: {}", unknown.join(", "));
+        match call.param("fieldValidation") {
+            "Ignore" => return Ok(()),
+            "Strict" if !unknown.is_empty() => {}
+            _ => {
+                self.warnings.extend(unknown);
+                return Ok(());
+            }
+        }
+        let message = format!("strict decoding error: {}", unknown.join(", "));
         if matches!(call.info.verb, Verb::Create | Verb::Update) {
             let Resource { kind, version, .. } = resource;
-            message =
+            let message =
                 format!("{kind} in version {version:?} cannot be handled as a {kind}: {message}");
+            return Err(Refusal::bad_request(message));
         }
-        Err(Refusal::bad_request(message))
+        let shown = Value::from(object.to_string());
+        let fault = FieldFault::invalid("patch", &shown, &message);
+        let name = object::name(object);
+        Err(Refusal::invalid(&resource.group, &resource.kind, name, &[fault]))
     }
 
-    fn default_object(&self, resource: &Resource, object: &mut Value) {
-        match &*resource.storage {
-            CRDS => default_crd(object),
-            NAMESPACES => default_namespace(object),
+    fn default_object(&self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
+        match (&*resource.storage, before) {
+            (CRDS, _) => default_crd(object),
+            // What holds a namespace is not in its update.
+            (NAMESPACES, Some(before)) => object["spec"] = before["spec"].clone(),
+            (NAMESPACES, None) => default_namespace(object),
             _ => {}
         }
     }
@@ -286,8 +319,8 @@ impl Cluster {
         resource: &Arc<Resource>,
         call: &Call,
     ) -> Result<Answer, Refusal> {
-        let shape = call.shape(resource.custom)?;
-        let body = call.json()?;
+        let shape = call.shape(resource)?;
+        let body = call.object(&resource.kind)?;
         if call.info.subresource == "scale" {
             return self.update_scale(resource, call, body);
         }
@@ -303,11 +336,16 @@ impl Cluster {
         body: Value,
         call: &Call,
     ) -> Result<Arc<Value>, Refusal> {
-        let object = self.decode(resource, body, &key.0)?;
+        let mut object = self.decode(resource, body, &key.0)?;
+        self.prune(resource, &mut object, call)?;
         if object::name(&object) != key.1 {
             let given = object::name(&object);
             let message = if given.is_empty() {
-                "name must be provided".to_owned()
+                format!(
+                    "the name of the object ({} based on URL) was undeterminable: name must be \
+                     provided",
+                    key.1
+                )
             } else {
                 format!(
                     "the name of the object ({given}) does not match the name on the URL ({})",
@@ -318,11 +356,7 @@ impl Cluster {
         }
         let live = self.live(resource, key)?;
         let version = object::text(&object, "resourceVersion");
-        if (version.is_empty() || version == "0") && resource.custom {
-            let why = "must be specified for an update";
-            let fault = FieldFault::invalid("metadata.resourceVersion", &0.into(), why);
-            return Err(Refusal::invalid(&resource.group, &resource.plural, &key.1, &[fault]));
-        }
+        require_version(resource, version, &key.1)?;
         self.replace(resource, &live, object, call, None)
     }
 
@@ -336,7 +370,7 @@ impl Cluster {
         call: &Call,
         applied: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
-        let dry_run = call.is_dry_run()?;
+        let dry_run = call.is_dry_run();
         self.prune(resource, &mut object, call)?;
         let name = object::name(live).to_owned();
         let uid = object::uid(&object);
@@ -354,6 +388,10 @@ impl Cluster {
         }
         let version = object::text(&object, "resourceVersion");
         let live_version = object::text(live, "resourceVersion");
+        if !version.is_empty() && version.parse::<u64>().is_err() {
+            let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
+            return Err(Refusal::new(500, "", message));
+        }
         if !version.is_empty() && version != "0" && version != live_version {
             return Err(Refusal::modified(resource, &name));
         }
@@ -398,7 +436,7 @@ impl Cluster {
         }
         metadata.remove("selfLink");
         object::tidy(&mut object);
-        self.default_object(resource, &mut object);
+        self.default_object(resource, &mut object, Some(live));
         self.validate(resource, &object, Some(live))?;
         if wants_differ(resource, live, &object)
             && let Some(generation) = live["metadata"]["generation"].as_u64()
@@ -457,6 +495,20 @@ impl Cluster {
         let updated = self.replace(resource, &live, object, call, None)?;
         Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }
+}
+
+/// Custom types cannot be updated whatever their version is.
+pub(super) fn require_version(
+    resource: &Resource,
+    version: &str,
+    name: &str,
+) -> Result<(), Refusal> {
+    if !resource.custom || !matches!(version, "" | "0") {
+        return Ok(());
+    }
+    let why = "must be specified for an update";
+    let fault = FieldFault::invalid("metadata.resourceVersion", &0.into(), why);
+    Err(Refusal::invalid(&resource.group, &resource.plural, name, &[fault]))
 }
 
 pub(super) fn writer<'a>(call: &'a Call, api_version: &'a str, now: &'a str) -> Writer<'a> {
