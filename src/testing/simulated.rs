@@ -34,8 +34,9 @@
 //! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
 //!   no pod ever runs.
 //! - Defaults, validation and pruning of built-in types beyond their metadata; empty fields are
-//!   kept. Schemas of CRDs are checked for types, required fields, enums and limits, and prune; they
-//!   do not default. Of the rules for CRDs themselves there are only those that the rest rests on.
+//!   kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
+//!   and default what is written; a CRD whose schema says more is refused with 501, and so is one
+//!   with a conversion webhook. Of the rules for CRDs themselves there are only those that the rest rests on.
 //! - Fields that stand twice in one body: the last one counts, without a warning.
 //! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
 //! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:

@@ -43,6 +43,7 @@ pub(super) enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) code: u16,
+    /// Empty when there is nothing to type.
     pub(super) content_type: &'static str,
     pub(super) etag: Option<String>,
     pub(super) retry_after: Option<u64>,
@@ -158,6 +159,9 @@ impl Call {
     /// The object in the body.
     pub(super) fn object(&self, kind: &str) -> Result<Value, Refusal> {
         let media_type = self.content_type.split(';').next().unwrap_or_default().trim();
+        if media_type == "application/vnd.kubernetes.protobuf" {
+            return Err(Refusal::not_simulated("a body in protobuf"));
+        }
         if !matches!(media_type, "" | "application/json" | "application/yaml") {
             return Err(Refusal::unsupported(OBJECT_TYPES));
         }

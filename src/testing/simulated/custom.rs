@@ -14,6 +14,7 @@ use super::{
     object,
     refusal::{FieldFault, Refusal},
     resource::{Resource, Scale, Storage, qualified},
+    schema,
     write::Deletion,
 };
 
@@ -163,6 +164,21 @@ pub(super) fn default_crd(crd: &mut Value) {
     if let Some(all) = all.as_array_mut() {
         all.extend(stored.into_iter().filter(|it| !all.contains(it)).collect::<Vec<_>>());
     }
+}
+
+/// What a CRD asks for that nobody does here.
+pub(super) fn refuse_unheard(crd: &Value) -> Result<(), Refusal> {
+    if crd["spec"]["conversion"]["strategy"] == "Webhook" {
+        return Err(Refusal::not_simulated("spec.conversion.strategy: Webhook"));
+    }
+    let versions = crd["spec"]["versions"].as_array().into_iter().flatten().enumerate();
+    for (at, version) in versions {
+        let path = format!("spec.versions[{at}].schema.openAPIV3Schema");
+        if let Some(path) = schema::unheard(&version["schema"]["openAPIV3Schema"], &path) {
+            return Err(Refusal::not_simulated(path));
+        }
+    }
+    Ok(())
 }
 
 /// The rules for CRDs without which the rest makes no sense.

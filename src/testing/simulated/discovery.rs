@@ -317,7 +317,8 @@ fn tagged(call: &Call, reply: Reply) -> Reply {
     reply.body.hash(&mut hasher);
     let etag = format!("\"{:016X}\"", hasher.finish());
     if call.if_none_match == etag {
-        return Reply { etag: Some(etag), ..Reply::text(304, "") };
+        // A type here would replace that of what the client has.
+        return Reply { etag: Some(etag), content_type: "", ..Reply::text(304, "") };
     }
     Reply { etag: Some(etag), ..reply }
 }

@@ -1,9 +1,68 @@
-//! The part of OpenAPI schemas that counts here: type, required, enum, minimum and maximum, and
-//! which fields are known at all. Defaults and patterns are absent.
+//! The part of OpenAPI schemas that counts here: type, required, enum, minimum, maximum and default,
+//! and which fields are known at all. A schema that says more is refused.
 
 use serde_json::Value;
 
 use super::refusal::FieldFault;
+
+/// What a schema may say that nobody looks at here.
+const REFUSED: [&str; 16] = [
+    "allOf",
+    "anyOf",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "multipleOf",
+    "not",
+    "oneOf",
+    "pattern",
+    "uniqueItems",
+    "x-kubernetes-validations",
+];
+
+/// The path of the first keyword that would go unheard.
+pub(super) fn unheard(schema: &Value, path: &str) -> Option<String> {
+    let is_either = schema["x-kubernetes-int-or-string"].as_bool() == Some(true);
+    let mut refused = REFUSED.iter().filter(|keyword| !is_either || **keyword != "anyOf");
+    if let Some(keyword) = refused.find(|keyword| schema.get(**keyword).is_some()) {
+        return Some(format!("{path}.{keyword}"));
+    }
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    let mut inner = properties
+        .map(|(name, schema)| (format!("{path}.properties[{name}]"), schema))
+        .chain(["items", "additionalProperties"].map(|it| (format!("{path}.{it}"), &schema[it])));
+    inner.find_map(|(path, schema)| unheard(schema, &path))
+}
+
+/// Adds what is missing and has a default.
+pub(super) fn default(schema: &Value, value: &mut Value) {
+    if let Some(fields) = value.as_object_mut() {
+        for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
+            let missing = match fields.get(name) {
+                None => true,
+                // Null is no value where there may be none.
+                Some(value) => value.is_null() && inner["nullable"].as_bool() != Some(true),
+            };
+            if let Some(default) = inner.get("default").filter(|_| missing) {
+                fields.insert(name.clone(), default.clone());
+            }
+        }
+        for (name, value) in fields.iter_mut() {
+            match schema["properties"].get(name) {
+                Some(schema) => default(schema, value),
+                None => default(&schema["additionalProperties"], value),
+            }
+        }
+    }
+    for item in value.as_array_mut().into_iter().flatten() {
+        default(&schema["items"], item);
+    }
+}
 
 /// What a schema finds wrong with an object. Its metadata is not the schema's business.
 pub(super) fn validate(schema: &Value, object: &Value) -> Vec<FieldFault> {
@@ -219,6 +278,45 @@ mod tests {
             json!({ "size": 1, "free": { "x": 1 }, "map": { "y": "z" }, "list": [{ "a": 1 }] });
         assert_eq!(object["spec"], spec);
         assert_eq!(object["metadata"], json!({ "x": 1 }));
+    }
+
+    #[test]
+    fn what_is_missing_gets_its_default() {
+        let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
+            "properties": {
+                "size": { "type": "integer", "default": 3 },
+                "inner": { "type": "object", "default": {}, "properties": {
+                    "color": { "type": "string", "default": "red" } } },
+                "absent": { "type": "object", "properties": {
+                    "color": { "type": "string", "default": "red" } } },
+                "list": { "type": "array", "items": { "type": "object", "properties": {
+                    "a": { "type": "integer", "default": 1 } } } },
+            } } } });
+        let mut object = json!({ "spec": { "size": null, "list": [{}, { "a": 2 }] } });
+
+        default(&schema, &mut object);
+
+        assert_eq!(
+            object,
+            json!({ "spec": { "size": 3, "inner": { "color": "red" },
+                "list": [{ "a": 1 }, { "a": 2 }] } })
+        );
+    }
+
+    #[test]
+    fn a_keyword_that_nobody_looks_at_is_found() {
+        let either = json!({ "x-kubernetes-int-or-string": true,
+            "anyOf": [{ "type": "integer" }, { "type": "string" }] });
+        let schema = |inner: Value| {
+            json!({ "type": "object", "properties": { "spec": { "type": "object", "properties": {
+                "port": either, "list": { "type": "array", "items": inner } } } } })
+        };
+
+        assert_eq!(unheard(&schema(json!({ "type": "string" })), "schema"), None);
+        assert_eq!(
+            unheard(&schema(json!({ "type": "string", "pattern": "^a$" })), "schema").unwrap(),
+            "schema.properties[spec].properties[list].items.pattern"
+        );
     }
 
     #[test]

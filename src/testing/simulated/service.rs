@@ -106,7 +106,9 @@ fn response(reply: Reply) -> Response<SimulatedBody> {
     let mut response = Response::new(SimulatedBody(Inner::Full(Some(reply.body))));
     *response.status_mut() = StatusCode::from_u16(reply.code).unwrap_or(StatusCode::OK);
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(reply.content_type));
+    if !reply.content_type.is_empty() {
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(reply.content_type));
+    }
     if let Some(etag) = reply.etag.and_then(|etag| HeaderValue::from_str(&etag).ok()) {
         headers.insert(header::ETAG, etag);
         headers.insert(header::VARY, HeaderValue::from_static("Accept"));

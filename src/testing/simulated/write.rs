@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
-    custom::{default_crd, validate_crd},
+    custom::{default_crd, refuse_unheard, validate_crd},
     history::Key,
     managed::{self, Writer},
     names,
@@ -268,7 +268,12 @@ impl Cluster {
             // What holds a namespace is not in its update.
             (NAMESPACES, Some(before)) => object["spec"] = before["spec"].clone(),
             (NAMESPACES, None) => default_namespace(object),
-            _ => {}
+            _ => {
+                let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+                if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
+                    schema::default(schema, object);
+                }
+            }
         }
     }
 
@@ -280,6 +285,7 @@ impl Cluster {
     ) -> Result<(), Refusal> {
         let mut faults = names::validate_metadata(resource, object);
         if &*resource.storage == CRDS {
+            refuse_unheard(object)?;
             faults.extend(validate_crd(object, before));
         }
         let schema = self.custom.get(&resource.storage);
