@@ -1,10 +1,12 @@
 //! A hook that confirms its answers by their ETag.
 
+use std::time::Duration;
+
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep, timeout};
 
-use crate::rig::{Answer, Call, Stage, config_map, status_of};
+use crate::rig::{Answer, Bench, Call, Stage, config_map, status_of};
 
 /// One ConfigMap; its tag is the parent's size.
 fn by_size(request: &Value) -> Answer {
@@ -81,4 +83,24 @@ async fn a_confirmation_of_nothing_is_told_and_an_unusable_answer_is_never_confi
     stage.child("gear", 1).await;
 
     stage.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_kept_of_a_parent_goes_with_it() {
+    let bench = Bench::start().await;
+    bench.parent("p", 1, "one");
+    bench.parent("q", 1, "one");
+    bench.settled(&["p", "q"], 1, "one").await;
+    assert_eq!(bench.hook.kept().len(), 2);
+
+    bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
+    let gone = async {
+        while bench.hook.kept().len() > 1 {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(60), gone).await.unwrap();
+
+    assert!(bench.hook.kept().contains("default/q"), "{:?}", bench.hook.kept());
+    bench.end().await;
 }
