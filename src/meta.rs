@@ -36,7 +36,7 @@ pub use composite_controller::{
 pub use crds::crds;
 pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
-pub use hook_rule::{HookRule, HookVersion};
+pub use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN};
 pub use selection::{Selector, SelectorError};

@@ -22,6 +22,8 @@ mod crash;
 #[cfg(feature = "cli")]
 mod deploy;
 #[cfg(feature = "cli")]
+mod etag;
+#[cfg(feature = "cli")]
 mod examples;
 mod faults;
 mod flaps;

@@ -276,7 +276,10 @@ fn type_ref(
 mod tests {
     use serde_json::json;
 
-    use super::{super::HookVersion, *};
+    use super::{
+        super::{EtagRule, HookVersion},
+        *,
+    };
 
     fn object(change: impl FnOnce(&mut Value)) -> Bytes {
         let mut object = json!({
@@ -398,12 +401,6 @@ mod tests {
         check("/hooks/customize", hook(), &["spec.hooks.customize"]);
         check("/hooks/preUpdateChild", hook(), &[]);
         check("/endpointConfigs", json!([{"host": "x"}]), &["spec.endpointConfigs"]);
-        check("/hooks/sync/webhook/etag", json!({"enabled": false}), &[]);
-        check(
-            "/hooks/sync/webhook/etag",
-            json!({"enabled": true}),
-            &["spec.hooks.sync.webhook.etag"],
-        );
         check("/hooks/sync/webhook/clientTLS", json!({}), &["spec.hooks.sync.webhook.clientTLS"]);
         check(
             "/childResources",
@@ -441,6 +438,41 @@ mod tests {
         let object = object(|spec| spec["hooks"]["sync"]["webhook"]["timeout"] = json!("-3s"));
 
         assert_eq!(Blueprint::parse(&object).unwrap().sync.timeout, Duration::from_secs(10));
+    }
+
+    #[test]
+    fn answers_are_kept_by_their_etag_when_that_is_enabled() {
+        let etag = |spec: Value| {
+            let object = object(|all| all["hooks"]["sync"]["webhook"]["etag"] = spec);
+            Blueprint::parse(&object).unwrap().sync.etag
+        };
+        let rule = |lifetime: Option<u64>, sweep: Option<u64>| {
+            let seconds = |value: Option<u64>| value.map(Duration::from_secs);
+            Some(EtagRule { lifetime: seconds(lifetime), sweep: seconds(sweep) })
+        };
+
+        for (spec, expected) in [
+            (json!(null), None),
+            (json!({}), None),
+            (json!({"enabled": false, "cacheTimeoutSeconds": 5}), None),
+            (json!({"enabled": true}), rule(None, None)),
+            (json!({"enabled": true, "cacheTimeoutSeconds": 5}), rule(Some(5), None)),
+            (json!({"enabled": true, "cacheCleanupSeconds": 7}), rule(None, Some(7))),
+            (
+                json!({"enabled": true, "cacheTimeoutSeconds": 5, "cacheCleanupSeconds": 7}),
+                rule(Some(5), Some(7)),
+            ),
+            (
+                json!({"enabled": true, "cacheTimeoutSeconds": 0, "cacheCleanupSeconds": -1}),
+                rule(None, None),
+            ),
+            (
+                json!({"enabled": true, "cacheTimeoutSeconds": i32::MAX}),
+                rule(Some(2_147_483_647), None),
+            ),
+        ] {
+            assert_eq!(etag(spec.clone()), expected, "{spec}");
+        }
     }
 
     #[test]

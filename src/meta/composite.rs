@@ -291,9 +291,10 @@ impl From<HookError> for SyncError {
             HookError::Timeout(_)
             | HookError::Transport(_)
             | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
-            HookError::Status { .. } | HookError::TooLarge { .. } | HookError::Encoded(_) => {
-                Self::Hook(Failure::from(error))
-            }
+            HookError::Status { .. }
+            | HookError::NothingToConfirm { .. }
+            | HookError::TooLarge { .. }
+            | HookError::Encoded(_) => Self::Hook(Failure::from(error)),
         }
     }
 }
@@ -313,6 +314,7 @@ impl Reconciler for Composite {
             .filter(|object| self.blueprint.parent_selector.matches(&object.header().labels));
         let Some(object) = object else {
             self.roster.forget(&request);
+            self.hook.forget(&request);
             return Ok(Outcome::Done);
         };
         let parent = Parent {
@@ -404,12 +406,16 @@ impl Composite {
             &groups,
             &observed,
         );
-        let answer = hook::call(&*self.hook, context.epoch(), request).await?;
+        let answer = hook::call(&*self.hook, context.epoch(), parent, request).await?;
         for waiting in self.roster.hook_answered(&parent.key) {
             context.enqueue(waiting);
         }
-        let response =
-            protocol::sync_response(&answer, blueprint.sync.strict).map_err(SyncError::answer)?;
+        let unusable = |message| {
+            // Confirmed it would be as unusable, for as long as the hook means the same by it.
+            self.hook.forget(&parent.key);
+            SyncError::answer(message)
+        };
+        let response = protocol::sync_response(&answer, blueprint.sync.strict).map_err(unusable)?;
         let rules = Rules {
             parent,
             groups: &groups,
@@ -421,7 +427,7 @@ impl Composite {
         };
         let desired = rules
             .check(response.children)
-            .map_err(|wrong| SyncError::answer(format!("hook answer is unusable: {wrong}")))?;
+            .map_err(|wrong| unusable(format!("hook answer is unusable: {wrong}")))?;
         let managed = if parent.terminating {
             Ok(())
         } else {

@@ -224,7 +224,8 @@ pub struct WebhookSpec {
     /// The service that answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceReference>,
-    /// Whether answers are cached by their ETag.
+    /// Answers are kept by their ETag: a request names it in `If-None-Match`, and the hook may
+    /// confirm the answer with status 304 or 412 instead of sending it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<EtagSpec>,
     /// Whether unknown and duplicate fields of an answer are errors; `loose` when absent in v1,
@@ -262,17 +263,17 @@ pub struct ServiceReference {
     pub protocol: Option<String>,
 }
 
-/// Caching of answers by their ETag.
+/// How answers are kept by their ETag.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtagSpec {
-    /// Whether it is on.
+    /// Whether they are; not when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// How long an answer is kept.
+    /// How long an answer is kept after it was sent; zero, less or absent is without end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_timeout_seconds: Option<i32>,
-    /// How often the cache is swept.
+    /// How often expired answers are removed; zero, less or absent is when another is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_cleanup_seconds: Option<i32>,
 }

@@ -5,7 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
-use crate::manager::{Epoch, FenceClosed};
+use super::children::Parent;
+use crate::{
+    informer::ObjectKey,
+    manager::{Epoch, FenceClosed},
+};
 
 /// Answers a JSON request with a JSON response.
 ///
@@ -17,6 +21,24 @@ pub trait Hook: Send + Sync + 'static {
     ///
     /// Dropping the future gives the exchange up.
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>>;
+
+    /// As [`Hook::call`], about the parent of this key and uid: for a hook that remembers what it
+    /// answered. This is what controllers call, never twice at once about one parent.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the exchange up.
+    fn call_about<'a>(
+        &'a self,
+        _parent: &'a ObjectKey,
+        _uid: &'a str,
+        request: Bytes,
+    ) -> BoxFuture<'a, Result<Bytes, HookError>> {
+        self.call(request)
+    }
+
+    /// Keeps nothing of a parent: it is gone, or what was answered about it is of no use.
+    fn forget(&self, _parent: &ObjectKey) {}
 
     /// Gives up what is kept between calls, such as connections, and resolves when it is gone.
     /// Called when an epoch has ended; the hook may be called again later.
@@ -49,6 +71,16 @@ pub enum HookError {
         /// The first bytes of the body.
         body: String,
     },
+    /// It confirmed an answer by its ETag, to a request that named none; answer a request without
+    /// `If-None-Match` with status 200.
+    #[error(
+        "hook answered with status {code} to a request without If-None-Match: there is no earlier \
+         answer that it could mean"
+    )]
+    NothingToConfirm {
+        /// HTTP status.
+        code: u16,
+    },
     /// Its answer is larger than it may be.
     #[error("hook answered with more than {limit} bytes")]
     TooLarge {
@@ -73,7 +105,9 @@ impl HookError {
             Self::Timeout(_) => "HookTimeout",
             Self::Transport(_) => "HookUnreachable",
             Self::Status { .. } => "HookRefused",
-            Self::TooLarge { .. } | Self::Encoded(_) => "HookAnswerInvalid",
+            Self::NothingToConfirm { .. } | Self::TooLarge { .. } | Self::Encoded(_) => {
+                "HookAnswerInvalid"
+            }
         }
     }
 }
@@ -84,7 +118,7 @@ impl From<FenceClosed> for HookError {
     }
 }
 
-/// Calls a hook on behalf of an epoch: behind its fence until the answer is whole, and given up
+/// Calls a hook about a parent on behalf of an epoch: behind its fence until the answer is whole, and given up
 /// when it ends.
 ///
 /// # Errors
@@ -93,6 +127,7 @@ impl From<FenceClosed> for HookError {
 pub(crate) async fn call(
     hook: &dyn Hook,
     epoch: &Epoch,
+    parent: &Parent,
     request: Bytes,
 ) -> Result<Bytes, HookError> {
     let passage = epoch.fence().pass()?;
@@ -100,7 +135,7 @@ pub(crate) async fn call(
     let answer = tokio::select! {
         biased;
         () = token.cancelled() => Err(HookError::Cancelled),
-        answer = hook.call(request) => answer,
+        answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
     };
     // Given up, what the hook made of it stays unknown.
     if answer != Err(HookError::Cancelled) {
@@ -111,7 +146,7 @@ pub(crate) async fn call(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::children::fixtures::parent, *};
     use crate::manager::StopReason;
 
     struct Silent;
@@ -125,7 +160,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_is_under_way_until_it_is_answered_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
-        let mut asked = tokio_test(call(&Silent, &epoch, Bytes::new()));
+        let parent = parent(Some("ns"));
+        let mut asked = tokio_test(call(&Silent, &epoch, &parent, Bytes::new()));
 
         assert!(futures::poll!(&mut asked).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
@@ -140,7 +176,9 @@ mod tests {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         epoch.fence().close();
 
-        assert_eq!(call(&Silent, &epoch, Bytes::new()).await, Err(HookError::Cancelled));
+        let asked = call(&Silent, &epoch, &parent(None), Bytes::new()).await;
+
+        assert_eq!(asked, Err(HookError::Cancelled));
     }
 
     fn tokio_test<F: Future>(future: F) -> std::pin::Pin<Box<F>> {

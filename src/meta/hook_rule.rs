@@ -21,6 +21,17 @@ pub struct HookRule {
     pub url: Uri,
     /// The longest an exchange may take.
     pub timeout: Duration,
+    /// Answers are kept by their ETag.
+    pub etag: Option<EtagRule>,
+}
+
+/// How answers are kept by their ETag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EtagRule {
+    /// How long one is kept after it was sent; as long as the epoch when absent.
+    pub lifetime: Option<Duration>,
+    /// How often those that have expired are removed; when another one is kept when absent.
+    pub sweep: Option<Duration>,
 }
 
 /// Version of the hook protocol.
@@ -59,9 +70,11 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
             None
         }
     };
-    if webhook.etag.as_ref().is_some_and(|etag| etag.enabled == Some(true)) {
-        problems.unsupported(format!("{field}.etag"));
-    }
+    let etag = webhook.etag.as_ref().filter(|etag| etag.enabled == Some(true));
+    let etag = etag.map(|etag| EtagRule {
+        lifetime: positive(etag.cache_timeout_seconds),
+        sweep: positive(etag.cache_cleanup_seconds),
+    });
     for (name, present) in [
         ("caBundle", webhook.ca_bundle.is_some()),
         ("clientTLS", webhook.client_tls.is_some()),
@@ -88,7 +101,13 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
         },
     };
     let url = url(&field, webhook, problems);
-    Some(HookRule { version: version?, strict: strict?, url: url?, timeout: timeout? })
+    Some(HookRule { version: version?, strict: strict?, url: url?, timeout: timeout?, etag })
+}
+
+/// As many seconds; zero and less mean never, as in Metacontroller.
+fn positive(seconds: Option<i32>) -> Option<Duration> {
+    let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs)
 }
 
 fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Uri> {

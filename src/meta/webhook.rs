@@ -1,9 +1,11 @@
 //! A hook that is asked over HTTP.
 //!
 //! One POST, one answer: no redirects, no repeats, nothing encoded, nothing read beyond the
-//! budget. Success is status 200 and no other, as in Metacontroller.
+//! budget. Success is status 200, as in Metacontroller. Of a hook whose answers are kept by their
+//! ETag, 304 and 412 are success too, if the request named one.
 
 mod connections;
+mod etag;
 
 use std::{
     error::Error,
@@ -17,12 +19,16 @@ use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper::{body::Incoming, rt::Executor};
 use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
-use self::connections::{Connections, HttpClient};
-use super::{Hook, HookError, HookSeries};
+use self::{
+    connections::{Connections, HttpClient},
+    etag::{EtagCache, Kept},
+};
+use super::{EtagRule, Hook, HookError, HookSeries};
+use crate::informer::ObjectKey;
 
 /// The largest answer that is read, unless said otherwise.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
@@ -41,7 +47,16 @@ pub struct Webhook {
     timeout: Duration,
     max_response_bytes: usize,
     series: Option<HookSeries>,
+    etags: Option<EtagCache>,
     connections: Mutex<Option<Connections>>,
+}
+
+/// The parent that is asked about, and the answer about it that may be confirmed.
+struct About<'a> {
+    etags: &'a EtagCache,
+    parent: &'a ObjectKey,
+    uid: &'a str,
+    kept: Option<Kept>,
 }
 
 impl Webhook {
@@ -52,6 +67,7 @@ impl Webhook {
             timeout,
             max_response_bytes: MAX_RESPONSE_BYTES,
             series: None,
+            etags: None,
             connections: Mutex::new(None),
         }
     }
@@ -70,58 +86,109 @@ impl Webhook {
         self
     }
 
-    fn client(&self) -> Result<HttpClient, HookError> {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = match &mut *connections {
-            Some(connections) => connections,
-            none => {
-                let alive = self.series.as_ref().map(HookSeries::tasks);
-                none.insert(Connections::new(&self.url, alive)?)
-            }
-        };
-        Ok(connections.client.clone())
+    /// Keeps answers that have an ETag, one for each parent, until the hook is released. A request
+    /// names the tag in `If-None-Match`, and the hook may confirm the answer with status 304 or
+    /// 412 instead of sending it again.
+    #[must_use]
+    pub fn etag(mut self, rule: Option<EtagRule>) -> Self {
+        self.etags = rule.map(EtagCache::new);
+        self
     }
 
-    async fn exchange(&self, request: Bytes) -> (Option<StatusCode>, Result<Bytes, HookError>) {
+    fn client(&self) -> Result<HttpClient, HookError> {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(connections) = &*connections {
+            return Ok(connections.client.clone());
+        }
+        let alive = self.series.as_ref().map(HookSeries::tasks);
+        let new = connections.insert(Connections::new(&self.url, alive)?);
+        // With the connections' tasks, so that it ends when the hook is released.
+        if let Some(etags) = &self.etags
+            && let Some(period) = etags.sweep_period()
+        {
+            new.tasks.execute(etags.clone().sweep_every(period));
+        }
+        Ok(new.client.clone())
+    }
+
+    async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
+        let observation = self.series.as_ref().map(HookSeries::begin);
+        let (status, answer) = timeout(self.timeout, self.exchange(about, request))
+            .await
+            .unwrap_or((None, Err(HookError::Timeout(self.timeout))));
+        if let Some(observation) = observation {
+            observation.end(status);
+        }
+        answer
+    }
+
+    async fn exchange(
+        &self,
+        about: Option<About<'_>>,
+        request: Bytes,
+    ) -> (Option<StatusCode>, Result<Bytes, HookError>) {
         let client = match self.client() {
             Ok(client) => client,
             Err(error) => return (None, Err(error)),
         };
-        let request = Request::builder()
+        let mut builder = Request::builder()
             .method(Method::POST)
             .uri(self.url.clone())
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json")
             .header(header::ACCEPT_ENCODING, "identity")
-            .header(header::USER_AGENT, concat!("pilotlight/", env!("CARGO_PKG_VERSION")))
-            .body(Full::new(request));
-        let request = match request {
+            .header(header::USER_AGENT, concat!("pilotlight/", env!("CARGO_PKG_VERSION")));
+        if let Some(kept) = about.as_ref().and_then(|about| about.kept.as_ref()) {
+            builder = builder.header(header::IF_NONE_MATCH, kept.tag.clone());
+        }
+        let request = match builder.body(Full::new(request)) {
             Ok(request) => request,
             Err(error) => return (None, Err(HookError::Transport(error.to_string()))),
         };
         match client.request(request).await {
-            Ok(response) => (Some(response.status()), self.read(response).await),
+            Ok(response) => (Some(response.status()), self.read(about, response).await),
             Err(error) => (None, Err(HookError::Transport(chain(&error)))),
         }
     }
 
-    async fn read(&self, response: Response<Incoming>) -> Result<Bytes, HookError> {
+    async fn read(
+        &self,
+        about: Option<About<'_>>,
+        response: Response<Incoming>,
+    ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();
         let encoding = head.headers.get(header::CONTENT_ENCODING);
         let encoding = encoding.map(|encoding| String::from_utf8_lossy(encoding.as_bytes()));
-        match head.status {
-            StatusCode::OK => match encoding {
-                Some(encoding) if !encoding.eq_ignore_ascii_case("identity") => {
-                    Err(HookError::Encoded(encoding.chars().take(32).collect()))
+        match (head.status, about) {
+            (StatusCode::OK, about) => {
+                if let Some(encoding) = encoding
+                    && !encoding.eq_ignore_ascii_case("identity")
+                {
+                    return Err(HookError::Encoded(encoding.chars().take(32).collect()));
                 }
-                _ => read_body(body, self.max_response_bytes).await,
-            },
-            StatusCode::TOO_MANY_REQUESTS => {
+                let body = read_body(body, self.max_response_bytes).await?;
+                if let Some(About { etags, parent, uid, .. }) = about {
+                    etags.answered(parent, uid, &head.headers, &body, Instant::now());
+                }
+                Ok(body)
+            }
+            // The latter is what HTTP asks of a request that is no GET.
+            (
+                status @ (StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED),
+                Some(About { kept, .. }),
+            ) => {
+                // A few words do not cost the connection.
+                drop(read_excerpt(body).await);
+                // What the request named, also when it has expired or given way meanwhile.
+                let code = status.as_u16();
+                kept.map(|kept| kept.body).ok_or(HookError::NothingToConfirm { code })
+            }
+            (StatusCode::TOO_MANY_REQUESTS, _) => {
                 let value = head.headers.get(header::RETRY_AFTER);
                 let value = value.and_then(|value| value.to_str().ok());
                 Err(HookError::Busy(retry_after(value, Timestamp::now())))
             }
-            status => {
+            (status, _) => {
                 let excerpt = read_excerpt(body).await;
                 Err(HookError::Status { code: status.as_u16(), body: excerpt })
             }
@@ -131,19 +198,32 @@ impl Webhook {
 
 impl Hook for Webhook {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
-        Box::pin(async move {
-            let observation = self.series.as_ref().map(HookSeries::begin);
-            let (status, answer) = timeout(self.timeout, self.exchange(request))
-                .await
-                .unwrap_or((None, Err(HookError::Timeout(self.timeout))));
-            if let Some(observation) = observation {
-                observation.end(status);
-            }
-            answer
-        })
+        Box::pin(self.ask(None, request))
+    }
+
+    fn call_about<'a>(
+        &'a self,
+        parent: &'a ObjectKey,
+        uid: &'a str,
+        request: Bytes,
+    ) -> BoxFuture<'a, Result<Bytes, HookError>> {
+        let about = self.etags.as_ref().map(|etags| {
+            let kept = etags.get(parent, uid, Instant::now());
+            About { etags, parent, uid, kept }
+        });
+        Box::pin(self.ask(about, request))
+    }
+
+    fn forget(&self, parent: &ObjectKey) {
+        if let Some(etags) = &self.etags {
+            etags.forget(parent);
+        }
     }
 
     fn release(&self) -> BoxFuture<'_, ()> {
+        if let Some(etags) = &self.etags {
+            etags.clear();
+        }
         let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner).take();
         Box::pin(async move {
             if let Some(connections) = connections {

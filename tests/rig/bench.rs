@@ -13,6 +13,7 @@ use http::Request;
 use kube::{Client, ResourceExt, client::Body};
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
+    informer::ObjectKey,
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{self, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
@@ -44,6 +45,8 @@ struct Asked {
     calls: Vec<(Instant, String)>,
     /// Parents that are asked about at this moment.
     running: BTreeSet<String>,
+    /// Parents of which it may keep something.
+    kept: BTreeSet<String>,
     most: usize,
     overlapped: bool,
 }
@@ -72,6 +75,11 @@ impl FunctionHook {
         self.asked.lock().unwrap().most
     }
 
+    /// The parents of which it may keep something.
+    pub(crate) fn kept(&self) -> BTreeSet<String> {
+        self.asked.lock().unwrap().kept.clone()
+    }
+
     /// Whether it was ever asked about a parent while it was asked about the same one.
     pub(crate) fn overlapped(&self) -> bool {
         self.asked.lock().unwrap().overlapped
@@ -88,6 +96,25 @@ impl Hook for FunctionHook {
             let answer = respond(request).await?;
             Ok(answer.to_string().into())
         })
+    }
+
+    fn call_about<'a>(
+        &'a self,
+        parent: &'a ObjectKey,
+        _uid: &'a str,
+        request: Bytes,
+    ) -> BoxFuture<'a, Result<Bytes, HookError>> {
+        self.asked.lock().unwrap().kept.insert(parent.to_string());
+        self.call(request)
+    }
+
+    fn forget(&self, parent: &ObjectKey) {
+        self.asked.lock().unwrap().kept.remove(&parent.to_string());
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        self.asked.lock().unwrap().kept.clear();
+        Box::pin(std::future::ready(()))
     }
 }
 

@@ -10,7 +10,7 @@ use axum::{
     routing::post,
 };
 use futures::{StreamExt, stream};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,
@@ -30,6 +30,8 @@ pub(crate) enum Answer {
     Cut(&'static [u8]),
     /// Status and headers, and a few words.
     Status(u16, Vec<(&'static str, String)>),
+    /// This tag and value; status 304 to who names the tag.
+    Tagged(String, Value),
     /// Nothing until the receiver says `true`, then this.
     Hold(watch::Receiver<bool>, Box<Answer>),
 }
@@ -45,6 +47,11 @@ pub(crate) struct Call {
 impl Call {
     pub(crate) fn parent(&self) -> &str {
         self.body["parent"]["metadata"]["name"].as_str().unwrap_or_default()
+    }
+
+    /// The tag of the answer that it knows.
+    pub(crate) fn named(&self) -> Option<&str> {
+        self.headers.get(header::IF_NONE_MATCH)?.to_str().ok()
     }
 }
 
@@ -113,6 +120,7 @@ impl HookServer {
 
 async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -> Response {
     let body: Value = serde_json::from_slice(&body).unwrap();
+    let named = headers.get(header::IF_NONE_MATCH).cloned();
     let call = Call { body: body.clone(), headers, at: Instant::now() };
     shared.calls.send_modify(|calls| calls.push(call));
     let respond = shared.respond.lock().unwrap().clone();
@@ -128,6 +136,18 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
                 continue;
             }
             Answer::Json(value) => Response::new(Body::from(value.to_string())),
+            Answer::Tagged(tag, value) => {
+                let confirmed = named.is_some_and(|named| named == tag);
+                let mut response = match confirmed {
+                    true => Response::new(Body::empty()),
+                    false => Response::new(Body::from(value.to_string())),
+                };
+                if confirmed {
+                    *response.status_mut() = StatusCode::NOT_MODIFIED;
+                }
+                response.headers_mut().insert(header::ETAG, tag.parse().unwrap());
+                response
+            }
             Answer::Bytes(bytes) => Response::new(Body::from(bytes)),
             Answer::Cut(bytes) => {
                 let cut = stream::once(async { Err(std::io::Error::other("cut")) });

@@ -209,9 +209,10 @@ impl Keeper {
     }
 
     fn webhook(&self, blueprint: &Blueprint) -> Arc<dyn Hook> {
-        let url = blueprint.sync.url.to_string();
+        let sync = &blueprint.sync;
+        let url = sync.url.to_string();
         let series = self.options.metrics.series(&blueprint.name, "CompositeController", &url);
-        Arc::new(Webhook::new(blueprint.sync.url.clone(), blueprint.sync.timeout).series(series))
+        Arc::new(Webhook::new(sync.url.clone(), sync.timeout).etag(sync.etag).series(series))
     }
 
     /// Removes the runnable; an error when that lasts.

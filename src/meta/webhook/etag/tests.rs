@@ -1,0 +1,358 @@
+//! What is kept, for how long, and what hooks make of it.
+
+use proptest::prelude::*;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    task::JoinSet,
+};
+
+use super::{super::Webhook, *};
+use crate::meta::{Hook, HookError};
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey::namespaced("ns", name)
+}
+
+fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
+    Kept { tag: HeaderValue::from_str(tag).unwrap(), body: body.into() }
+}
+
+fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+#[test]
+fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
+    let begin = Instant::now();
+    for (lifetime, after, there) in [
+        (Some(10), 0, true),
+        (Some(10), 9, true),
+        (Some(10), 10, false),
+        (Some(10), 3600, false),
+        (Some(u64::from(i32::MAX.unsigned_abs())), 365 * 24 * 3600, true),
+        (None, 365 * 24 * 3600, true),
+    ] {
+        let mut answers = Answers::new(lifetime.map(seconds), 1000);
+        answers.put(&key("a"), "u", Some(kept("t", "{}")), begin);
+
+        // To be confirmed makes it no younger.
+        answers.get(&key("a"), "u", begin + seconds(after) / 2);
+        let found = answers.get(&key("a"), "u", begin + seconds(after));
+
+        assert_eq!(found.is_some(), there, "{lifetime:?} {after}");
+        assert_eq!(answers.bytes == 0, !there, "{lifetime:?} {after}");
+    }
+}
+
+#[test]
+fn an_answer_is_about_one_object_and_not_about_its_name() {
+    let mut answers = Answers::new(None, 1000);
+    let now = Instant::now();
+    answers.put(&key("a"), "old", Some(kept("t", "{}")), now);
+
+    assert_eq!(answers.get(&ObjectKey::cluster("a"), "old", now), None);
+    assert_eq!(answers.get(&key("a"), "new", now), None);
+    assert_eq!(answers.get(&key("a"), "old", now), None, "it does not come back");
+    assert_eq!(answers.bytes, 0);
+}
+
+#[test]
+fn an_answer_that_cannot_be_confirmed_takes_the_former_away() {
+    let cache = EtagCache::new(EtagRule::default());
+    let now = Instant::now();
+    let body = Bytes::from_static(b"{}");
+    let long = "t".repeat(MAX_TAG_BYTES + 1);
+    for (tag, sent_back) in [
+        (Some("\"strong\""), Some("\"strong\"")),
+        (Some("W/\"weak\""), Some("W/\"weak\"")),
+        (Some("bare"), Some("bare")),
+        (Some(&long[1..]), Some(&long[1..])),
+        (Some(&long), None),
+        (Some("*"), None),
+        (Some(""), None),
+        (None, None),
+    ] {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::ETAG, HeaderValue::from_static("before"));
+        cache.answered(&key("a"), "u", &headers, &body, now);
+        assert!(cache.get(&key("a"), "u", now).is_some());
+
+        headers.remove(header::ETAG);
+        headers.extend(tag.map(|tag| (header::ETAG, tag.parse().unwrap())));
+        cache.answered(&key("a"), "u", &headers, &body, now);
+
+        let found = cache.get(&key("a"), "u", now);
+        let found = found.as_ref().map(|kept| kept.tag.to_str().unwrap());
+        assert_eq!(found, sent_back, "{tag:?}");
+    }
+}
+
+#[test]
+fn beyond_the_budget_the_oldest_give_way() {
+    let mut answers = Answers::new(None, 3 * (ENTRY_BYTES + 1000));
+    let now = Instant::now();
+    let large = |bytes: usize| Some(kept("t", vec![b'x'; bytes]));
+    let there = |answers: &mut Answers| -> Vec<&str> {
+        let names = ["a", "b", "c", "d"];
+        names.into_iter().filter(|name| answers.get(&key(name), "u", now).is_some()).collect()
+    };
+    for name in ["a", "b", "c"] {
+        answers.put(&key(name), "u", large(900), now);
+    }
+    assert_eq!(there(&mut answers), ["a", "b", "c"]);
+
+    answers.put(&key("a"), "u", large(900), now);
+    answers.put(&key("d"), "u", large(900), now);
+    assert_eq!(there(&mut answers), ["a", "c", "d"], "the one that was answered last is young");
+
+    answers.put(&key("b"), "u", large(2000), now);
+    assert_eq!(there(&mut answers), ["b", "d"]);
+
+    answers.put(&key("b"), "u", large(4000), now);
+    assert_eq!(there(&mut answers), ["d"], "one that is too large costs no other");
+}
+
+#[test]
+fn the_smallest_answers_are_bounded_in_number() {
+    let mut answers = Answers::new(None, 100 * ENTRY_BYTES);
+    for number in 0..1000 {
+        answers.put(&key(&number.to_string()), "u", Some(kept("t", "")), Instant::now());
+    }
+
+    assert!(answers.by_parent.len() < 100, "{}", answers.by_parent.len());
+}
+
+proptest! {
+    #[test]
+    fn whatever_happens_the_account_is_right_and_within_the_budget(
+        deeds in proptest::collection::vec((0..5_u8, 0..6_u8, 0..1500_usize, 0..20_u64), 0..100)
+    ) {
+        let mut answers = Answers::new(Some(seconds(60)), 4000);
+        let mut now = Instant::now();
+        for (deed, name, bytes, pause) in deeds {
+            now += seconds(pause);
+            let key = key(&name.to_string());
+            match deed {
+                0 => answers.remove(&key),
+                1 => answers.sweep(now),
+                2 => drop(answers.get(&key, "u", now)),
+                _ => answers.put(&key, "u", Some(kept("t", vec![b'x'; bytes])), now),
+            }
+
+            let sum: usize = answers.by_parent.values().map(|entry| entry.bytes).sum();
+            prop_assert_eq!(answers.bytes, sum);
+            prop_assert!(sum <= 4000);
+            prop_assert_eq!(answers.by_age.len(), answers.by_parent.len());
+            for (number, key) in &answers.by_age {
+                prop_assert_eq!(answers.by_parent[key].number, *number);
+            }
+            let oldest = answers.by_age.values().next();
+            let eldest = answers.by_parent.values().map(|entry| entry.since).min();
+            prop_assert_eq!(oldest.map(|key| answers.by_parent[key].since), eldest);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_has_expired_is_removed_though_nobody_asks() {
+    let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(4)) };
+    let cache = EtagCache::new(rule);
+    let mut sweeping = Box::pin(cache.clone().sweep_every(cache.sweep_period().unwrap()));
+    cache.lock().put(&key("a"), "u", Some(kept("t", "{}")), Instant::now());
+
+    for (until, there) in [(8, true), (11, true), (13, false)] {
+        let late = tokio::time::timeout(seconds(if until == 8 { 8 } else { until - 8 }), async {
+            sweeping.as_mut().await;
+        });
+        assert!(late.await.is_err(), "it goes on");
+        assert_eq!(!cache.lock().by_parent.is_empty(), there, "{until}");
+    }
+}
+
+#[test]
+fn nothing_is_swept_that_does_not_expire() {
+    for (lifetime, sweep, expected) in
+        [(None, Some(5), None), (Some(5), None, None), (Some(5), Some(7), Some(seconds(7)))]
+    {
+        let rule = EtagRule { lifetime: lifetime.map(seconds), sweep: sweep.map(seconds) };
+
+        assert_eq!(EtagCache::new(rule).sweep_period(), expected);
+    }
+}
+
+/// A hook that keeps answers, its server, and the tags that the requests named.
+struct Scene {
+    hook: Webhook,
+    serving: JoinSet<()>,
+    named: Arc<Mutex<Vec<Option<String>>>>,
+}
+
+/// A server that answers a request with this tag so; one connection each.
+async fn scene(
+    rule: EtagRule,
+    mut answer: impl FnMut(Option<&str>) -> String + Send + 'static,
+) -> Scene {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
+    let named = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&named);
+    let mut serving = JoinSet::new();
+    serving.spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"{}") {
+                assert_ne!(stream.read_buf(&mut request).await.unwrap(), 0);
+            }
+            let request = String::from_utf8(request).unwrap();
+            let tag = request.lines().find_map(|line| line.strip_prefix("if-none-match: "));
+            seen.lock().unwrap().push(tag.map(str::to_owned));
+            stream.write_all(answer(tag).as_bytes()).await.unwrap();
+            stream.shutdown().await.unwrap();
+        }
+    });
+    let hook = Webhook::new(url, seconds(5)).max_response_bytes(1000).etag(Some(rule));
+    Scene { hook, serving, named }
+}
+
+impl Scene {
+    async fn ask(&self, name: &str, uid: &str) -> Result<String, HookError> {
+        let answer = self.hook.call_about(&key(name), uid, Bytes::from_static(b"{}")).await;
+        answer.map(|body| String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// The tag that the last request named.
+    fn named(&self) -> Option<String> {
+        self.named.lock().unwrap().last().cloned().flatten()
+    }
+}
+
+fn response(head: &str, body: &str) -> String {
+    let length = match head.starts_with("304") {
+        true => String::new(),
+        false => format!("Content-Length: {}\r\n", body.len()),
+    };
+    format!("HTTP/1.1 {head}\r\nConnection: close\r\n{length}\r\n{body}")
+}
+
+/// Answers `body`, or with 304 who has it already.
+fn tagged(body: &str, named: Option<&str>) -> String {
+    let tag = format!("\"{body}\"");
+    match named == Some(&tag) {
+        true => response(&format!("304 Not Modified\r\nETag: {tag}"), ""),
+        false => response(&format!("200 OK\r\nETag: {tag}"), body),
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
+    let text = Arc::new(Mutex::new("one"));
+    let said = Arc::clone(&text);
+    let answer = move |named: Option<&str>| tagged(*said.lock().unwrap(), named);
+    let scene = scene(EtagRule::default(), answer).await;
+
+    for (now, named) in [
+        ("one", None),
+        ("one", Some("\"one\"")),
+        ("two", Some("\"one\"")),
+        ("two", Some("\"two\"")),
+    ] {
+        *text.lock().unwrap() = now;
+
+        assert_eq!(scene.ask("a", "u").await.as_deref(), Ok(now));
+        assert_eq!(scene.named().as_deref(), named);
+    }
+}
+
+#[tokio::test]
+async fn a_tag_is_named_for_as_long_as_its_answer_may_be_confirmed() {
+    let scene = scene(EtagRule::default(), |named| tagged("x", named)).await;
+    scene.ask("a", "u").await.unwrap();
+
+    scene.ask("b", "u").await.unwrap();
+    assert_eq!(scene.named(), None, "another parent");
+    scene.ask("a", "u").await.unwrap();
+    assert!(scene.named().is_some());
+    scene.ask("a", "v").await.unwrap();
+    assert_eq!(scene.named(), None, "another one of the same name");
+    scene.ask("a", "v").await.unwrap();
+    assert!(scene.named().is_some());
+    scene.hook.forget(&key("a"));
+    scene.ask("a", "v").await.unwrap();
+    assert_eq!(scene.named(), None, "forgotten");
+    scene.hook.release().await;
+    scene.ask("a", "v").await.unwrap();
+    assert_eq!(scene.named(), None, "another epoch");
+    scene.hook.call(Bytes::from_static(b"{}")).await.unwrap();
+    assert_eq!(scene.named(), None, "about nobody");
+}
+
+#[tokio::test]
+async fn each_status_means_its_own_for_what_is_kept() {
+    let refused = |code: u16| Err(HookError::Status { code, body: "sorry".to_owned() });
+    let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
+    let tagged = "200 OK\r\nETag: t";
+    let steps = [
+        // Without an answer before, there is nothing to confirm.
+        ("304 Not Modified", "", None, nothing(304)),
+        ("412 Precondition Failed", "sorry", None, nothing(412)),
+        (tagged, "one", None, Ok("one")),
+        ("304 Not Modified", "", Some("t"), Ok("one")),
+        ("412 Precondition Failed", "sorry", Some("t"), Ok("one")),
+        // A refusal says nothing of the answer before.
+        ("500 Word", "sorry", Some("t"), refused(500)),
+        ("302 Found\r\nLocation: /", "sorry", Some("t"), refused(302)),
+        ("429 Busy\r\nRetry-After: 7", "", Some("t"), Err(HookError::Busy(seconds(7)))),
+        ("200 OK\r\nETag: z\r\nContent-Encoding: gzip", "?", Some("t"), {
+            Err(HookError::Encoded("gzip".to_owned()))
+        }),
+        ("200 OK\r\nETag: l", &"x".repeat(1001), Some("t"), {
+            Err(HookError::TooLarge { limit: 1000 })
+        }),
+        ("304 Not Modified", "", Some("t"), Ok("one")),
+        // An answer without a tag is the last word.
+        ("200 OK", "two", Some("t"), Ok("two")),
+        ("304 Not Modified", "", None, nothing(304)),
+        (tagged, "three", None, Ok("three")),
+    ];
+    let mut script = steps.clone().map(|(head, body, ..)| response(head, body)).into_iter();
+    let mut scene = scene(EtagRule::default(), move |_| script.next().unwrap()).await;
+
+    for (head, _, named, expected) in steps {
+        let answer = scene.ask("a", "u").await;
+
+        assert_eq!(answer, expected.map(str::to_owned), "{head}");
+        assert_eq!(scene.named().as_deref(), named, "{head}");
+    }
+    assert!(scene.serving.try_join_next().is_none());
+}
+
+#[tokio::test]
+async fn an_answer_that_expires_while_it_is_confirmed_is_the_answer() {
+    let rule = EtagRule { lifetime: Some(seconds(10)), sweep: None };
+    let scene = scene(rule, |named| tagged("one", named)).await;
+    scene.ask("a", "u").await.unwrap();
+    let parent = key("a");
+    let asked = scene.hook.call_about(&parent, "u", Bytes::from_static(b"{}"));
+
+    scene.hook.etags.as_ref().unwrap().lock().sweep(Instant::now() + seconds(20));
+    let answer = asked.await;
+
+    assert_eq!(answer, Ok(Bytes::from_static(b"one")));
+    assert!(scene.named().is_some());
+}
+
+#[tokio::test]
+async fn the_sweeping_ends_when_the_hook_is_released() {
+    let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(10)) };
+    let scene = scene(rule, |named| tagged("one", named)).await;
+    scene.ask("a", "u").await.unwrap();
+    let tracker = scene.hook.connections.lock().unwrap().as_ref().unwrap().tasks.tracker.clone();
+    assert!(!tracker.is_empty());
+
+    scene.hook.release().await;
+
+    assert!(tracker.is_empty());
+    assert_eq!(scene.hook.etags.as_ref().unwrap().lock().bytes, 0);
+}
