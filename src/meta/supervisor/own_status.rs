@@ -148,7 +148,7 @@ impl Keeper {
 
 /// The Event of a controller that waits for its types, once it is known what is wrong with them.
 fn waiting(run: &RunnableStatus) -> Option<Waiting> {
-    let known = |unmet: &&Unmet| !matches!(&*unmet.reason, "TypeUnknown" | "Initializing");
+    let known = |unmet: &&Unmet| unmet.reason != "TypeUnknown";
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
         return None;
