@@ -34,6 +34,8 @@ mod isolation;
 mod losses;
 #[cfg(feature = "cli")]
 mod own_crds;
+#[cfg(feature = "cli")]
+mod reports;
 mod rig;
 #[cfg(feature = "cli")]
 mod scenarios;

@@ -305,7 +305,14 @@ impl Reconciler for Composite {
         let message = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
-            Err(SyncError::Busy(after)) => return Ok(Outcome::RequeueAfter(after)),
+            Err(SyncError::Busy(after)) => {
+                // No error, and yet nothing is done for the parent until the hook is free.
+                // Without the time, which may be another one with each answer.
+                let message = "the hook is busy and wants to be asked again later".to_owned();
+                let reason = HookError::Busy(after).reason();
+                self.roster.failing(&parent.key, Failure { reason, message });
+                return Ok(Outcome::RequeueAfter(after));
+            }
             Err(SyncError::Behind(message)) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
                 return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
