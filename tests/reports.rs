@@ -1,7 +1,11 @@
 //! What is told of a declared controller: while its hook is busy, while the server refuses what
-//! its hook wants.
+//! its hook wants, while nobody takes its Events.
 
+use std::time::Duration;
+
+use pilotlight::testing::{Action, Rule, Verb};
 use serde_json::json;
+use tokio::time::Instant;
 
 use crate::rig::{Answer, Stage, condition, config_map, status_of};
 
@@ -47,5 +51,27 @@ async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller
         running.status == "True" && running.message.contains("No_Name")
     };
     stage.status("a", "tells the last error", told).await;
+    stage.end().await;
+}
+
+#[tokio::test]
+async fn events_that_nobody_takes_hold_up_no_declared_controller() {
+    let stage = Stage::start("events-hang").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    stage.install(&crd).await;
+    rig.faults.add(Rule::new(Action::Hang).verb(Verb::Create).resource("", "events"));
+    let names: Vec<_> = (0..40).map(|number| format!("c{number}")).collect();
+    let begin = Instant::now();
+    for name in &names {
+        stage.declare(name, stage.spec(&crd)).await;
+    }
+
+    for name in &names {
+        rig.running(&stage.runnable(name), 1).await;
+    }
+
+    let took = begin.elapsed();
+    assert!(took < Duration::from_secs(15), "{took:?}");
     stage.end().await;
 }

@@ -326,9 +326,7 @@ impl Reconciler for Composite {
         };
         let subject = subject(&parent);
         let text = format!("Sync error: {message}");
-        self.recorder
-            .publish(context.client(), &subject, Severity::Warning, "SyncError", &text)
-            .await;
+        self.recorder.publish(&context, &subject, Severity::Warning, "SyncError", &text);
         Err(ReconcileError::Retry(message.into()))
     }
 }
@@ -408,7 +406,7 @@ impl Composite {
         // Also when children failed: the status is what tells of it.
         let status = response.status.unwrap_or_default();
         let written = self.write_status(parent, object, status, context).await;
-        let calm = self.tell_of_flapping(parent, context).await;
+        let calm = self.tell_of_flapping(parent, context);
         managed.and(written)?;
         let resync = [response.resync_after, blueprint.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
@@ -417,7 +415,7 @@ impl Composite {
 
     /// The hook answered: says so, or that it wants something else each time. Returns when to look
     /// at that again.
-    async fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+    fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let Some(Flapping { what, again }) = self.roster.flapping(&parent.key) else {
             self.roster.healthy(&parent.key);
             return None;
@@ -428,8 +426,7 @@ impl Composite {
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.roster.failing(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));
-            let client = context.client();
-            self.recorder.publish(client, &subject, Severity::Warning, "Flapping", &text).await;
+            self.recorder.publish(context, &subject, Severity::Warning, "Flapping", &text);
         }
         Some(again)
     }

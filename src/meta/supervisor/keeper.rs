@@ -118,7 +118,7 @@ impl Keeper {
             again = Some(STOP_PATIENCE);
         }
         let subject = subject(name, &header.uid);
-        self.publish(name, &subject, &judgement, &mut declared, context.client()).await;
+        self.publish(name, &subject, &judgement, &mut declared, context);
         let written = self.write_status(object, &judgement, &mut declared, context).await;
         self.changes.put(name, declared);
         match (written?, again) {
@@ -162,7 +162,7 @@ impl Keeper {
             Arc::clone(&blueprint),
             hook,
             &self.cluster,
-            self.recorder.clone(),
+            self.recorder.apart(),
             self.options.workers,
             changed,
         );
@@ -276,7 +276,7 @@ impl Keeper {
         let subject = subject(name, &declared.uid);
         let text = format!("Stopped controller: {name}");
         self.changes.remove(name);
-        self.recorder.publish(context.client(), &subject, Severity::Normal, "Stopped", &text).await;
+        self.recorder.publish(context, &subject, Severity::Normal, "Stopped", &text);
         Ok(Outcome::Done)
     }
 }
