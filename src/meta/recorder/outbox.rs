@@ -15,7 +15,7 @@ struct State<T> {
     waiting: VecDeque<T>,
     // Somebody delivers.
     delivered: bool,
-    // Since there was room last.
+    // Since nothing waited last.
     dropped: u64,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Put {
     Begins,
     /// It waits for those before it.
     Waits,
-    /// There was no room; how many had none in a row.
+    /// There was no room; so many had none since nothing waited last.
     Dropped(u64),
 }
 
@@ -42,7 +42,6 @@ impl<T> Outbox<T> {
             state.dropped += 1;
             return Put::Dropped(state.dropped);
         }
-        state.dropped = 0;
         state.waiting.push_back(entry);
         if std::mem::replace(&mut state.delivered, true) { Put::Waits } else { Put::Begins }
     }
@@ -63,9 +62,9 @@ impl<T> Delivery<T> {
     pub(super) fn next(&mut self) -> Option<T> {
         let mut state = self.0.as_ref()?.lock();
         let next = state.waiting.pop_front();
-        state.delivered = next.is_some();
-        drop(state);
         if next.is_none() {
+            *state = State::default();
+            drop(state);
             self.0 = None;
         }
         next
@@ -75,10 +74,15 @@ impl<T> Delivery<T> {
 impl<T> Drop for Delivery<T> {
     /// Given up half-way: what waits is of an epoch that is over.
     fn drop(&mut self) {
-        let Some(outbox) = self.0.take() else { return };
-        let mut state = outbox.lock();
-        state.delivered = false;
-        state.waiting.clear();
+        if let Some(outbox) = self.0.take() {
+            *outbox.lock() = State::default();
+        }
+    }
+}
+
+impl<T> Default for State<T> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), delivered: false, dropped: 0 }
     }
 }
 
@@ -90,8 +94,7 @@ impl<T> Clone for Outbox<T> {
 
 impl<T> Default for Outbox<T> {
     fn default() -> Self {
-        let state = State { waiting: VecDeque::new(), delivered: false, dropped: 0 };
-        Self(Arc::new(Mutex::new(state)))
+        Self(Arc::default())
     }
 }
 
@@ -124,7 +127,10 @@ mod tests {
         let mut delivery = outbox.delivery();
         assert_eq!(delivery.next(), Some(0));
         assert_eq!(outbox.put(4, 2), Put::Waits);
-        assert_eq!(outbox.put(5, 2), Put::Dropped(1), "another row of them");
+        assert_eq!(outbox.put(5, 2), Put::Dropped(3), "they still wait");
+        while delivery.next().is_some() {}
+        assert_eq!(outbox.put(6, 1), Put::Begins);
+        assert_eq!(outbox.put(7, 1), Put::Dropped(1));
     }
 
     #[test]
