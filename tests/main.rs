@@ -37,6 +37,8 @@ mod leaks;
 mod losses;
 #[cfg(feature = "cli")]
 mod own_crds;
+#[cfg(feature = "cli")]
+mod reports;
 mod rig;
 #[cfg(feature = "cli")]
 mod scenarios;

@@ -105,6 +105,9 @@ impl From<&CompositeController> for DeclaredRow {
             .into_iter()
             .filter_map(condition)
             .find(|condition| condition.status != "True" && !condition.message.is_empty());
+        // One that runs may have an error to tell of: its own, or that of single objects.
+        let complaint = complaint
+            .or_else(|| condition("Running").filter(|running| !running.message.is_empty()));
         Self {
             name: controller.metadata.name.clone().unwrap_or_default(),
             parent: format!("{} {}", parent.resource, parent.api_version),
@@ -261,6 +264,26 @@ mod tests {
                 "things.example.com/v1 is not installed"
             ]
         );
+    }
+
+    #[test]
+    fn a_row_shows_the_last_error_of_one_that_runs() {
+        // As the supervisor writes it while every child is refused.
+        let error =
+            "last error: ns/gear: Sync error: creating ConfigMap ns/a: configmaps is forbidden";
+        let controller = controller(json!({
+            "observedGeneration": 2, "epoch": 3, "state": "Running", "reason": "Running",
+            "conditions": [
+                {"type": "Ready", "status": "True", "reason": "Running", "message": error,
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"},
+                {"type": "Running", "status": "True", "reason": "Running", "message": error,
+                 "lastTransitionTime": "2026-01-01T00:00:00Z"},
+            ],
+        }));
+
+        let text = render_declared(&[DeclaredRow::from(&controller)], Timestamp::UNIX_EPOCH);
+
+        assert!(text.contains("configmaps is forbidden"), "{text}");
     }
 
     #[test]

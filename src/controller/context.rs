@@ -4,7 +4,7 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use kube::Client;
 use serde::de::DeserializeOwned;
-use tokio_util::sync::CancellationToken;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Queue, Request,
@@ -35,6 +35,8 @@ struct Shared {
     board: Arc<Board>,
     // None when the reconciler is called by hand.
     queue: Option<Queue<Request>>,
+    // What reconciles left behind: the fence is not closed before it has had its time.
+    errands: TaskTracker,
 }
 
 impl Context {
@@ -71,7 +73,8 @@ impl Context {
         board: Arc<Board>,
         queue: Option<Queue<Request>>,
     ) -> Self {
-        let shared = Shared { epoch, client, cancel, board, queue };
+        let errands = TaskTracker::new();
+        let shared = Shared { epoch, client, cancel, board, queue, errands };
         let shared = Arc::new(shared);
         Self { shared, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
@@ -95,6 +98,21 @@ impl Context {
     /// A client behind the epoch's fence: use no other for what must not outlive the epoch.
     pub fn client(&self) -> &Client {
         &self.shared.client
+    }
+
+    /// Leaves work behind that the reconcile does not wait for.
+    ///
+    /// It is the epoch's: it may end within the grace, and the epoch is not done before it has.
+    #[cfg(any(feature = "meta", test))]
+    pub(crate) fn leave(&self, errand: impl Future<Output = ()> + Send + 'static) {
+        let errand = self.shared.epoch.tasks().track_future(errand);
+        drop(self.shared.errands.spawn(errand));
+    }
+
+    /// Resolves when everything has ended that was left behind, and nothing more is. Cancel safe.
+    pub(super) async fn errands_done(&self) {
+        self.shared.errands.close();
+        self.shared.errands.wait().await;
     }
 
     /// Resolves when the reconcile should end: the epoch stops. Cancel safe.

@@ -402,6 +402,7 @@ impl Run {
         };
         let deadline = Instant::now() + grace.min(LONGEST_GRACE);
         self.drain_workers(deadline).await;
+        drop(timeout_at(deadline, self.context.errands_done()).await);
         self.epoch.fence().close();
         // What is still under way was taken elsewhere by the reconciler; it has had its time.
         drop(timeout_at(deadline + SLACK, self.epoch.fence().quiet()).await);

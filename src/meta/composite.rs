@@ -327,7 +327,14 @@ impl Reconciler for Composite {
         let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
-            Err(SyncError::Busy(after)) => return Ok(Outcome::RequeueAfter(after)),
+            Err(SyncError::Busy(after)) => {
+                // No error, and yet nothing is done for the parent until the hook is free.
+                // Without the time, which may be another one with each answer.
+                let message = "the hook is busy and wants to be asked again later".to_owned();
+                let reason = HookError::Busy(after).reason();
+                self.roster.failing(&parent.key, Failure { reason, message });
+                return Ok(Outcome::RequeueAfter(after));
+            }
             Err(SyncError::Behind(message)) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);
                 return Err(ReconcileError::Retry(Box::new(kube::Error::Api(conflict.boxed()))));
@@ -350,9 +357,7 @@ impl Reconciler for Composite {
         };
         let subject = subject(&parent);
         let text = format!("Sync error: {message}");
-        self.recorder
-            .publish(context.client(), &subject, Severity::Warning, "SyncError", &text)
-            .await;
+        self.recorder.publish(&context, &subject, Severity::Warning, "SyncError", &text);
         Err(match after {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
@@ -443,7 +448,7 @@ impl Composite {
         // Also when children failed: the status is what tells of it.
         let status = response.status.unwrap_or_default();
         let written = self.write_status(parent, object, status, context).await;
-        let calm = self.tell_of_flapping(parent, context).await;
+        let calm = self.tell_of_flapping(parent, context);
         managed.and(written)?;
         let resync = [response.resync_after, blueprint.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
@@ -452,7 +457,7 @@ impl Composite {
 
     /// The hook answered: says so, or that it wants something else each time. Returns when to look
     /// at that again.
-    async fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+    fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let Some(Flapping { what, again }) = self.roster.flapping(&parent.key) else {
             self.roster.healthy(&parent.key);
             return None;
@@ -463,8 +468,7 @@ impl Composite {
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.roster.failing(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));
-            let client = context.client();
-            self.recorder.publish(client, &subject, Severity::Warning, "Flapping", &text).await;
+            self.recorder.publish(context, &subject, Severity::Warning, "Flapping", &text);
         }
         Some(again)
     }

@@ -3,8 +3,10 @@
 //! Written as core/v1 with `source.component`, which kube's recorder leaves empty and by which
 //! users of Metacontroller find them. A failure that goes on is one Event with a count.
 
+mod outbox;
+
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -13,9 +15,11 @@ use http::Method;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
-use super::resource::{self, is_not_found};
+use self::outbox::{Delivery, Outbox, Put};
+use super::resource::{self, is_fenced, is_not_found};
+use crate::{controller::Context, manager::StopReason};
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";
@@ -29,6 +33,14 @@ const MESSAGES: usize = 10;
 const FORGET: Duration = Duration::from_secs(600);
 /// Objects that are remembered at most.
 const SUBJECTS: usize = 4096;
+/// Events of one runnable that wait to be written; client-go keeps 1000 for a whole process.
+const ROOM: usize = 256;
+/// The same of the supervisor, which tells of every controller.
+const ROOM_OF_ALL: usize = SUBJECTS;
+/// How long what waits goes on being written when its epoch ends: a stop is not to be noticed.
+const LAST: Duration = Duration::from_millis(500);
+/// Causes of failures that are told apart.
+const CAUSES: usize = 16;
 /// The longest message that the API server takes.
 const MESSAGE_BYTES: usize = 1000;
 
@@ -56,10 +68,23 @@ pub(crate) enum Severity {
     Warning,
 }
 
-/// Writes Events, fewer than it is given. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+/// Writes Events, fewer than it is given, in their order, and lets nobody wait for it. Cheap to
+/// clone.
+#[derive(Clone)]
 pub(crate) struct Recorder {
+    // Not behind a fence.
+    client: Client,
+    memory: Memory,
+    outbox: Outbox<Entry>,
+    room: usize,
+}
+
+/// What all recorders of a process know.
+#[derive(Clone, Debug, Default)]
+struct Memory {
     subjects: Arc<Mutex<HashMap<Arc<str>, Written>>>,
+    // Why Events were not written, so far.
+    causes: Arc<Mutex<HashSet<String>>>,
 }
 
 /// What was written about one object.
@@ -86,56 +111,105 @@ struct Write {
     // With a count above 1 the Event is there already.
     count: u32,
     first: Timestamp,
+    last: Timestamp,
     message: String,
 }
 
+/// A write that waits.
+#[derive(Debug)]
+struct Entry {
+    subject: Subject,
+    severity: Severity,
+    reason: &'static str,
+    write: Write,
+}
+
 impl Recorder {
-    /// Writes an Event through a client, or counts it if too many were written. A failure is
-    /// logged and forgotten.
-    pub(crate) async fn publish(
+    /// The recorder of the supervisor.
+    pub(crate) fn new(client: Client) -> Self {
+        let (memory, outbox) = (Memory::default(), Outbox::default());
+        Self { client, memory, outbox, room: ROOM_OF_ALL }
+    }
+
+    /// One for another runnable, of the same memory. What is told through the one does not wait
+    /// for what is told through the other.
+    pub(crate) fn apart(&self) -> Self {
+        Self { outbox: Outbox::default(), room: ROOM, ..self.clone() }
+    }
+
+    /// Has an Event written, or counts it if too many were. It is the epoch's of the context, and
+    /// tried for a short time after its end. A failure is logged and forgotten.
+    pub(crate) fn publish(
         &self,
-        client: &Client,
+        context: &Context,
         subject: &Subject,
         severity: Severity,
         reason: &'static str,
         message: &str,
     ) {
-        let Some(write) = self.note(subject, severity, reason, message, Timestamp::now()) else {
+        let now = Timestamp::now();
+        let Some(write) = self.memory.note(subject, severity, reason, message, now) else {
             return;
         };
-        let result = self.write(client, subject, severity, reason, &write).await;
-        if let Err(error) = result {
-            let error = resource::explain(&error);
-            tracing::debug!(error, reason, name = %subject.name, "an Event was not written");
+        let entry = Entry { subject: subject.clone(), severity, reason, write };
+        match self.outbox.put(entry, self.room) {
+            Put::Begins => {
+                let delivery = self.outbox.delivery();
+                context.leave(self.clone().deliver(delivery, context.clone()));
+            }
+            Put::Dropped(1) => {
+                let controller = context.epoch().controller();
+                tracing::warn!(%controller, "Events are dropped: the API server is slow to take them");
+            }
+            Put::Waits | Put::Dropped(_) => {}
         }
     }
 
-    async fn write(
-        &self,
-        client: &Client,
-        subject: &Subject,
-        severity: Severity,
-        reason: &str,
-        write: &Write,
-    ) -> Result<(), kube::Error> {
-        let namespace = subject.namespace.as_deref().unwrap_or("default");
-        let path = format!("/api/v1/namespaces/{namespace}/events");
-        if write.count > 1 {
-            let patch = json!({
-                "count": write.count,
-                "lastTimestamp": seconds(Timestamp::now()),
-                "message": write.message,
-            });
-            let path = format!("{path}/{}", write.name);
-            let content_type = "application/strategic-merge-patch+json";
-            match resource::send(client, Method::PATCH, path, content_type, Some(&patch)).await {
-                // It has expired.
-                Err(error) if is_not_found(&error) => {}
-                other => return other.map(drop),
+    /// Writes what waits, one after the other.
+    async fn deliver(self, mut delivery: Delivery<Entry>, context: Context) {
+        // One of its own: that of the context would count a write whose outcome is unknown among
+        // those of the reconciles that happen to run.
+        let client = context.epoch().client(&self.client);
+        let all = async {
+            while let Some(entry) = delivery.next() {
+                if let Err(error) = write(&client, &entry).await {
+                    self.tell(&entry, &error);
+                }
             }
+        };
+        tokio::select! {
+            () = all => {}
+            () = last_call(&context) => {}
         }
-        let event = event(subject, severity, reason, write, namespace);
-        resource::send(client, Method::POST, path, "application/json", Some(&event)).await.map(drop)
+    }
+
+    fn tell(&self, Entry { subject, reason, .. }: &Entry, error: &kube::Error) {
+        let is_news = !is_fenced(error) && self.memory.is_news(cause(error));
+        let (error, name) = (resource::explain(error), &subject.name);
+        if is_news {
+            tracing::warn!(
+                error,
+                reason,
+                %name,
+                "an Event was not written; others that fail alike are logged at debug"
+            );
+        } else {
+            tracing::debug!(error, reason, %name, "an Event was not written");
+        }
+    }
+}
+
+impl std::fmt::Debug for Recorder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Recorder").field("outbox", &self.outbox).finish_non_exhaustive()
+    }
+}
+
+impl Memory {
+    /// Whether Events have not failed for this cause before.
+    fn is_news(&self, cause: &str) -> bool {
+        let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
+        causes.len() < CAUSES && causes.insert(cause.to_owned())
     }
 
     /// Decides what is to be written.
@@ -186,6 +260,7 @@ impl Recorder {
             name: known.name.clone(),
             count: known.count,
             first: known.first,
+            last: now,
             message: if combined {
                 cut(&format!("(combined from similar events): {message}")).to_owned()
             } else {
@@ -193,6 +268,45 @@ impl Recorder {
             },
         })
     }
+}
+
+/// Resolves when the epoch has ended and nothing of it is to be written any more.
+async fn last_call(context: &Context) {
+    context.cancelled().await;
+    if context.epoch().stop_reason() != Some(StopReason::LeaseLost) {
+        sleep(context.epoch().grace().min(LAST)).await;
+    }
+}
+
+async fn write(client: &Client, entry: &Entry) -> Result<(), kube::Error> {
+    let write = &entry.write;
+    let namespace = entry.subject.namespace.as_deref().unwrap_or("default");
+    let path = format!("/api/v1/namespaces/{namespace}/events");
+    if write.count > 1 {
+        let patch = json!({
+            "count": write.count,
+            "lastTimestamp": seconds(write.last),
+            "message": write.message,
+        });
+        let path = format!("{path}/{}", write.name);
+        let content_type = "application/strategic-merge-patch+json";
+        match resource::send(client, Method::PATCH, path, content_type, Some(&patch)).await {
+            // It has expired.
+            Err(error) if is_not_found(&error) => {}
+            other => return other.map(drop),
+        }
+    }
+    let event = event(entry, namespace);
+    resource::send(client, Method::POST, path, "application/json", Some(&event)).await.map(drop)
+}
+
+/// What tells failures apart of which each is worth a word.
+fn cause(error: &kube::Error) -> &str {
+    let kube::Error::Api(status) = error else { return "NoAnswer" };
+    // To create in a namespace that goes is forbidden too, and no right is missing.
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let first = causes.map(|cause| &cause.reason).find(|reason| !reason.is_empty());
+    first.unwrap_or(&status.reason)
 }
 
 /// Forgets objects that were silent for long; when there are too many, the longest silent.
@@ -209,13 +323,7 @@ fn make_room(subjects: &mut HashMap<Arc<str>, Written>, now: Instant) {
     }
 }
 
-fn event(
-    subject: &Subject,
-    severity: Severity,
-    reason: &str,
-    write: &Write,
-    namespace: &str,
-) -> Value {
+fn event(Entry { subject, severity, reason, write }: &Entry, namespace: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Event",
@@ -237,7 +345,7 @@ fn event(
         "reportingComponent": COMPONENT,
         "reportingInstance": "",
         "firstTimestamp": seconds(write.first),
-        "lastTimestamp": seconds(Timestamp::now()),
+        "lastTimestamp": seconds(write.last),
         "count": write.count,
     })
 }
@@ -261,75 +369,4 @@ fn cut(message: &str) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn subject(uid: &str) -> Subject {
-        Subject {
-            api_version: "example.com/v1".to_owned(),
-            kind: "Thing".to_owned(),
-            namespace: Some("ns".into()),
-            name: "a".into(),
-            uid: uid.into(),
-        }
-    }
-
-    fn note(recorder: &Recorder, uid: &str, message: &str) -> Option<Write> {
-        let now = Timestamp::now();
-        recorder.note(&subject(uid), Severity::Warning, "SyncError", message, now)
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_failure_that_goes_on_is_one_event_with_a_count() {
-        let recorder = Recorder::default();
-
-        let first = note(&recorder, "u", "bad").unwrap();
-        let second = note(&recorder, "u", "bad").unwrap();
-
-        assert_eq!((first.count, second.count), (1, 2));
-        assert_eq!(first.name, second.name);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_flood_is_counted_and_not_written() {
-        let recorder = Recorder::default();
-
-        let written = (0..1000).filter(|_| note(&recorder, "u", "bad").is_some()).count();
-        assert_eq!(written, 25);
-
-        tokio::time::advance(REFILL).await;
-        assert_eq!(note(&recorder, "u", "bad").unwrap().count, 1001);
-        assert!(note(&recorder, "u", "bad").is_none());
-        assert!(note(&recorder, "other", "bad").is_some());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn messages_that_differ_each_time_are_combined() {
-        let recorder = Recorder::default();
-
-        let names: std::collections::BTreeSet<_> = (0..20)
-            .filter_map(|index| note(&recorder, "u", &format!("bad {index}")))
-            .map(|write| (write.message.starts_with("(combined"), write.name))
-            .collect();
-
-        assert_eq!(names.iter().filter(|(combined, _)| *combined).count(), 1);
-        assert_eq!(names.len(), MESSAGES + 1);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn memory_is_bounded() {
-        let recorder = Recorder::default();
-
-        for index in 0..SUBJECTS + 100 {
-            note(&recorder, &index.to_string(), "bad");
-        }
-
-        assert!(recorder.subjects.lock().unwrap().len() <= SUBJECTS);
-    }
-
-    #[test]
-    fn long_messages_are_cut_between_characters() {
-        assert_eq!(cut(&"ä".repeat(600)).len(), 1000);
-        assert_eq!(cut(&format!("x{}", "ä".repeat(600))).len(), 999);
-    }
-}
+mod tests;

@@ -108,7 +108,7 @@ impl Supervisor {
             cluster: cluster.clone(),
             manager,
             options,
-            recorder: Recorder::default(),
+            recorder: Recorder::new(cluster.client.clone()),
             changes,
         };
         let controller = Controller::builder(SUPERVISOR)

@@ -102,6 +102,10 @@ impl Keeper {
             // with that object.
             Judgement::Rejected(_) => another || declared.run.is_none(),
         };
+        if !nothing_declared && matches!(judgement, Judgement::Rejected(_)) && self.waits(name) {
+            // An earlier edit is declared no more: what it was to replace goes on without it.
+            again = self.take_back(name, &mut declared).await;
+        }
         if nothing_declared {
             (declared.run, declared.before) = (None, None);
         }
@@ -114,7 +118,7 @@ impl Keeper {
             again = Some(STOP_PATIENCE);
         }
         let subject = subject(name, &header.uid);
-        self.publish(name, &subject, &judgement, &mut declared, context.client()).await;
+        self.publish(name, &subject, &judgement, &mut declared, context);
         let written = self.write_status(object, &judgement, &mut declared, context).await;
         self.changes.put(name, declared);
         match (written?, again) {
@@ -139,17 +143,9 @@ impl Keeper {
             return (Judgement::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let taken_back = |before: &&Run| waits && same_spec(&before.spec, &blueprint.spec);
-        if let Some(before) = before.as_ref().filter(taken_back) {
-            let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
-            let again = match self.manager.replace(runnable, same, options).await {
-                Ok(()) => {
-                    declared.run = Some(before.clone());
-                    None
-                }
-                Err(error) => not_taken(name, &error),
-            };
-            return (Judgement::Accepted, again);
+        let taken_back = |before: &Run| waits && same_spec(&before.spec, &blueprint.spec);
+        if declared.before.as_ref().is_some_and(taken_back) {
+            return (Judgement::Accepted, self.take_back(name, declared).await);
         }
         let blueprint = Arc::new(blueprint);
         let hook = match &self.options.hooks {
@@ -166,7 +162,7 @@ impl Keeper {
             Arc::clone(&blueprint),
             hook,
             &self.cluster,
-            self.recorder.clone(),
+            self.recorder.apart(),
             self.options.workers,
             changed,
         );
@@ -201,6 +197,19 @@ impl Keeper {
             Err(error) => not_taken(name, &error),
         };
         (Judgement::Accepted, again)
+    }
+
+    /// Takes an edit back that waits. Returns when to try again, if that was not taken.
+    async fn take_back(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
+        let before = declared.before.clone()?;
+        let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
+        match self.manager.replace(runnable_name(name), same, options).await {
+            Ok(()) => {
+                declared.run = Some(before);
+                None
+            }
+            Err(error) => not_taken(name, &error),
+        }
     }
 
     /// Whether an edit waits for its types, while the old specification goes on.
@@ -268,7 +277,7 @@ impl Keeper {
         let subject = subject(name, &declared.uid);
         let text = format!("Stopped controller: {name}");
         self.changes.remove(name);
-        self.recorder.publish(context.client(), &subject, Severity::Normal, "Stopped", &text).await;
+        self.recorder.publish(context, &subject, Severity::Normal, "Stopped", &text);
         Ok(Outcome::Done)
     }
 }

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::Client;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -34,17 +33,17 @@ const ECHO: Duration = Duration::from_secs(5);
 const PRUNED: Duration = Duration::from_secs(60);
 
 impl Keeper {
-    /// Writes Events: those that were noted, and one of a new rejection.
-    pub(super) async fn publish(
+    /// Hands Events on: those that were noted, and one of a new rejection.
+    pub(super) fn publish(
         &self,
         name: &str,
         subject: &Subject,
         judgement: &Judgement,
         declared: &mut Declared,
-        client: &Client,
+        context: &Context,
     ) {
         for (reason, message) in self.changes.take_events(name) {
-            self.recorder.publish(client, subject, Severity::Normal, reason, &message).await;
+            self.recorder.publish(context, subject, Severity::Normal, reason, &message);
         }
         let rejected = match judgement {
             Judgement::Rejected(rejected) => Some(rejected.to_string()),
@@ -54,9 +53,7 @@ impl Keeper {
             if let Some(rejected) = &rejected {
                 let text = format!("Cannot create new controller: {rejected}");
                 tracing::warn!(name, error = rejected, "declared controller rejected");
-                self.recorder
-                    .publish(client, subject, Severity::Warning, "CreateError", &text)
-                    .await;
+                self.recorder.publish(context, subject, Severity::Warning, "CreateError", &text);
             }
             declared.rejected = rejected;
         }
@@ -65,7 +62,7 @@ impl Keeper {
             run.filter(|_| matches!(judgement, Judgement::Accepted)).and_then(|run| waiting(&run));
         if declared.waits != waits {
             if let Some((severity, reason, text)) = &waits {
-                self.recorder.publish(client, subject, *severity, reason, text).await;
+                self.recorder.publish(context, subject, *severity, reason, text);
             }
             declared.waits = waits;
         }
@@ -151,7 +148,7 @@ impl Keeper {
 
 /// The Event of a controller that waits for its types, once it is known what is wrong with them.
 fn waiting(run: &RunnableStatus) -> Option<Waiting> {
-    let known = |unmet: &&Unmet| !matches!(&*unmet.reason, "TypeUnknown" | "Initializing");
+    let known = |unmet: &&Unmet| unmet.reason != "TypeUnknown";
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
         return None;

@@ -304,3 +304,23 @@ async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute()
     assert_eq!(rig.statuses_offered(), offered + 1);
     rig.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
+    let rig = Rig::start().await;
+    rig.declare("a", good());
+    rig.running("a", 1).await;
+    let mut waits = good();
+    waits["childResources"] = json!([{"apiVersion": "example.com/v1", "resource": "parts"}]);
+    rig.declare("a", waits);
+    rig.until(&format!("{PREFIX}a"), |status| status.pending.is_some()).await;
+
+    rig.declare("a", rejected());
+    sleep(Duration::from_secs(5)).await;
+    rig.server.install(&CrdBuilder::new("example.com", "Part").build()).unwrap();
+    sleep(Duration::from_secs(5)).await;
+
+    // What runs is neither what was replaced nor what the object declares.
+    assert_eq!(rig.epoch("a"), Some(1), "the old one keeps running");
+    rig.end().await;
+}

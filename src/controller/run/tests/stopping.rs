@@ -173,3 +173,31 @@ async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_s
     unblock.send(()).unwrap();
     rig.done().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_reconcile_left_behind_has_the_grace_before_the_fence_closes() {
+    for (takes, expected) in [(GRACE / 2, Some(true)), (GRACE * 2, Some(false))] {
+        let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
+        let mut rig = make().input(Mode::Required, Fake::new("fake", &["a"])).run(
+            move |_request, context| {
+                let (result, left) = (result.clone(), context.clone());
+                context.leave(async move {
+                    left.cancelled().await;
+                    sleep(takes).await;
+                    result.send(send(&left).await.is_ok()).ok();
+                });
+                async { ok() }
+            },
+        );
+        rig.running().await;
+        settle().await;
+
+        let asked = Instant::now();
+        rig.stop(StopReason::Cancelled).await.unwrap();
+        assert_eq!(asked.elapsed(), takes.min(GRACE));
+
+        rig.epoch.tasks().close();
+        rig.epoch.tasks().wait().await;
+        assert_eq!(results.recv().await, expected);
+    }
+}

@@ -1,0 +1,147 @@
+//! Events that wait to be written. Whoever has one to tell goes on with his work: an API server
+//! that takes none holds up nobody.
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+/// What waits, in its order; what does not fit is dropped. A clone is the same one.
+#[derive(Debug)]
+pub(super) struct Outbox<T>(Arc<Mutex<State<T>>>);
+
+#[derive(Debug)]
+struct State<T> {
+    waiting: VecDeque<T>,
+    // Somebody delivers.
+    delivered: bool,
+    // Since nothing waited last.
+    dropped: u64,
+}
+
+/// What became of what was put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Put {
+    /// It waits, and somebody has to deliver.
+    Begins,
+    /// It waits for those before it.
+    Waits,
+    /// There was no room; so many had none since nothing waited last.
+    Dropped(u64),
+}
+
+/// Delivers what waits, and until it is dropped nobody else does.
+#[derive(Debug)]
+pub(super) struct Delivery<T>(Option<Outbox<T>>);
+
+impl<T> Outbox<T> {
+    /// Puts something behind what waits, unless `room` others do.
+    pub(super) fn put(&self, entry: T, room: usize) -> Put {
+        let mut state = self.lock();
+        if state.waiting.len() >= room {
+            state.dropped += 1;
+            return Put::Dropped(state.dropped);
+        }
+        state.waiting.push_back(entry);
+        if std::mem::replace(&mut state.delivered, true) { Put::Waits } else { Put::Begins }
+    }
+
+    /// For whoever was told to begin.
+    pub(super) fn delivery(&self) -> Delivery<T> {
+        Delivery(Some(self.clone()))
+    }
+
+    // Nothing panics half-way through a change of it.
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Delivery<T> {
+    /// What waits longest; after `None` it is over, and what is put later begins another.
+    pub(super) fn next(&mut self) -> Option<T> {
+        let mut state = self.0.as_ref()?.lock();
+        let next = state.waiting.pop_front();
+        if next.is_none() {
+            *state = State::default();
+            drop(state);
+            self.0 = None;
+        }
+        next
+    }
+}
+
+impl<T> Drop for Delivery<T> {
+    /// Given up half-way: what waits is of an epoch that is over.
+    fn drop(&mut self) {
+        if let Some(outbox) = self.0.take() {
+            *outbox.lock() = State::default();
+        }
+    }
+}
+
+impl<T> Default for State<T> {
+    fn default() -> Self {
+        Self { waiting: VecDeque::new(), delivered: false, dropped: 0 }
+    }
+}
+
+impl<T> Clone for Outbox<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Default for Outbox<T> {
+    fn default() -> Self {
+        Self(Arc::default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_put_is_delivered_in_its_order_by_one() {
+        let outbox = Outbox::default();
+        assert_eq!(outbox.put(1, 8), Put::Begins);
+        let mut delivery = outbox.delivery();
+
+        assert_eq!(outbox.put(2, 8), Put::Waits);
+        assert_eq!((delivery.next(), delivery.next()), (Some(1), Some(2)));
+        assert_eq!(outbox.put(3, 8), Put::Waits, "it is asked once more");
+        assert_eq!((delivery.next(), delivery.next()), (Some(3), None));
+
+        assert_eq!(outbox.put(4, 8), Put::Begins);
+        drop(delivery);
+        assert_eq!(outbox.delivery().next(), Some(4), "a delivery that is over takes nothing away");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_dropped_and_counted() {
+        let outbox = Outbox::default();
+        let put: Vec<_> = (0..4).map(|number| outbox.put(number, 2)).collect();
+
+        assert_eq!(put, [Put::Begins, Put::Waits, Put::Dropped(1), Put::Dropped(2)]);
+        let mut delivery = outbox.delivery();
+        assert_eq!(delivery.next(), Some(0));
+        assert_eq!(outbox.put(4, 2), Put::Waits);
+        assert_eq!(outbox.put(5, 2), Put::Dropped(3), "they still wait");
+        while delivery.next().is_some() {}
+        assert_eq!(outbox.put(6, 1), Put::Begins);
+        assert_eq!(outbox.put(7, 1), Put::Dropped(1));
+    }
+
+    #[test]
+    fn what_is_given_up_leaves_nothing_to_the_next_one() {
+        let outbox = Outbox::default();
+        outbox.put("old", 8);
+        outbox.put("older", 8);
+
+        drop(outbox.delivery());
+
+        assert_eq!(outbox.put("new", 8), Put::Begins);
+        assert_eq!(outbox.delivery().next(), Some("new"));
+    }
+}
