@@ -33,6 +33,8 @@ mod isolation;
 #[cfg(feature = "cli")]
 mod losses;
 #[cfg(feature = "cli")]
+mod optional;
+#[cfg(feature = "cli")]
 mod own_crds;
 mod rig;
 #[cfg(feature = "cli")]

@@ -104,7 +104,7 @@ impl Board {
         let settled = match row.mode {
             _ if row.synced => true,
             // What an optional type cannot do holds nobody up.
-            Mode::Optional => row.state == State::Waiting || row.error.is_some(),
+            Mode::Optional => row.error.is_some(),
             Mode::Required | Mode::Plain => false,
         };
         if settled && !mem::replace(&mut row.settled, true) {

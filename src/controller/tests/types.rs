@@ -300,3 +300,98 @@ async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_it
     assert_eq!(rig.server.watches(WIDGETS), 1);
     rig.shutdown().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_type_that_may_not_be_listed_does_not_look_empty() {
+    let rig = Rig::new();
+    rig.install("parts", "Part", "p");
+    rig.install("widgets", "Widget", "w");
+    rig.server.apply(PARTS, object("a", "a"));
+    rig.server.apply(WIDGETS, object("a", "a"));
+    rig.server.forbid(WIDGETS);
+
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+
+    // Nothing is known of the widgets: `gone` says that there is none of that name.
+    assert_eq!(rig.log().await, ["ns/a missing"]);
+    rig.server.allow(WIDGETS);
+    rig.until(|status| status.report.forbidden.is_empty()).await;
+    assert_eq!(rig.log().await, ["ns/a a"]);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_type_that_is_served_is_waited_for_at_the_start() {
+    let mut rig = Rig::new();
+    rig.install("parts", "Part", "p");
+    rig.install("widgets", "Widget", "w");
+    rig.server.apply(PARTS, object("a", "a"));
+    rig.server.apply(WIDGETS, object("a", "a"));
+    slow_to_list(&mut rig, WIDGETS).await;
+
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    assert_eq!(rig.log().await, ["ns/a a"]);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are_known() {
+    let rig = Rig::new();
+    rig.install("parts", "Part", "p");
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    rig.server.install("widgets", "Widget", "Namespaced", "w", &["v1"]);
+    // More than are handed out at one go.
+    for number in 0..1000 {
+        rig.server.apply(WIDGETS, object(&format!("{number}"), "a"));
+    }
+
+    let log = rig.log().await;
+
+    assert_eq!(log.len(), 1000);
+    assert_eq!(log.iter().find(|note| note.ends_with("missing")), None);
+    rig.shutdown().await;
+}
+
+/// Lets lists of a collection take a second.
+async fn slow_to_list(rig: &mut Rig, collection: &'static str) {
+    let inner = rig.server.client();
+    let slow = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let inner = inner.clone();
+        async move {
+            let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+            if request.uri().path() == collection && !is_watch {
+                sleep(Duration::from_secs(1)).await;
+            }
+            inner.send(request).await
+        }
+    });
+    let client = kube::Client::new(slow, "default");
+    let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+    let (name, options) = ("slow", RunnableOptions::default());
+    rig.manager.add_runnable(name, Arc::new(runnable), options).await.unwrap();
+    rig.cluster = cluster;
+}
