@@ -18,6 +18,7 @@ use tracing::{Instrument, Span, debug, error, info_span, warn};
 use super::{
     Context, Request, SourceEnd,
     board::{Board, Mode, Row},
+    failing::Failing,
     input::{Follower, panic_message},
     metrics::Series,
     outcome::{Attempt, Next},
@@ -54,9 +55,7 @@ struct Run {
     workers: JoinSet<Attempt>,
     active: HashMap<Id, Active>,
     context: Context,
-    last_error: Option<Request>,
-    // When an error was last reported.
-    reported: Option<Instant>,
+    failing: Failing,
 }
 
 /// A reconcile that runs.
@@ -116,8 +115,7 @@ impl Run {
             workers: JoinSet::new(),
             active: HashMap::new(),
             context,
-            last_error: None,
-            reported: None,
+            failing: Failing::default(),
         };
         run.start_sources();
         run
@@ -308,24 +306,19 @@ impl Run {
         self.queue.done(&key);
     }
 
-    /// Reports an error, unless there was another one just now: thousands of requests may fail
-    /// together, and those that are repeated will be heard of again.
     fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
-        let just_now = self.reported.is_some_and(|reported| reported.elapsed() < REPORT_GAP);
-        if just_now && !last && self.last_error.as_ref() != Some(key) {
-            return;
-        }
         let message = format!("{key}: {error}");
-        self.last_error = Some(key.clone());
-        self.reported = Some(Instant::now());
-        self.epoch.report(|report| report.last_error = Some(message));
+        if let Some(shown) = self.failing.failed(key, message, last, Instant::now()) {
+            let shown = shown.to_owned();
+            self.epoch.report(|report| report.last_error = Some(shown));
+        }
     }
 
     /// An error stands until the request that had it succeeds.
     fn succeeded(&mut self, key: &Request) {
-        if self.last_error.as_ref() == Some(key) {
-            self.last_error = None;
-            self.epoch.report(|report| report.last_error = None);
+        if let Some(shown) = self.failing.succeeded(key) {
+            let shown = shown.map(str::to_owned);
+            self.epoch.report(|report| report.last_error = shown);
         }
     }
 
@@ -394,9 +387,6 @@ impl Run {
 /// How long a dropped reconcile may take to get to its next await before informers are released
 /// without it.
 const SLACK: Duration = Duration::from_millis(100);
-
-/// Errors of different requests are reported this far apart.
-const REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// A cache that has not caught up by the time it is looked at this seldom is worth a word.
 const LONG_WAIT: Duration = Duration::from_secs(1);
