@@ -76,11 +76,13 @@ pub struct Subscription {
     hub: Arc<Hub>,
     set: Arc<Shared>,
     mailbox: Arc<Mailbox>,
+    store: Store,
 }
 
 impl Subscription {
     pub(super) fn new(set: Arc<Shared>, hub: Arc<Hub>, mailbox: Arc<Mailbox>) -> Self {
-        Self { hub, set, mailbox }
+        let store = hub.store.join();
+        Self { hub, set, mailbox, store }
     }
 
     /// Which informer.
@@ -95,7 +97,7 @@ impl Subscription {
 
     /// A reader of its objects.
     pub fn store(&self) -> Store {
-        self.hub.store.clone()
+        self.store.clone()
     }
 
     /// The next change, the initial ones first.
@@ -172,6 +174,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.hub.leave(&self.mailbox);
+        self.store.leave();
     }
 }
 
