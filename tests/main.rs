@@ -36,6 +36,8 @@ mod leaks;
 #[cfg(feature = "cli")]
 mod losses;
 #[cfg(feature = "cli")]
+mod optional;
+#[cfg(feature = "cli")]
 mod own_crds;
 #[cfg(feature = "cli")]
 mod reports;

@@ -56,6 +56,8 @@ pub(super) struct Row {
     pub(super) held: Option<Subscription>,
     /// Acquired before the epoch began.
     pub(super) prepared: Option<Subscription>,
+    // How it was doing when its condition was lost, while nothing newer is known.
+    interrupted: Option<(State, Option<String>)>,
     synced: bool,
     settled: bool,
 }
@@ -104,7 +106,7 @@ impl Board {
         let settled = match row.mode {
             _ if row.synced => true,
             // What an optional type cannot do holds nobody up.
-            Mode::Optional => row.state == State::Waiting || row.error.is_some(),
+            Mode::Optional => row.error.is_some(),
             Mode::Required | Mode::Plain => false,
         };
         if settled && !mem::replace(&mut row.settled, true) {
@@ -229,6 +231,7 @@ impl Row {
             attached: None,
             held: None,
             prepared: None,
+            interrupted: None,
             synced: false,
             settled: false,
         }
@@ -238,6 +241,7 @@ impl Row {
         self.state = state;
         self.synced |= state == State::Synced;
         self.error = error;
+        self.interrupted = None;
     }
 
     /// Why it is not synced.
@@ -252,6 +256,20 @@ impl Row {
     pub(super) fn wait(&mut self, why: String) {
         let state = if self.synced { State::Stale } else { State::Waiting };
         self.set(state, Some(why));
+    }
+
+    /// Its condition does not hold for now, and its source goes on.
+    pub(super) fn interrupt(&mut self, why: String) {
+        let before = self.interrupted.take().unwrap_or_else(|| (self.state, self.error.take()));
+        self.wait(why);
+        self.interrupted = Some(before);
+    }
+
+    /// Its condition holds again, as it did when the source was started.
+    pub(super) fn resume(&mut self) {
+        if let Some((state, error)) = self.interrupted.take() {
+            self.set(state, error);
+        }
     }
 
     /// Nothing of it can be read from now on. Without an optional one nothing is behind.

@@ -125,13 +125,14 @@ impl Context {
         self.shared.cancel.is_cancelled()
     }
 
-    /// The cache of one of the controller's inputs, as it was named to the builder; `None` while
-    /// the type is missing (an optional one) or is no input.
+    /// The cache of one of the controller's inputs, as it was named to the builder; `None` if it is
+    /// no input, and while nothing is known of the objects of an optional one: its type is missing,
+    /// or has not been listed yet, or may not be.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
         self.shared.board.attached(type_ref).map(|attached| attached.store)
     }
 
-    /// Typed reads from the cache of an input.
+    /// Typed reads from the cache of an input. Where [`Context::store`] has none, they find nothing.
     pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Lister<K> {
         Lister { store: self.store(&TypeRef::of::<K>()), kind: PhantomData }
     }
@@ -186,7 +187,7 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Typed reads from a cache; each read decodes. Empty while the type is missing.
+/// Typed reads from a cache; each read decodes. Empty while there is no cache.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Option<Store>,

@@ -204,14 +204,16 @@ impl Follower {
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
                 }
                 () = readiness.changed() => match readiness.verdict() {
-                    Verdict::Met(now) if now == basis => {}
+                    Verdict::Met(now) if now == basis => {
+                        self.board.change(self.number, Row::resume);
+                    }
                     // Nothing is proven: what is there stays.
                     Verdict::Unknown(_) => {}
                     Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
                         debug!("condition lost, the epoch is about to stop");
                     }
                     Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
-                        self.board.change(self.number, |row| row.wait(messages(&why)));
+                        self.board.change(self.number, |row| row.interrupt(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {
                         stop.cancel();

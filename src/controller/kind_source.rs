@@ -2,6 +2,7 @@
 
 use std::{
     fmt::Display,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
@@ -276,22 +277,27 @@ impl Pump<'_> {
     ) -> Option<Ended> {
         let store = attached.store.clone();
         let mut progress = subscription.progress();
-        let mut drained = pin!(subscription.drained());
+        let (mut complete, mut drained) =
+            (pin!(subscription.complete()), pin!(subscription.drained()));
         let mut synced = Some(synced);
+        // A part of the objects would look like all of them, so nobody reads before the first list
+        // is complete, and nobody is asked to.
         let mut attached = Some(attached);
-        self.context.board.change(self.context.input, |row| {
-            if row.held.is_none() {
-                row.attached = attached.take();
-            }
-        });
+        let mut early = Vec::new();
         self.show(&progress.borrow_and_update(), false);
         let stop = self.context.stop.clone();
         loop {
             select! {
                 biased;
                 () = stop.cancelled() => return None,
-                () = &mut drained, if synced.is_some() => {
+                () = &mut complete, if attached.is_some() => {
                     self.replace(attached.take(), &store).await;
+                    for delta in mem::take(&mut early) {
+                        self.deliver(&delta);
+                        consume_budget().await;
+                    }
+                }
+                () = &mut drained, if attached.is_none() && synced.is_some() => {
                     self.tell_synced();
                     self.show(&progress.borrow_and_update(), true);
                     // Nobody listens any more when the run has failed meanwhile.
@@ -301,6 +307,7 @@ impl Pump<'_> {
                     self.show(&progress.borrow_and_update(), synced.is_none());
                 }
                 delta = subscription.next() => match delta {
+                    Ok(delta) if attached.is_some() => early.push(delta),
                     Ok(delta) => {
                         self.deliver(&delta);
                         // A long initial list is not to hold up everybody else.
@@ -333,7 +340,7 @@ impl Pump<'_> {
     /// with it.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
         let held = self.context.board.change(self.context.input, |row| {
-            row.attached = attached.or_else(|| row.attached.take());
+            row.attached = attached;
             row.held.take()
         });
         if let Some(held) = held {

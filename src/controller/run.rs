@@ -18,6 +18,7 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 use super::{
     Context, Request, SourceEnd,
     board::{Board, Mode, Row},
+    failing::Failing,
     input::{Follower, panic_message},
     metrics::Series,
     outage::{Outage, Pace, Wait},
@@ -57,9 +58,7 @@ struct Run {
     context: Context,
     // What the API server has asked to wait.
     throttled: Outage<Request>,
-    last_error: Option<Request>,
-    // When an error was last reported.
-    reported: Option<Instant>,
+    failing: Failing,
 }
 
 /// A reconcile that runs.
@@ -120,8 +119,7 @@ impl Run {
             active: HashMap::new(),
             context,
             throttled: Outage::default(),
-            last_error: None,
-            reported: None,
+            failing: Failing::default(),
         };
         run.start_sources();
         run
@@ -349,24 +347,19 @@ impl Run {
         }
     }
 
-    /// Reports an error, unless there was another one just now: thousands of requests may fail
-    /// together, and those that are repeated will be heard of again.
     fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
-        let just_now = self.reported.is_some_and(|reported| reported.elapsed() < REPORT_GAP);
-        if just_now && !last && self.last_error.as_ref() != Some(key) {
-            return;
-        }
         let message = format!("{key}: {error}");
-        self.last_error = Some(key.clone());
-        self.reported = Some(Instant::now());
-        self.epoch.report(|report| report.last_error = Some(message));
+        if let Some(shown) = self.failing.failed(key, message, last, Instant::now()) {
+            let shown = shown.to_owned();
+            self.epoch.report(|report| report.last_error = Some(shown));
+        }
     }
 
     /// An error stands until the request that had it succeeds.
     fn succeeded(&mut self, key: &Request) {
-        if self.last_error.as_ref() == Some(key) {
-            self.last_error = None;
-            self.epoch.report(|report| report.last_error = None);
+        if let Some(shown) = self.failing.succeeded(key) {
+            let shown = shown.map(str::to_owned);
+            self.epoch.report(|report| report.last_error = shown);
         }
     }
 
@@ -445,9 +438,6 @@ const THROTTLED: Pace = Pace {
     probe: None,
     longest: Duration::from_secs(1000),
 };
-
-/// Errors of different requests are reported this far apart.
-const REPORT_GAP: Duration = Duration::from_secs(1);
 
 /// A cache that has not caught up by the time it is looked at this seldom is worth a word.
 const LONG_WAIT: Duration = Duration::from_secs(1);

@@ -4,9 +4,10 @@
 
 use std::{
     borrow::Borrow,
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt,
     hash::{Hash, Hasher},
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
@@ -26,7 +27,7 @@ type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 
 /// A secondary index that an informer keeps: a name and the values under which an object is found.
 ///
-/// Two indexes of one name are the same one.
+/// Two indexes of one name are the same one to a subscriber; each subscriber has its own.
 #[derive(Clone)]
 pub struct Index {
     name: Arc<str>,
@@ -77,11 +78,15 @@ impl fmt::Debug for Index {
 }
 
 /// A reader of an informer's objects. Cheap to clone; keeps nothing alive: when the informer ends,
-/// the store is empty.
+/// the store is empty. Its indexes are those of the subscription it comes from, and leave with it.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
+    reader: Option<Reader>,
 }
+
+/// Tells the subscribers of one informer apart.
+type Reader = u64;
 
 struct Shared {
     objects: DashMap<ObjectKey, Object>,
@@ -95,10 +100,15 @@ struct Indexes {
     namespaces: HashMap<Arc<str>, Bucket>,
     owners: HashMap<Arc<str>, Bucket>,
     orphans: HashMap<Option<Arc<str>>, Bucket>,
-    custom: Vec<(Index, HashMap<String, Bucket>)>,
+    // Of each subscriber there is.
+    custom: BTreeMap<Reader, Vec<Custom>>,
+    next_reader: Reader,
 }
 
 type Bucket = HashSet<ByKey>;
+
+/// A subscriber's index, and the objects under each of its values.
+type Custom = (Index, HashMap<String, Bucket>);
 
 /// An object that is hashed and compared by its key, so that a bucket entry is one pointer.
 struct ByKey(Object);
@@ -140,28 +150,31 @@ impl Store {
         }
     }
 
-    /// Objects that an index added by [`Store::add_index`] finds under `value`; none when there is
-    /// no index of that name.
+    /// Objects that an index added by [`Store::add_index`] finds under `value`; none when this
+    /// subscriber has no index of that name, or has left.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
         let indexes = self.read();
-        let index = indexes.custom.iter().find(|(index, _)| index.name() == name);
+        let mut own = self.reader.iter().filter_map(|it| indexes.custom.get(it)).flatten();
+        let index = own.find(|(index, _)| index.name() == name);
         objects(index.and_then(|(_, buckets)| buckets.get(value)))
     }
 
-    /// Keeps another index, from the objects there are and from now on; nothing happens when there
-    /// is one of that name. Blocks the informer while it is built.
+    /// Keeps another index, from the objects there are and from now on, until the subscription
+    /// ends that this store comes from. Nothing happens after that, or when it has one of that
+    /// name. Blocks the informer while it is built.
     pub fn add_index(&self, index: Index) {
         let mut indexes = self.write();
-        if indexes.custom.iter().any(|(known, _)| *known == index) {
+        let own = self.reader.and_then(|reader| indexes.custom.get_mut(&reader));
+        let Some(own) = own.filter(|own| own.iter().all(|(known, _)| *known != index)) else {
             return;
-        }
+        };
         let mut buckets = HashMap::new();
         for entry in &self.shared.objects {
             for value in index.values(entry.value()) {
                 insert(&mut buckets, value, entry.value());
             }
         }
-        indexes.custom.push((index, buckets));
+        own.push((index, buckets));
     }
 
     /// How many objects there are.
@@ -186,7 +199,24 @@ impl Store {
                 indexes: RwLock::default(),
                 bytes: AtomicUsize::new(0),
             }),
+            reader: None,
         }
+    }
+
+    /// The same objects for one more subscriber, with indexes of its own.
+    pub(super) fn join(&self) -> Self {
+        let mut indexes = self.write();
+        let reader = indexes.next_reader;
+        indexes.next_reader += 1;
+        indexes.custom.insert(reader, Vec::new());
+        Self { shared: self.shared.clone(), reader: Some(reader) }
+    }
+
+    /// The subscriber leaves, and its indexes with it.
+    pub(super) fn leave(&self) {
+        let left = self.reader.and_then(|reader| self.write().custom.remove(&reader));
+        // Not under the lock: what a user's function holds may come back to this store.
+        drop(left);
     }
 
     /// Puts an object in the place of the one of its name, which is returned.
@@ -215,8 +245,12 @@ impl Store {
         let mut indexes = self.write();
         self.shared.objects.clear();
         self.shared.objects.shrink_to_fit();
+        for (_, buckets) in indexes.custom.values_mut().flatten() {
+            *buckets = HashMap::new();
+        }
         *indexes = Indexes {
-            custom: indexes.custom.drain(..).map(|(index, _)| (index, HashMap::new())).collect(),
+            custom: mem::take(&mut indexes.custom),
+            next_reader: indexes.next_reader,
             ..Indexes::default()
         };
         self.shared.bytes.store(0, Ordering::Relaxed);
@@ -244,7 +278,7 @@ impl Indexes {
         if object.controller().is_none() {
             insert(&mut self.orphans, header.key.namespace.clone(), object);
         }
-        for (index, buckets) in &mut self.custom {
+        for (index, buckets) in self.custom.values_mut().flatten() {
             for value in index.values(object) {
                 insert(buckets, value, object);
             }
@@ -262,7 +296,7 @@ impl Indexes {
         if object.controller().is_none() {
             remove(&mut self.orphans, &header.key.namespace, object);
         }
-        for (index, buckets) in &mut self.custom {
+        for (index, buckets) in self.custom.values_mut().flatten() {
             for value in index.values(object) {
                 remove(buckets, &value, object);
             }
@@ -372,7 +406,7 @@ mod tests {
 
     #[test]
     fn an_index_finds_objects_put_before_and_after_it() {
-        let store = Store::new();
+        let store = Store::new().join();
         store.put(&fixture("a").label("app", "x").object());
 
         let index = Index::new("app", |object| {
@@ -392,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_panicking_index_function_hurts_only_its_index() {
-        let store = Store::new();
+        let store = Store::new().join();
         store.add_index(Index::new("bad", |_object| panic!("no index for you")));
 
         store.put(&fixture("a").object());

@@ -76,11 +76,13 @@ pub struct Subscription {
     hub: Arc<Hub>,
     set: Arc<Shared>,
     mailbox: Arc<Mailbox>,
+    store: Store,
 }
 
 impl Subscription {
     pub(super) fn new(set: Arc<Shared>, hub: Arc<Hub>, mailbox: Arc<Mailbox>) -> Self {
-        Self { hub, set, mailbox }
+        let store = hub.store.join();
+        Self { hub, set, mailbox, store }
     }
 
     /// Which informer.
@@ -95,7 +97,7 @@ impl Subscription {
 
     /// A reader of its objects.
     pub fn store(&self) -> Store {
-        self.hub.store.clone()
+        self.store.clone()
     }
 
     /// The next change, the initial ones first.
@@ -120,6 +122,16 @@ impl Subscription {
         }
     }
 
+    /// Resolves when the informer's first list is complete: until then its store is a part of what
+    /// there is. Never, when the informer ends or the subscription is dropped before that.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub fn complete(&self) -> impl Future<Output = ()> + Send + use<> {
+        self.mailbox.reaches(Extent::Complete)
+    }
+
     /// Resolves when the informer's first list is complete and every initial change has been
     /// handed out by [`Subscription::next`]. Never, when the informer ends or the subscription is
     /// dropped before that.
@@ -128,12 +140,7 @@ impl Subscription {
     ///
     /// Cancel safe.
     pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
-        let mut drained = self.mailbox.drained.subscribe();
-        async move {
-            if drained.wait_for(|drained| *drained).await.is_err() {
-                pending::<()>().await;
-            }
-        }
+        self.mailbox.reaches(Extent::Drained)
     }
 
     /// How the watch is doing, and every later change of that.
@@ -167,6 +174,7 @@ impl Subscription {
 impl Drop for Subscription {
     fn drop(&mut self) {
         self.hub.leave(&self.mailbox);
+        self.store.leave();
     }
 }
 
@@ -183,7 +191,17 @@ pub(super) struct Mailbox {
     state: Mutex<Letters>,
     // One waiter at most: `next` takes the subscription by `&mut`.
     notify: Notify,
-    drained: watch::Sender<bool>,
+    extent: watch::Sender<Extent>,
+}
+
+/// How much of what the informer first lists has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Extent {
+    Partial,
+    /// All of it is in the store.
+    Complete,
+    /// All of it has been handed out.
+    Drained,
 }
 
 #[derive(Debug)]
@@ -201,9 +219,9 @@ impl Mailbox {
             let key = object.key().clone();
             pending.push(&key, None, Some(object), true);
         }
-        let drained = watch::Sender::new(complete && pending.initial() == 0);
-        let state = Mutex::new(Letters { pending, complete, ended: None });
-        Self { state, notify: Notify::new(), drained }
+        let letters = Letters { pending, complete, ended: None };
+        let extent = watch::Sender::new(letters.extent());
+        Self { state: Mutex::new(letters), notify: Notify::new(), extent }
     }
 
     /// The mailbox of a subscriber that came too late.
@@ -222,7 +240,7 @@ impl Mailbox {
     ) {
         let mut letters = self.lock();
         letters.pending.push(key, old, new, initial);
-        self.check_drained(&letters);
+        self.publish(&letters);
         drop(letters);
         self.notify.notify_one();
     }
@@ -230,7 +248,7 @@ impl Mailbox {
     pub(super) fn complete(&self) {
         let mut letters = self.lock();
         letters.complete = true;
-        self.check_drained(&letters);
+        self.publish(&letters);
     }
 
     pub(super) fn end(&self, reason: Ended) {
@@ -247,13 +265,22 @@ impl Mailbox {
             return Some(Err(ended.clone()));
         }
         let delta = letters.pending.pop()?;
-        self.check_drained(&letters);
+        self.publish(&letters);
         Some(Ok(delta))
     }
 
-    fn check_drained(&self, letters: &Letters) {
-        if letters.complete && letters.pending.initial() == 0 {
-            self.drained.send_if_modified(|drained| !mem::replace(drained, true));
+    fn publish(&self, letters: &Letters) {
+        let extent = letters.extent();
+        self.extent.send_if_modified(|known| mem::replace(known, extent.max(*known)) < extent);
+    }
+
+    /// Never resolves when the mailbox is dropped before.
+    fn reaches(&self, extent: Extent) -> impl Future<Output = ()> + Send + use<> {
+        let mut known = self.extent.subscribe();
+        async move {
+            if known.wait_for(|known| *known >= extent).await.is_err() {
+                pending::<()>().await;
+            }
         }
     }
 
@@ -262,5 +289,15 @@ impl Mailbox {
         #[cfg(test)]
         super::schedule::before(&self.state);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Letters {
+    fn extent(&self) -> Extent {
+        match (self.complete, self.pending.initial()) {
+            (false, _) => Extent::Partial,
+            (true, 0) => Extent::Drained,
+            (true, _) => Extent::Complete,
+        }
     }
 }

@@ -197,7 +197,7 @@ impl Lifecycle {
             }
             Input::Supersede => {
                 if matches!(self.state, State::Live { .. }) {
-                    return self.stop(StopReason::Superseded);
+                    return self.stop(StopReason::Superseded, now);
                 }
             }
             // The caller may put another specification in place now, so nothing is started here.
@@ -213,10 +213,12 @@ impl Lifecycle {
                 vec![Action::Forget]
             }
             State::Waiting | State::BackingOff => self.begin(now),
-            State::Live { .. } if self.removed || !self.allowed => self.stop(StopReason::Cancelled),
+            State::Live { .. } if self.removed || !self.allowed => {
+                self.stop(StopReason::Cancelled, now)
+            }
             State::Live { basis, .. } => match &self.verdict {
-                Verdict::Met(now) if now == basis => Vec::new(),
-                Verdict::Met(_) | Verdict::Unmet(_) => self.stop(StopReason::TypeGone),
+                Verdict::Met(met) if met == basis => Vec::new(),
+                Verdict::Met(_) | Verdict::Unmet(_) => self.stop(StopReason::TypeGone, now),
                 // Absence needs proof.
                 Verdict::Unknown(_) => Vec::new(),
             },
@@ -245,7 +247,13 @@ impl Lifecycle {
         }
     }
 
-    fn stop(&mut self, reason: StopReason) -> Vec<Action> {
+    fn stop(&mut self, reason: StopReason, now: Instant) -> Vec<Action> {
+        // It was well, however it ends.
+        if let State::Live { since, .. } = self.state
+            && now.duration_since(since) >= self.backoff.healthy
+        {
+            self.failures = 0;
+        }
         self.state = State::Stopping { reason, overdue: false };
         vec![Action::Stop(reason)]
     }
@@ -439,6 +447,27 @@ mod tests {
         life.step(Input::Ended(RunEnd::Failed("boom".into())));
 
         assert_eq!(life.lifecycle.failures(), 1);
+    }
+
+    #[test]
+    fn a_healthy_epoch_forgets_the_failures_however_it_ends() {
+        let mut life = Life::running();
+        for _ in 0..9 {
+            life.step(Input::Ended(RunEnd::Failed("boom".into())));
+            life.now += Duration::from_secs(300);
+            assert_eq!(life.step(Input::Wake), [Action::Start]);
+        }
+
+        // Well for a day, until its type is replaced.
+        life.now += Duration::from_secs(24 * 3600);
+        life.step(Input::Verdict(met("2")));
+        life.step(Input::Ended(RunEnd::Completed));
+        assert_eq!(life.step(Input::Wake), [Action::Start]);
+        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+
+        assert_eq!(life.lifecycle.failures(), 1);
+        let until = life.now + Duration::from_secs(1);
+        assert_eq!(life.step(Input::Wake), [Action::WakeAt(until)]);
     }
 
     #[test]

@@ -118,6 +118,12 @@ impl Server {
         self.cut_watches(plural);
     }
 
+    /// Lists of a type take a second.
+    pub(super) fn take_time_to_list(&self, plural: &str) {
+        let slow = Rule::new(Action::Delay(Duration::from_secs(1))).verb(Verb::List);
+        self.faults.add(slow.resource(GROUP, plural));
+    }
+
     fn cut_watches(&self, plural: &str) {
         self.faults.cut_open(|info| info.resource == plural && info.verb == Verb::Watch);
     }

@@ -280,7 +280,7 @@ async fn a_better_version_restarts_nobody_who_asked_for_any() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_its_own() {
+async fn another_kind_under_the_same_name_begins_another_epoch_with_a_cache_of_its_own() {
     let rig = Rig::new();
     rig.install("Widget");
     rig.server.apply(widget("a", "a"));
@@ -290,6 +290,7 @@ async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_it
     rig.manager.add("plain", plain, RunnableOptions::default()).await.unwrap();
     settle().await;
 
+    rig.server.uninstall("widgets");
     rig.server.install(crd("Gadget").plural("widgets"), &["v1"]);
 
     rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
@@ -300,5 +301,80 @@ async fn a_kind_that_is_changed_in_place_begins_another_epoch_with_a_cache_of_it
     assert_eq!(informers.len(), 1, "{informers:?}");
     assert_eq!(informers[0].subscribers, 2);
     assert_eq!(rig.server.watches(WIDGETS), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_type_that_may_not_be_listed_does_not_look_empty() {
+    let rig = Rig::new();
+    rig.install("Part");
+    rig.install("Widget");
+    rig.server.apply(object("Part", "a", "a"));
+    rig.server.apply(widget("a", "a"));
+    rig.server.forbid("widgets.example.com");
+
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+
+    // Nothing is known of the widgets: `gone` says that there is none of that name.
+    assert_eq!(rig.log().await, ["ns/a missing"]);
+    rig.server.allow("widgets.example.com");
+    rig.until(|status| status.report.forbidden.is_empty()).await;
+    assert_eq!(rig.log().await, ["ns/a a"]);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_optional_type_that_is_served_is_waited_for_at_the_start() {
+    let rig = Rig::new();
+    rig.install("Part");
+    rig.install("Widget");
+    rig.server.apply(object("Part", "a", "a"));
+    rig.server.apply(widget("a", "a"));
+    rig.server.take_time_to_list("widgets");
+
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    assert_eq!(rig.log().await, ["ns/a a"]);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are_known() {
+    let rig = Rig::new();
+    rig.install("Part");
+    rig.add(
+        builder()
+            .watches_type(parts(), Handler::Object)
+            .conditional()
+            .watches_type(widgets(), Handler::Object)
+            .optional(),
+    )
+    .await;
+    rig.state(ControllerState::Running).await;
+    rig.install("Widget");
+    // More than are handed out at one go.
+    for number in 0..1000 {
+        rig.server.apply(widget(&format!("{number}"), "a"));
+    }
+
+    let log = rig.log().await;
+
+    assert_eq!(log.len(), 1000);
+    assert_eq!(log.iter().find(|note| note.ends_with("missing")), None);
     rig.shutdown().await;
 }

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::informer::{
+    Index,
     fixture::widgets,
     script::{Rig, change, settle, stored, widget},
 };
@@ -361,4 +362,36 @@ async fn a_runtime_that_ends_ends_its_informers() {
 
     assert_eq!(subscription.next().await.unwrap_err(), Ended::Shutdown);
     subscription.release(Linger::None).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn indexes_of_one_name_are_each_subscribers_own() {
+    let mut rig = Rig::new();
+    let (one, _watch) = rig.synced(&[widget("a", 1)]).await;
+    let other = rig.subscribe();
+
+    one.store().add_index(Index::new("by", |object| vec![object.key().name.to_string()]));
+    other.store().add_index(Index::new("by", |_object| vec!["all".to_owned()]));
+
+    assert_eq!(one.store().by_index("by", "a").len(), 1);
+    assert_eq!(other.store().by_index("by", "all").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_index_leaves_with_who_asked_for_it() {
+    let mut rig = Rig::new();
+    let (one, _watch) = rig.synced(&[widget("a", 1)]).await;
+    let other = rig.subscribe();
+    let held = Arc::new(());
+    let captured = Arc::clone(&held);
+    one.store().add_index(Index::new("by", move |object| {
+        let _held = &captured;
+        vec![object.key().name.to_string()]
+    }));
+
+    one.release(Linger::Default).await;
+    settle().await;
+
+    assert_eq!(Arc::strong_count(&held), 1, "its function is kept, and called for every object");
+    drop(other);
 }

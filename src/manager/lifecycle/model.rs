@@ -299,6 +299,9 @@ impl World {
             "P5: a stop has a proof, and names it",
         )?;
         epoch.asked = Some(reason);
+        if self.now - epoch.since >= BACKOFF.healthy {
+            self.failures = 0;
+        }
         Ok(())
     }
 

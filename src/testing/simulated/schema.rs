@@ -36,7 +36,7 @@ pub(super) fn unheard(schema: &Value, path: &str) -> Option<String> {
     let mut inner = properties
         .map(|(name, schema)| (format!("{path}.properties[{name}]"), schema))
         .chain(["items", "additionalProperties"].map(|it| (format!("{path}.{it}"), &schema[it])));
-    inner.find_map(|(path, schema)| unheard(schema, &path))
+    inner.find_map(|(path, schema)| schema.is_object().then(|| unheard(schema, &path))?)
 }
 
 /// Adds what is missing and has a default.

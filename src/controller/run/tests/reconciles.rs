@@ -326,3 +326,27 @@ async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
     assert_eq!(rig.metric(timeouts), "1");
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_lasts_is_not_forgotten_for_one_that_passed() {
+    let late = Fake::new("late", &["passes"]).missing();
+    let mut rig = make()
+        .input(Mode::Required, Fake::new("first", &["lasts"]))
+        .input(Mode::Optional, late.clone())
+        .run(|request, context| async move {
+            match &*request.name {
+                "passes" if context.attempt() > 0 => ok(),
+                _ => failed(),
+            }
+        });
+    rig.running().await;
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(rig.report().last_error.as_deref(), Some("ns/lasts: no luck"));
+
+    late.comes();
+    sleep(Duration::from_secs(5)).await;
+
+    // It is tried again in two minutes; until then it has failed all the same.
+    assert_eq!(rig.report().last_error.as_deref(), Some("ns/lasts: no luck"));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}

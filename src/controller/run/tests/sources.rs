@@ -168,3 +168,21 @@ async fn source_that_panics_ends_the_run_with_its_message() {
 
     assert_eq!(rig.done().await.unwrap_err(), "source bomb: it panicked: tick tock");
 }
+
+#[tokio::test(start_paused = true)]
+async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
+    let plain = Fake::new("plain", &["a"]);
+    let mut rig = make().input(Mode::Plain, plain.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+
+    let message = "outside of its hours".to_owned();
+    let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
+    plain.shared.verdict.send_replace(Verdict::Unmet(vec![closed]));
+    settle().await;
+    assert_eq!((plain.running(), rig.report().stale), (1, true));
+    plain.comes();
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!((plain.running(), rig.report().stale), (1, false));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
