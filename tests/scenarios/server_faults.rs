@@ -190,8 +190,12 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     }
 
     world.faults.remove(rule);
-    recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
-    world.until("widgets", "is current", |it| it.reason == "Running").await;
+    let change = recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale);
+    let recovers = async {
+        change.await;
+        world.until("widgets", "is current", |it| it.reason == "Running").await
+    };
+    world.within(Duration::from_secs(1), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&world, "widgets");
     assert_eq!(lists(&world, &crd, mark).await, 0, "the watch goes on where it was");
