@@ -30,6 +30,26 @@ fn most_within(span: Duration, moments: &[Instant]) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_change_costs_one_write_of_the_status() {
+    let bench = Bench::start().await;
+    let is_status = |info: &RequestInfo| {
+        let writes = Verb::MUTATING.contains(&info.verb);
+        writes && info.subresource == "status" && info.resource == "widgets"
+    };
+    let written = || bench.requests().iter().filter(|(_, info)| is_status(info)).count();
+
+    for size in 1..=3 {
+        let before = written();
+        bench.parent("p", size, "text");
+        bench.settled(&["p"], size, "text").await;
+        sleep(Duration::from_secs(60)).await;
+
+        assert_eq!(written() - before, 1, "size {size}");
+    }
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "ours");

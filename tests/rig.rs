@@ -12,8 +12,11 @@ mod bench;
 mod carrier;
 #[cfg(feature = "cli")]
 mod declared;
+#[cfg(feature = "meta")]
+mod deletions;
 #[cfg(feature = "cli")]
 mod hook_server;
+mod life;
 mod metrics;
 mod recorder;
 mod rights;
@@ -78,6 +81,7 @@ pub(crate) use self::{
 #[cfg(feature = "cli")]
 pub(crate) use self::{
     declared::Declared,
+    deletions::Deletions,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
     stage::{Stage, condition, install_own_crds, install_own_crds_on, until, until_within},
     workload::Workload,
@@ -289,6 +293,11 @@ impl<'plane> Rig<'plane> {
 
     /// How the manager ended.
     pub(crate) async fn end(self) -> Result<(), String> {
+        self.stopped().await
+    }
+
+    /// Stops the manager; how it ended.
+    pub(crate) async fn stopped(&self) -> Result<(), String> {
         self.stop.cancel();
         let result = self.result.clone();
         eventually("the manager ends", || {
@@ -356,41 +365,6 @@ impl<'plane> Rig<'plane> {
             panic!("{name}: epoch {epoch} is not done in time: {:#?}", self.status(name))
         });
         reason(&all.unwrap(), name, epoch).unwrap()
-    }
-
-    /// Every step in the life of a runnable so far.
-    pub(crate) fn life(&self, name: &str) -> Vec<Transition> {
-        let name = ControllerName::from(name);
-        let all = self.transitions.borrow();
-        all.iter().filter(|(_, step)| step.name == name).map(|(_, step)| step.clone()).collect()
-    }
-
-    /// Asserts that epochs came one after the other, each done exactly once; how many are done.
-    pub(crate) fn assert_orderly(&self, name: &str) -> u64 {
-        let (mut begun, mut done) = (0, 0);
-        for Transition { epoch, kind, .. } in self.life(name) {
-            match kind {
-                TransitionKind::Entered(ControllerState::Starting) => {
-                    assert_eq!(begun, done, "{name}: epoch {epoch} began before {begun} was done");
-                    assert_eq!(epoch, begun + 1, "{name}: epochs are counted");
-                    begun = epoch;
-                }
-                TransitionKind::Done(_) => {
-                    assert_eq!(epoch, begun, "{name}: only what has begun is done");
-                    assert_eq!(epoch, done + 1, "{name}: epoch {epoch} is done once");
-                    done = epoch;
-                }
-                TransitionKind::Entered(
-                    ControllerState::Waiting
-                    | ControllerState::Running
-                    | ControllerState::Stopping
-                    | ControllerState::BackingOff
-                    | ControllerState::Stopped,
-                )
-                | TransitionKind::Removed => {}
-            }
-        }
-        done
     }
 
     // --- what is seen of discovery

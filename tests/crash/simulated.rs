@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::When;
-use crate::rig::{Answer, PATIENCE, Workload, workload};
+use crate::rig::{Answer, Deletions, PATIENCE, Workload, workload};
 
 /// Of whatever is drawn at random on the way.
 const SEED: u64 = 4;
@@ -40,6 +40,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
     let calm = recorded(SEED, None).await;
     // With other uids.
     let again = recorded(SEED + 1, None).await;
+    assert!(calm.deletions > 0, "something is deleted");
     let mask = workload::mask(&calm.recording, &again.recording);
     let both = |number| [(When::Before, number), (When::After, number)];
     let points: Vec<_> = (1..=calm.requests).flat_map(both).collect();
@@ -63,6 +64,8 @@ struct Outcome {
     /// Of the first process, that change something.
     requests: usize,
     crashed: bool,
+    /// Of all processes.
+    deletions: usize,
 }
 
 /// What comes of the workload.
@@ -100,7 +103,8 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
         () = wire.dead.cancelled() => {
             process.kill().await;
             tasks.assert_baseline(&nobody).await;
-            process = Process::start(&server, &Arc::default());
+            let again = Wire { deletions: wire.deletions.clone(), ..Wire::default() };
+            process = Process::start(&server, &Arc::new(again));
             working.await;
         }
         () = &mut working => {}
@@ -111,6 +115,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
         recording: recorder.finish().await.unwrap(),
         requests: wire.changes.load(Ordering::SeqCst),
         crashed: wire.dead.is_cancelled(),
+        deletions: wire.deletions.assert_guarded(),
     }
 }
 
@@ -120,6 +125,7 @@ struct Wire {
     crash: Option<(When, usize)>,
     changes: AtomicUsize,
     dead: CancellationToken,
+    deletions: Deletions,
 }
 
 impl Wire {
@@ -129,6 +135,7 @@ impl Wire {
             let (mut service, wire) = (service.clone(), Arc::clone(&wire));
             async move {
                 let crash = wire.crash_at(&request);
+                let request = wire.deletions.note(request).await;
                 if crash == Some(When::Before) {
                     wire.dead.cancel();
                 }

@@ -28,6 +28,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
+use super::deletions::Deletions;
+
 /// Virtual time, so it costs nothing; only bounds tests that fail.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
@@ -160,6 +162,7 @@ pub(crate) struct Bench {
     pub(crate) hook: Arc<FunctionHook>,
     crd: CrdBuilder,
     sent: Arc<Mutex<Vec<(Instant, RequestInfo)>>>,
+    deletions: Deletions,
     leaks: LeakOracle,
     baseline: Measure,
     stop: CancellationToken,
@@ -182,15 +185,17 @@ impl Bench {
             .tasks("this test", &tokio::runtime::Handle::current())
             .requests(&faults);
         let baseline = leaks.baseline().await;
-        let log = Arc::clone(&sent);
-        let service = tower::ServiceBuilder::new()
+        let (log, deletions) = (Arc::clone(&sent), Deletions::default());
+        let disturbed = tower::ServiceBuilder::new()
             .layer(faults.layer())
-            .service(server.service("pilotlight"))
-            .map_request(move |request: Request<Body>| {
-                let info = RequestInfo::new(request.method(), request.uri());
-                log.lock().unwrap().push((Instant::now(), info));
-                request
-            });
+            .service(server.service("pilotlight"));
+        let deleting = deletions.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let info = RequestInfo::new(request.method(), request.uri());
+            log.lock().unwrap().push((Instant::now(), info));
+            let (disturbed, deleting) = (disturbed.clone(), deleting.clone());
+            async move { disturbed.oneshot(deleting.note(request).await).await }
+        });
         let client = Client::new(service, "default");
         let (cluster, keeper) = Cluster::new(client, ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
@@ -205,7 +210,8 @@ impl Bench {
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let stopping = stop.clone();
         tasks.spawn(async move { manager.run(stopping).await.unwrap() });
-        let bench = Self { server, faults, hook, crd, sent, leaks, baseline, stop, tasks };
+        let bench =
+            Self { server, faults, hook, crd, sent, deletions, leaks, baseline, stop, tasks };
         bench.declare();
         bench
     }
@@ -295,10 +301,12 @@ impl Bench {
         self.sent.lock().unwrap().clone()
     }
 
-    /// Asserts that the manager ends well, and that nothing is left of it here or at the server.
+    /// Asserts that the manager ends well, that it has deleted nothing by its name alone, and that
+    /// nothing is left of it here or at the server.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
+        self.deletions.assert_guarded();
         let closed = self.server.wait_until(|server| server.open_watches().is_empty());
         timeout(PATIENCE, closed).await.unwrap();
         self.leaks.assert_baseline(&self.baseline).await;

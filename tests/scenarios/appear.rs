@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use kube::api::PostParams;
 use pilotlight::{
     controller::{Controller, Handler},
+    discovery::TypeState,
     manager::{ControllerState, DoneReason, RunnableStatus, Unmet},
     testing::{
         Action, CrdBuilder, Reply, Rule, Verb,
@@ -70,13 +71,13 @@ async fn a_type_that_appears_starts_its_controller(server: Server<'static>) {
     let early = world.controller("early", &crd).await;
 
     world.install(&crd).await;
-    world.running("early", 1).await;
+    world.at_once(world.running("early", 1)).await;
     for name in ["a", "b"] {
         world.create(&crd, name, 1).await;
     }
     let late = world.controller("late", &crd).await;
 
-    world.running("late", 1).await;
+    world.at_once(world.running("late", 1)).await;
     for recorder in [early, late] {
         recorder.count(2, |seen| seen.uid.is_some()).await;
         let mut names: Vec<_> = recorder.all().into_iter().map(|seen| seen.name).collect();
@@ -103,7 +104,8 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     let begun = Instant::now();
     let waiting = world.until("late", "waits", |it| it.unmet.iter().any(is_not_established)).await;
     assert_eq!(waiting.state, ControllerState::Waiting);
-    world.running("late", 1).await;
+    world.scope.wait_established(&crd).await.unwrap();
+    world.at_once(world.running("late", 1)).await;
 
     assert!(begun.elapsed() >= hold, "it is not established before");
     assert_eq!(world.faults.hits(lags), 2, "both were met");
@@ -131,7 +133,8 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
     assert!(world.requests(&second, world.begin).await.is_empty(), "nothing is asked about it");
 
     world.uninstall(&first).await;
-    world.running("second", 1).await;
+    world.scope.wait_established(&second).await.unwrap();
+    world.at_once(world.running("second", 1)).await;
 
     assert_eq!(world.assert_orderly("second"), 0, "no epoch has ended");
     world.create(&second, "gear", 1).await;
@@ -160,7 +163,7 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
 
     world.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
 
-    world.running("bundle", 1).await;
+    world.at_once(world.running("bundle", 1)).await;
     world.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
     assert_eq!(world.assert_orderly("bundle"), 0, "no epoch has ended");
@@ -193,11 +196,11 @@ async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
     world.scope.install_crd(&crd).await.unwrap();
     world.scope.wait_established(&crd).await.unwrap();
     world.scope.wait_served(&crd, "v2").await.unwrap();
+    world.at_once(world.running("lenient", 1)).await;
 
     let waiting = world.until("strict", "waits", |it| it.reason == "VersionNotServed").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("served are v2"), "{}", waiting.message);
-    world.running("lenient", 1).await;
     let object = crd.object("gear", json!({ "size": 1 }));
     world.scope.api(&crd, "v2").create(&PostParams::default(), &object).await.unwrap();
     lenient.saw("gear", 1).await;
@@ -207,7 +210,8 @@ async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
 
     world.scope.set_served(&crd, "v1", true).await.unwrap();
 
-    world.running("strict", 1).await;
+    world.scope.wait_served(&crd, "v1").await.unwrap();
+    world.at_once(world.running("strict", 1)).await;
     strict.saw("gear", 1).await;
     world.finish().await;
 }
@@ -305,7 +309,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     assert!(recorder.all().is_empty(), "it never ran");
 
     world.install(parts).await;
-    world.running("three", 2).await;
+    world.at_once(world.running("three", 2)).await;
     world.create(widgets, "gear", 1).await;
     recorder.saw("gear", 2).await;
     assert_eq!(world.assert_orderly("three"), 1);
@@ -318,6 +322,7 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
     let parts = CrdBuilder::new(&world.scope.group, "Part");
     let recorder = world.controller_with_optional("optional", &widgets, &parts).await;
     world.install(&widgets).await;
+    world.at_once(world.running("optional", 1)).await;
     let degraded = world.until("optional", "is degraded", |it| it.reason == "Degraded").await;
     assert_eq!((degraded.state, degraded.epoch), (ControllerState::Running, 1));
     assert_eq!(degraded.report.missing, [type_of(&parts, "v1")]);
@@ -327,7 +332,7 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
 
     world.install(&parts).await;
 
-    world.until("optional", "is whole", |it| it.report.missing.is_empty()).await;
+    world.at_once(world.until("optional", "is whole", |it| it.report.missing.is_empty())).await;
     world.create(&parts, "part", 1).await;
     recorder.until("a request about the part", |seen| seen.name == "part").await;
     assert_eq!(world.status("optional").epoch, 1, "no restart");
@@ -349,7 +354,10 @@ async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'stat
 
     world.scope.delete_crd(&crd).await.unwrap();
 
-    assert_eq!(world.done("list", 1).await, DoneReason::TypeGone);
+    let gone = world.type_state(recorder.type_ref(), "goes", |it| *it != TypeState::Served);
+    gone.await;
+    let reason = world.at_once(world.done("list", 1)).await;
+    assert_eq!(reason, DoneReason::TypeGone);
     let absence = world.assert_absent(&crd, world.tasks()).await;
     world.faults.remove(held);
     let waiting = world.until("list", "waits", |it| it.reason == "TypeAbsent").await;

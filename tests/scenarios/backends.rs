@@ -16,7 +16,7 @@ use tokio::time;
 
 use super::{
     World,
-    change::{assert_unmoved, change_crd, lists, watched_again},
+    change::{assert_unmoved, change_crd, lists, watched_again, watches},
     server_faults::{Bystander, assert_nothing_purged, goes_on_stale, status},
 };
 use crate::{
@@ -240,7 +240,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     Embedded.add(&world, "gauges", &recorder).await;
     world.running("gauges", 1).await;
     recorder.saw("pressure", 1).await;
-    let mark = world.mark();
+    let (mark, watched) = (world.mark(), watches(&world, &widgets));
 
     service.turns(&world, &group, Health::Ill);
     let stale = world.until("gauges", "is stale", |it| it.report.stale).await;
@@ -270,5 +270,6 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     assert_undisturbed(&world, "gauges");
     assert_unmoved(&world, "widgets", &running);
     assert_eq!(lists(&world, &widgets, mark).await, 0, "nobody else is listed again");
+    assert_eq!(watches(&world, &widgets), watched, "nor watched");
     world.finish().await;
 }

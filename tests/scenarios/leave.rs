@@ -12,7 +12,7 @@ use pilotlight::{
     discovery::TypeState,
     kind::{Scope, TypeRef},
     manager::{ControllerState, DoneReason, RestartBackoff, RunnableOptions},
-    testing::{Action, CrdBuilder, RequestInfo, Rule, Verb, simulated::Delays},
+    testing::{Action, CrdBuilder, RequestInfo, Rule, RuleId, Verb, simulated::Delays},
 };
 use serde_json::json;
 use tokio::{
@@ -22,6 +22,7 @@ use tokio::{
 
 use super::{
     World,
+    change::watched_again,
     world::{InProcessHook, one_config_map},
 };
 use crate::{
@@ -30,6 +31,7 @@ use crate::{
         Act, Carrier, Embedded, PATIENCE, Recorder, RigOptions, Server, about, eventually, type_of,
         until,
     },
+    unknown::hits,
 };
 
 scenarios! {
@@ -216,6 +218,18 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     world.finish().await;
 }
 
+/// Cuts the watch of a type, and nothing is answered any more: what becomes of its objects is not
+/// seen.
+async fn hears_no_more(world: &World, crd: &CrdBuilder) -> RuleId {
+    let resource = crd.api_resource("v1");
+    watched_again(world, crd, 0).await;
+    let rule = Rule::new(Action::Hang).resource(resource.group, resource.plural);
+    let rule = world.faults.add(rule);
+    assert_eq!(world.faults.cut_open(about(crd)), 1);
+    hits(world, rule, 1).await;
+    rule
+}
+
 async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static>) {
     let simulated = server.is_simulated();
     let world = World::on(server, "leave-unseen").await;
@@ -224,6 +238,8 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     world.install(&crd).await;
     world.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
+    let store = recorder.store(1).unwrap();
+    let deaf = hears_no_more(&world, &crd).await;
     let unseen = Rule::new(Action::Hang);
     let unseen = unseen.resource("apiextensions.k8s.io", "customresourcedefinitions");
     let unseen = world.faults.add(unseen);
@@ -231,15 +247,19 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     assert!(world.faults.cut_open(is_crds) > 0);
 
     world.uninstall(&crd).await;
+    world.faults.remove(deaf);
 
     // Its watch has ended, and what the server says of it is no proof.
     world.until("unaware", "is stale", |it| it.report.stale).await;
     let status = world.status("unaware");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    assert_eq!(store.len(), 1, "no deletion has emptied it");
     world.faults.remove(unseen);
     let looked = Instant::now();
 
     assert_eq!(world.done("unaware", 1).await, DoneReason::TypeGone);
+    assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
+    drop(store);
     if simulated {
         assert!(looked.elapsed() < Duration::from_secs(2), "{:?}", looked.elapsed());
     }
@@ -260,12 +280,12 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     recorder.saw("same", 1).await;
     let before = world.cluster.types.served(recorder.type_ref()).unwrap();
     let store = recorder.store(1).unwrap();
+    let deaf = hears_no_more(&world, &crd).await;
+    assert_eq!(store.len(), 1);
 
     match &script {
         // Nobody gets to act in between.
         Some(script) => {
-            world.delete(&crd, "same").await;
-            recorder.until("the deletion", |seen| seen.uid.is_none()).await;
             script.set_delays(Delays::none());
             script.uninstall(&crd.name()).unwrap();
             script.install(&crd.build()).unwrap();
@@ -277,8 +297,9 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     }
 
     assert_eq!(world.done("anew", 1).await, DoneReason::TypeGone);
-    world.running("anew", 2).await;
     assert_eq!((store.len(), store.bytes()), (0, 0), "the old cache is emptied");
+    world.faults.remove(deaf);
+    world.running("anew", 2).await;
     let after = world.cluster.types.served(recorder.type_ref()).unwrap();
     assert_ne!(before.identity.uid, after.identity.uid);
     let new = world.create(&crd, "same", 2).await;

@@ -12,7 +12,8 @@ use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     informer::{InformerKey, Linger, Progress, Projection, Subscription},
     manager::{
-        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable, always,
+        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable,
+        RunnableStatus, always,
     },
     testing::CrdBuilder,
 };
@@ -38,7 +39,7 @@ scenarios! {
         "equal keys share a watch, unequal ones have their own, each is listed; joining and \
          leaving costs the others no event, and the last to leave frees the memory";
     46 one_controller_panics both:
-        "it backs off and says so; the others go on in their epoch, and nobody is asked again";
+        "it backs off from a second, doubling, and says so, as one does that fails; the others go on in their epoch, and nobody is asked again";
 }
 
 /// Waits until the type is followed by one watch.
@@ -216,7 +217,8 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     for size in 1..=60 {
         for name in ["a", "b", "c"] {
             world.resize(&crd, name, size).await;
-            quick.until("each change", |it| it.name == name && it.size == Some(size)).await;
+            let change = quick.until("each change", |it| it.name == name && it.size == Some(size));
+            world.at_once(change).await;
         }
     }
 
@@ -225,8 +227,10 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     let depth = metrics
         .lines()
         .filter(|line| line.starts_with("workqueue_depth{") && line.contains("name=\"slow\""));
-    let depth: u64 =
-        depth.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum();
+    let depth: Vec<u64> =
+        depth.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
+    assert!(!depth.is_empty(), "it is told how much waits: {metrics}");
+    let depth: u64 = depth.into_iter().sum();
     assert!(depth <= 3, "an object is in its queue once: {depth}");
     held.send_replace(false);
     for name in ["a", "b", "c"] {
@@ -301,18 +305,40 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     world.finish().await;
 }
 
-/// Panics as soon as it starts.
-struct Panicking;
+/// Fails as soon as it starts.
+enum Failing {
+    Panicking,
+    Returning,
+}
 
-impl Runnable for Panicking {
+impl Runnable for Failing {
     fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        Box::pin(async { panic!("told to panic at the start") })
+        match self {
+            Self::Panicking => Box::pin(async { panic!("told to panic at the start") }),
+            Self::Returning => Box::pin(async { Err("told to fail at the start".into()) }),
+        }
     }
 }
 
-impl ConditionalRunnable for Panicking {
+impl ConditionalRunnable for Failing {
     fn ready(&self) -> Readiness {
         always()
+    }
+}
+
+/// Asserts that each try came a second after the failure of the one before, then two, then four.
+fn assert_backed_off(world: &World, name: &str) {
+    let failed = world.entered(name, ControllerState::BackingOff);
+    let tried = world.entered(name, ControllerState::Starting);
+    assert!(failed.len() >= 3 && tried.len() >= 3, "{failed:?} {tried:?}");
+    for (number, (failed, tried)) in (0..).zip(failed.iter().zip(&tried[1..])) {
+        let waited = tried.duration_since(*failed);
+        let full = Duration::from_secs(1 << number);
+        // What failed together is spread by a fifth; on the control plane both are noticed late.
+        let least = full.mul_f64(0.75);
+        assert!(waited >= least, "{name} was tried again after {waited:?}, not {full:?}");
+        let is_late = world.server.is_simulated() && waited > full + Duration::from_millis(10);
+        assert!(!is_late, "{name} was tried again after {waited:?}, not {full:?}");
     }
 }
 
@@ -326,19 +352,30 @@ async fn one_controller_panics(server: Server<'static>) {
     watched(&world, &crd).await;
     let mark = world.mark();
 
-    world.add("broken", Arc::new(Panicking)).await;
-    let broken = world.until("broken", "fails again", |it| {
-        it.failures >= 3 && it.state == ControllerState::BackingOff
-    });
-    let broken = broken.await;
+    let failures =
+        [("broken", Failing::Panicking, "panic"), ("failed", Failing::Returning, "fail")];
+    let mut broken = Vec::new();
+    for (name, failure, verb) in failures {
+        world.add(name, Arc::new(failure)).await;
+        broken.push((name, format!("told to {verb} at the start")));
+    }
+    for (name, _) in &broken {
+        let fails =
+            |it: &RunnableStatus| it.failures >= 3 && it.state == ControllerState::BackingOff;
+        world.until(name, "fails again", fails).await;
+    }
     for size in 2..10 {
         world.resize(&crd, "first", size).await;
         others.until("each change", |seen| seen.size == Some(size)).await;
     }
 
-    assert!(broken.epoch >= 3, "each try is an epoch: {broken:#?}");
-    assert!(broken.last_error().unwrap().contains("told to panic"), "{broken:#?}");
-    assert_eq!(world.assert_orderly("broken"), world.status("broken").epoch);
+    for (name, error) in &broken {
+        let status = world.status(name);
+        assert!(status.epoch >= 3, "each try is an epoch: {status:#?}");
+        assert!(status.last_error().unwrap().contains(error), "{status:#?}");
+        assert_eq!(world.assert_orderly(name), status.epoch);
+        assert_backed_off(&world, name);
+    }
     let other = world.status("other");
     assert_eq!((other.state, other.epoch, other.failures), (ControllerState::Running, 1, 0));
     let requests = world.requests(&crd, mark).await;

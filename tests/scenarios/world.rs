@@ -34,6 +34,9 @@ use crate::rig::{
 /// By this label the declared controllers of one scenario are told from all others.
 const LABEL: &str = "pilotlight.test/scope";
 
+/// What is promised to happen at once; the simulated server's own delays are shorter.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
 /// Where a scenario takes place. It is a [`Rig`], whose leak oracle has taken its measure.
 pub(crate) struct World {
     rig: Rig<'static>,
@@ -103,6 +106,21 @@ impl World {
         usize::try_from(self.baseline.total("tasks")).unwrap()
     }
 
+    /// What happens at once: on the simulated server, whose time is exact, within a tenth of a
+    /// second from now.
+    pub(crate) async fn at_once<T>(&self, happens: impl Future<Output = T>) -> T {
+        self.within(AT_ONCE, happens).await
+    }
+
+    /// As [`World::at_once`], within a time.
+    pub(crate) async fn within<T>(&self, most: Duration, happens: impl Future<Output = T>) -> T {
+        let begin = Instant::now();
+        let what = happens.await;
+        let took = begin.elapsed();
+        assert!(took <= most || !self.server.is_simulated(), "it took {took:?}, not {most:?}");
+        what
+    }
+
     /// Asserts that nothing is left of what the scenario did once its controllers are removed, and
     /// that the manager ends well. Let go of every client first, `scope.api()` included: each has a
     /// task.
@@ -114,17 +132,7 @@ impl World {
         });
         join_all(removals).await;
         let Self { rig, leaks, baseline, tasks_before } = self;
-        // One connection may serve what several watches share, and is kept for what comes next;
-        // and a state or a verb that was once seen keeps its series.
-        let leaks = leaks
-            .expect_more("connections", "")
-            .expect_more("series", "pilotlight_discovery_watch_failures_total")
-            .expect_more("series", "rest_client_")
-            .expect_more("series", "pilotlight_types{")
-            .expect_more("series", "pilotlight_informers{");
-        leaks.assert_baseline(&baseline).await;
-        // It holds what it asks.
-        drop(leaks);
+        assert_nothing_grew(leaks, &baseline).await;
         let server = rig.server.clone();
         rig.end().await.unwrap();
         nothing_is_left(&server, tasks_before).await;
@@ -132,12 +140,13 @@ impl World {
 
     /// Stops the manager with whatever runs, as the end of the process does; how long that took.
     pub(crate) async fn terminate(self) -> Duration {
-        let Self { rig, leaks, tasks_before, .. } = self;
-        drop(leaks);
+        let Self { rig, leaks, baseline, tasks_before } = self;
         let server = rig.server.clone();
         let begin = Instant::now();
-        rig.end().await.unwrap();
+        rig.stopped().await.unwrap();
         let took = begin.elapsed();
+        assert_nothing_grew(leaks, &baseline).await;
+        drop(rig);
         nothing_is_left(&server, tasks_before).await;
         took
     }
@@ -270,6 +279,25 @@ impl World {
         let late = time::timeout(PATIENCE, gone).await.is_err();
         assert!(!late, "{name} is not removed in time");
     }
+}
+
+/// The oracle holds what it asks, so it ends here.
+async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
+    // One connection may serve what several watches share, and is kept for what comes next; and a
+    // state or a verb that was once seen keeps its series.
+    let leaks = leaks
+        .expect_more("connections", "")
+        .expect_more("series", "pilotlight_discovery_watch_failures_total")
+        .expect_more("series", "rest_client_")
+        .expect_more("series", "pilotlight_types{")
+        .expect_more("series", "pilotlight_informers{");
+    leaks.assert_baseline(baseline).await;
+    let most = baseline.total("connections") + 1;
+    eventually("one connection more at most", || match leaks.measure().total("connections") {
+        open if open <= most => Ok(()),
+        open => Err(format!("{open} are open, {most} at most")),
+    })
+    .await;
 }
 
 /// Of what ran in the test's own runtime, and of what it asked.
