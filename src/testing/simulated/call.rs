@@ -160,7 +160,8 @@ impl Call {
     pub(super) fn object(&self, kind: &str) -> Result<Value, Refusal> {
         let media_type = self.content_type.split(';').next().unwrap_or_default().trim();
         if media_type == "application/vnd.kubernetes.protobuf" {
-            return Err(Refusal::not_simulated("a body in protobuf"));
+            let what = "a body in protobuf (kubectl create -f and kubectl apply send JSON)";
+            return Err(Refusal::not_simulated(what));
         }
         if !matches!(media_type, "" | "application/json" | "application/yaml") {
             return Err(Refusal::unsupported(OBJECT_TYPES));

@@ -262,7 +262,22 @@ async fn what_is_not_simulated_is_refused_with_a_sentence() {
     asker.post(pod, json!({ "metadata": { "name": "p" } })).await;
     let list = json!({ "metadata": { "finalizers": ["x.test/a"] } });
     let strategic = "application/strategic-merge-patch+json";
+    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+    let crd = |changed: &str, value: Value| {
+        let mut crd = serde_json::to_value(widgets().build()).unwrap();
+        let (parent, field) = changed.rsplit_once('/').unwrap();
+        crd.pointer_mut(parent).unwrap()[field] = value;
+        crd
+    };
+    let webhook = crd("/spec/conversion", json!({ "strategy": "Webhook" }));
+    let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
+        "properties": { "name": { "type": "string", "pattern": "^a+$" } } } } });
+    let pattern = crd("/spec/versions/0/schema/openAPIV3Schema", schema);
+    let protobuf = "application/vnd.kubernetes.protobuf";
     for (code, refused) in [
+        asker.post(crds, webhook).await,
+        asker.post(crds, pattern).await,
+        asker.ask("POST", "/api/v1/namespaces", protobuf, json!("k8s")).await,
         asker.get(&format!("{pod}/p/log")).await,
         asker.get("/metrics").await,
         asker.patch(&format!("{pod}/p"), strategic, list).await,
@@ -270,6 +285,28 @@ async fn what_is_not_simulated_is_refused_with_a_sentence() {
         assert_eq!(code, 501, "{refused}");
         assert!(refused["message"].as_str().unwrap().contains("real control plane"));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_knows_the_discovery_is_told_so_without_a_type() {
+    let asker = Asker::new();
+    let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+    let ask = async |etag: &str| {
+        let request = Request::get("/apis")
+            .header(header::ACCEPT, aggregated)
+            .header(header::IF_NONE_MATCH, etag)
+            .body(Full::new(Bytes::new()))
+            .unwrap();
+        asker.server.service("alice").oneshot(request).await.unwrap()
+    };
+    let known = ask("").await.headers()[header::ETAG].to_str().unwrap().to_owned();
+
+    let answer = ask(&known).await;
+
+    assert_eq!(answer.status(), StatusCode::NOT_MODIFIED);
+    assert_eq!(answer.headers()[header::ETAG], known.as_str());
+    // It would replace that of what the client has kept.
+    assert!(!answer.headers().contains_key(header::CONTENT_TYPE));
 }
 
 #[tokio::test(start_paused = true)]
