@@ -2,14 +2,17 @@
 
 use std::{
     fmt::Display,
-    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::pin,
     sync::Arc,
 };
 
 use futures::FutureExt;
-use tokio::{select, sync::oneshot, task::consume_budget};
+use tokio::{
+    select,
+    sync::{oneshot, watch},
+    task::consume_budget,
+};
 use tracing::error;
 
 use super::{
@@ -283,8 +286,9 @@ impl Pump<'_> {
         // A part of the objects would look like all of them, so nobody reads before the first list
         // is complete, and nobody is asked to.
         let mut attached = Some(attached);
-        let mut early = Vec::new();
-        self.show(&progress.borrow_and_update(), false);
+        if let Progress::Ended(ended) = self.look(&mut progress, false) {
+            return Some(ended);
+        }
         let stop = self.context.stop.clone();
         loop {
             select! {
@@ -292,10 +296,6 @@ impl Pump<'_> {
                 () = stop.cancelled() => return None,
                 () = &mut complete, if attached.is_some() => {
                     self.replace(attached.take(), &store).await;
-                    for delta in mem::take(&mut early) {
-                        self.deliver(&delta);
-                        consume_budget().await;
-                    }
                 }
                 () = &mut drained, if attached.is_none() && synced.is_some() => {
                     self.tell_synced();
@@ -304,10 +304,13 @@ impl Pump<'_> {
                     synced.take().and_then(|synced| synced.send(()).ok());
                 }
                 Ok(()) = progress.changed() => {
-                    self.show(&progress.borrow_and_update(), synced.is_none());
+                    let now = self.look(&mut progress, synced.is_none());
+                    // Before the first list is complete nobody takes changes, and the end with them.
+                    if let (Progress::Ended(ended), true) = (now, attached.is_some()) {
+                        return Some(ended);
+                    }
                 }
-                delta = subscription.next() => match delta {
-                    Ok(delta) if attached.is_some() => early.push(delta),
+                delta = subscription.next(), if attached.is_none() => match delta {
                     Ok(delta) => {
                         self.deliver(&delta);
                         // A long initial list is not to hold up everybody else.
@@ -317,6 +320,13 @@ impl Pump<'_> {
                 },
             }
         }
+    }
+
+    /// Looks at how the watch is doing, and reports it.
+    fn look(&self, progress: &mut watch::Receiver<Progress>, drained: bool) -> Progress {
+        let now = progress.borrow_and_update().clone();
+        self.show(&now, drained);
+        now
     }
 
     /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.

@@ -29,6 +29,9 @@ const RECENTLY: Duration = Duration::from_secs(10);
 /// By how much a wait is varied, so that what failed together does not come back together.
 const JITTER: f64 = 0.2;
 
+/// Nobody means to wait longer than that, and a sum with it never overflows.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// How often those that wait are tried, all of them together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
@@ -97,12 +100,21 @@ impl<K: Clone + Ord> Outage<K> {
         spread: f64,
         now: Instant,
     ) -> Duration {
-        let before = self.remove(&key).map(|failed| failed.at).or(now.checked_sub(RECENTLY));
-        let out = self.answered.is_none_or(|answered| before.is_some_and(|it| answered <= it));
-        let own = now + wait.backoff.mul_f64(1.0 - JITTER * spread);
+        let pace = &Pace { longest: pace.longest.min(LONGEST), ..*pace };
+        let at_least = wait.at_least.min(LONGEST);
+        let before = self.remove(&key);
+        let since = before.map(|failed| failed.at).or(now.checked_sub(RECENTLY));
+        let out = self.answered.is_none_or(|answered| since.is_some_and(|it| answered <= it));
+        let mut backoff = wait.backoff.min(LONGEST);
+        if !out && before.is_some_and(|failed| failed.out) {
+            // An end that was none, perhaps: its back-off is that of the whole outage. Its next
+            // failure decides.
+            backoff = backoff.min(pace.gap.saturating_mul(pace.burst));
+        }
+        let own = now + backoff.mul_f64(1.0 - JITTER * spread);
         let next = if out { self.in_turn(own, pace, spread, now) } else { own };
-        let not_before = now + wait.at_least;
-        let due = next.max(not_before + wait.at_least.mul_f64(JITTER * spread));
+        let not_before = now + at_least;
+        let due = next.max(not_before + at_least.mul_f64(JITTER * spread));
         if out {
             self.waiting.insert((due, key.clone()));
         }
@@ -136,6 +148,12 @@ impl<K: Clone + Ord> Outage<K> {
     /// Whether a request failed when it was tried last.
     pub(crate) fn holds(&self, key: &K) -> bool {
         self.failed.contains_key(key)
+    }
+
+    /// How long a request has to wait before anybody tries it, whatever happens to it meanwhile.
+    pub(crate) fn left(&self, key: &K, now: Instant) -> Option<Duration> {
+        let left = self.failed.get(key)?.not_before.saturating_duration_since(now);
+        (!left.is_zero()).then_some(left)
     }
 
     /// Forgets a request: it is gone, or failed otherwise.

@@ -208,6 +208,13 @@ impl Run {
     }
 
     fn spawn(&mut self, item: Item<Request>) {
+        if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
+            // Something happened to it, also what it has done itself: it has to wait all the same.
+            let priority = item.priority;
+            self.queue.add_with(item.key.clone(), Add { after, priority, ..Add::default() });
+            self.queue.done(&item.key);
+            return;
+        }
         let mut turn = self.spec.handover.doubts.turn(&item.key);
         let context = self.context.of_reconcile(item.failures, turn.is_in_doubt());
         let span = info_span!(

@@ -324,6 +324,9 @@ impl Reconciler for Composite {
             served,
         };
         let synced = self.sync(&parent, &object, &context).await;
+        if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
+            self.roster.hook_told_otherwise(&parent.key);
+        }
         let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
@@ -441,9 +444,14 @@ impl Composite {
                 Err(unreadable) => Err(SyncError::Failed(unreadable)),
             }
         };
-        // Nothing more is sent now.
-        if let Err(SyncError::Cancelled | SyncError::Throttled { .. }) = managed {
-            return managed.map(|()| Outcome::Done);
+        match managed {
+            Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
+            // Nothing more is sent now, but the hook is well.
+            Err(SyncError::Throttled { message, after }) => {
+                self.tell_of_flapping(parent, context);
+                return Err(SyncError::Throttled { message, after });
+            }
+            Ok(()) | Err(_) => {}
         }
         // Also when children failed: the status is what tells of it.
         let status = response.status.unwrap_or_default();

@@ -144,7 +144,13 @@ impl Roster {
         self.lock().outage.failed(key.clone(), wait, &pace, spread, now)
     }
 
-    /// The hook answered, whatever it said. Returns which other parents to ask about at once.
+    /// The hook was not asked about this parent, or was there and did not do what was wanted: no
+    /// end of an outage is a reason to ask about it again.
+    pub(crate) fn hook_told_otherwise(&self, key: &ObjectKey) {
+        self.lock().outage.forget(key);
+    }
+
+    /// The hook answered. Returns which other parents to ask about at once.
     pub(crate) fn hook_answered(&self, key: &ObjectKey) -> Vec<ObjectKey> {
         // None of them was asked to wait.
         let next = self.lock().outage.answered(key, Instant::now());

@@ -136,6 +136,36 @@ fn an_outage_is_probed_and_followed_by_all_at_once() {
 }
 
 #[test]
+fn an_end_that_was_none_costs_nobody_the_backoff_of_the_whole_outage() {
+    let mut world = World::new(3);
+    let (back, gone, well) = (world.at(1200), world.at(1220), world.at(1230));
+
+    // Whoever is asked first is answered, and then it is out again for a while.
+    world.run(&PACE, 1200, |_, _| false);
+    let first = std::cell::Cell::new(None);
+    world.run(&PACE, 4000, |request, now| {
+        let is_first = *first.get().get_or_insert(request) == request;
+        first.set(first.get().or(Some(request)));
+        now >= well || now >= back && now < gone && is_first
+    });
+
+    assert!(world.done.iter().all(|done| *done));
+    let last = world.tries.iter().map(|(at, _)| *at).max().unwrap();
+    assert!(last < world.at(1300), "{:?} after it is well", last - well);
+}
+
+#[test]
+fn waits_beyond_measure_are_bounded() {
+    let mut outage = Outage::default();
+    let wait = Wait { backoff: Duration::MAX, at_least: Duration::MAX };
+    let pace = Pace { longest: Duration::MAX, ..PACE };
+    for key in 0..20 {
+        let after = outage.failed(key, wait, &pace, 1.0, Instant::now());
+        assert!(after <= 2 * LONGEST, "{after:?}");
+    }
+}
+
+#[test]
 fn what_fails_for_its_own_reasons_keeps_to_its_own_backoff() {
     let mut world = World::new(105);
     let outage = |broken: bool, now: Instant, world: &mut World| {
