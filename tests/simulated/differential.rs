@@ -13,6 +13,8 @@ mod watches;
 
 use serde_json::{Value, json};
 
+use crate::rig::alone;
+
 use super::{
     sequence::{Step, get, play, post},
     side::Side,
@@ -38,6 +40,12 @@ async fn agree(name: &str, steps: Vec<Step>) {
         }
     }
     assert!(wrong.is_empty(), "the servers disagree:\n{wrong}");
+}
+
+/// As [`agree`], on a control plane of its own: what it asks of depends on what else goes on there,
+/// or went on before. `test` is the test's name in its file.
+async fn agree_alone(test: &str, name: &str, steps: Vec<Step>) {
+    alone(&format!("simulated::differential::{test}"), agree(name, steps)).await;
 }
 
 fn widget(name: &str, spec: Value) -> Value {

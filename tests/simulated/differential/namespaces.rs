@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{MAPS, WIDGETS, agree, map, widget, with_widgets};
+use super::{MAPS, WIDGETS, agree_alone, map, widget, with_widgets};
 use crate::simulated::sequence::{APPLY, MERGE, delete, ends, get, opens, patch, post, put};
 
 const NAMESPACE: &str = "/api/v1/namespaces/$ns";
@@ -23,7 +23,8 @@ async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
     gear["metadata"]["finalizers"] = json!(["x.test/hold"]);
     let release = json!({ "metadata": { "finalizers": null } });
     let by = format!("{MAPS}/applied?fieldManager=alice");
-    agree(
+    agree_alone(
+        "namespaces::a_namespace_ends_when_nothing_holds_what_is_in_it",
         "differential-ends",
         with_widgets(vec![
             get(NAMESPACE).keep("ns"),
@@ -61,7 +62,8 @@ async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
 
 #[tokio::test]
 async fn namespaces_that_may_not_end_are_kept() {
-    agree(
+    agree_alone(
+        "namespaces::namespaces_that_may_not_end_are_kept",
         "differential-kept",
         vec![
             delete("/api/v1/namespaces/default", Value::Null),

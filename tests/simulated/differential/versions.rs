@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{ALL_WIDGETS, MAPS, WIDGETS, agree, map, widget, with_widgets};
+use super::{ALL_WIDGETS, MAPS, WIDGETS, agree, agree_alone, map, widget, with_widgets};
 use crate::simulated::sequence::{MERGE, Step, delete, events, get, patch, post, put};
 
 /// Lists of three objects `a`, `b` and `c`, of which `a` was changed after version `c`.
@@ -98,7 +98,8 @@ async fn a_resource_version_asks_the_same_of_custom_types() {
     steps.push(patch(MERGE, &format!("{WIDGETS}/a"), label).brief());
     steps.extend(lists(WIDGETS));
     steps.extend(watches(ALL_WIDGETS));
-    agree("differential-versions", with_widgets(steps)).await;
+    let test = "versions::a_resource_version_asks_the_same_of_custom_types";
+    agree_alone(test, "differential-versions", with_widgets(steps)).await;
 }
 
 #[tokio::test]
@@ -111,7 +112,9 @@ async fn a_resource_version_asks_the_same_of_built_in_types() {
     steps.push(patch(MERGE, &format!("{MAPS}/a"), label).brief());
     steps.extend(lists(MAPS));
     steps.extend(watches(MAPS));
-    agree("differential-map-versions", steps).await;
+    // Which versions are too old depends on the age of the server.
+    let test = "versions::a_resource_version_asks_the_same_of_built_in_types";
+    agree_alone(test, "differential-map-versions", steps).await;
 }
 
 #[tokio::test]
