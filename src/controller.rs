@@ -81,7 +81,10 @@ pub use context::{Context, Lister};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;
+#[cfg(feature = "meta")]
 pub(crate) use outage::{Outage, Pace, Wait};
+#[cfg(feature = "meta")]
+pub(crate) use outcome::Postponed;
 pub use predicate::Predicate;
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, Request};

@@ -29,6 +29,8 @@ pub(super) enum Next {
     Done,
     /// Again after this time.
     After(Duration),
+    /// Again after this time, without an error: nothing was done yet.
+    Postponed(Duration),
     /// Again after its back-off. Without an error, nothing is wrong.
     Retry(Option<BoxError>),
     /// Again after this time, as a failure.
@@ -42,6 +44,12 @@ pub(super) enum Next {
     /// Again in the next epoch, if that is the successor of this one.
     Abandon,
 }
+
+/// As the error of a [`ReconcileError::RetryAfter`]: whoever is needed asks to be left alone so long.
+/// Nothing is wrong, and nothing is done either.
+#[derive(Debug, thiserror::Error)]
+#[error("asked to come back later")]
+pub(crate) struct Postponed;
 
 /// The request is repeated later: the timeout of the controller is over.
 #[derive(Debug, thiserror::Error)]
@@ -69,7 +77,10 @@ impl Attempt {
                 }
             }
             Self::Returned(Err(ReconcileError::RetryAfter(error, after))) => {
-                Next::RetryAfter(error, after)
+                match error.is::<Postponed>() {
+                    true => Next::Postponed(after),
+                    false => Next::RetryAfter(error, after),
+                }
             }
             Self::Returned(Err(ReconcileError::Terminal(error))) => Next::GiveUp(error),
             Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
@@ -85,7 +96,7 @@ impl Next {
     pub(super) fn result(&self) -> Option<ReconcileResult> {
         match self {
             Self::Done => Some(ReconcileResult::Success),
-            Self::After(_) => Some(ReconcileResult::RequeueAfter),
+            Self::After(_) | Self::Postponed(_) => Some(ReconcileResult::RequeueAfter),
             Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
             Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {
                 Some(ReconcileResult::Error)
@@ -123,6 +134,17 @@ mod tests {
     #[derive(Debug, thiserror::Error)]
     #[error("writing: {0}")]
     struct Outer(#[source] kube::Error);
+
+    #[test]
+    fn who_is_asked_to_come_back_later_has_neither_failed_nor_succeeded() {
+        let after = Duration::from_secs(3);
+        let later = ReconcileError::RetryAfter(Postponed.into(), after);
+
+        let next = Attempt::Returned(Err(later)).next();
+
+        assert!(matches!(next, Next::Postponed(it) if it == after), "{next:?}");
+        assert_eq!(next.result(), Some(ReconcileResult::RequeueAfter));
+    }
 
     fn retry(error: impl Into<BoxError>) -> Next {
         Attempt::Returned(Err(ReconcileError::Retry(error.into()))).next()

@@ -283,6 +283,10 @@ impl Run {
                 self.queue.add_with(key.clone(), Add { after, ..again });
                 self.succeeded(&key);
             }
+            Next::Postponed(after) => {
+                self.queue.forget(&key);
+                self.queue.add_with(key.clone(), Add { after, ..again });
+            }
             Next::Retry(None) => {
                 debug!(attempt, "conflict, reconciling again");
                 self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
@@ -349,7 +353,9 @@ impl Run {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
             }
-            Next::Retry(_) | Next::RetryAfter(..) | Next::GiveUp(_) => self.throttled.forget(key),
+            Next::Retry(_) | Next::RetryAfter(..) | Next::GiveUp(_) | Next::Postponed(_) => {
+                self.throttled.forget(key);
+            }
             Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
         }
     }

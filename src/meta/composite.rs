@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     controller::{
-        Backoff, BuildError, Cluster, Context, Controller, Handler, Outcome, Predicate,
+        Backoff, BuildError, Cluster, Context, Controller, Handler, Outcome, Postponed, Predicate,
         ReconcileError, Reconciler, Request,
     },
     informer::{Delta, Object},
@@ -336,7 +336,7 @@ impl Reconciler for Composite {
                 let message = "the hook is busy and wants to be asked again later".to_owned();
                 let reason = HookError::Busy(after).reason();
                 self.roster.failing(&parent.key, Failure { reason, message });
-                return Ok(Outcome::RequeueAfter(after));
+                return Err(ReconcileError::RetryAfter(Postponed.into(), after));
             }
             Err(SyncError::Behind(message)) => {
                 let conflict = Status::failure(&message, "Conflict").with_code(409);

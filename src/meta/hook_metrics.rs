@@ -100,7 +100,7 @@ impl HookMetrics {
         );
         registry.register(
             "pilotlight_hook_tasks",
-            "Tasks alive that drive connections to hooks",
+            "Tasks alive that drive connections to hooks or sweep their kept answers",
             self.families.tasks.clone(),
         );
     }

@@ -1,6 +1,6 @@
 //! Answers that a hook may confirm instead of sending them again, by parent.
 //!
-//! Knows no clock and sends nothing; what it decides is told in tables. All answers live equally
+//! What to keep is decided without a clock and without I/O, and told in tables. All answers live equally
 //! long, so that one order, by age, serves both their expiry and their number.
 
 use std::{
