@@ -42,6 +42,8 @@ pub use condition::{
     optional, type_served,
 };
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
+#[cfg(feature = "meta")]
+pub(crate) use fence::wait_details;
 pub use fence::{Fence, FenceClosed, Passage};
 pub(crate) use fence::{Witness, Write, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};

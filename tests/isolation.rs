@@ -33,13 +33,7 @@ const ROUNDS: usize = 9;
 async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
-    let mut options = RigOptions::unprivileged();
-    options.rights.extend([
-        Rule::all_of("metacontroller.k8s.io", "*"),
-        Rule::all_of("", "configmaps"),
-        Rule::all_of("", "events"),
-    ]);
-    let stage = Stage::with(plane, "isolation", options).await;
+    let stage = Stage::with(plane, "isolation", RigOptions::declaring()).await;
     let rig = &stage.rig;
     let widgets = rig.widgets();
     let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");

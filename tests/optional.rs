@@ -10,13 +10,7 @@ use crate::rig::{RigOptions, Rule, Stage, install_own_crds};
 async fn a_hook_is_not_told_that_children_are_gone_that_may_not_be_listed() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
-    let mut options = RigOptions::unprivileged();
-    options.rights.extend([
-        Rule::all_of("metacontroller.k8s.io", "*"),
-        Rule::all_of("", "configmaps"),
-        Rule::all_of("", "events"),
-    ]);
-    let stage = Stage::with(plane, "optional-forbidden", options).await;
+    let stage = Stage::with(plane, "optional-forbidden", RigOptions::declaring()).await;
     let rig = &stage.rig;
     let group = &rig.scope.group;
     let (widgets, gadgets) = (rig.widgets(), CrdBuilder::new(group, "Gadget"));

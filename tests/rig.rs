@@ -135,6 +135,18 @@ impl RigOptions {
         Self { rights: vec![crds, services], ..Self::powerless() }
     }
 
+    /// As [`RigOptions::unprivileged`], of one who also runs declared controllers of ConfigMaps.
+    #[cfg(feature = "cli")]
+    pub(crate) fn declaring() -> Self {
+        let mut options = Self::unprivileged();
+        options.rights.extend([
+            Rule::all_of("metacontroller.k8s.io", "*"),
+            Rule::all_of("", "configmaps"),
+            Rule::all_of("", "events"),
+        ]);
+        options
+    }
+
     /// Of a user who has no rights.
     pub(crate) fn powerless() -> Self {
         Self { groups: Vec::new(), ..Self::default() }

@@ -17,6 +17,8 @@ use tower::service_fn;
 use tracing::debug;
 
 use self::answer::Answer;
+#[cfg(feature = "meta")]
+pub(crate) use self::refusal::wait_details;
 pub(crate) use self::{refusal::retry_after, write::Write};
 use super::BoxError;
 

@@ -5,17 +5,14 @@
 use std::{error::Error, time::Duration};
 
 use http::{Method, Request};
-use kube::{
-    Client,
-    core::{Status, response::StatusDetails},
-};
+use kube::{Client, core::Status};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::{FenceClosed, retry_after},
+    manager::{FenceClosed, retry_after, wait_details},
 };
 
 /// The longest that a request may take.
@@ -230,14 +227,7 @@ pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
 /// An answer of the server that asks to wait, in other words.
 pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
     let seconds = u32::try_from(after.as_secs()).unwrap_or(u32::MAX);
-    let details = StatusDetails {
-        name: String::new(),
-        group: String::new(),
-        kind: String::new(),
-        uid: String::new(),
-        causes: Vec::new(),
-        retry_after_seconds: seconds,
-    };
+    let details = wait_details(seconds);
     let status = Status::failure(message, "TooManyRequests").with_code(429);
     kube::Error::Api(status.with_details(details).boxed())
 }

@@ -55,14 +55,7 @@ async fn type_that_is_deleted_and_created_at_once_begins_another_epoch() {
 async fn optional_type_comes_and_goes_within_one_epoch() {
     let rig = Rig::new();
     rig.install("Part");
-    rig.add(
-        builder()
-            .watches_type(parts(), Handler::Object)
-            .conditional()
-            .watches_type(widgets(), Handler::Object)
-            .optional(),
-    )
-    .await;
+    rig.add(parts_and_perhaps_widgets()).await;
     let degraded = rig.until(|status| status.reason == "Degraded").await;
     assert_eq!(degraded.report.missing, [widgets()]);
     rig.server.apply(object("Part", "x", "x"));
@@ -304,6 +297,14 @@ async fn another_kind_under_the_same_name_begins_another_epoch_with_a_cache_of_i
     rig.shutdown().await;
 }
 
+fn parts_and_perhaps_widgets() -> Builder {
+    builder()
+        .watches_type(parts(), Handler::Object)
+        .conditional()
+        .watches_type(widgets(), Handler::Object)
+        .optional()
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_optional_type_that_may_not_be_listed_does_not_look_empty() {
     let rig = Rig::new();
@@ -313,14 +314,7 @@ async fn an_optional_type_that_may_not_be_listed_does_not_look_empty() {
     rig.server.apply(widget("a", "a"));
     rig.server.forbid("widgets.example.com");
 
-    rig.add(
-        builder()
-            .watches_type(parts(), Handler::Object)
-            .conditional()
-            .watches_type(widgets(), Handler::Object)
-            .optional(),
-    )
-    .await;
+    rig.add(parts_and_perhaps_widgets()).await;
     rig.state(ControllerState::Running).await;
 
     // Nothing is known of the widgets: `gone` says that there is none of that name.
@@ -340,14 +334,7 @@ async fn an_optional_type_that_is_served_is_waited_for_at_the_start() {
     rig.server.apply(widget("a", "a"));
     rig.server.take_time_to_list("widgets");
 
-    rig.add(
-        builder()
-            .watches_type(parts(), Handler::Object)
-            .conditional()
-            .watches_type(widgets(), Handler::Object)
-            .optional(),
-    )
-    .await;
+    rig.add(parts_and_perhaps_widgets()).await;
     rig.state(ControllerState::Running).await;
     assert_eq!(rig.log().await, ["ns/a a"]);
     rig.shutdown().await;
@@ -357,14 +344,7 @@ async fn an_optional_type_that_is_served_is_waited_for_at_the_start() {
 async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are_known() {
     let rig = Rig::new();
     rig.install("Part");
-    rig.add(
-        builder()
-            .watches_type(parts(), Handler::Object)
-            .conditional()
-            .watches_type(widgets(), Handler::Object)
-            .optional(),
-    )
-    .await;
+    rig.add(parts_and_perhaps_widgets()).await;
     rig.state(ControllerState::Running).await;
     rig.install("Widget");
     // More than are handed out at one go.

@@ -71,18 +71,23 @@ fn told(body: &[u8], code: StatusCode, seconds: u32) -> Status {
             Status::failure(text.trim(), reason).with_code(code.as_u16())
         }
     };
-    let details = status.details.get_or_insert_with(|| StatusDetails {
+    let details = status.details.get_or_insert_with(|| wait_details(seconds));
+    if details.retry_after_seconds == 0 {
+        details.retry_after_seconds = seconds;
+    }
+    status
+}
+
+/// Of a refusal that says no more than for how many seconds to wait.
+pub(crate) fn wait_details(seconds: u32) -> StatusDetails {
+    StatusDetails {
         name: String::new(),
         group: String::new(),
         kind: String::new(),
         uid: String::new(),
         causes: Vec::new(),
         retry_after_seconds: seconds,
-    });
-    if details.retry_after_seconds == 0 {
-        details.retry_after_seconds = seconds;
     }
-    status
 }
 
 #[cfg(test)]
