@@ -1,6 +1,6 @@
 //! What an entry's machine says is to be done about its epoch.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
@@ -15,8 +15,6 @@ use super::{
     },
     Id, Owner, Timer,
 };
-
-const LONGEST_TIMER: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl Owner {
     /// Feeds one input to an entry's machine and does what it says.
@@ -56,8 +54,6 @@ impl Owner {
     /// One timer for each, however often the condition flaps meanwhile.
     pub(super) fn wake_at(&mut self, id: Id, at: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        // A timer cannot be set for years ahead; this one is set again when it goes off.
-        let at = at.min(Instant::now() + LONGEST_TIMER);
         match &entry.wake {
             Some(wake) => self.timers.reset_at(wake, at),
             None => {
