@@ -243,7 +243,8 @@ impl Builder {
         self
     }
 
-    /// Limits how many failed requests are repeated, over all of them; no limit.
+    /// Limits how many failed requests are repeated, over all of them and whatever time each was to
+    /// wait; no limit.
     pub fn retry_limit(mut self, limit: Limit) -> Self {
         self.queue.limit = Some(limit);
         self

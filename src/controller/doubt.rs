@@ -15,7 +15,7 @@ use std::{
 
 use tokio::{task_local, time::Instant};
 
-use self::target::Target;
+use self::{check::Unconfirmed, target::Target};
 use super::{Context, Request};
 use crate::{
     kind::TypeRef,
@@ -66,9 +66,16 @@ pub(super) struct Turn {
 #[derive(Debug, thiserror::Error)]
 #[error("the outcome of an earlier write is unknown, and {why}")]
 pub(super) struct Behind {
-    pub(super) why: String,
+    why: Unconfirmed,
     /// When to look again.
     pub(super) after: Duration,
+}
+
+impl Behind {
+    /// The server did not answer what it was asked; how long it asks to wait, if it does.
+    pub(super) fn unanswered(&self) -> Option<Duration> {
+        self.why.unanswered()
+    }
 }
 
 impl Doubts {

@@ -10,8 +10,8 @@ use crate::manager::{BoxError, retry_after};
 /// How a reconcile ended.
 #[derive(Debug)]
 pub(super) enum Attempt {
-    /// It returned.
-    Returned(Result<Outcome, ReconcileError>),
+    /// It returned, and this becomes of the request.
+    Returned(Next),
     /// It outlasted the reconcile timeout.
     TimedOut(Duration),
     /// It panicked, with this message.
@@ -64,25 +64,32 @@ struct PanicError(String);
 impl Attempt {
     /// The result switch of controller-runtime (`pkg/internal/controller/controller.go`), except
     /// that a conflict is no error.
-    pub(super) fn next(self) -> Next {
-        match self {
-            Self::Returned(Ok(Outcome::Done)) => Next::Done,
-            Self::Returned(Ok(Outcome::RequeueAfter(after))) => Next::After(after),
-            Self::Returned(Err(ReconcileError::Retry(error))) => {
+    ///
+    /// Called where the reconciler is: what its error says, and how that is dropped, is its code.
+    pub(super) fn of(result: Result<Outcome, ReconcileError>) -> Self {
+        let told = |error: &BoxError| BoxError::from(error.to_string());
+        Self::Returned(match result {
+            Ok(Outcome::Done) => Next::Done,
+            Ok(Outcome::RequeueAfter(after)) => Next::After(after),
+            Err(ReconcileError::Retry(error)) => {
                 let asks_to_wait = statuses(&*error).find_map(retry_after);
                 match asks_to_wait {
                     _ if is_conflict(&*error) => Next::Retry(None),
-                    Some(after) => Next::Throttled(error, after),
-                    None => Next::Retry(Some(error)),
+                    Some(after) => Next::Throttled(told(&error), after),
+                    None => Next::Retry(Some(told(&error))),
                 }
             }
-            Self::Returned(Err(ReconcileError::RetryAfter(error, after))) => {
-                match error.is::<Postponed>() {
-                    true => Next::Postponed(after),
-                    false => Next::RetryAfter(error, after),
-                }
-            }
-            Self::Returned(Err(ReconcileError::Terminal(error))) => Next::GiveUp(error),
+            Err(ReconcileError::RetryAfter(error, after)) => match error.is::<Postponed>() {
+                true => Next::Postponed(after),
+                false => Next::RetryAfter(told(&error), after),
+            },
+            Err(ReconcileError::Terminal(error)) => Next::GiveUp(told(&error)),
+        })
+    }
+
+    pub(super) fn next(self) -> Next {
+        match self {
+            Self::Returned(next) => next,
             Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
             Self::Panicked(message) => Next::Retry(Some(PanicError(message).into())),
             Self::Aborted => Next::Abandon,
@@ -140,14 +147,14 @@ mod tests {
         let after = Duration::from_secs(3);
         let later = ReconcileError::RetryAfter(Postponed.into(), after);
 
-        let next = Attempt::Returned(Err(later)).next();
+        let next = Attempt::of(Err(later)).next();
 
         assert!(matches!(next, Next::Postponed(it) if it == after), "{next:?}");
         assert_eq!(next.result(), Some(ReconcileResult::RequeueAfter));
     }
 
     fn retry(error: impl Into<BoxError>) -> Next {
-        Attempt::Returned(Err(ReconcileError::Retry(error.into()))).next()
+        Attempt::of(Err(ReconcileError::Retry(error.into()))).next()
     }
 
     #[test]
@@ -193,7 +200,7 @@ mod tests {
     fn terminal_conflict_is_given_up() {
         let error = ReconcileError::Terminal(api(409, "Conflict").into());
 
-        assert!(matches!(Attempt::Returned(Err(error)).next(), Next::GiveUp(_)));
+        assert!(matches!(Attempt::of(Err(error)).next(), Next::GiveUp(_)));
     }
 
     #[test]

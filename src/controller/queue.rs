@@ -36,7 +36,7 @@ const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 pub struct QueueOptions {
     /// Per item.
     pub backoff: Backoff,
-    /// Over all rate-limited adds; none by default.
+    /// Over all adds that count as failures; none by default.
     pub limit: Option<Limit>,
 }
 
@@ -50,7 +50,7 @@ pub struct Add {
     /// Counts as a failure of the key, and waits for its back-off; with `after` too, the
     /// shorter of both.
     pub rate_limited: bool,
-    /// Counts as a failure of the key, without its back-off.
+    /// Counts as a failure of the key, without its back-off; the limit over all may delay it.
     pub failed: bool,
 }
 

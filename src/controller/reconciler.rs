@@ -24,7 +24,8 @@ pub enum ReconcileError {
     /// Again after the back-off of this request. A conflict is repeated without a log line, and
     /// what the API server refused with a `Retry-After` (429, 503) not before that.
     Retry(BoxError),
-    /// Again after this time, whatever the back-off says; counts as a failure all the same.
+    /// Again after this time, whatever the back-off says; counts as a failure all the same, also
+    /// for [`Builder::retry_limit`](super::Builder::retry_limit).
     RetryAfter(BoxError, Duration),
     /// Not again until something changes.
     Terminal(BoxError),

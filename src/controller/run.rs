@@ -230,14 +230,20 @@ impl Run {
         let worker = Worker::new(&self.spec.series);
         let reconcile = async move {
             let _worker = worker;
-            if let Err(behind) = turn.settle(&context, spec.primary.as_ref()).await {
+            let settled = select! {
+                biased;
+                // Nothing of it has begun that a stop would wait for.
+                () = context.cancelled() => return Attempt::Aborted,
+                settled = turn.settle(&context, spec.primary.as_ref()) => settled,
+            };
+            if let Err(behind) = settled {
                 return Attempt::Behind(behind);
             }
             let reconcile = turn.take(async { (spec.reconcile)(request, context).await });
             match spec.reconcile_timeout {
-                None => Attempt::Returned(reconcile.await),
+                None => Attempt::of(reconcile.await),
                 Some(after) => match timeout(after, reconcile).await {
-                    Ok(result) => Attempt::Returned(result),
+                    Ok(result) => Attempt::of(result),
                     Err(_) => Attempt::TimedOut(after),
                 },
             }
@@ -313,11 +319,8 @@ impl Run {
             }
             Next::Throttled(error, at_least) => {
                 info!(%error, attempt, "the API server asks to wait");
-                let backoff = self.spec.queue.backoff;
-                let pace = Pace { longest: backoff.max, ..THROTTLED };
-                let wait = Wait { backoff: backoff.delay(attempt), at_least };
-                let (spread, now) = (fastrand::f64(), Instant::now());
-                let after = self.throttled.failed(key.clone(), wait, &pace, spread, now);
+                let backoff = self.spec.queue.backoff.delay(attempt);
+                let after = self.refused(&key, backoff, at_least);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
                 if !self.cancel.is_cancelled() {
                     self.failed(&key, &error, false);
@@ -331,7 +334,11 @@ impl Run {
             }
             Next::Wait(behind) => {
                 debug!(error = %behind, "reconcile waits for the caches");
-                let after = behind.after;
+                let after = match behind.unanswered() {
+                    // It is read again at the pace of the writes, or of all that it refuses.
+                    Some(at_least) => self.refused(&key, behind.after, at_least),
+                    None => behind.after,
+                };
                 self.queue.add_with(key.clone(), Add { after, ..again });
                 if after >= LONG_WAIT {
                     self.failed(&key, &behind.into(), false);
@@ -343,6 +350,13 @@ impl Run {
             }
         }
         self.queue.done(&key);
+    }
+
+    /// The API server takes nothing of this request now; says how long it waits.
+    fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
+        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
+        let wait = Wait { backoff, at_least };
+        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), Instant::now())
     }
 
     /// Once the API server takes what it had refused, others may follow.

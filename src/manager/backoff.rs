@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+/// Nobody means to wait longer than that; a clock with it added does not overflow, and a timer can
+/// be set for it.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Doubles from `first` to `longest`, with jitter; forgets after `healthy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartBackoff {
@@ -30,9 +34,10 @@ pub(super) struct Flaps {
 impl Flaps {
     /// One more loss. When the next epoch may begin, if it has to wait.
     pub(super) fn lost(&mut self, now: Instant, backoff: &RestartBackoff) -> Option<Instant> {
-        let empty_at = self.empty_at.map_or(now, |at| at.max(now)) + backoff.flap_interval;
+        let interval = backoff.flap_interval.min(LONGEST);
+        let empty_at = self.empty_at.map_or(now, |at| at.max(now)) + interval;
         self.empty_at = Some(empty_at);
-        let burst = backoff.flap_interval.saturating_mul(backoff.flaps);
+        let burst = interval.saturating_mul(backoff.flaps);
         empty_at.checked_sub(burst).filter(|at| *at > now)
     }
 }
@@ -54,7 +59,7 @@ impl RestartBackoff {
     /// what failed together does not come back together.
     pub(super) fn wait(&self, failures: u32, jitter: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
-        let full = self.first.saturating_mul(1 << doublings).min(self.longest);
+        let full = self.first.saturating_mul(1 << doublings).min(self.longest).min(LONGEST);
         full.mul_f64(1.0 - 0.2 * jitter)
     }
 }

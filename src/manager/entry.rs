@@ -60,6 +60,8 @@ pub(super) struct Pending {
     pub(super) preparation: Preparation,
     /// Ends what watches its condition.
     pub(super) watching: CancellationToken,
+    /// The timer that prepares it again.
+    pub(super) retry: Option<delay_queue::Key>,
 }
 
 /// Whether what a new specification needs is at hand.

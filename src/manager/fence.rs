@@ -141,7 +141,9 @@ impl Fence {
     }
 
     /// As [`Fence::client`], with somebody who hears of writes whose outcome is unknown; of those
-    /// too that ended in an error of the server (5xx), which may be older than the error.
+    /// too that ended in an error of the server (5xx), which may be older than the error. That holds
+    /// of a 503 with a `Retry-After` as well: kube-apiserver says it before it handles a request,
+    /// but who is in between says it of one that was passed on, in the same words.
     pub(crate) fn witnessed(&self, client: &Client, witness: Witness) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
         // kube offers no handle on its task. It owns the service, and so this too, to its end.

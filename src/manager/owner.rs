@@ -45,6 +45,9 @@ enum Event {
     Deadline,
 }
 
+/// What is set, by entry; each counts for its owner.
+type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
+
 #[derive(Clone, Copy, Debug)]
 enum Timer {
     Wake,
@@ -78,7 +81,7 @@ pub(super) struct Owner {
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<(Id, u64, RunResult)>>,
     watches: FuturesUnordered<BoxFuture<'static, Option<Event>>>,
-    timers: DelayQueue<(Id, Timer, Counted<Owned>)>,
+    timers: Timers,
     phase: Phase,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
@@ -208,7 +211,7 @@ impl Owner {
                 Some(id) => {
                     let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
                     entry.removers.push(reply);
-                    drop_pending(entry);
+                    drop_pending(entry, &mut self.timers);
                     self.step(id, Input::Remove);
                 }
                 None => reply.send(()).unwrap_or_default(),
@@ -330,8 +333,9 @@ impl Owner {
             }
             Timer::Retry(serial) => {
                 if let Some(pending) =
-                    entry.pending.as_ref().filter(|pending| pending.serial == serial)
+                    entry.pending.as_mut().filter(|pending| pending.serial == serial)
                 {
+                    pending.retry = None;
                     let verdict = pending.verdict.clone();
                     self.judge_pending(id, verdict);
                 }

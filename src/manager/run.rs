@@ -1,10 +1,6 @@
 //! Drives one epoch from start to done.
 
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::Duration,
-};
+use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{sleep, timeout};
@@ -32,20 +28,9 @@ pub(super) async fn drive(
     run: BoxFuture<'static, RunResult>,
     overrun: Overrun,
 ) -> RunEnd {
-    let run = AssertUnwindSafe(run).catch_unwind();
-    let end = tokio::select! {
-        biased;
-        end = run => match end {
-            Ok(Ok(())) => RunEnd::Completed,
-            // Telling the error is the runnable's code too.
-            Ok(Err(error)) => match catch_unwind(AssertUnwindSafe(|| error.to_string())) {
-                Ok(error) => RunEnd::Failed(error),
-                Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
-            },
-            Err(panic) => RunEnd::Panicked(message(panic.as_ref())),
-        },
-        () = overdue(&epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,
-    };
+    // Also what happens when it is dropped, and when its error is told, is the runnable's code.
+    let end = AssertUnwindSafe(lived(&epoch, run, overrun)).catch_unwind().await;
+    let end = end.unwrap_or_else(|panic| RunEnd::Panicked(message(panic.as_ref())));
     epoch.stop(super::StopReason::Cancelled);
     epoch.fence().close();
     epoch.tasks().close();
@@ -63,6 +48,17 @@ pub(super) async fn drive(
     // no use, since nothing passes the fence.
     timeout(CLIENTS, epoch.fence().clients_gone()).await.unwrap_or_default();
     end
+}
+
+async fn lived(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overrun) -> RunEnd {
+    tokio::select! {
+        biased;
+        end = run => match end {
+            Ok(()) => RunEnd::Completed,
+            Err(error) => RunEnd::Failed(error.to_string()),
+        },
+        () = overdue(epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,
+    }
 }
 
 async fn overdue(epoch: &Epoch) {

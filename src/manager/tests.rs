@@ -25,6 +25,15 @@ struct Probe {
     prepared: Arc<Notify>,
     given_back: Arc<AtomicUsize>,
     gate: bool,
+    preparing: Preparing,
+}
+
+/// What `prepare` comes to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Preparing {
+    Succeeds,
+    Fails,
+    PanicsWhenDropped,
 }
 
 type Log = Arc<Mutex<Vec<String>>>;
@@ -37,6 +46,16 @@ enum Body {
     NeverRuns,
     LeavesATask(Arc<Notify>),
     Drains(Duration),
+    PanicsWhenDropped,
+}
+
+/// Somebody's value that panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        panic!("boom")
+    }
 }
 
 fn met() -> Verdict {
@@ -61,11 +80,17 @@ impl Probe {
             prepared: Arc::default(),
             given_back: Arc::default(),
             gate: false,
+            preparing: Preparing::Succeeds,
         }
     }
 
     fn prepares_when_told(mut self) -> Self {
         self.gate = true;
+        self
+    }
+
+    fn preparing(mut self, preparing: Preparing) -> Self {
+        self.preparing = preparing;
         self
     }
 
@@ -100,6 +125,10 @@ impl Runnable for Probe {
             Body::Fails => Box::pin(async { Err("boom".into()) }),
             Body::Panics => Box::pin(async { panic!("boom") }),
             Body::IgnoresStop => Box::pin(std::future::pending()),
+            Body::PanicsWhenDropped => Box::pin(async {
+                let _bomb = Bomb;
+                std::future::pending().await
+            }),
             Body::LeavesATask(release) => {
                 let release = release.clone();
                 epoch.tasks().spawn(async move { release.notified().await });
@@ -129,12 +158,17 @@ impl Runnable for Probe {
     }
 
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
-        let (gate, prepared) = (self.gate, self.prepared.clone());
+        let (gate, prepared, preparing) = (self.gate, self.prepared.clone(), self.preparing);
         Box::pin(async move {
+            let _bomb = (preparing == Preparing::PanicsWhenDropped).then(|| Bomb);
             if gate {
                 prepared.notified().await;
             }
-            Ok(())
+            if preparing == Preparing::Fails {
+                Err("nothing to prepare with".into())
+            } else {
+                Ok(())
+            }
         })
     }
 
@@ -367,5 +401,50 @@ async fn a_burst_of_thousands_costs_as_much_as_changes() {
     let copies = snapshot::tests::COPIES.get() - before;
     assert!(changes >= MANY);
     assert!(copies < MANY * 40, "{copies} copies for {changes} changes");
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_panics_when_it_is_dropped_ends_nobody_else() {
+    let mut rig = Rig::new();
+    rig.add("widgets", &Probe::new(Body::PanicsWhenDropped).arc()).await;
+    rig.until("widgets", ControllerState::Running).await;
+    rig.add("others", &Probe::new(Body::UntilStopped).arc()).await;
+    rig.until("others", ControllerState::Running).await;
+
+    rig.handle.remove("widgets").await;
+
+    rig.add("more", &Probe::new(Body::UntilStopped).arc()).await;
+    assert_eq!(rig.next_done().await, (1, DoneReason::Cancelled));
+    assert_eq!(rig.handle.status_of("others").unwrap().epoch, 1);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn back_offs_beyond_all_clocks_end_nobody() {
+    let forever = Duration::MAX;
+    let restart_backoff = RestartBackoff {
+        first: forever,
+        longest: forever,
+        healthy: forever,
+        flaps: 0,
+        flap_interval: forever,
+    };
+    let manager = Manager::new(ManagerOptions { restart_backoff, ..Default::default() });
+    let rig = Rig::start(manager);
+
+    rig.add("fails", &Probe::new(Body::Fails).arc()).await;
+    rig.until("fails", ControllerState::BackingOff).await;
+    let flaps = Probe::new(Body::UntilStopped).arc();
+    rig.add("flaps", &flaps).await;
+    rig.until("flaps", ControllerState::Running).await;
+    flaps.verdict.send_replace(unmet());
+    rig.until("flaps", ControllerState::Waiting).await;
+    flaps.verdict.send_replace(met());
+    rig.until("flaps", ControllerState::BackingOff).await;
+
+    tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+    rig.until("fails", ControllerState::BackingOff).await;
+    rig.until("flaps", ControllerState::BackingOff).await;
     rig.stop().await.unwrap();
 }

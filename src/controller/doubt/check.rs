@@ -18,7 +18,8 @@ use super::target::Target;
 use crate::{
     controller::{Context, board::Attached},
     informer::{Object, ObjectKey},
-    kind::Scope,
+    kind::{Scope, TypeIdentity},
+    manager::retry_after,
 };
 
 /// The longest that one answer may take.
@@ -49,9 +50,20 @@ struct PageMetadata {
     token: Option<String>,
 }
 
+/// Why nobody knows yet what became of a write.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::controller) enum Unconfirmed {
+    /// The watch will tell it sooner or later.
+    #[error("the cache of {resource} has not caught up with {key}")]
+    Behind { resource: TypeIdentity, key: ObjectKey },
+    /// Mend what the reason names; it is asked again.
+    #[error("{resource} cannot be read from the server: {source}")]
+    Unread { resource: TypeIdentity, source: AskError },
+}
+
 /// Why the server could not be asked.
 #[derive(Debug, thiserror::Error)]
-enum AskError {
+pub(in crate::controller) enum AskError {
     #[error(transparent)]
     Path(#[from] request::Error),
     #[error(transparent)]
@@ -64,8 +76,8 @@ enum AskError {
 ///
 /// # Errors
 ///
-/// The reason, in words, when a cache is behind or that could not be found out.
-pub(super) async fn caught_up(target: &Target, context: &Context) -> Result<(), String> {
+/// A cache is behind, or that could not be found out.
+pub(super) async fn caught_up(target: &Target, context: &Context) -> Result<(), Unconfirmed> {
     for cache in context.caches(&target.group, &target.plural) {
         let only = cache.key.namespace.as_ref();
         if only.is_some_and(|only| target.namespace.as_ref().is_some_and(|it| it != only)) {
@@ -75,9 +87,9 @@ pub(super) async fn caught_up(target: &Target, context: &Context) -> Result<(), 
         let resource = &cache.served.identity;
         let live = live(target, &cache, context.client())
             .await
-            .map_err(|error| format!("{resource} cannot be read from the server: {error}"))?;
+            .map_err(|source| Unconfirmed::Unread { resource: resource.clone(), source })?;
         if let Some(key) = live.missed_by(&cached(target, &cache)) {
-            return Err(format!("the cache of {resource} has not caught up with {key}"));
+            return Err(Unconfirmed::Behind { resource: resource.clone(), key });
         }
     }
     Ok(())
@@ -131,6 +143,19 @@ fn cached(target: &Target, cache: &Attached) -> Vec<Object> {
     };
     objects.retain(|object| target.is(object.key()));
     objects
+}
+
+impl Unconfirmed {
+    /// The server did not answer; how long it asks to wait, which may be no time.
+    pub(super) fn unanswered(&self) -> Option<Duration> {
+        match self {
+            Self::Behind { .. } => None,
+            Self::Unread { source: AskError::Server(kube::Error::Api(status)), .. } => {
+                Some(retry_after(status).unwrap_or_default())
+            }
+            Self::Unread { .. } => Some(Duration::ZERO),
+        }
+    }
 }
 
 impl Live {

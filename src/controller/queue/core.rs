@@ -324,17 +324,16 @@ impl<K: Clone + Eq + Hash> Core<K> {
 
     fn delay(&mut self, slot: u32, add: Add, now: Instant) -> Duration {
         let mut delay = add.after;
-        if add.rate_limited {
+        if add.rate_limited || add.failed {
             let entry = &mut self.entries[slot as usize];
-            let mut limited = self.options.backoff.delay(entry.failures);
+            let backoff = self.options.backoff.delay(entry.failures);
             entry.failures = entry.failures.saturating_add(1);
-            if let Some(bucket) = &mut self.bucket {
-                limited = limited.max(bucket.reserve(now));
-            }
-            delay = if delay.is_zero() { limited } else { delay.min(limited) };
-        } else if add.failed {
-            let entry = &mut self.entries[slot as usize];
-            entry.failures = entry.failures.saturating_add(1);
+            let limit = self.bucket.as_mut().map_or(Duration::ZERO, |bucket| bucket.reserve(now));
+            delay = match add.rate_limited {
+                true if delay.is_zero() => backoff.max(limit),
+                true => delay.min(backoff.max(limit)),
+                false => delay.max(limit),
+            };
         }
         delay.min(MAX_DELAY)
     }

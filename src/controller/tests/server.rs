@@ -105,6 +105,15 @@ impl Server {
         self.faults.add(Rule::new(mishap).verb(Verb::Create).times(1));
     }
 
+    /// Does this to what it is about, until it is removed.
+    pub(super) fn fault(&self, rule: Rule) -> RuleId {
+        self.faults.add(rule)
+    }
+
+    pub(super) fn remove(&self, rule: RuleId) {
+        self.faults.remove(rule);
+    }
+
     /// Tells the watches of a type nothing until they are released from that.
     pub(super) fn withhold(&self, plural: &str) -> RuleId {
         let silence = Rule::new(Action::Stall { after_bytes: 0 }).verb(Verb::Watch);
@@ -133,6 +142,12 @@ impl Server {
     /// How many creations were asked for.
     pub(super) fn creations(&self) -> usize {
         self.faults.seen().iter().filter(|info| info.verb == Verb::Create).count()
+    }
+
+    /// How many lists of a type were asked for.
+    pub(super) fn lists(&self, plural: &str) -> usize {
+        let seen = self.faults.seen().into_iter();
+        seen.filter(|info| info.verb == Verb::List && info.resource == plural).count()
     }
 
     /// Open watches of all namespaces at this path.

@@ -4,7 +4,7 @@ use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiReso
 use tokio::{task::JoinSet, time::timeout};
 
 use super::{server::mishaps, *};
-use crate::testing::{Action, RuleId};
+use crate::testing::{Action, Reply, Rule, RuleId, Verb};
 
 /// Makes one part for each widget, unless its cache has one; the server names it.
 struct Maker {
@@ -174,5 +174,89 @@ async fn refused_write_leaves_no_doubt() {
 
     assert_eq!(rig.log().await, ["ns/a 0 false"]);
     assert_eq!((rig.server.creations(), rig.server.asked(PARTS)), (1, asked));
+    rig.shutdown().await;
+}
+
+/// What the server says that is asked to do too much: to wait so long.
+fn later(code: u16, seconds: u64) -> Reply {
+    Reply::text(code, "Too many requests, please try again later.\n").retry_after(seconds)
+}
+
+fn lists_are(refused: Action) -> Rule {
+    Rule::new(refused).verb(Verb::List)
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
+    let (rig, silence) = Rig::in_doubt(Action::Instead(later(503, 20))).await;
+    let refusal = rig.server.fault(lists_are(Action::Reply(later(429, 20))));
+    let before = rig.server.lists("parts");
+    let asked = || rig.server.lists("parts") - before;
+
+    sleep(Duration::from_secs(19)).await;
+    assert_eq!(asked(), 0, "the write was to wait");
+    sleep(Duration::from_secs(6)).await;
+    assert_eq!(asked(), 1);
+    // What happens to the object meanwhile changes nothing of that.
+    for _ in 0..5 {
+        rig.server.apply(widget("a", "a"));
+        sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(asked(), 1);
+    sleep(Duration::from_secs(120)).await;
+
+    // Each 20 to 24 s after the one before.
+    assert!((5..=7).contains(&asked()), "{}", asked());
+    let error = rig.status().report.last_error.clone().unwrap();
+    assert!(error.contains("parts") && error.contains("Too many requests"), "{error}");
+    assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
+    rig.server.remove(refusal);
+    rig.learns(silence).await;
+    assert_eq!(rig.status().report.last_error, None);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
+    for refusal in [later(429, 1), Reply::status(500, "InternalError", "it failed")] {
+        let rig = Rig::with_maker(false).await;
+        let lost = Rule::new(Action::Instead(later(503, 1))).verb(Verb::Create);
+        let lost = rig.server.fault(lost.resource("example.com", "parts"));
+        let refusal = rig.server.fault(lists_are(Action::Reply(refusal)));
+        for number in 0..100 {
+            let name = format!("w{number:02}");
+            rig.server.apply(widget(&name, &name));
+        }
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!((rig.log().await.len(), rig.server.creations()), (100, 100));
+
+        for ten in 1..12 {
+            let before = rig.server.lists("parts");
+            sleep(Duration::from_secs(10)).await;
+            let asked = rig.server.lists("parts") - before;
+            assert!(asked <= 20, "one a second and some luck: {asked} in the {ten}th ten seconds");
+        }
+        assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 100));
+
+        rig.server.remove(lost);
+        rig.server.remove(refusal);
+        sleep(Duration::from_secs(10)).await;
+        let seen = rig.log().await;
+        assert_eq!(seen.iter().filter(|note| note.ends_with(" 1 true")).count(), 100, "{seen:?}");
+        assert_eq!((rig.server.creations(), rig.server.count("Part")), (100, 100));
+        rig.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_does_not_wait_for_what_confirms_a_write() {
+    let (rig, _silence) = Rig::in_doubt(Action::Lose).await;
+    rig.server.fault(lists_are(Action::Hang));
+    sleep(Duration::from_secs(10)).await;
+
+    let stopping = Instant::now();
+    rig.manager.remove(NAME).await;
+
+    assert!(stopping.elapsed() < Duration::from_secs(1), "{:?}", stopping.elapsed());
     rig.shutdown().await;
 }

@@ -87,6 +87,8 @@ async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
             (409, (0, 0)),
             (429, (0, 0)),
             (500, (0, 1)),
+            // A filter that has shed it says so, but a gateway that has passed it on too.
+            (503, (0, 1)),
             (502, (1, 1)),
             (504, (1, 1)),
         ] {

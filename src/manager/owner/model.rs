@@ -434,7 +434,7 @@ impl World {
         let mut told = Vec::new();
         for (at, (id, timer, counted)) in all {
             let key = self.owner.timers.insert_at((id, timer, counted), at);
-            let Some(entry) = self.owner.entries.get_mut(&id) else { continue };
+            let entry = self.owner.entries.get_mut(&id).expect("no timer outlives its entry");
             match timer {
                 Timer::Wake => {
                     entry.wake = Some(key);
@@ -447,9 +447,10 @@ impl World {
                     }
                 }
                 Timer::Retry(serial) => {
-                    if entry.pending.as_ref().is_some_and(|pending| pending.serial == serial) {
-                        told.push("retry");
-                    }
+                    let pending = entry.pending.as_mut();
+                    let pending = pending.filter(|pending| pending.serial == serial);
+                    pending.expect("no such timer outlives what it prepares").retry = Some(key);
+                    told.push("retry");
                 }
             }
         }

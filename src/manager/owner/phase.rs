@@ -75,7 +75,7 @@ impl Owner {
                         self.phase = Phase::Closing { step, asked: true };
                         for id in self.ids_of(groups) {
                             if let Some(entry) = self.entries.get_mut(&id) {
-                                drop_pending(entry);
+                                drop_pending(entry, &mut self.timers);
                             }
                             self.step(id, Input::Remove);
                         }

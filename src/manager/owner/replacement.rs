@@ -12,7 +12,7 @@ use super::{
         lifecycle::Input,
         run,
     },
-    Id, Owner, Timer,
+    Id, Owner, Timer, Timers,
     phase::Phase,
 };
 
@@ -30,7 +30,7 @@ impl Owner {
         if !entry.removers.is_empty() {
             return Err(AddError::NotThere(name.clone()));
         }
-        drop_pending(entry);
+        drop_pending(entry, &mut self.timers);
         if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
             self.dirty.push(id);
             return Ok(());
@@ -45,6 +45,7 @@ impl Owner {
             why: String::new(),
             preparation: Preparation::None,
             watching: watching.clone(),
+            retry: None,
         });
         self.watch(id, serial, readiness, &watching);
         self.judge_pending(id, verdict);
@@ -83,6 +84,7 @@ impl Owner {
         let attempt = self.serial();
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(pending) = entry.pending.as_mut() else { return };
+        end_retry(pending, &mut self.timers);
         let task = self.metrics.preparation(&entry.name);
         let given_up = CancellationToken::new();
         pending.why = "its caches are being filled".to_owned();
@@ -90,14 +92,17 @@ impl Owner {
         let runnable = pending.spec.runnable.clone();
         self.prepares.spawn(async move {
             let _task = task;
-            let prepare = AssertUnwindSafe(async { runnable.prepare().await });
-            let result = tokio::select! {
-                biased;
-                () = given_up.cancelled() => return None,
-                result = prepare.catch_unwind() => result,
+            let prepare = async {
+                tokio::select! {
+                    biased;
+                    () = given_up.cancelled() => None,
+                    result = async { runnable.prepare().await } => Some(result),
+                }
             };
-            let panicked = |panic: Box<_>| Err(run::message(&*panic).into());
-            Some((id, attempt, result.unwrap_or_else(panicked)))
+            // Also when it is given up and dropped it is the runnable's code.
+            let result = AssertUnwindSafe(prepare).catch_unwind().await;
+            let panicked = |panic: Box<_>| Some(Err(run::message(&*panic).into()));
+            result.unwrap_or_else(panicked).map(|result| (id, attempt, result))
         });
     }
 
@@ -118,10 +123,9 @@ impl Owner {
                 pending.preparation = Preparation::None;
                 pending.spec.unprepare();
                 pending.why = format!("it cannot be prepared: {error}");
-                let serial = pending.serial;
-                let retry = Timer::Retry(serial);
+                let retry = Timer::Retry(pending.serial);
                 let counted = self.metrics.timer(&entry.name, retry.word());
-                self.timers.insert((id, retry, counted), PREPARE_RETRY);
+                pending.retry = Some(self.timers.insert((id, retry, counted), PREPARE_RETRY));
             }
         }
     }
@@ -146,6 +150,7 @@ impl Owner {
     pub(super) fn swap(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };
+        end_retry(&mut pending, &mut self.timers);
         if !matches!(pending.preparation, Preparation::Done) {
             pending.unprepare();
         }
@@ -172,9 +177,17 @@ impl Owner {
 }
 
 /// Calls off the new specification that waits.
-pub(super) fn drop_pending(entry: &mut Entry) {
+pub(super) fn drop_pending(entry: &mut Entry, timers: &mut Timers) {
     if let Some(mut pending) = entry.pending.take() {
+        end_retry(&mut pending, timers);
         pending.watching.cancel();
         pending.unprepare();
+    }
+}
+
+/// Its timer would be nobody's.
+fn end_retry(pending: &mut Pending, timers: &mut Timers) {
+    if let Some(retry) = pending.retry.take() {
+        timers.try_remove(&retry);
     }
 }

@@ -123,3 +123,63 @@ async fn a_replacement_of_a_group_that_is_open_starts_though_its_own_was_not() {
     rig.until("widgets", ControllerState::Running).await;
     rig.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_preparation_that_panics_when_it_is_given_up_is_given_up_all_the_same() {
+    let rig = Rig::new();
+    rig.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
+    rig.until("widgets", ControllerState::Running).await;
+    let new = Probe::new(Body::UntilStopped)
+        .prepares_when_told()
+        .preparing(Preparing::PanicsWhenDropped)
+        .arc();
+    rig.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+
+    rig.handle.remove("widgets").await;
+
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    rig.add("others", &Probe::new(Body::UntilStopped).arc()).await;
+    rig.until("others", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}
+
+/// The series of timers of one sort that there are.
+fn timers(metrics: &ManagerMetrics, kind: &str) -> Vec<String> {
+    let mut registry = prometheus_client::registry::Registry::default();
+    metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    let lines = text.lines().filter(|line| line.starts_with("pilotlight_controller_timers{"));
+    lines.filter(|line| line.contains(kind)).map(str::to_owned).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_would_prepare_again_ends_with_what_it_would_prepare() {
+    let options = ManagerOptions::default();
+    let metrics = options.metrics.clone();
+    let rig = Rig::start(Manager::new(options));
+    let old = Probe::new(Body::UntilStopped).arc();
+    rig.add("widgets", &old).await;
+    rig.until("widgets", ControllerState::Running).await;
+    let replaced = async || {
+        let new = Probe::new(Body::UntilStopped).preparing(Preparing::Fails).arc();
+        rig.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+        let fails = |snapshot: &Arc<Snapshot>| {
+            let pending = snapshot.values().find_map(|status| status.pending.clone());
+            pending.is_some_and(|why| why.contains("nothing to prepare with"))
+        };
+        drop(rig.handle.watch().wait_for(fails).await.unwrap());
+        let label = r#"controller="widgets",kind="retry"} 1"#;
+        assert!(timers(&metrics, "retry").concat().ends_with(label), "{:?}", timers(&metrics, ""));
+    };
+
+    replaced().await;
+    rig.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
+    assert_eq!(timers(&metrics, "retry"), [""; 0], "called off");
+
+    replaced().await;
+    rig.handle.remove("widgets").await;
+    assert_eq!(timers(&metrics, ""), [""; 0], "removed");
+    rig.stop().await.unwrap();
+}

@@ -215,6 +215,19 @@ fn delay_and_back_off_together_are_the_shorter_of_both() {
 }
 
 #[test]
+fn limit_over_all_holds_for_failures_with_a_delay_of_their_own() {
+    let limit = Some(Limit { per_second: 1.0, burst: 2 });
+    let mut queue = Bench::with(QueueOptions { limit, ..Default::default() }, Instant::now());
+
+    for key in 0..5 {
+        queue.add(key, Add { failed: true, ..after(100) });
+    }
+
+    let delays: Vec<_> = queue.timers.values().map(|at| *at - queue.now).collect();
+    assert_eq!(delays, [ms(100), ms(100), ms(1000), ms(2000), ms(3000)]);
+}
+
+#[test]
 fn a_failure_with_a_delay_of_its_own_counts_and_does_not_back_off() {
     let mut queue = Bench::new();
 
@@ -402,13 +415,17 @@ impl Model {
         if self.draining {
             return;
         }
-        let token = if add.rate_limited { self.token(now) } else { Duration::ZERO };
+        let fails = add.rate_limited || add.failed;
+        let token = if fails { self.token(now) } else { Duration::ZERO };
         let entry = self.keys.entry(key).or_default();
         let mut delay = add.after;
         if add.rate_limited {
             let limited = BACKOFF.delay(entry.failures).max(token);
             entry.failures += 1;
             delay = if delay.is_zero() { limited } else { limited.min(delay) };
+        } else if add.failed {
+            entry.failures += 1;
+            delay = delay.max(token);
         }
         let wanted = (now + delay, delay.is_zero(), self.counter);
         match entry.queued {
@@ -485,9 +502,11 @@ fn step() -> impl Strategy<Value = Step> {
     let key = 0..6u8;
     let delay = prop_oneof![Just(0), 1..50u32];
     let priority = select(vec![LOW_PRIORITY, 0, 0, 0, 10]);
-    let add = (key.clone(), priority, delay, prop::bool::weighted(0.2)).prop_map(
-        |(key, priority, ticks, rate_limited)| {
-            Step::Add(key, Add { priority, after: TICK * ticks, rate_limited, ..NOW })
+    let fails =
+        prop_oneof![7 => Just((false, false)), 2 => Just((true, false)), 1 => Just((false, true))];
+    let add = (key.clone(), priority, delay, fails).prop_map(
+        |(key, priority, ticks, (rate_limited, failed))| {
+            Step::Add(key, Add { priority, after: TICK * ticks, rate_limited, failed })
         },
     );
     prop_oneof![

@@ -308,6 +308,35 @@ async fn panic_is_an_error_of_its_request_alone() {
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
 
+#[derive(Debug)]
+struct Unspeakable;
+
+impl std::fmt::Display for Unspeakable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("it cannot be said")
+    }
+}
+
+impl std::error::Error for Unspeakable {}
+
+#[tokio::test(start_paused = true)]
+async fn error_that_panics_when_it_is_told_is_one_of_its_request_alone() {
+    let mut rig =
+        make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(|request, context| {
+            let fails = &*request.name == "a" && context.attempt() == 0;
+            async move { if fails { Err(Unspeakable.into()) } else { ok() } }
+        });
+
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(
+        rig.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
+        "1"
+    );
+    assert_eq!(rig.report().last_error, None, "it was tried again");
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
     let log = Log::default();
