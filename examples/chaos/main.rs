@@ -4,15 +4,16 @@
 //! ```console
 //! $ cargo run --release --example chaos -- --minutes 30 --seed 7
 //! $ cargo run --release --example chaos -- --server simulated --minutes 30
-//! $ cargo run --release --example chaos -- --events 10000 --minutes 30 --controllers 10 --parents 5
+//! $ cargo run --release --example chaos -- --server simulated --events 10000 --minutes 30 \
+//!       --controllers 10 --parents 5
 //! ```
 //!
 //! Objects are created, changed and deleted, types go, return with another scope and lose a
 //! version, rights are taken, watches cut, histories lost, answers late or wrong, hooks out of
 //! order, specifications edited, the manager is started anew. The same seed is the same sequence of
 //! these; on the simulated server, whose minutes are those of a paused clock, also the same times.
-//! With `--events` it is a soak: the life of controllers and nothing else, spread over the minutes if
-//! there are any; again and again everything is made good and measured, and whatever rises from look
+//! With `--events` it is a soak: the life of controllers and nothing else, spread over the minutes of
+//! the wall if there are any; again and again everything is made good and measured, and whatever rises from look
 //! to look is a leak. Nothing leaves loopback.
 
 mod fleet;
@@ -40,8 +41,8 @@ const SAMPLES: u32 = 20;
 #[derive(Clone, Debug, Parser)]
 #[command(about = "A random mix of everything, and then the truth")]
 struct Args {
-    /// For how long; of the simulated server, in its own time. One minute, and a soak as fast as it
-    /// can be.
+    /// For how long; of the simulated server, in its own time. One minute by default. Of a soak, in
+    /// the time of the wall wherever it is; as fast as it can be by default.
     #[arg(long)]
     minutes: Option<f64>,
     /// Ends after so many deeds: the number that a failed run has printed.

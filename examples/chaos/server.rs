@@ -125,7 +125,7 @@ impl Server {
         let _on = on.enter();
         let layers = tower::ServiceBuilder::new().layer(faults.layer());
         let writes = Arc::clone(&self.writes);
-        Ok(match &self.what {
+        let config = match &self.what {
             What::Simulated(server) => {
                 let service = server.service(USER);
                 let service = tower::service_fn(move |request: Request<Body>| {
@@ -139,25 +139,23 @@ impl Server {
                         answer
                     }
                 });
-                Client::new(layers.service(service), NAMESPACE)
+                return Ok(Client::new(layers.service(service), NAMESPACE));
             }
-            What::Real(plane) => {
-                let transport = Transport::new(plane.user(USER, &[])?, TransportOptions::default());
-                let inner = transport?.client()?;
-                let service = tower::service_fn(move |request: Request<Body>| {
-                    let (inner, writes) = (inner.clone(), Arc::clone(&writes));
-                    async move {
-                        let write = Write::of(&request);
-                        let answer = inner.send(request).await;
-                        if let Ok(answer) = &answer {
-                            writes.note(write, answer.status());
-                        }
-                        answer
-                    }
-                });
-                Client::new(layers.service(service), NAMESPACE)
+            What::Real(plane) => plane.user(USER, &[])?,
+        };
+        let inner = Transport::new(config, TransportOptions::default())?.client()?;
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (inner, writes) = (inner.clone(), Arc::clone(&writes));
+            async move {
+                let write = Write::of(&request);
+                let answer = inner.send(request).await;
+                if let Ok(answer) = &answer {
+                    writes.note(write, answer.status());
+                }
+                answer
             }
-        })
+        });
+        Ok(Client::new(layers.service(service), NAMESPACE))
     }
 
     async fn prepare(&self) -> anyhow::Result<()> {

@@ -3,9 +3,10 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
+use k8s_openapi::jiff::Timestamp;
 use pilotlight::testing::{LeakOracle, Measure, Trend};
 use prometheus_client::registry::Registry;
-use tokio::time::{Instant, sleep_until};
+use tokio::task::spawn_blocking;
 
 use crate::{
     fleet,
@@ -45,7 +46,7 @@ const MOST: [(&str, f64); 7] = [
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Soak {
     pub(crate) events: usize,
-    /// Spread over so long, rather than as fast as they can be.
+    /// Spread over so long by the clock of the wall, rather than as fast as they can be.
     pub(crate) length: Option<Duration>,
     /// The longest pause between two events that are not spread.
     pub(crate) pause: Duration,
@@ -68,7 +69,7 @@ impl Soak {
         let baseline = oracle.baseline().await;
         println!("soaking");
 
-        let (begin, before) = (Instant::now(), stage.figures.lifecycle);
+        let (begin, before) = (Timestamp::now(), stage.figures.lifecycle);
         let mut looks = Looks::default();
         looks.take(0, &baseline, begin);
         loop {
@@ -85,7 +86,8 @@ impl Soak {
             match self.length {
                 Some(length) => {
                     let part = (done + 1) as f64 / self.events as f64;
-                    sleep_until(begin + length.mul_f64(part.min(1.0))).await;
+                    let due = length.mul_f64(part.min(1.0));
+                    wait(due.saturating_sub(since(begin))).await?;
                 }
                 None => stage::breathe(&mut pauses, self.pause).await,
             }
@@ -93,7 +95,7 @@ impl Soak {
 
         let done = stage.figures.lifecycle - before;
         oracle.compare(&baseline).await.with_context(|| format!("grown in {done} events"))?;
-        println!("{done} events in the life of controllers in {:?}:", begin.elapsed());
+        println!("{done} events in the life of controllers in {:?}:", since(begin));
         let now = oracle.measure();
         for (sort, _) in MOST {
             println!("  {sort}: {} before, {} after", baseline.total(sort), now.total(sort));
@@ -113,6 +115,19 @@ impl Soak {
         }
         Ok(())
     }
+}
+
+fn since(begin: Timestamp) -> Duration {
+    begin.duration_until(Timestamp::now()).unsigned_abs()
+}
+
+/// By the clock of the wall; a paused one stands still meanwhile.
+#[expect(clippy::disallowed_methods, reason = "on a thread that is for that")]
+async fn wait(long: Duration) -> anyhow::Result<()> {
+    if !long.is_zero() {
+        spawn_blocking(move || std::thread::sleep(long)).await?;
+    }
+    Ok(())
 }
 
 /// Makes everything good, so that what is there can be compared.
@@ -172,9 +187,9 @@ struct Looks {
 
 impl Looks {
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
-    fn take(&mut self, done: usize, measure: &Measure, begin: Instant) {
+    fn take(&mut self, done: usize, measure: &Measure, begin: Timestamp) {
         self.taken += 1;
-        let minutes = begin.elapsed().as_secs_f64() / 60.0;
+        let minutes = since(begin).as_secs_f64() / 60.0;
         let line: Vec<_> =
             MOST.iter().map(|(sort, _)| format!("{sort} {}", measure.total(sort))).collect();
         println!("{minutes:.1} min, {done} events: {}", line.join(", "));
