@@ -62,7 +62,7 @@ pub use self::{
         Action, Fault, FaultBody, FaultLayer, FaultService, Faults, Fired, OpenRequest, Playing,
         Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
-    leaks::{Grown, Growth, LeakOracle, Measure, Probe},
+    leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
     losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,

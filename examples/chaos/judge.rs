@@ -138,13 +138,7 @@ impl Stage {
 /// Which children were deleted more often, and how often.
 pub(crate) fn excused(world: &World, deletes: &BTreeMap<String, usize>) -> anyhow::Result<usize> {
     let reasons = |name: &String| world.excuses.get(name).copied().unwrap_or_default();
-    let mut by_name: BTreeMap<String, usize> = BTreeMap::new();
-    for (name, number) in deletes {
-        // What the children of every parent of that name share.
-        let shared: Vec<_> = name.split('-').take(3).collect();
-        *by_name.entry(shared.join("-")).or_default() += number;
-    }
-    let unexcused = by_name.iter().filter(|(name, number)| **number > reasons(name));
+    let unexcused = deletes.iter().filter(|(name, number)| **number > reasons(name));
     let problems: Vec<_> = unexcused
         .map(|(name, number)| format!("{name}: {number} times, for {} reasons", reasons(name)))
         .take(TOLD)

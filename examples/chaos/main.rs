@@ -4,18 +4,22 @@
 //! ```console
 //! $ cargo run --release --example chaos -- --minutes 30 --seed 7
 //! $ cargo run --release --example chaos -- --server simulated --minutes 30
-//! $ cargo run --release --example chaos -- --server simulated --events 10000   # a soak
+//! $ cargo run --release --example chaos -- --server simulated --events 10000 --minutes 30 \
+//!       --controllers 10 --parents 5
 //! ```
 //!
 //! Objects are created, changed and deleted, types go, return with another scope and lose a
 //! version, rights are taken, watches cut, histories lost, answers late or wrong, hooks out of
 //! order, specifications edited, the manager is started anew. The same seed is the same sequence of
 //! these; on the simulated server, whose minutes are those of a paused clock, also the same times.
-//! Nothing leaves loopback.
+//! With `--events` it is a soak: the life of controllers and nothing else, spread over the minutes of
+//! the wall if there are any; again and again everything is made good and measured, and whatever rises from look
+//! to look is a leak. Nothing leaves loopback.
 
 mod fleet;
 mod judge;
 mod server;
+mod soak;
 mod stage;
 mod world;
 
@@ -24,37 +28,23 @@ use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 use anyhow::Context;
 use clap::{Parser, ValueEnum};
 use k8s_openapi::jiff::Timestamp;
-use pilotlight::testing::LeakOracle;
+use pilotlight::testing::{LeakOracle, Trend};
 use tokio::{
     runtime::{Builder, Handle, Runtime},
     time::Instant,
 };
 
-use crate::{server::Server, stage::Stage, world::World};
+use crate::{server::Server, soak::Soak, stage::Stage, world::World};
 
-/// Series that show how many things there are, rather than what happened. How many children there
-/// are is drawn.
-const GAUGES: &[&str] = &["workqueue_depth", "pilotlight_informer_watches"];
-/// Series of what has not happened yet to everybody when a soak begins.
-const LATER: [&str; 4] = [
-    "pilotlight_discovery_watch_failures_total",
-    "pilotlight_controller_stop_duration_seconds",
-    "pilotlight_informer_restarts_total",
-    "pilotlight_controller_restarts_total",
-];
-/// Lifecycle events before a soak's baseline: by then every series there can be has appeared.
-const WARM_UP: usize = 300;
-/// After so many events of a soak the simulated server forgets the past, as the real one does in
-/// time.
-const COMPACTED: usize = 20;
 const SAMPLES: u32 = 20;
 
 #[derive(Clone, Debug, Parser)]
 #[command(about = "A random mix of everything, and then the truth")]
 struct Args {
-    /// For how long; of the simulated server, in its own time.
-    #[arg(long, default_value_t = 1.0)]
-    minutes: f64,
+    /// For how long; of the simulated server, in its own time. One minute by default. Of a soak, in
+    /// the time of the wall wherever it is; as fast as it can be by default.
+    #[arg(long)]
+    minutes: Option<f64>,
     /// Ends after so many deeds: the number that a failed run has printed.
     #[arg(long)]
     deeds: Option<usize>,
@@ -148,7 +138,17 @@ async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Res
     println!("begun: settled after {:?}", stage.converge(patience).await?);
     samples.take(&mut stage);
     match args.events {
-        Some(events) => soak(args, seed, &mut stage, &mut samples, events, patience).await?,
+        Some(events) => {
+            let soak = Soak {
+                events,
+                length: args.minutes.map(length).transpose()?,
+                pause: Duration::from_millis(args.pause),
+                seed,
+                log: args.log,
+                patience,
+            };
+            soak.run(&mut stage).await?;
+        }
         None => chaos(args, seed, &mut stage, &mut samples, patience).await?,
     }
 
@@ -165,6 +165,10 @@ async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Res
     Ok(())
 }
 
+fn length(minutes: f64) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")
+}
+
 /// Everything at once, for a while.
 #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
 async fn chaos(
@@ -175,7 +179,7 @@ async fn chaos(
     patience: Duration,
 ) -> anyhow::Result<()> {
     let mut pauses = fastrand::Rng::with_seed(seed);
-    let length = Duration::try_from_secs_f64(args.minutes * 60.0).context("--minutes")?;
+    let length = length(args.minutes.unwrap_or(1.0))?;
     let begin = Instant::now();
     let mut next = begin + length / SAMPLES;
     let mut done = 0;
@@ -200,89 +204,19 @@ async fn chaos(
     Ok(())
 }
 
-/// The life of controllers, again and again, and nothing else.
-#[expect(clippy::print_stdout, reason = "it is what the user asked for")]
-async fn soak(
-    args: &Args,
-    seed: u64,
-    stage: &mut Stage,
-    samples: &mut Samples,
-    events: usize,
-    patience: Duration,
-) -> anyhow::Result<()> {
-    let mut pauses = fastrand::Rng::with_seed(seed);
-    let mut baseline = None;
-    for done in 0..WARM_UP + events {
-        if done == WARM_UP {
-            baseline = Some(baseline_of(stage, patience).await?);
-            samples.take(stage);
-            println!("soaking");
-        }
-        let deed = stage.world.draw_lifecycle();
-        if args.log {
-            println!("{done} {deed:?}");
-        }
-        stage.carry_out(deed).await.with_context(|| format!("event {done}"))?;
-        if done % COMPACTED == 0 {
-            stage.server.age().await?;
-        }
-        if done % (events / 10).max(1) == 0 {
-            samples.take(stage);
-        }
-        stage::breathe(&mut pauses, Duration::from_millis(args.pause)).await;
-    }
-    let Some((oracle, baseline)) = baseline else { return Ok(()) };
-    restore(stage, patience).await?;
-    oracle.compare(&baseline).await.with_context(|| format!("grown in {events} events"))?;
-    println!("{events} events in the life of controllers, and nothing has grown:");
-    let now = oracle.measure();
-    for sort in ["tasks", "requests", "series", "resident KiB"] {
-        println!("  {sort}: {} before, {} after", baseline.total(sort), now.total(sort));
-    }
-    samples.take(stage);
-    Ok(())
-}
-
-async fn restore(stage: &mut Stage, patience: Duration) -> anyhow::Result<()> {
-    for deed in stage.world.restoring() {
-        stage.carry_out(deed).await?;
-    }
-    stage.converge(patience).await?;
-    Ok(())
-}
-
-/// What there is when everything runs.
-async fn baseline_of(
-    stage: &mut Stage,
-    patience: Duration,
-) -> anyhow::Result<(LeakOracle, pilotlight::testing::Measure)> {
-    restore(stage, patience).await?;
-    let metrics = stage.fleet.as_ref().context("no manager")?.metrics.clone();
-    let oracle = LATER
-        .iter()
-        .fold(LeakOracle::new(), |oracle, series| oracle.expect_more("series", *series));
-    let oracle = oracle
-        .tasks("the manager", &stage.on)
-        .requests(&stage.faults)
-        .series(move || fleet::text(&metrics), GAUGES)
-        .memory();
-    let baseline = oracle.baseline().await;
-    Ok((oracle, baseline))
-}
-
 /// What the process has needed, and when.
 struct Samples {
     on: Handle,
     system: LeakOracle,
     begin: Timestamp,
-    /// Wall-clock minutes and KiB.
-    resident: Vec<(f64, f64)>,
+    /// KiB over wall-clock minutes.
+    resident: Trend,
 }
 
 impl Samples {
     fn new(on: Handle) -> Self {
         let system = LeakOracle::new().sockets().memory();
-        Self { on, system, begin: Timestamp::now(), resident: Vec::new() }
+        Self { on, system, begin: Timestamp::now(), resident: Trend::default() }
     }
 
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
@@ -291,7 +225,7 @@ impl Samples {
         let minutes = (Timestamp::now().as_second() - self.begin.as_second()) as f64 / 60.0;
         let measure = self.system.measure();
         let resident = measure.total("resident KiB");
-        self.resident.push((minutes, resident as f64));
+        self.resident.add(minutes, resident as f64);
         let figures = stage.figures;
         let parents: usize = stage.world.kinds.iter().map(|kind| kind.parents.len()).sum();
         let line: BTreeMap<_, u64> = BTreeMap::from([
@@ -308,24 +242,14 @@ impl Samples {
         println!("{minutes:.1} min: {line:?}");
     }
 
-    /// The least squares of the second half: by then allocators and caches are as large as they get.
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
     fn print_slope(&self) {
-        let half = &self.resident[self.resident.len() / 2..];
-        if let ([first, ..], [.., last]) = (half, half)
-            && last.0 - first.0 < 1.0
-        {
+        if let Some(slope) = self.resident.later_half().slope()
             // Too short to tell a slope from a step.
-            return;
-        }
-        let count = half.len() as f64;
-        let (x, y) = half.iter().fold((0.0, 0.0), |(x, y), it| (x + it.0, y + it.1));
-        let (x, y) = (x / count, y / count);
-        let (up, across) = half.iter().fold((0.0, 0.0), |(up, across), it| {
-            (up + (it.0 - x) * (it.1 - y), across + (it.0 - x).powi(2))
-        });
-        if across > 0.0 {
-            println!("resident memory: {:+.0} KiB a minute in the second half", up / across);
+            && self.begin.duration_until(Timestamp::now()).as_secs() >= 120
+        {
+            let (rise, error) = (slope.per_unit, slope.error);
+            println!("resident memory: {rise:+.0} KiB a minute in the second half, ± {error:.0}");
         }
     }
 }

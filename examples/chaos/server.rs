@@ -1,7 +1,7 @@
 //! The API server, simulated or real, and what is done to it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -10,7 +10,7 @@ use anyhow::bail;
 use http::{Request, StatusCode};
 use k8s_openapi::{
     api::{
-        core::v1::{Event, Namespace},
+        core::v1::{ConfigMap, Event, Namespace},
         rbac::v1::{ClusterRole, ClusterRoleBinding},
     },
     apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
@@ -61,7 +61,7 @@ pub(crate) struct Writes(Mutex<Counts>);
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) creates: usize,
-    /// By name.
+    /// By what the children of every parent of that name share.
     pub(crate) deletes: BTreeMap<String, usize>,
 }
 
@@ -125,7 +125,7 @@ impl Server {
         let _on = on.enter();
         let layers = tower::ServiceBuilder::new().layer(faults.layer());
         let writes = Arc::clone(&self.writes);
-        Ok(match &self.what {
+        let config = match &self.what {
             What::Simulated(server) => {
                 let service = server.service(USER);
                 let service = tower::service_fn(move |request: Request<Body>| {
@@ -139,25 +139,23 @@ impl Server {
                         answer
                     }
                 });
-                Client::new(layers.service(service), NAMESPACE)
+                return Ok(Client::new(layers.service(service), NAMESPACE));
             }
-            What::Real(plane) => {
-                let transport = Transport::new(plane.user(USER, &[])?, TransportOptions::default());
-                let inner = transport?.client()?;
-                let service = tower::service_fn(move |request: Request<Body>| {
-                    let (inner, writes) = (inner.clone(), Arc::clone(&writes));
-                    async move {
-                        let write = Write::of(&request);
-                        let answer = inner.send(request).await;
-                        if let Ok(answer) = &answer {
-                            writes.note(write, answer.status());
-                        }
-                        answer
-                    }
-                });
-                Client::new(layers.service(service), NAMESPACE)
+            What::Real(plane) => plane.user(USER, &[])?,
+        };
+        let inner = Transport::new(config, TransportOptions::default())?.client()?;
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (inner, writes) = (inner.clone(), Arc::clone(&writes));
+            async move {
+                let write = Write::of(&request);
+                let answer = inner.send(request).await;
+                if let Ok(answer) = &answer {
+                    writes.note(write, answer.status());
+                }
+                answer
             }
-        })
+        });
+        Ok(Client::new(layers.service(service), NAMESPACE))
     }
 
     async fn prepare(&self) -> anyhow::Result<()> {
@@ -282,15 +280,39 @@ impl Server {
     }
 
     /// Lets the simulated one forget as the real one does: history after 5 minutes, Events after an
-    /// hour.
-    pub(crate) async fn age(&self) -> anyhow::Result<()> {
+    /// hour. Of the real one it takes the children that its garbage collector has yet to take, so
+    /// that there is no more of them later than there was.
+    pub(crate) async fn age(&self, kinds: &[Kind]) -> anyhow::Result<()> {
         if !self.expire(false) {
-            return Ok(());
+            return self.collect(kinds).await;
         }
         for event in Api::<Event>::all(self.client.clone()).list(&ListParams::default()).await? {
             let (namespace, name) = (event.namespace().unwrap_or_default(), event.name_any());
             let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
             events.delete(&name, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    async fn collect(&self, kinds: &[Kind]) -> anyhow::Result<()> {
+        let mut parents = BTreeSet::new();
+        for kind in kinds.iter().filter(|kind| kind.installed) {
+            let all = self.parents(kind);
+            let all = insist("parents", async || all.list(&ListParams::default()).await).await?;
+            parents.extend(all.iter().filter_map(ResourceExt::uid));
+        }
+        let children = Api::<ConfigMap>::namespaced(self.client.clone(), NAMESPACE);
+        let all = insist("children", async || children.list(&ListParams::default()).await).await?;
+        for child in all {
+            let is_owned = child.owner_references().iter().any(|it| parents.contains(&it.uid));
+            if child.name_any().starts_with("kind") && !is_owned {
+                match children.delete(&child.name_any(), &DeleteParams::default()).await {
+                    Ok(_) => {}
+                    // The collector was faster.
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
         }
         Ok(())
     }
@@ -335,7 +357,10 @@ impl Writes {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match write {
             Write::Create => state.creates += 1,
-            Write::Delete(name) => *state.deletes.entry(name).or_default() += 1,
+            Write::Delete(name) => {
+                let shared: Vec<_> = name.split('-').take(3).collect();
+                *state.deletes.entry(shared.join("-")).or_default() += 1;
+            }
             Write::Other => {}
         }
     }

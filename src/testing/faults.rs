@@ -221,10 +221,14 @@ impl Faults {
         }
     }
 
-    /// Waits until a rule is removed.
-    async fn removed(&self, id: Option<RuleId>) {
-        let Some(id) = id else { return };
-        self.wait_until(|faults| !faults.shared.state().rules.contains_key(&id)).await;
+    /// Waits until a rule is removed, or has held something for as long as it may.
+    async fn released(&self, acting: Option<&Acting>) {
+        let Some(Acting { rule, at_most, .. }) = acting else { return };
+        let removed = self.wait_until(|faults| !faults.shared.state().rules.contains_key(rule));
+        match at_most {
+            Some(long) => drop(time::timeout(*long, removed).await),
+            None => removed.await,
+        }
     }
 
     /// Waits until an event of this type has passed since.
@@ -257,7 +261,7 @@ impl Faults {
     }
 
     /// Counts the request, and finds what is to happen to it.
-    fn enter(&self, info: RequestInfo) -> (Option<(RuleId, Action)>, OpenGuard) {
+    fn enter(&self, info: RequestInfo) -> (Option<Acting>, OpenGuard) {
         self.shared.change(|state| {
             let mut acting = None;
             let mut fired = None;
@@ -270,7 +274,8 @@ impl Faults {
                     }
                     if counted.rule.acts_on(counted.matches - 1) {
                         counted.hits += 1;
-                        acting = Some((*id, counted.rule.action.clone()));
+                        let action = counted.rule.action.clone();
+                        acting = Some(Acting { rule: *id, action, at_most: counted.rule.at_most });
                         fired = Some(Fired {
                             rule: *id,
                             number: counted.matches,
@@ -315,6 +320,14 @@ impl State {
         self.last_id += 1;
         self.last_id
     }
+}
+
+/// What is to happen to a request, and by which rule.
+struct Acting {
+    rule: RuleId,
+    action: Action,
+    /// Nothing is held longer than that.
+    at_most: Option<Duration>,
 }
 
 /// Keeps a request among the open ones.

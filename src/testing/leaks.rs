@@ -7,6 +7,7 @@
 
 mod measure;
 mod system;
+mod trend;
 
 use std::{
     collections::BTreeMap,
@@ -21,7 +22,10 @@ use tokio::{
 };
 
 use self::measure::series;
-pub use self::measure::{Grown, Growth, Measure};
+pub use self::{
+    measure::{Grown, Growth, Measure},
+    trend::{Slope, Trend},
+};
 use super::{AuditLog, AuditMark, Faults, open_watches};
 
 /// Between two looks: what ends a task or closes a socket tells nobody.

@@ -13,7 +13,10 @@ use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
-use pilotlight::testing::{CrdBuilder, Mask, Recorder, Recording};
+use pilotlight::{
+    meta::LAST_APPLIED,
+    testing::{CrdBuilder, Mask, ObjectKey, Recorder, Recording},
+};
 use serde_json::{Value, json};
 
 use super::{Answer, until};
@@ -252,9 +255,34 @@ impl Workload {
     }
 }
 
-/// What differs between any two runs.
+/// What differs between any two runs: the uid of the parent, by which a child is selected, and which
+/// what was last applied says, too.
 pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
     assert!(one.objects.values().any(|history| history.deletes > 0), "it deletes: {one:#?}");
     assert!(one.objects.len() >= 10, "two parents, eight children: {one:#?}");
-    Mask::default().learn(one, other)
+    for recording in [one, other] {
+        for (child, end) in ends_of_children(recording) {
+            let applied = end["metadata"]["annotations"][LAST_APPLIED].as_str();
+            let applied =
+                applied.unwrap_or_else(|| panic!("nothing was applied to {child}: {end}"));
+            let applied: Value = serde_json::from_str(applied).unwrap();
+            for said in ["/data/text", "/spec/holderIdentity"] {
+                assert_eq!(applied.pointer(said), end.pointer(said), "of {child}: {end}");
+            }
+        }
+    }
+    let mask = Mask::default().learn(one, other);
+    let uid = "metadata/labels/controller-uid";
+    let applied = LAST_APPLIED.replace('/', "~1");
+    let expected = Mask::default()
+        .hide(format!("/{uid}"))
+        .hide(format!("/metadata/annotations/{applied}/{uid}"));
+    assert_eq!(mask, expected, "nothing else is a matter of chance");
+    mask
+}
+
+/// The children that are there in the end, and what they are.
+fn ends_of_children(recording: &Recording) -> impl Iterator<Item = (&ObjectKey, &Value)> {
+    let ends = recording.objects.iter().filter_map(|(key, it)| Some((key, it.end.as_ref()?)));
+    ends.filter(|(key, _)| !key.of_type.starts_with("widgets"))
 }

@@ -26,10 +26,10 @@ pub(super) enum Piece {
 #[derive(Debug)]
 pub(super) enum Effect {
     None,
-    /// So many bytes, then this.
+    /// So many bytes, then these.
     Limit {
         left: usize,
-        then: Piece,
+        then: Vec<Piece>,
     },
     Drip {
         bytes: usize,
@@ -59,13 +59,18 @@ enum Change {
 }
 
 impl Effect {
-    pub(super) fn of(action: &Action) -> Self {
+    /// What stalls does so for at most so long.
+    pub(super) fn of(action: &Action, at_most: Option<Duration>) -> Self {
+        let limit = |left: usize, then: &[Piece]| Self::Limit { left, then: then.to_vec() };
         let lines =
             |change| Self::Lines(Lines { change, count: 0, partial: BytesMut::new(), kept: None });
         match action {
-            Action::Cut { after_bytes } => Self::Limit { left: *after_bytes, then: Piece::Break },
-            Action::End { after_bytes } => Self::Limit { left: *after_bytes, then: Piece::End },
-            Action::Stall { after_bytes } => Self::Limit { left: *after_bytes, then: Piece::Stall },
+            Action::Cut { after_bytes } => limit(*after_bytes, &[Piece::Break]),
+            Action::End { after_bytes } => limit(*after_bytes, &[Piece::End]),
+            Action::Stall { after_bytes } => match at_most {
+                None => limit(*after_bytes, &[Piece::Stall]),
+                Some(long) => limit(*after_bytes, &[Piece::Pause(long), Piece::Break]),
+            },
             Action::Drip { bytes, every } => {
                 Self::Drip { bytes: (*bytes).max(1), every: *every, begun: false }
             }
@@ -95,7 +100,7 @@ impl Effect {
         match self {
             Self::None | Self::Drip { .. } => true,
             // With the length that was promised, an early end would look like a cut.
-            Self::Limit { then, .. } => *then != Piece::End,
+            Self::Limit { then, .. } => then.as_slice() != [Piece::End],
             Self::Lines(_) | Self::Instead(_) => false,
         }
     }
@@ -103,7 +108,7 @@ impl Effect {
     /// Before the first byte.
     pub(super) fn begin(&mut self) -> Vec<Piece> {
         match self {
-            Self::Limit { left: 0, then } => vec![Piece::Happened, then.clone()],
+            Self::Limit { left: 0, then } => [&[Piece::Happened], then.as_slice()].concat(),
             Self::Instead(bytes) => {
                 let bytes = mem::take(bytes);
                 vec![Piece::Happened, Piece::Data(bytes), Piece::End]
@@ -121,7 +126,8 @@ impl Effect {
                 *left -= data.len();
                 let mut pieces = vec![Piece::Data(data)];
                 if *left == 0 {
-                    pieces.extend([Piece::Happened, then.clone()]);
+                    pieces.push(Piece::Happened);
+                    pieces.append(then);
                 }
                 pieces
             }
@@ -203,7 +209,7 @@ mod tests {
     /// nothing any more, `.` for an end, `!` for a break, `*` where the fault has happened.
     #[track_caller]
     fn check(action: Action, chunks: &[&str], expected: &str) {
-        let mut effect = Effect::of(&action);
+        let mut effect = Effect::of(&action, None);
         let mut pieces = effect.begin();
         for chunk in chunks {
             pieces.extend(effect.feed(Bytes::copy_from_slice(chunk.as_bytes())));
@@ -236,6 +242,16 @@ mod tests {
         check(Action::Cut { after_bytes: 4 }, &["abc"], "abc");
         check(Action::End { after_bytes: 1 }, &["abc"], "a*.");
         check(Action::Stall { after_bytes: 1 }, &["abc"], "a*…");
+    }
+
+    #[test]
+    fn a_stall_that_is_bounded_breaks() {
+        let mut effect = Effect::of(&Action::Stall { after_bytes: 1 }, Some(SECOND));
+
+        let pieces = effect.feed(Bytes::from_static(b"abc"));
+
+        let a = Piece::Data(Bytes::from_static(b"a"));
+        assert_eq!(pieces, [a, Piece::Happened, Piece::Pause(SECOND), Piece::Break]);
     }
 
     #[test]

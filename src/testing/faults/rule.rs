@@ -1,8 +1,10 @@
 //! Which requests are disturbed.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
-use super::{Action, RequestInfo, Verb, random};
+use super::{Action, RequestInfo, Verb, random, text};
 
 /// Disturbs the requests that it matches: all of them, unless it is narrowed down.
 ///
@@ -60,6 +62,8 @@ pub struct Rule {
     times: Option<usize>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     chance: Option<Chance>,
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "text::maybe_duration")]
+    pub(super) at_most: Option<Duration>,
 }
 
 /// Chooses among requests by their number: the same ones for the same seed.
@@ -94,6 +98,7 @@ impl Rule {
             every: None,
             times: None,
             chance: None,
+            at_most: None,
         }
     }
 
@@ -196,6 +201,14 @@ impl Rule {
     /// number and of the seed alone.
     pub fn chance(mut self, per_mille: u16, seed: u64) -> Self {
         self.chance = Some(Chance { per_mille, seed });
+        self
+    }
+
+    /// What it holds it lets go after that long, though it is still there: a request that
+    /// [hangs](Action::Hang) is sent, an answer that is [withheld](Action::Withhold) is passed on,
+    /// and the connection of a body that [stalls](Action::Stall) breaks.
+    pub fn at_most(mut self, long: Duration) -> Self {
+        self.at_most = Some(long);
         self
     }
 
@@ -346,9 +359,10 @@ mod tests {
         let rules = [
             hang().verb(Verb::DeleteCollection).resource("", "pods").name("p").nth(2),
             Rule::new(Action::Cut { after_bytes: 5 }).path_is("/api").every(2).chance(5, 6),
-            Rule::new(Action::Delay(std::time::Duration::from_millis(1500))),
+            Rule::new(Action::Delay(Duration::from_millis(1500))),
             Rule::new(Action::Garbage { line: Some(2), bytes: "{".into() }),
             Rule::new(Action::Fail("refused".to_owned())),
+            hang().at_most(Duration::from_secs(5)),
         ];
 
         for rule in rules {

@@ -21,6 +21,9 @@ pub struct Profile {
     pub types: Vec<(String, String)>,
     /// The longest that something is delayed; 200 ms.
     pub longest: Duration,
+    /// The longest that a request hangs, an answer is withheld, a body stalls or the events of a
+    /// type are kept back; 10 s.
+    pub hold: Duration,
     /// Bytes pass before a cut, up to so many; 4096.
     pub bytes: usize,
 }
@@ -42,6 +45,7 @@ impl Default for Profile {
             ],
             types: Vec::new(),
             longest: Duration::from_millis(200),
+            hold: Duration::from_secs(10),
             bytes: 4096,
         }
     }
@@ -71,13 +75,26 @@ pub enum Fault {
     Garbage,
     /// Of a watch: 410, its history is gone. Left out for other verbs.
     Expire,
-    /// Nothing comes any more. Whoever reads must have a deadline of its own.
+    /// In the middle of the body nothing comes any more, and in the end the connection breaks.
     Stall,
+    /// The request is sent only after a while: longer than a [`Delay`](Self::Delay), than its sender
+    /// has patience for perhaps.
+    Hang,
+    /// The request is carried out at once, and its answer comes only after a while.
+    Withhold,
+    /// Of a list or a get: an old answer comes again, as of a server that is behind. Left out for
+    /// other verbs, which no server answers so.
+    Stale,
+    /// Of a watch: its events come only behind those of another of the [types](Profile::types), or
+    /// after a while. Left out for other verbs.
+    Behind,
+    /// Discovery lacks the group of one of the [types](Profile::types), or marks it as stale.
+    Partial,
 }
 
 impl Fault {
     /// Those that pass by themselves.
-    pub const PASSING: [Self; 10] = [
+    pub const PASSING: [Self; 16] = [
         Self::Delay,
         Self::Refuse,
         Self::Fail,
@@ -88,6 +105,12 @@ impl Fault {
         Self::Repeat,
         Self::Garbage,
         Self::Expire,
+        Self::Stall,
+        Self::Hang,
+        Self::Withhold,
+        Self::Stale,
+        Self::Behind,
+        Self::Partial,
     ];
 
     fn action(self, verb: Verb, profile: &Profile, draw: &mut Sequence) -> Action {
@@ -123,6 +146,46 @@ impl Fault {
             Self::Expire if watches => Action::Reply(Reply::status(410, "Expired", "by a fault")),
             Self::Expire => Action::Delay(Duration::ZERO),
             Self::Stall => Action::Stall { after_bytes: draw.below(profile.bytes) },
+            Self::Hang => Action::Hang,
+            Self::Withhold => Action::Withhold,
+            Self::Stale if matches!(verb, Verb::List | Verb::Get) => Action::Stale,
+            Self::Behind if watches => {
+                let other = draw.one_of(&profile.types).cloned();
+                let (group, resource) = other.unwrap_or_else(|| ("".into(), "configmaps".into()));
+                Action::Behind { group, resource, at_most: millis(profile.hold, draw) }
+            }
+            Self::Stale | Self::Behind => Action::Delay(Duration::ZERO),
+            Self::Partial => {
+                let group = draw.one_of(&profile.types).map_or("apps", |(group, _)| group);
+                let group = vec![group.to_owned()];
+                match draw.below(2) {
+                    0 => Action::Partial { missing: group, stale: Vec::new() },
+                    _ => Action::Partial { missing: Vec::new(), stale: group },
+                }
+            }
+        }
+    }
+
+    /// How long a rule of it holds anything.
+    fn at_most(self, profile: &Profile, draw: &mut Sequence) -> Option<Duration> {
+        let most = usize::try_from(profile.hold.as_millis()).unwrap_or(usize::MAX);
+        match self {
+            Self::Hang | Self::Withhold | Self::Stall => {
+                Some(Duration::from_millis(draw.below(most.saturating_add(1)) as u64))
+            }
+            Self::Delay
+            | Self::Refuse
+            | Self::Fail
+            | Self::Lose
+            | Self::Cut
+            | Self::End
+            | Self::Drip
+            | Self::Repeat
+            | Self::Garbage
+            | Self::Expire
+            | Self::Stale
+            | Self::Behind
+            | Self::Partial => None,
         }
     }
 }
@@ -160,8 +223,19 @@ impl Schedule {
             .filter_map(|_| {
                 let verb = *draw.one_of(&profile.verbs)?;
                 let fault = *draw.one_of(&profile.faults)?;
-                let action = fault.action(verb, profile, &mut draw);
-                let rule = Rule::new(action).verb(verb).nth(1 + draw.below(profile.within));
+                let mut rule = Rule::new(fault.action(verb, profile, &mut draw));
+                if let Some(long) = fault.at_most(profile, &mut draw) {
+                    rule = rule.at_most(long);
+                }
+                let number = 1 + draw.below(profile.within);
+                if fault == Fault::Partial {
+                    // It is asked for rarely.
+                    let rule = rule.path_is("/apis").nth(1 + number % 3);
+                    return Some(rule);
+                }
+                // The first answer is no old one.
+                let first = usize::from(fault == Fault::Stale);
+                let rule = rule.verb(verb).nth(first + number);
                 Some(match draw.one_of(&profile.types) {
                     Some((group, resource)) => rule.resource(group, resource),
                     None => rule,
@@ -256,8 +330,29 @@ mod tests {
         let schedule = Schedule::random(1, &profile);
 
         let words: BTreeSet<_> = schedule.rules.iter().map(|rule| rule.action().word()).collect();
-        let all = ["cut", "delay", "drip", "end", "fail", "garbage", "lose", "repeat", "reply"];
+        let all = [
+            "behind", "cut", "delay", "drip", "end", "fail", "garbage", "hang", "lose", "partial",
+            "repeat", "reply", "stale", "stall", "withhold",
+        ];
         assert_eq!(words, BTreeSet::from(all));
+    }
+
+    #[test]
+    fn whatever_is_held_is_held_for_a_while_and_not_longer() {
+        let hold = Duration::from_millis(40);
+        let profile = Profile { rules: 500, hold, ..Profile::default() };
+
+        let mut held = BTreeSet::new();
+        for rule in Schedule::random(2, &profile).rules {
+            let longest = match rule.action() {
+                Action::Hang | Action::Withhold | Action::Stall { .. } => rule.at_most,
+                Action::Behind { at_most, .. } => Some(*at_most),
+                _ => continue,
+            };
+            assert!(longest.is_some_and(|long| long <= hold), "{rule:?}");
+            held.insert(longest);
+        }
+        assert!(held.len() > 20, "drawn, too: {held:?}");
     }
 
     #[test]

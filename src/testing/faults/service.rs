@@ -15,7 +15,7 @@ use tokio::{sync::Mutex, time};
 use tower::{BoxError, Layer, Service, ServiceExt};
 
 use super::{
-    Action, FaultBody, Faults, OpenGuard, Reply, RequestInfo, RuleId, action::make_partial,
+    Acting, Action, FaultBody, Faults, OpenGuard, Reply, RequestInfo, action::make_partial,
     body::Hold, effect::Effect,
 };
 
@@ -84,7 +84,7 @@ where
 async fn answer<S, B>(
     inner: Arc<Mutex<S>>,
     faults: &Faults,
-    acting: Option<(RuleId, Action)>,
+    acting: Option<Acting>,
     request: Request<Body>,
     open: OpenGuard,
 ) -> Result<Response<FaultBody>, BoxError>
@@ -94,8 +94,9 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
 {
-    let (rule, action) = acting.map_or((None, None), |(id, action)| (Some(id), Some(action)));
-    match &action {
+    let acting = acting.as_ref();
+    let action = acting.map(|it| &it.action);
+    match action {
         Some(Action::Reply(reply)) => {
             open.happened();
             return Ok(respond(reply.clone()));
@@ -110,10 +111,11 @@ where
         }
         Some(Action::Hang) => {
             open.happened();
-            faults.removed(rule).await;
+            faults.released(acting).await;
         }
         Some(Action::Stale) => {
-            if let Some((head, body)) = rule.and_then(|id| faults.remembered(id, &open.info)) {
+            if let Some((head, body)) = acting.and_then(|it| faults.remembered(it.rule, &open.info))
+            {
                 open.happened();
                 return Ok(Response::from_parts(head, FaultBody::full(body)));
             }
@@ -139,10 +141,10 @@ where
         inner.ready().await.map_err(Into::into)?.call(request)
     };
     let response = response.await.map_err(Into::into)?;
-    match &action {
+    match action {
         Some(Action::Withhold) => {
             open.happened();
-            faults.removed(rule).await;
+            faults.released(acting).await;
         }
         Some(Action::Lose) => {
             open.happened();
@@ -156,10 +158,10 @@ where
     }
     open.answered();
     let (mut head, body) = response.into_parts();
-    if let Some(Action::Edit(_) | Action::Partial { .. }) = &action {
+    if let Some(Action::Edit(_) | Action::Partial { .. }) = action {
         let body = body.collect().await.map_err(Into::into)?.to_bytes();
         let mut value = serde_json::from_slice(&body)?;
-        let changed = match &action {
+        let changed = match action {
             Some(Action::Partial { missing, stale }) => make_partial(&mut value, missing, stale),
             Some(Action::Edit(edit)) => {
                 edit(&mut value);
@@ -182,13 +184,14 @@ where
             FaultBody::new(body, Effect::None, Hold::None, open),
         ));
     }
-    let effect = action.as_ref().map_or(Effect::None, Effect::of);
+    let effect = acting.map_or(Effect::None, |it| Effect::of(&it.action, it.at_most));
     if !effect.keeps_length() {
         head.headers.remove(header::CONTENT_LENGTH);
     }
     let held = match action {
         Some(Action::Behind { group, resource, at_most }) => {
-            let faults = faults.clone();
+            let (faults, at_most) = (faults.clone(), *at_most);
+            let (group, resource) = (group.clone(), resource.clone());
             Hold::Armed(Box::new(move || Box::pin(faults.behind(group, resource, at_most))))
         }
         Some(_) | None => Hold::None,
@@ -288,6 +291,24 @@ mod tests {
         faults.remove(rule);
 
         request.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_rule_holds_for_at_most_so_long_goes_on_by_itself() {
+        let (faults, long) = (Faults::default(), Duration::from_secs(60));
+        for action in [Action::Hang, Action::Withhold] {
+            let rule = faults.add(Rule::new(action).at_most(long));
+            let start = time::Instant::now();
+
+            get(&faults, "/api/v1/pods").await.unwrap();
+
+            assert_eq!(start.elapsed(), long);
+            faults.remove(rule);
+        }
+        faults.add(Rule::new(Action::Stall { after_bytes: 2 }).at_most(long));
+        let start = time::Instant::now();
+        body(get(&faults, "/api/v1/pods").await).await.unwrap_err();
+        assert_eq!(start.elapsed(), long);
     }
 
     #[tokio::test(start_paused = true)]

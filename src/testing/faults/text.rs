@@ -29,6 +29,29 @@ pub(super) mod duration {
     }
 }
 
+/// The same, or nothing.
+pub(super) mod maybe_duration {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Written(#[serde(with = "super::duration")] Duration);
+
+    pub(crate) fn serialize<S: Serializer>(
+        duration: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        duration.map(Written).serialize(serializer)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<Written>::deserialize(deserializer)?.map(|it| it.0))
+    }
+}
+
 /// Bytes as text; what is no UTF-8 is written with replacement characters.
 pub(super) mod bytes {
     use bytes::Bytes;

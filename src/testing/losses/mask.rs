@@ -12,7 +12,8 @@ use super::{History, ObjectKey, Recording};
 /// Paths of objects whose values are not compared, as JSON pointers; `*` stands for any element.
 ///
 /// By default what the server makes up or counts: uids, versions, times, generations, and who wrote
-/// which field when.
+/// which field when. An annotation whose text is a JSON object is compared as that object, and has
+/// paths within: what was last applied may differ by a uid in it, and is to be the same otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
     paths: BTreeSet<String>,
@@ -130,9 +131,7 @@ impl Mask {
                     for path in paths {
                         let (one, other) = (expected.get(path), found.get(path));
                         if one != other && !self.hides(path) {
-                            let value = |leaf: Option<&&Value>| {
-                                leaf.map_or(Value::Null, |it| (*it).clone())
-                            };
+                            let value = |leaf: Option<&Value>| leaf.cloned().unwrap_or_default();
                             differs(path.clone(), value(one), value(other));
                         }
                     }
@@ -164,12 +163,8 @@ impl Mask {
 }
 
 /// Every value that holds no other, by its path.
-fn leaves(value: &Value) -> BTreeMap<String, &Value> {
-    fn collect<'value>(
-        path: String,
-        value: &'value Value,
-        leaves: &mut BTreeMap<String, &'value Value>,
-    ) {
+fn leaves(value: &Value) -> BTreeMap<String, Value> {
+    fn collect(path: String, value: &Value, leaves: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(fields) if !fields.is_empty() => {
                 for (name, value) in fields {
@@ -182,19 +177,30 @@ fn leaves(value: &Value) -> BTreeMap<String, &Value> {
                     collect(format!("{path}/{at}"), value, leaves);
                 }
             }
+            Value::String(text) => match written_in(&path, text) {
+                Some(written) => collect(path, &written, leaves),
+                None => drop(leaves.insert(path, value.clone())),
+            },
             Value::Object(_)
             | Value::Array(_)
             | Value::Null
             | Value::Bool(_)
-            | Value::Number(_)
-            | Value::String(_) => {
-                leaves.insert(path, value);
+            | Value::Number(_) => {
+                leaves.insert(path, value.clone());
             }
         }
     }
     let mut all = BTreeMap::new();
     collect(String::new(), value, &mut all);
     all
+}
+
+/// The object whose JSON is the text of an annotation.
+fn written_in(path: &str, text: &str) -> Option<Value> {
+    let name = path.strip_prefix("/metadata/annotations/")?;
+    // Not what is written in such an object itself.
+    let written = (!name.contains('/')).then(|| serde_json::from_str(text).ok())?;
+    written.filter(Value::is_object)
 }
 
 #[cfg(test)]
@@ -286,6 +292,38 @@ mod tests {
                 "widgets a: /data is {}, and null without faults",
                 "widgets a: /data/x~1y is null, and 1 without faults",
             ],
+        );
+    }
+
+    #[test]
+    fn an_annotation_that_is_json_is_compared_by_what_it_says() {
+        let run = |text: &str| {
+            let end = json!({ "metadata": { "annotations": { "x/last": text } } });
+            recording(&[("a", 1, 0, Some(end))])
+        };
+        let said = |uid: &str, size: u64| run(&json!({ "uid": uid, "size": size }).to_string());
+        let (calm, again) = (said("1", 5), said("2", 5));
+        let mask = Mask::default().learn(&calm, &again);
+        assert_eq!(mask, Mask::default().hide("/metadata/annotations/x~1last/uid"));
+        let path = "widgets a: /metadata/annotations/x~1last";
+
+        // However it is written.
+        check(&mask, &calm, &run(r#"{"size": 5, "uid": "3"}"#), &[]);
+        let wrong = format!("{path}/size is 6, and 5 without faults");
+        check(&mask, &calm, &said("3", 6), &[&wrong]);
+        let missing = format!("{path}/size is null, and 5 without faults");
+        check(&mask, &calm, &run(r#"{"uid":"3"}"#), &[&missing]);
+        let nonsense = format!(r#"{path} is "{{", and null without faults"#);
+        check(&mask, &calm, &run("{"), &[&nonsense, &missing]);
+        let none = recording(&[("a", 1, 0, Some(json!({ "metadata": {} })))]);
+        let metadata = "widgets a: /metadata is {}, and null without faults";
+        check(&mask, &calm, &none, &[metadata, &missing]);
+        // A number is a text like any other.
+        check(
+            &mask,
+            &run("5"),
+            &run("5.0"),
+            &[&format!(r#"{path} is "5.0", and "5" without faults"#)],
         );
     }
 
