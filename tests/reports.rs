@@ -72,6 +72,7 @@ async fn events_that_nobody_takes_hold_up_no_declared_controller() {
     }
 
     let took = begin.elapsed();
-    assert!(took < Duration::from_secs(15), "{took:?}");
+    // A request that is never answered is given up after thirty seconds.
+    assert!(took < Duration::from_secs(25), "{took:?}");
     stage.end().await;
 }

@@ -144,7 +144,8 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let declared = world.declared_name("declared");
     let took = world.terminate().await;
 
-    let late = Duration::from_millis(if server.is_simulated() { 100 } else { 3000 });
+    // On a busy machine fifty controllers take their time to end.
+    let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
     assert_eq!(ended.load(Ordering::SeqCst), controllers, "each once, and within its grace");
     let mut written = server.events(mark).await;

@@ -182,8 +182,9 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     bystander.is_served(&world, "meanwhile").await;
     world.resize(&crd, "kept", 2).await;
     // From 5 ms, doubling.
+    hits(&world, rule, 6).await;
     let asked = world.faults.hits(rule);
-    assert!((6..30).contains(&asked), "{asked} requests");
+    assert!(asked < 30, "{asked} requests");
     if world.server.is_simulated() {
         let discovered = world.faults.seen().into_iter().filter(asked_discovery).count();
         assert_eq!(discovered, 0, "its CRD says that it is there");
@@ -268,7 +269,8 @@ async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'st
 
     recorder.until("the change", |seen| seen.size == Some(2)).await;
     let took = begin.elapsed();
-    assert!((10..13).contains(&took.as_secs()), "{took:?}");
+    assert!(took >= Duration::from_secs(10), "{took:?}");
+    assert!(!world.server.is_simulated() || took < Duration::from_secs(13), "{took:?}");
     assert_eq!(world.faults.hits(endless), 1, "whoever knows no end is not asked so again");
     world.until("widgets", "is current", |it| it.reason == "Running").await;
     assert_nothing_purged(&recorder);
@@ -285,17 +287,18 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
     let patience = 2;
     let busy = Reply::status(429, "TooManyRequests", "the server is busy").retry_after(patience);
     let rule = world.faults.add(reads(Action::Reply(busy), &crd));
+    // The first answer comes no earlier, however late a busy machine notices either.
+    let before = Instant::now();
     assert_eq!(world.faults.cut_open(about(&crd)), 1);
 
     hits(&world, rule, 1).await;
-    let first = Instant::now();
     world.resize(&crd, "kept", 2).await;
     bystander.is_served(&world, "meanwhile").await;
     hits(&world, rule, 2).await;
 
-    let waited = first.elapsed().as_secs_f64();
-    // What was counted from is the moment when the test had noticed.
-    assert!((1.9..3.0).contains(&waited), "{waited} s");
+    let waited = before.elapsed();
+    assert!(waited >= Duration::from_secs(patience), "{waited:?}");
+    assert!(!world.server.is_simulated() || waited < Duration::from_secs(3), "{waited:?}");
     let status = world.status("widgets");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     world.faults.remove(rule);
@@ -342,10 +345,11 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
     }
 
     world.grant("widgets", &rights).await;
-    let begin = Instant::now();
-    recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
-    world.until("widgets", "is current", |it| it.reason == "Running").await;
-    assert!(begin.elapsed() < Duration::from_secs(34), "{:?}", begin.elapsed());
+    let recovers = async {
+        recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
+        world.until("widgets", "is current", |it| it.reason == "Running").await;
+    };
+    world.within(Duration::from_secs(34), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&world, "widgets");
     world.finish().await;

@@ -276,8 +276,11 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let expected = usize::from(key.labels.is_none());
         assert_eq!(synced(&mut first).await, expected, "{key:?}");
         firsts.push(first);
-        let open = world.open_watches(&crd).await;
-        assert_eq!(open, number + 1, "each has a watch of its own");
+        until("each has a watch of its own", async || match world.open_watches(&crd).await {
+            open if open == number + 1 => Ok(()),
+            open => Err(format!("{open} are open, not {}", number + 1)),
+        })
+        .await;
     }
     let mark = world.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
@@ -331,14 +334,16 @@ fn assert_backed_off(world: &World, name: &str) {
     let failed = world.entered(name, ControllerState::BackingOff);
     let tried = world.entered(name, ControllerState::Starting);
     assert!(failed.len() >= 3 && tried.len() >= 3, "{failed:?} {tried:?}");
+    if !world.server.is_simulated() {
+        // Each is noticed as late as a busy machine has it.
+        return;
+    }
     for (number, (failed, tried)) in (0..).zip(failed.iter().zip(&tried[1..])) {
         let waited = tried.duration_since(*failed);
         let full = Duration::from_secs(1 << number);
-        // What failed together is spread by a fifth; on the control plane both are noticed late.
-        let least = full.mul_f64(0.75);
-        assert!(waited >= least, "{name} was tried again after {waited:?}, not {full:?}");
-        let is_late = world.server.is_simulated() && waited > full + Duration::from_millis(10);
-        assert!(!is_late, "{name} was tried again after {waited:?}, not {full:?}");
+        // What failed together is spread by a fifth.
+        let in_time = full.mul_f64(0.8)..=full + Duration::from_millis(10);
+        assert!(in_time.contains(&waited), "{name} was tried again after {waited:?}, not {full:?}");
     }
 }
 
