@@ -2,6 +2,7 @@
 
 mod aggregated;
 mod discovery;
+mod fields;
 mod names;
 mod namespaces;
 mod objects;

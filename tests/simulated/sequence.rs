@@ -20,6 +20,8 @@ pub(crate) struct Step {
     path: String,
     kind: &'static str,
     body: Value,
+    /// Sent instead, as they are.
+    bytes: Vec<u8>,
     accept: &'static str,
     user: &'static str,
     keep: Option<&'static str>,
@@ -83,6 +85,7 @@ fn step(method: &'static str, path: &str, kind: &'static str, body: Value) -> St
         path: path.to_owned(),
         kind,
         body,
+        bytes: Vec::new(),
         accept: "",
         user: "",
         keep: None,
@@ -171,6 +174,11 @@ impl Step {
         Self { user, ..self }
     }
 
+    /// A body that is no JSON.
+    pub(crate) fn bytes(self, kind: &'static str, bytes: Vec<u8>) -> Self {
+        Self { kind, bytes, ..self }
+    }
+
     /// The same body in another format.
     pub(crate) fn kind(self, kind: &'static str) -> Self {
         Self { kind, ..self }
@@ -246,7 +254,11 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
     loop {
         assert!(begin.elapsed() < PATIENCE, "{} does not end: {last}", step.says());
         let answer = timeout(PATIENCE, side.client(step.user).send(request(step, memory)));
-        let (head, body) = answer.await.unwrap().unwrap().into_parts();
+        let (head, body) = answer
+            .await
+            .unwrap()
+            .unwrap_or_else(|why| panic!("{}: {why}", step.says()))
+            .into_parts();
         let code = head.status.as_u16();
         if code == 200 && matches!(step.then, Then::Events) {
             return events_of(body).await;
@@ -311,7 +323,11 @@ fn request(step: &Step, memory: &Memory) -> Request<Body> {
     if !step.accept.is_empty() {
         request = request.header(header::ACCEPT, step.accept);
     }
-    request.body(Body::from(memory.filled(&body).into_bytes())).unwrap()
+    let bytes = match step.bytes.as_slice() {
+        [] => memory.filled(&body).into_bytes(),
+        bytes => bytes.to_vec(),
+    };
+    request.body(Body::from(bytes)).unwrap()
 }
 
 fn tell_headers(step: &Step, headers: &HeaderMap, shown: &mut Value) {

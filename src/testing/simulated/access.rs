@@ -6,6 +6,7 @@ use super::{
     call::{Call, Reply},
     cluster::Cluster,
     refusal::Refusal,
+    resource::Resource,
     script::SCRIPT,
 };
 use crate::testing::{RequestInfo, Verb};
@@ -202,12 +203,14 @@ impl Cluster {
     }
 
     /// A user asks what it may do itself.
-    pub(super) fn review_access(&self, call: &Call) -> Result<Reply, Refusal> {
-        if call.info.resource != "selfsubjectaccessreviews" || call.info.verb != Verb::Create {
-            let what = format!("{} of authorization.k8s.io", call.info.resource);
-            return Err(Refusal::not_simulated(what));
+    pub(super) fn review_access(&self, resource: &Resource, call: &Call) -> Result<Reply, Refusal> {
+        if call.info.verb != Verb::Create || !call.info.name.is_empty() {
+            return Err(Refusal::method_not_allowed());
         }
-        let mut review = call.object("SelfSubjectAccessReview")?;
+        if resource.kind != "SelfSubjectAccessReview" {
+            return Err(Refusal::not_simulated(resource.qualified()));
+        }
+        let mut review = call.object(&resource.kind, resource.message())?.object;
         let attributes = &review["spec"]["resourceAttributes"];
         let path = &review["spec"]["nonResourceAttributes"];
         let text = |from: &serde_json::Value, field: &str| {

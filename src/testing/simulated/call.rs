@@ -6,12 +6,21 @@ use bytes::Bytes;
 use http::{Method, Uri};
 use serde_json::Value;
 
-use super::{refusal::Refusal, resource::Resource, watches::WatchId};
+use super::{
+    decode::{self, Body},
+    fields::Message,
+    protobuf,
+    refusal::Refusal,
+    resource::Resource,
+    watches::WatchId,
+};
 use crate::testing::{RequestInfo, Verb};
 
-/// The formats of objects that the real server reads; this one does not read the last.
+/// The formats of objects that the real server reads; this one does not read YAML.
 const OBJECT_TYPES: &str =
     "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+/// Custom types have no numbers for their fields.
+const CUSTOM_TYPES: &str = "application/json, application/yaml";
 
 /// What is asked, by whom.
 #[derive(Clone, Debug)]
@@ -150,21 +159,28 @@ impl Call {
     }
 
     pub(super) fn json(&self) -> Result<Value, String> {
-        serde_json::from_slice(&self.body).map_err(|error| match error.is_eof() {
-            true => "unexpected end of JSON input".to_owned(),
-            false => error.to_string(),
-        })
+        serde_json::from_slice(&self.body).map_err(said)
     }
 
-    /// The object in the body.
-    pub(super) fn object(&self, kind: &str) -> Result<Value, Refusal> {
-        let media_type = self.content_type.split(';').next().unwrap_or_default().trim();
-        if media_type == "application/vnd.kubernetes.protobuf" {
-            let what = "a body in protobuf (kubectl create -f and kubectl apply send JSON)";
-            return Err(Refusal::not_simulated(what));
-        }
-        if !matches!(media_type, "" | "application/json" | "application/yaml") {
-            return Err(Refusal::unsupported(OBJECT_TYPES));
+    /// The format of the body, without its parameters.
+    pub(super) fn media_type(&self) -> &str {
+        self.content_type.split(';').next().unwrap_or_default().trim()
+    }
+
+    /// The object in the body. `message` says what its type is made of, if that is built in.
+    pub(super) fn object(
+        &self,
+        kind: &str,
+        message: Option<&'static Message>,
+    ) -> Result<Body, Refusal> {
+        let media_type = self.media_type();
+        match media_type {
+            protobuf::MEDIA_TYPE if message.is_some() => {
+                return protobuf::read(&self.body).map(Body::from);
+            }
+            "" | "application/json" | "application/yaml" => {}
+            protobuf::MEDIA_TYPE => return Err(Refusal::unsupported(CUSTOM_TYPES)),
+            _ => return Err(Refusal::unsupported(OBJECT_TYPES)),
         }
         let unrecognized = |why: String| {
             let text = String::from_utf8_lossy(&self.body);
@@ -173,17 +189,17 @@ impl Call {
                 "the object provided is unrecognized (must be of type {kind}): {why} ({shown})"
             ))
         };
-        let object = self.json().map_err(|why| {
+        let body = decode::read(&self.body, message).map_err(said).map_err(|why| {
             if media_type.contains("yaml") {
                 return Refusal::not_simulated("a body in YAML that is no JSON");
             }
             unrecognized(format!("couldn't get version/kind; json parse error: {why}"))
         })?;
-        if !object.is_object() {
+        if !body.object.is_object() {
             let why = "couldn't get version/kind; json parse error: json: cannot unmarshal";
             return Err(unrecognized(why.to_owned()));
         }
-        Ok(object)
+        Ok(body)
     }
 
     /// What the client wants of each object, or a refusal of what it accepts.
@@ -282,6 +298,15 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
 pub(super) enum Shape {
     Whole,
     Metadata,
+}
+
+/// The end of what is not at its end, in Go's words.
+#[expect(clippy::needless_pass_by_value, reason = "it is what maps an error")]
+fn said(error: serde_json::Error) -> String {
+    match error.is_eof() {
+        true => "unexpected end of JSON input".to_owned(),
+        false => error.to_string(),
+    }
 }
 
 fn parameters(query: &str) -> BTreeMap<String, String> {

@@ -104,13 +104,14 @@ impl Cluster {
     pub(super) fn respond(&mut self, now: Duration, call: &Call) -> Answer {
         self.advance(now);
         self.warnings.clear();
-        let mut answer = self.answer(call);
-        if let Ok(Answer::Done(reply)) = &mut answer {
+        let mut answer =
+            self.answer(call).unwrap_or_else(|refusal| Answer::Done(Reply::from(refusal)));
+        if let Answer::Done(reply) = &mut answer {
             reply.warnings = std::mem::take(&mut self.warnings);
         }
         // What follows at once has followed before the next request.
         self.advance(now);
-        answer.unwrap_or_else(|refusal| Answer::Done(Reply::from(refusal)))
+        answer
     }
 
     fn answer(&mut self, call: &Call) -> Result<Answer, Refusal> {
@@ -121,10 +122,10 @@ impl Cluster {
         if let Some(aggregated) = self.aggregated_of(&call.info) {
             aggregated.check_available()?;
         }
-        if call.info.group == "authorization.k8s.io" {
-            return self.review_access(call).map(Answer::Done);
-        }
         let resource = self.find(call)?;
+        if resource.group == resource::REVIEWS {
+            return self.review_access(&resource, call).map(Answer::Done);
+        }
         self.serve(&resource, call)
     }
 

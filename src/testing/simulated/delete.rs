@@ -9,7 +9,7 @@ use super::{
     cluster::{CRDS, Cluster, NAMESPACES},
     history::Key,
     namespaces::IMMORTAL,
-    object,
+    object, protobuf,
     refusal::{FieldFault, Refusal},
     render::render,
     resource::{Resource, Storage},
@@ -49,6 +49,8 @@ impl Deletion {
     fn of(call: &Call) -> Result<Self, Refusal> {
         let body = if call.body.is_empty() {
             Value::Null
+        } else if call.media_type() == protobuf::MEDIA_TYPE {
+            protobuf::read(&call.body)?
         } else {
             call.json().map_err(|why| {
                 let why = format!("couldn't get version/kind; json parse error: {why}");

@@ -7,12 +7,13 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::Cluster,
+    decode::{self, Body},
     history::Key,
     managed, object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
     resource::Resource,
-    scale,
+    scale, schema,
     write::{require_version, writer},
 };
 
@@ -49,6 +50,12 @@ impl Cluster {
                 let object = if is_scale {
                     scale::scaled(resource, &live, &object)?
                 } else {
+                    let body = match resource.message() {
+                        Some(message) => decode::check(object, message, ""),
+                        None => Body::from(object),
+                    };
+                    let Body { mut object, oddities, wrong } = body;
+                    self.prune(resource, &mut object, oddities, wrong, call)?;
                     self.check_identity(resource, &live, &object, &key)?;
                     stored(resource, object)
                 };
@@ -120,23 +127,37 @@ impl Cluster {
         wanted: &Value,
         key: &Key,
     ) -> Result<(), Refusal> {
-        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-        let schema = schemas.and_then(|it| it.get(&resource.version));
-        let mut object = wanted.clone();
-        let mut unknown = super::schema::prune_metadata(&mut object);
-        unknown.extend(schema.iter().flat_map(|it| super::schema::prune(it, &mut object)));
+        let unknown = match resource.message() {
+            Some(message) => {
+                let body = decode::check(wanted.clone(), message, "");
+                body.wrong.into_iter().chain(body.oddities).collect()
+            }
+            None => {
+                let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+                let schema = schemas.and_then(|it| it.get(&resource.version));
+                let mut object = wanted.clone();
+                let mut unknown = schema::prune_metadata(&mut object);
+                let pruned = schema.iter().flat_map(|it| schema::prune(it, &mut object));
+                unknown.extend(pruned.map(|it| format!("unknown field {it:?}")));
+                unknown
+            }
+        };
         if unknown.is_empty() {
             return Ok(());
         }
-        let unknown: Vec<_> =
-            unknown.iter().map(|it| format!(".{it}: field not declared in schema")).collect();
+        let undeclared = |told: &String| match told.strip_prefix("unknown field ") {
+            Some(path) => format!(".{}: field not declared in schema", path.trim_matches('"')),
+            None => told.clone(),
+        };
+        let unknown: Vec<_> = unknown.iter().map(undeclared).collect();
         let said = match unknown.as_slice() {
             [one] => one.clone(),
             many => format!("errors:\n  {}", many.join("\n  ")),
         };
+        let slash = if resource.group.is_empty() { "/" } else { "" };
         let message = format!(
-            "failed to create typed patch object ({}/{}; {}, Kind={}): {said}",
-            key.0,
+            "failed to create typed patch object ({}/{}; {slash}{}, Kind={}): {said}",
+            object::namespace(wanted),
             key.1,
             resource.api_version(),
             resource.kind
@@ -200,7 +221,7 @@ impl Cluster {
             let empty = json!({});
             let mut object = managed::apply(&empty, &wanted, writer, true)?;
             let managed = object::metadata(&mut object).remove("managedFields");
-            let created = self.create_as(resource, object, call, managed)?;
+            let created = self.create_as(resource, Body::from(object), call, managed)?;
             return Ok((201, created));
         };
         let force = call.flag("force") == Some(true);

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::fields::{self, Message};
+
 /// A type as it is served at one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Resource {
@@ -46,6 +48,11 @@ impl Resource {
         qualified(&self.group, &self.plural)
     }
 
+    /// What its objects are made of, if it is built in.
+    pub(super) fn message(&self) -> Option<&'static Message> {
+        if self.custom { None } else { fields::message_of(&self.group, &self.kind) }
+    }
+
     /// `group/version`.
     pub(super) fn api_version(&self) -> String {
         if self.group.is_empty() {
@@ -59,6 +66,9 @@ impl Resource {
 pub(super) fn qualified(group: &str, plural: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
+
+/// Questions, which nobody keeps: its types can be created, and nothing else.
+pub(super) const REVIEWS: &str = "authorization.k8s.io";
 
 struct Row {
     group: &'static str,
@@ -82,7 +92,18 @@ const fn row(
     Row { group, version, plural, kind, short, flags, selectable: &[] }
 }
 
-const EVENT_FIELDS: &[&str] = &["reason", "type", "involvedObject.kind", "involvedObject.name"];
+const EVENT_FIELDS: &[&str] = &[
+    "involvedObject.apiVersion",
+    "involvedObject.fieldPath",
+    "involvedObject.kind",
+    "involvedObject.name",
+    "involvedObject.namespace",
+    "involvedObject.resourceVersion",
+    "involvedObject.uid",
+    "reason",
+    "reportingComponent",
+    "type",
+];
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 const TABLE: &[Row] = &[
@@ -101,6 +122,10 @@ const TABLE: &[Row] = &[
     row("apps", "v1", "replicasets", "ReplicaSet", "rs", "nscga"),
     row("apps", "v1", "daemonsets", "DaemonSet", "ds", "nsga"),
     row("apps", "v1", "controllerrevisions", "ControllerRevision", "", "n"),
+    row(REVIEWS, "v1", "localsubjectaccessreviews", "LocalSubjectAccessReview", "", "n"),
+    row(REVIEWS, "v1", "selfsubjectaccessreviews", "SelfSubjectAccessReview", "", ""),
+    row(REVIEWS, "v1", "selfsubjectrulesreviews", "SelfSubjectRulesReview", "", ""),
+    row(REVIEWS, "v1", "subjectaccessreviews", "SubjectAccessReview", "", ""),
     row("batch", "v1", "jobs", "Job", "", "nsga"),
     row("coordination.k8s.io", "v1", "leases", "Lease", "", "n"),
     row("events.k8s.io", "v1", "events", "Event", "ev", "n"),

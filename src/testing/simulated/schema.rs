@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::refusal::FieldFault;
+use super::{decode, fields, refusal::FieldFault};
 
 /// What a schema may say that nobody looks at here.
 const REFUSED: [&str; 16] = [
@@ -133,35 +133,15 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     }
 }
 
-const METADATA: [&str; 15] = [
-    "annotations",
-    "creationTimestamp",
-    "deletionGracePeriodSeconds",
-    "deletionTimestamp",
-    "finalizers",
-    "generateName",
-    "generation",
-    "labels",
-    "managedFields",
-    "name",
-    "namespace",
-    "ownerReferences",
-    "resourceVersion",
-    "selfLink",
-    "uid",
-];
-
 /// Removes what no metadata have, and says what that was.
 pub(super) fn prune_metadata(object: &mut Value) -> Vec<String> {
-    let Some(fields) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+    let metadata = object.get_mut("metadata").filter(|it| it.is_object());
+    let (Some(metadata), Some(message)) = (metadata, fields::message("meta.ObjectMeta")) else {
         return Vec::new();
     };
-    let is_unknown = |name: &&String| !METADATA.contains(&name.as_str());
-    let unknown: Vec<_> = fields.keys().filter(is_unknown).cloned().collect();
-    for name in &unknown {
-        fields.remove(name);
-    }
-    unknown.into_iter().map(|name| format!("metadata.{name}")).collect()
+    let body = decode::check(metadata.take(), message, "metadata");
+    *metadata = body.object;
+    body.oddities
 }
 
 /// Removes the fields that a schema does not know, and says which.

@@ -8,6 +8,8 @@ use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
     custom::{default_crd, refuse_unheard, validate_crd},
+    decode::Body,
+    fields,
     history::Key,
     managed::{self, Writer},
     names,
@@ -60,8 +62,8 @@ impl Cluster {
             return Ok(Answer::Later(hold));
         }
         let shape = call.shape(resource)?;
-        let object = call.object(&resource.kind)?;
-        let created = self.create_as(resource, object, call, None)?;
+        let body = call.object(&resource.kind, resource.message())?;
+        let created = self.create_as(resource, body, call, None)?;
         Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
     }
 
@@ -69,13 +71,14 @@ impl Cluster {
     pub(super) fn create_as(
         &mut self,
         resource: &Arc<Resource>,
-        object: Value,
+        body: Body,
         call: &Call,
         managed: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run();
+        let Body { object, oddities, wrong } = body;
         let mut object = self.decode(resource, object, &call.info.namespace)?;
-        self.prune(resource, &mut object, call)?;
+        self.prune(resource, &mut object, oddities, wrong, call)?;
         let metadata = object::metadata(&mut object);
         let version = metadata.remove("resourceVersion");
         for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
@@ -228,28 +231,35 @@ impl Cluster {
         Ok(stored(resource, object))
     }
 
-    /// Takes away what the schema does not know, or refuses it if that is what was asked for.
-    fn prune(
+    /// Takes away what the schema does not know, and tells that and whatever else was odd, or
+    /// refuses it if that is what was asked for. What is of a wrong type is refused always.
+    pub(super) fn prune(
         &mut self,
         resource: &Resource,
         object: &mut Value,
+        mut oddities: Vec<String>,
+        wrong: Option<String>,
         call: &Call,
     ) -> Result<(), Refusal> {
-        let mut unknown = schema::prune_metadata(object);
-        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-        if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
-            unknown.extend(schema::prune(schema, object));
-        }
-        let unknown: Vec<_> = unknown.iter().map(|it| format!("unknown field {it:?}")).collect();
-        match call.param("fieldValidation") {
-            "Ignore" => return Ok(()),
-            "Strict" if !unknown.is_empty() => {}
-            _ => {
-                self.warnings.extend(unknown);
-                return Ok(());
+        if resource.custom {
+            oddities.extend(schema::prune_metadata(object));
+            let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+            if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
+                let unknown = schema::prune(schema, object);
+                oddities.extend(unknown.iter().map(|it| format!("unknown field {it:?}")));
             }
         }
-        let message = format!("strict decoding error: {}", unknown.join(", "));
+        let message = match (wrong, call.param("fieldValidation")) {
+            (Some(wrong), _) => wrong,
+            (None, "Ignore") => return Ok(()),
+            (None, "Strict") if !oddities.is_empty() => {
+                format!("strict decoding error: {}", oddities.join(", "))
+            }
+            (None, _) => {
+                self.warnings.extend(oddities);
+                return Ok(());
+            }
+        };
         if matches!(call.info.verb, Verb::Create | Verb::Update) {
             let Resource { kind, version, .. } = resource;
             let message =
@@ -326,10 +336,11 @@ impl Cluster {
         call: &Call,
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
-        let body = call.object(&resource.kind)?;
         if call.info.subresource == "scale" {
+            let body = call.object("Scale", fields::message("autoscaling.Scale"))?;
             return self.update_scale(resource, call, body);
         }
+        let body = call.object(&resource.kind, resource.message())?;
         let key = Self::key_of(resource, call);
         let updated = self.update_object(resource, &key, body, call)?;
         Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
@@ -339,11 +350,12 @@ impl Cluster {
         &mut self,
         resource: &Arc<Resource>,
         key: &Key,
-        body: Value,
+        body: Body,
         call: &Call,
     ) -> Result<Arc<Value>, Refusal> {
-        let mut object = self.decode(resource, body, &key.0)?;
-        self.prune(resource, &mut object, call)?;
+        let Body { object, oddities, wrong } = body;
+        let mut object = self.decode(resource, object, &key.0)?;
+        self.prune(resource, &mut object, oddities, wrong, call)?;
         if object::name(&object) != key.1 {
             let given = object::name(&object);
             let message = if given.is_empty() {
@@ -377,7 +389,6 @@ impl Cluster {
         applied: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run();
-        self.prune(resource, &mut object, call)?;
         let name = object::name(live).to_owned();
         let uid = object::uid(&object);
         if !uid.is_empty() && uid != object::uid(live) {
@@ -493,11 +504,11 @@ impl Cluster {
         &mut self,
         resource: &Arc<Resource>,
         call: &Call,
-        body: Value,
+        body: Body,
     ) -> Result<Answer, Refusal> {
         let key = Self::key_of(resource, call);
         let live = self.live(resource, &key)?;
-        let object = scale::scaled(resource, &live, &body)?;
+        let object = scale::scaled(resource, &live, &body.object)?;
         let updated = self.replace(resource, &live, object, call, None)?;
         Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }

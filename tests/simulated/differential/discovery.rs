@@ -45,8 +45,9 @@ pub(super) fn sorted(mut list: Value, _: &str) -> Value {
 }
 
 /// The groups that both servers have, in their order.
-const SHARED: [&str; 8] = [
+const SHARED: [&str; 9] = [
     "apps",
+    "authorization.k8s.io",
     "batch",
     "coordination.k8s.io",
     "events.k8s.io",
@@ -176,6 +177,8 @@ async fn discovery_says_the_same_in_each_of_its_forms() {
         get("/apis/apiregistration.k8s.io/v1").only(shared_types),
         get("/apis/coordination.k8s.io/v1").only(shared_types),
         get("/apis/rbac.authorization.k8s.io/v1").only(shared_types),
+        get("/apis/authorization.k8s.io/v1"),
+        get("/apis/authorization.k8s.io"),
         // A version more, and a version less.
         patch(
             MERGE,
