@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::rig::{HookServer, PATIENCE, Workload, install_own_crds, until, workload};
+use crate::rig::{HookServer, PATIENCE, Workload, counted, install_own_crds, until, workload};
 
 /// Of the points that are tried in every run of the tests.
 const SEED: u64 = 4;
@@ -43,7 +43,6 @@ async fn a_crash_at_every_request_loses_nothing() {
     crashes_lose_nothing(usize::MAX).await;
 }
 
-#[expect(clippy::print_stdout, reason = "how much was tried is part of the result")]
 async fn crashes_lose_nothing(most: usize) {
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     install_own_crds(&plane).await;
@@ -69,7 +68,10 @@ async fn crashes_lose_nothing(most: usize) {
         // A run may need fewer requests than the calm one.
         killed += bench.faults.fired().len() - fired;
     }
-    println!("killed at {killed} crash points, tried {} of {all}, seed {SEED}", points.len());
+    counted(format_args!(
+        "crash points with SIGKILL: killed at {killed}, tried {} of {all}, seed {SEED}",
+        points.len()
+    ));
     assert!(killed > 0, "the workload changes something");
     plane.stop().await;
 }

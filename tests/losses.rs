@@ -1,8 +1,13 @@
 //! What comes of a workload with faults is what comes of it without.
 
+mod simulated;
+
+use std::time::Duration;
+
+use kube::api::ApiResource;
 use pilotlight::testing::{Profile, Recording, Schedule, Verb};
 
-use crate::rig::{Stage, Workload, workload};
+use crate::rig::{Stage, Workload, counted, workload};
 
 /// In every run of the tests; `many_seeds` by command.
 const SAMPLE: std::ops::Range<u64> = 1..4;
@@ -19,7 +24,6 @@ async fn many_seeds_lose_nothing_and_double_nothing() {
     seeds_lose_nothing(MANY).await;
 }
 
-#[expect(clippy::print_stdout, reason = "how much was tried is part of the result")]
 async fn seeds_lose_nothing(seeds: std::ops::Range<u64>) {
     let (calm, _) = recorded("calm", None).await;
     let (again, _) = recorded("calm-again", None).await;
@@ -34,7 +38,7 @@ async fn seeds_lose_nothing(seeds: std::ops::Range<u64>) {
         }
         all += fired;
     }
-    println!("{} seeds, {all} faults", seeds.count());
+    counted(format_args!("drawn faults on the control plane: {all} of {} seeds", seeds.count()));
     assert!(all > 0, "faults have happened");
 }
 
@@ -49,19 +53,7 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     stage.declare("work", workload::spec(&crd, &stage.hook.url)).await;
     stage.runs("work", 1).await;
     let playing = seed.map(|seed| {
-        let resource = crd.api_resource("v1");
-        let profile = Profile {
-            rules: 40,
-            within: 4,
-            types: vec![
-                (resource.group, resource.plural),
-                (String::new(), "configmaps".to_owned()),
-                (String::new(), "secrets".to_owned()),
-                ("coordination.k8s.io".to_owned(), "leases".to_owned()),
-            ],
-            verbs: [Verb::MUTATING.as_slice(), &[Verb::List, Verb::Watch]].concat(),
-            ..Profile::default()
-        };
+        let profile = profile(&crd.api_resource("v1"), Duration::from_secs(1));
         // Watches that are open by now meet no rule.
         let playing = stage.rig.faults.play(&Schedule::random(seed, &profile));
         stage.rig.faults.cut_open(|info| info.verb == Verb::Watch);
@@ -75,4 +67,21 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     let recording = recorder.finish().await.unwrap();
     stage.end().await;
     (recording, fired)
+}
+
+/// Of faults to whatever the workload is about, each of which holds nothing for longer.
+fn profile(parents: &ApiResource, hold: Duration) -> Profile {
+    Profile {
+        rules: 40,
+        within: 4,
+        types: vec![
+            (parents.group.clone(), parents.plural.clone()),
+            (String::new(), "configmaps".to_owned()),
+            (String::new(), "secrets".to_owned()),
+            ("coordination.k8s.io".to_owned(), "leases".to_owned()),
+        ],
+        verbs: [Verb::MUTATING.as_slice(), &[Verb::List, Verb::Watch]].concat(),
+        hold,
+        ..Profile::default()
+    }
 }

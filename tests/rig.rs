@@ -10,6 +10,7 @@ mod alone;
 #[cfg(feature = "meta")]
 mod bench;
 mod carrier;
+mod counts;
 #[cfg(feature = "cli")]
 mod declared;
 #[cfg(feature = "meta")]
@@ -18,6 +19,8 @@ mod deletions;
 mod hook_server;
 mod life;
 mod metrics;
+#[cfg(feature = "cli")]
+mod process;
 mod recorder;
 mod rights;
 mod server;
@@ -74,6 +77,7 @@ use self::rights::Rights;
 pub(crate) use self::{
     alone::alone,
     carrier::{Carrier, Embedded, Listening},
+    counts::counted,
     recorder::{Act, Recorder, Seen},
     rights::Rule,
     server::{Mark, Server},
@@ -83,6 +87,7 @@ pub(crate) use self::{
     declared::Declared,
     deletions::Deletions,
     hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    process::Process,
     stage::{Stage, condition, install_own_crds, install_own_crds_on, until, until_within},
     workload::Workload,
 };

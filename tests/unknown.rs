@@ -11,16 +11,16 @@ use pilotlight::{
     kind::TypeRef,
     manager::{ControllerState, DoneReason, TransitionKind},
     testing::{
-        Action, ControlPlane, ControlPlaneOptions, CrdBuilder, Reply, RequestInfo, Rule, RuleId,
-        Verb,
+        Action, ControlPlane, ControlPlaneOptions, CrdBuilder, Faults, Reply, RequestInfo, Rule,
+        RuleId, Verb, simulated::SimulatedServer,
     },
 };
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::rig::{
-    Act, Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, RigOptions, about, eventually,
-    type_of,
+    Act, Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, RigOptions, Server, about, counted,
+    eventually, type_of,
 };
 
 /// What a healthy server does not say.
@@ -358,5 +358,51 @@ async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
         rig.scope.wait_gone(&crd).await.unwrap();
     }
     assert_eq!(rig.assert_orderly("polled"), 2);
+    rig.end().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event() {
+    let server = Server::Simulated(SimulatedServer::new());
+    let rig = Rig::at(server, "any-byte", RigOptions::default()).await;
+    let crd = rig.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    Embedded.add(&rig, "cut", &recorder).await;
+    rig.scope.install_crd(&crd).await.unwrap();
+    rig.running("cut", 1).await;
+    rig.create(&crd, "w", 0).await;
+    recorder.saw("w", 1).await;
+
+    let (is_about, widgets) = (about(&crd), rig.scope.api(&crd, "v1"));
+    let of_widgets = crd.api_resource("v1");
+    let cut_after = |after_bytes| {
+        let cut = Rule::new(Action::Cut { after_bytes }).verb(Verb::Watch).times(1);
+        cut.resource(of_widgets.group.as_str(), of_widgets.plural.as_str())
+    };
+    let watched = |faults: &Faults| {
+        let mut open = faults.open().into_iter();
+        open.any(|it| it.answered && it.info.verb == Verb::Watch && is_about(&it.info))
+    };
+    // Until one comes too late: a watch says nothing before its first event.
+    let mut cuts = 0;
+    while rig.faults.fired().len() == cuts {
+        timeout(PATIENCE, rig.faults.wait_until(watched)).await.unwrap();
+        // A watch that has held is followed by another without a pause.
+        sleep(PATIENCE).await;
+        let cut = rig.faults.add(cut_after(cuts));
+        rig.faults.cut_open(&is_about);
+        hits(&rig, cut, 1).await;
+        let size = cuts + 1;
+        let change = Patch::Merge(json!({ "spec": { "size": size } }));
+        widgets.patch("w", &PatchParams::default(), &change).await.unwrap();
+
+        recorder.until("the change", |seen| seen.size == i64::try_from(size).ok()).await;
+        recorder.clear();
+        cuts += 1;
+    }
+
+    counted(format_args!("bytes of an event after each of which its watch was cut: {}", cuts - 1));
+    assert!(cuts > 300, "an event has more bytes: {cuts}");
+    assert_undisturbed(&rig, "cut");
     rig.end().await.unwrap();
 }

@@ -168,7 +168,7 @@ async fn nothing_of_a_proxy_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte() {
+async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_event() {
     let rig = Rig::with("cut-controller", RigOptions { proxied: true, ..default() }).await;
     let crd = rig.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));

@@ -101,6 +101,7 @@ impl Stage {
         if kind.expected() != Expected::Running {
             return Ok(());
         }
+        let everybodys = children.clone();
         if !self.server.is_simulated() {
             // The real garbage collector takes its time while types come and go.
             let uids: BTreeSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
@@ -115,7 +116,10 @@ impl Stage {
             for child in (0..spec.size).map(|child| kind.child(number, child) + &suffix) {
                 match children.remove(&child) {
                     Some(found) if found == right => {}
-                    found => problems.push(format!("{child} is {found:?}, not {right:?}")),
+                    found => {
+                        let found = found.or_else(|| everybodys.get(&child).cloned());
+                        problems.push(format!("{child} is {found:?}, not {right:?}"));
+                    }
                 }
             }
             let status = &parent.data["status"];

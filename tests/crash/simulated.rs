@@ -9,33 +9,20 @@ use std::{
     },
 };
 
-use bytes::Bytes;
-use futures::future::BoxFuture;
 use http::{Method, Request};
-use kube::{Api, Client, client::Body};
-use pilotlight::{
-    controller::{Cluster, ClusterOptions},
-    manager::{Manager, ManagerOptions, RunnableOptions},
-    meta::{self, CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
-    testing::{
-        LeakOracle, Recording,
-        simulated::{SimulatedOptions, SimulatedServer},
-    },
-};
-use serde_json::json;
-use tokio::{runtime::Handle, task::JoinSet, time::timeout};
+use kube::{Client, client::Body};
+use pilotlight::testing::{LeakOracle, Recording, simulated::SimulatedServer};
+use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::When;
-use crate::rig::{Answer, Deletions, PATIENCE, Workload, workload};
+use crate::rig::{Deletions, Process, Workload, counted, workload};
 
 /// Of whatever is drawn at random on the way.
 const SEED: u64 = 4;
-const NAMESPACE: &str = "default";
 
 #[tokio::test(start_paused = true)]
-#[expect(clippy::print_stdout, reason = "how much was tried is part of the result")]
 async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
     let calm = recorded(SEED, None).await;
     // With other uids.
@@ -54,7 +41,12 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
             panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
         }
     }
-    println!("killed at {killed} of {} points: {} requests", points.len(), calm.requests);
+    counted(format_args!(
+        "crash points on the simulated server: killed at {killed} of {}, before and after each of {} \
+         mutating requests",
+        points.len(),
+        calm.requests
+    ));
     assert_eq!(killed, points.len(), "every point is reached");
     assert!(calm.requests >= 30, "the workload changes a lot: {}", calm.requests);
 }
@@ -71,28 +63,13 @@ struct Outcome {
 /// What comes of the workload.
 async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
     fastrand::seed(seed);
-    let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
-    let crd = workload::crd("crash.test");
-    for crd in meta::crds().iter().chain([&crd.build()]) {
-        server.install(crd).unwrap();
-        server.wait_established(crd.metadata.name.as_ref().unwrap()).await;
-    }
-    let controllers = Api::<CompositeController>::all(server.client());
-    let controller = serde_json::from_value(json!({
-        "apiVersion": "metacontroller.k8s.io/v1alpha1",
-        "kind": "CompositeController",
-        "metadata": { "name": "work" },
-        "spec": workload::spec(&crd, "http://nobody.invalid"),
-    }))
-    .unwrap();
-    controllers.create(&Default::default(), &controller).await.unwrap();
-    let work = Workload::new(server.client(), NAMESPACE, &crd);
+    let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
     let tasks = LeakOracle::new().tasks("all processes", &Handle::current());
     let nobody = tasks.baseline().await;
 
     let wire = Arc::new(Wire { crash, ..Wire::default() });
-    let mut process = Process::start(&server, &wire);
+    let mut process = Process::start(wire.client(&server));
     let working = async {
         work.run().await;
         work.delete("a").await;
@@ -104,7 +81,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
             process.kill().await;
             tasks.assert_baseline(&nobody).await;
             let again = Wire { deletions: wire.deletions.clone(), ..Wire::default() };
-            process = Process::start(&server, &Arc::new(again));
+            process = Process::start(Arc::new(again).client(&server));
             working.await;
         }
         () = &mut working => {}
@@ -153,7 +130,7 @@ impl Wire {
                 answer
             }
         });
-        Client::new(service, NAMESPACE)
+        Client::new(service, "default")
     }
 
     /// Counts the request; when the process dies of it.
@@ -163,52 +140,5 @@ impl Wire {
         }
         let number = self.changes.fetch_add(1, Ordering::SeqCst) + 1;
         self.crash.filter(|(_, at)| *at == number).map(|(when, _)| when)
-    }
-}
-
-/// A manager and what it runs.
-struct Process {
-    stop: CancellationToken,
-    tasks: JoinSet<()>,
-}
-
-impl Process {
-    fn start(server: &SimulatedServer, wire: &Arc<Wire>) -> Self {
-        let (cluster, keeper) = Cluster::new(wire.client(server), ClusterOptions::default());
-        let mut manager = Manager::new(ManagerOptions::default());
-        manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
-        let options =
-            MetaOptions { hooks: Some(Arc::new(|_| Arc::new(Sized))), ..MetaOptions::default() };
-        let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
-        manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
-        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
-        let stopping = stop.clone();
-        tasks.spawn(async move {
-            manager.run(stopping).await.unwrap();
-            drop(cluster);
-        });
-        Self { stop, tasks }
-    }
-
-    /// As SIGTERM does.
-    async fn end(mut self) {
-        self.stop.cancel();
-        timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
-    }
-
-    /// As SIGKILL does: nothing of it is polled again.
-    async fn kill(mut self) {
-        self.tasks.shutdown().await;
-    }
-}
-
-/// The workload's hook, in process.
-struct Sized;
-
-impl Hook for Sized {
-    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
-        let request = serde_json::from_slice(&request).unwrap();
-        let Answer::Json(answer) = workload::sized(&request) else { unreachable!("it is JSON") };
-        Box::pin(async move { Ok(Bytes::from(answer.to_string())) })
     }
 }

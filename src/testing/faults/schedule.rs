@@ -344,10 +344,10 @@ mod tests {
 
         let mut held = BTreeSet::new();
         for rule in Schedule::random(2, &profile).rules {
-            let longest = match rule.action() {
-                Action::Hang | Action::Withhold | Action::Stall { .. } => rule.at_most,
-                Action::Behind { at_most, .. } => Some(*at_most),
-                _ => continue,
+            let longest = match (rule.action(), rule.action().word()) {
+                (Action::Behind { at_most, .. }, _) => Some(*at_most),
+                (_, "hang" | "withhold" | "stall") => rule.at_most,
+                (_, _) => continue,
             };
             assert!(longest.is_some_and(|long| long <= hold), "{rule:?}");
             held.insert(longest);
@@ -360,6 +360,75 @@ mod tests {
         let profile = Profile { verbs: Vec::new(), ..Profile::default() };
 
         assert!(Schedule::random(1, &profile).rules.is_empty());
+    }
+
+    /// The seed of a test in a process of its own, which fails on purpose.
+    const FAILS: &str = "PILOTLIGHT_FAILS_WITH_SEED";
+
+    /// What a failed test has printed: its schedule, and what has happened.
+    fn printed_by_a_failure(seed: u64) -> String {
+        let name = module_path!().split_once("::").map_or("", |(_, path)| path).to_owned();
+        let test = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", &(name + "::a_test_that_fails_prints_its_seed_which_replays_it")])
+            .env(FAILS, seed.to_string())
+            .output()
+            .unwrap();
+        assert!(!test.status.success(), "it fails on purpose");
+        // As the harness shows it of a test that has failed.
+        let shown = String::from_utf8([test.stdout, test.stderr].concat()).unwrap();
+        let begin = shown.find("faults were drawn from").unwrap_or_else(|| panic!("{shown}"));
+        let lines = shown[begin..].lines();
+        let rest = lines.clone().skip(1).take_while(|line| line.starts_with("  "));
+        lines.take(1).chain(rest).map(|line| format!("{line}\n")).collect()
+    }
+
+    #[test]
+    fn a_test_that_fails_prints_its_seed_which_replays_it() {
+        let profile = Profile { rules: 40, within: 2, ..Profile::default() };
+        if let Ok(seed) = std::env::var(FAILS) {
+            return fail_with(&Schedule::random(seed.parse().unwrap(), &profile));
+        }
+
+        let printed = printed_by_a_failure(4711);
+
+        let seed = printed.strip_prefix("faults were drawn from seed ").unwrap();
+        let seed = seed.split(':').next().unwrap().parse().unwrap();
+        let schedule = Schedule::random(seed, &profile).to_string();
+        assert!(printed.contains(&schedule), "the schedule of that seed:\n{printed}");
+        assert!(printed.contains("\n  happened: "), "{printed}");
+        assert_eq!(printed_by_a_failure(seed), printed, "the seed replays all of it");
+        assert_ne!(printed_by_a_failure(seed + 1), printed);
+    }
+
+    /// Asks for things until faults have happened, and fails.
+    fn fail_with(schedule: &Schedule) {
+        use bytes::Bytes;
+        use http_body_util::{BodyExt, Full};
+        use kube::client::Body;
+        use tower::{Layer, Service};
+        let server = tower::service_fn(async |_: http::Request<Body>| {
+            let body = Full::new(Bytes::from_static(b"{}\n{}\n{}\n"));
+            Ok::<_, std::convert::Infallible>(http::Response::new(body))
+        });
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let faults = Faults::default();
+            let _playing = faults.play(schedule);
+            let mut service = faults.layer().layer(server);
+            for number in 0..40 {
+                let uri = match number % 3 {
+                    0 => "/api/v1/pods",
+                    1 => "/api/v1/pods?watch=1",
+                    _ => "/api/v1/namespaces/a/pods/p",
+                };
+                let request = http::Request::get(uri).body(Body::empty()).unwrap();
+                if let Ok(answer) = service.call(request).await {
+                    drop(answer.into_body().collect().await);
+                }
+            }
+            panic!("as this test wants it");
+        });
     }
 
     #[test]
