@@ -38,7 +38,6 @@ mod losses;
 #[cfg(feature = "cli")]
 mod optional;
 #[cfg(feature = "cli")]
-mod own_crds;
 #[cfg(feature = "cli")]
 mod reports;
 mod rig;

@@ -116,6 +116,8 @@ pub(crate) struct RigOptions {
     pub(crate) restricted: bool,
     /// A proxy stands between the manager and the server.
     pub(crate) proxied: bool,
+    /// How long a connection to the control plane is kept that nobody uses.
+    pub(crate) idle_timeout: Duration,
 }
 
 impl Default for RigOptions {
@@ -128,6 +130,7 @@ impl Default for RigOptions {
             restart_backoff: RestartBackoff::default(),
             restricted: false,
             proxied: false,
+            idle_timeout: TransportOptions::default().idle_timeout,
         }
     }
 }
@@ -224,9 +227,9 @@ impl<'plane> Rig<'plane> {
                 }
                 let own = own_runtime(name);
                 let _runtime = own.enter();
-                let metrics = connection.clone();
-                let options = TransportOptions { metrics, ..TransportOptions::default() };
-                let to_server = Transport::new(config, options).unwrap();
+                let (metrics, idle_timeout) = (connection.clone(), options.idle_timeout);
+                let kept = TransportOptions { metrics, idle_timeout, ..Default::default() };
+                let to_server = Transport::new(config, kept).unwrap();
                 let client = disturbed(to_server.client().unwrap(), &faults);
                 transport = Some(to_server);
                 drop(_runtime);

@@ -10,6 +10,8 @@
 /// A row is `number name where: "outcome";` and `name` an `async fn` of a [`Server`]. Where it runs:
 ///
 /// - `both`: on the simulated server and on the control plane;
+/// - `alone` or `alone("--flag")`: as `both`, on a control plane of its own, whose API server is
+///   given the flag, since it disturbs others or needs one that is set up otherwise;
 /// - `simulated("why not on the control plane")`;
 /// - `pending("the feature that brings it")`, which has no function yet.
 ///
@@ -25,9 +27,10 @@ macro_rules! scenarios {
                 place: scenarios!(@place $place $($why)?),
             }
         ),*];
-        $(scenarios!(@tests $place $name);)*
+        $(scenarios!(@tests $place $name $($why)?);)*
     };
     (@place both) => { crate::scenarios::Place::Both };
+    (@place alone $($flag:literal)?) => { crate::scenarios::Place::Alone };
     (@place simulated $why:literal) => { crate::scenarios::Place::Simulated($why) };
     (@place pending $why:literal) => { crate::scenarios::Place::Pending($why) };
     (@tests both $name:ident) => {
@@ -36,10 +39,25 @@ macro_rules! scenarios {
             scenarios!(@on_the_real_server $name);
         }
     };
-    (@tests simulated $name:ident) => {
+    (@tests alone $name:ident $($flag:literal)?) => {
+        mod $name {
+            scenarios!(@on_the_simulated_server $name);
+
+            #[tokio::test]
+            async fn on_the_real_server() {
+                let scenario = async {
+                    super::$name(crate::rig::Server::own(&[$($flag)?]).await).await;
+                };
+                let name = concat!(module_path!(), "::on_the_real_server");
+                let (_crate, name) = name.split_once("::").unwrap();
+                crate::rig::alone(name, scenario).await;
+            }
+        }
+    };
+    (@tests simulated $name:ident $why:literal) => {
         mod $name { scenarios!(@on_the_simulated_server $name); }
     };
-    (@tests pending $name:ident) => {};
+    (@tests pending $name:ident $why:literal) => {};
     (@on_the_simulated_server $name:ident) => {
         #[tokio::test(start_paused = true)]
         async fn on_the_simulated_server() {
@@ -81,6 +99,7 @@ struct Scenario {
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Both,
+    Alone,
     Simulated(&'static str),
     Pending(&'static str),
 }
@@ -111,7 +130,8 @@ fn table(scenarios: &[Scenario]) -> String {
          What happens to controllers and watches as their types come, go and change. Each row is a\n\
          test; the simulated server runs under paused time, the real one is etcd and\n\
          kube-apiserver. Each ends with the leak oracle: tasks, also by name, timers, requests, watches,\n\
-         informers, cached objects and bytes, connections and metric series are back at their baseline.\n\n\
+         informers, cached objects and bytes, connections and metric series are back at their baseline.\n\
+         Where the real one is a scenario's own, it disturbs others or is set up otherwise.\n\n\
          Written by `PILOTLIGHT_BLESS=1 cargo test --all-features --test behaviour scenarios`.\n\n\
          | # | Scenario | Outcome | Simulated | Real |\n\
          |---|---|---|---|---|\n",
@@ -119,6 +139,7 @@ fn table(scenarios: &[Scenario]) -> String {
     for Scenario { number, name, outcome, place } in scenarios {
         let (simulated, real) = match place {
             Place::Both => ("✓".to_owned(), "✓".to_owned()),
+            Place::Alone => ("✓".to_owned(), "✓, its own".to_owned()),
             Place::Simulated(why) => ("✓".to_owned(), format!("no: {why}")),
             Place::Pending(feature) => (format!("pending: {feature}"), "pending".to_owned()),
         };

@@ -165,7 +165,8 @@ async fn alive(State(shown): State<Arc<Shown>>) -> Response {
 }
 
 async fn ready(State(shown): State<Arc<Shown>>, RawQuery(query): RawQuery) -> Response {
-    let checks = health::checks(shown.types_known(), &shown.manager.status());
+    let mode = shown.cluster.types.mode().borrow().clone();
+    let checks = health::checks(shown.types_known(), &mode, &shown.manager.status());
     let failed = checks.iter().any(|check| check.verdict == Verdict::Failed);
     let verbose = query.is_some_and(|query| query.split(['&', '=']).any(|key| key == "verbose"));
     let (code, last) = if failed {

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use pilotlight::manager::{ControllerState, RunnableStatus, Snapshot};
+use pilotlight::{
+    discovery::Mode,
+    manager::{ControllerState, RunnableStatus, Snapshot},
+    meta::SUPERVISOR,
+};
 
 /// A controller that failed so often in a row is shown, though the manager is ready.
 const MANY_FAILURES: u32 = 3;
@@ -28,14 +32,15 @@ pub(super) enum Verdict {
 /// Every check, from what is known now.
 ///
 /// Waiting is what a conditional controller does; it is ready. One in a long back-off shows, and one
-/// that cannot sync. One
+/// that cannot sync, and the one that runs what is declared while its own CRD is missing. One
 /// that is stuck holds its name until the process is restarted, so it fails the check.
-pub(super) fn checks(types_known: bool, controllers: &Snapshot) -> Vec<Check> {
-    let discovery = Check {
-        name: "discovery".into(),
-        verdict: if types_known { Verdict::Good } else { Verdict::Failed },
-        detail: if types_known { "" } else { "no answer about the server's types yet" }.into(),
+pub(super) fn checks(types_known: bool, mode: &Mode, controllers: &Snapshot) -> Vec<Check> {
+    let (verdict, detail) = match mode {
+        _ if !types_known => (Verdict::Failed, "no answer about the server's types yet".to_owned()),
+        Mode::Static(reason) => (Verdict::Bad, format!("is polled: {reason}")),
+        Mode::Watching => (Verdict::Good, String::new()),
     };
+    let discovery = Check { name: "discovery".into(), verdict, detail };
     std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
 }
 
@@ -43,7 +48,12 @@ fn check(status: &RunnableStatus) -> Check {
     let verdict = match status.state {
         _ if status.stuck => Verdict::Failed,
         ControllerState::BackingOff if status.failures >= MANY_FAILURES => Verdict::Bad,
-        ControllerState::Starting if !status.report.late.is_empty() => Verdict::Bad,
+        ControllerState::Waiting if is_without_its_crd(status) => Verdict::Bad,
+        ControllerState::Starting
+            if !status.report.late.is_empty() || !status.report.unconverted.is_empty() =>
+        {
+            Verdict::Bad
+        }
         ControllerState::Running if status.report.stale || !status.report.forbidden.is_empty() => {
             Verdict::Bad
         }
@@ -66,10 +76,19 @@ fn check(status: &RunnableStatus) -> Check {
             said.push(message);
         }
     }
+    if is_without_its_crd(status) {
+        said.push("what was declared goes on as it was, and nothing else can be declared");
+    }
     if !said.is_empty() {
         detail = format!("{detail}: {}", said.join("; "));
     }
     Check { name: format!("controller/{}", status.name), verdict, detail }
+}
+
+/// Whether nothing can be declared, nor withdrawn: the manager is degraded.
+fn is_without_its_crd(status: &RunnableStatus) -> bool {
+    let waits = status.state == ControllerState::Waiting && status.reason != "NotStarted";
+    waits && status.name.as_str() == SUPERVISOR
 }
 
 impl fmt::Display for Check {
@@ -104,7 +123,7 @@ mod tests {
     #[track_caller]
     fn check_verdict(status: RunnableStatus, expected: Verdict) -> String {
         let snapshot = Snapshot::from_iter([Arc::new(status)]);
-        let checks = checks(true, &snapshot);
+        let checks = checks(true, &Mode::Watching, &snapshot);
         assert_eq!(checks[1].verdict, expected, "{}", checks[1]);
         checks[1].to_string()
     }
@@ -156,8 +175,41 @@ mod tests {
 
     #[test]
     fn nothing_is_ready_before_the_types_are_known() {
-        let checks = checks(false, &Snapshot::default());
+        let checks = checks(false, &Mode::Watching, &Snapshot::default());
 
         assert_eq!(checks[0].verdict, Verdict::Failed);
+    }
+
+    #[test]
+    fn discovery_that_is_polled_shows_why_and_holds_up_no_readiness() {
+        let mode = Mode::Static("grant watch on CRDs".into());
+
+        let checks = checks(true, &mode, &Snapshot::default());
+
+        assert_eq!(checks[0].verdict, Verdict::Bad);
+        assert_eq!(checks[0].to_string(), "[!]discovery is polled: grant watch on CRDs");
+    }
+
+    #[test]
+    fn a_manager_without_its_own_crds_is_degraded_and_ready() {
+        let mut own = RunnableStatus::new(SUPERVISOR.into(), RunnableGroup::LeaderElection);
+        own.reason = "TypeAbsent".into();
+        own.message = "CompositeController is not installed".into();
+
+        let line = check_verdict(own, Verdict::Bad);
+
+        assert_eq!(
+            line,
+            "[!]controller/compositecontrollers Waiting TypeAbsent: CompositeController is not \
+             installed; what was declared goes on as it was, and nothing else can be declared"
+        );
+    }
+
+    #[test]
+    fn a_controller_whose_conversion_webhook_fails_shows_and_holds_up_no_readiness() {
+        let mut starting = controller(ControllerState::Starting);
+        starting.report.unconverted = vec!["conversion webhook for Widget failed".into()];
+
+        check_verdict(starting, Verdict::Bad);
     }
 }

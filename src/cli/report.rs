@@ -205,6 +205,7 @@ fn progress(progress: &Progress) -> &'static str {
         Progress::Synced => "Synced",
         Progress::Stale(_) => "Stale",
         Progress::Forbidden(_) => "Forbidden",
+        Progress::ConversionFailed(_) => "ConversionFailed",
         Progress::Ended(_) => "Ended",
     }
 }

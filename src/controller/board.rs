@@ -70,6 +70,7 @@ pub(super) enum State {
     Synced,
     Stale,
     Forbidden,
+    ConversionFailed,
 }
 
 /// A cache of an input.
@@ -182,11 +183,12 @@ impl Board {
             })
             .collect();
         let stale = rows.iter().any(Row::stale);
-        let forbidden = rows
-            .iter()
-            .filter(|row| row.state == State::Forbidden)
-            .filter_map(|row| row.error.clone())
-            .collect();
+        let errors = |state: State| -> Vec<String> {
+            let rows = rows.iter().filter(|row| row.state == state);
+            rows.filter_map(|row| row.error.clone()).collect()
+        };
+        let forbidden = errors(State::Forbidden);
+        let unconverted = errors(State::ConversionFailed);
         let waited_for = |row: &&Row| !row.settled && row.mode != Mode::Optional;
         let late = match self.overdue.load(Ordering::Relaxed) {
             true => rows.iter().filter(waited_for).map(Row::why).collect(),
@@ -202,6 +204,7 @@ impl Board {
             report.stale = stale;
             report.late = late;
             report.forbidden = forbidden;
+            report.unconverted = unconverted;
             report.missing = missing;
         });
     }
@@ -292,6 +295,7 @@ impl State {
             Self::Synced => "Synced",
             Self::Stale => "Stale",
             Self::Forbidden => "Forbidden",
+            Self::ConversionFailed => "ConversionFailed",
         }
     }
 }

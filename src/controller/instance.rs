@@ -177,7 +177,14 @@ async fn prepare(
                     return Err(PrepareError::Forbidden { type_ref, why });
                 }
                 Progress::Syncing(None) => {}
-                Progress::Syncing(Some(error)) => last.clone_from(error),
+                Progress::ConversionFailed(_)
+                    if subscription.complete().now_or_never().is_some() =>
+                {
+                    return Ok(());
+                }
+                Progress::Syncing(Some(error)) | Progress::ConversionFailed(error) => {
+                    last.clone_from(error);
+                }
             }
             if progress.changed().await.is_err() {
                 return Err(PrepareError::Ended(type_ref.clone(), Ended::Released));

@@ -342,6 +342,12 @@ impl Pump<'_> {
                 row.set(State::Stale, Some(error.clone()));
             }
             Progress::Forbidden(error) => row.set(State::Forbidden, Some(error.clone())),
+            Progress::ConversionFailed(error) => {
+                if drained {
+                    row.set(State::Synced, None);
+                }
+                row.set(State::ConversionFailed, Some(error.clone()));
+            }
             Progress::Ended(_) => {}
         });
     }

@@ -13,6 +13,9 @@ use super::{
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName};
 
+/// Why the server establishes no CRD whose conversion webhook it could not trust.
+const INVALID_CA_BUNDLE: &str = "InvalidCABundle";
+
 /// The header of a CRD: all that judging it needs, and nothing that its metadata churn changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Crd {
@@ -54,6 +57,8 @@ pub(super) enum Readiness {
     NamesNotAccepted(String),
     /// The server's reason and message.
     NotEstablished(String),
+    /// The server's message.
+    InvalidCaBundle(String),
 }
 
 impl Crd {
@@ -100,6 +105,9 @@ impl Crd {
             }
             Readiness::NotEstablished(message) => {
                 return Judgement::installing(InstallingReason::NotEstablished(message.clone()));
+            }
+            Readiness::InvalidCaBundle(message) => {
+                return Judgement::installing(InstallingReason::InvalidCaBundle(message.clone()));
             }
             Readiness::Established { refused } => refused,
         };
@@ -201,7 +209,10 @@ impl Watched for Crd {
         let readiness = match (status.conditions.get("Established"), refused) {
             (Some(condition), refused) if condition.is_true() => Readiness::Established { refused },
             (_, Some(message)) => Readiness::NamesNotAccepted(message),
-            (Some(condition), None) => Readiness::NotEstablished(condition.why()),
+            (Some(condition), None) if condition.reason() == INVALID_CA_BUNDLE => {
+                Readiness::InvalidCaBundle(condition.why())
+            }
+            (Some(condition), None) => Readiness::NotEstablished(condition.reason_and_why()),
             (None, None) => Readiness::NotEstablished("the server has not looked at it yet".into()),
         };
         let versions = raw

@@ -12,6 +12,7 @@ pub(super) struct Metrics {
     pub(super) types: Family<State, Gauge>,
     pub(super) watch_failures: Family<Resource, Counter>,
     pub(super) requests: Family<Request, Counter>,
+    pub(super) updates: Counter,
 }
 
 /// State of a type.
@@ -57,6 +58,11 @@ impl Metrics {
             "pilotlight_discovery_requests",
             "Requests to discovery, by outcome",
             self.requests.clone(),
+        );
+        registry.register(
+            "pilotlight_discovery_updates",
+            "How often types were judged anew; a burst of changes counts once",
+            self.updates.clone(),
         );
     }
 }

@@ -66,6 +66,18 @@ impl Condition {
         self.status == "False"
     }
 
+    pub(super) fn reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// Reason and message, as far as there are any.
+    pub(super) fn reason_and_why(&self) -> String {
+        match (&*self.reason, &*self.message) {
+            ("", _) | (_, "") => self.why(),
+            (reason, message) => format!("{reason}: {message}"),
+        }
+    }
+
     /// The message, or the reason where there is none.
     pub(super) fn why(&self) -> String {
         if self.message.is_empty() { self.reason.clone() } else { self.message.clone() }

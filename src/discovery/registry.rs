@@ -187,6 +187,7 @@ impl Shared {
     /// Tells those whose type changed.
     pub(super) fn publish(&self, touched: &Touched) {
         if !touched.is_empty() {
+            self.metrics.updates.inc();
             self.write().publish(touched, &self.metrics);
             self.changes.send_replace(());
         }

@@ -31,8 +31,11 @@ pub enum TypeState {
 pub enum InstallingReason {
     /// Its names are not accepted; the server's message.
     NamesNotAccepted(String),
-    /// It is not established; the server's message.
+    /// It is not established; the server's reason and message.
     NotEstablished(String),
+    /// It is not established, and will not be before the certificates of its conversion webhook
+    /// are mended; the server's message.
+    InvalidCaBundle(String),
     /// The version asked for is not among the served ones.
     VersionNotServed {
         /// Versions that are served.
@@ -76,6 +79,7 @@ impl InstallingReason {
         match self {
             Self::NamesNotAccepted(_) => "NamesNotAccepted",
             Self::NotEstablished(_) => "NotEstablished",
+            Self::InvalidCaBundle(_) => "InvalidCABundle",
             Self::VersionNotServed { .. } => "VersionNotServed",
         }
     }
@@ -85,7 +89,9 @@ impl fmt::Display for InstallingReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NamesNotAccepted(message) => write!(f, "its names are not accepted: {message}"),
-            Self::NotEstablished(message) => write!(f, "it is not established: {message}"),
+            Self::NotEstablished(message) | Self::InvalidCaBundle(message) => {
+                write!(f, "it is not established: {message}")
+            }
             Self::VersionNotServed { served } if served.is_empty() => {
                 f.write_str("no version is served")
             }

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use super::classify::{Cause, Pace, Verdict};
+use super::classify::{Cause, Pace, Step, Verdict};
 
 const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
 const SLOW: Duration = Duration::from_secs(1);
+/// What lists are spread over that take the place of watches. What ends the watches of one process
+/// ends those of all others, too. A watch that goes on from where it was is cheap, and is not held
+/// up.
+const SPREAD: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(30);
 /// Tries of a forbidden request before it is made every [`LONGEST`]: a grant that is being applied
 /// takes a moment to be seen.
@@ -28,6 +32,7 @@ impl Backoff {
         let halfway = 0.5 + random / 2.0;
         let slow = doubled(SLOW, before).mul_f64(halfway);
         match verdict.pace {
+            Pace::Prompt if before == 0 && verdict.step == Step::Relist => SPREAD.mul_f64(random),
             Pace::Prompt if before == 0 => Duration::ZERO,
             Pace::Prompt => doubled(PROMPT, before - 1).mul_f64(halfway),
             Pace::Quick => doubled(QUICK, before).mul_f64(0.75 + random / 4.0),
@@ -77,7 +82,6 @@ fn doubled(base: Duration, times: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::informer::classify::Step;
 
     fn verdict(pace: Pace, cause: Cause) -> Verdict {
         Verdict { step: Step::Again, pace, cause }
@@ -104,6 +108,19 @@ mod tests {
     #[test]
     fn prompt_is_prompt_once() {
         assert_eq!(delays(Pace::Prompt, 1.0, 4), [0, 100, 200, 400]);
+    }
+
+    #[test]
+    fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
+        let delay = |step, random| {
+            let verdict = Verdict { step, pace: Pace::Prompt, cause: Cause::Expired };
+            Backoff::default().delay(verdict, random)
+        };
+
+        assert_eq!(delay(Step::Again, 1.0), Duration::ZERO);
+        assert_eq!(delay(Step::Relist, 0.0), Duration::ZERO);
+        assert_eq!(delay(Step::Relist, 0.5), SPREAD / 2);
+        assert_eq!(delay(Step::Relist, 1.0), SPREAD);
     }
 
     #[test]

@@ -89,6 +89,7 @@ pub(super) enum Cause {
     Unauthorized,
     Throttled,
     Initializing,
+    Conversion,
     Server,
     Transport,
     Deadline,
@@ -99,7 +100,7 @@ pub(super) enum Cause {
 }
 
 impl Cause {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 15] = [
         Self::Closed,
         Self::Expired,
         Self::NotFound,
@@ -107,6 +108,7 @@ impl Cause {
         Self::Unauthorized,
         Self::Throttled,
         Self::Initializing,
+        Self::Conversion,
         Self::Server,
         Self::Transport,
         Self::Deadline,
@@ -129,6 +131,8 @@ fn spaced(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" {reason}") }
 }
 
+/// How every error of a conversion webhook begins, whatever is wrong with it.
+const CONVERSION: &str = "conversion webhook for ";
 /// The longest that a server may send us away for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
@@ -161,6 +165,11 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Verdict {
                 (404, _) => verdict(again, Pace::Quick, Cause::NotFound),
                 (403, _) => verdict(again, Pace::Forbidden, Cause::Forbidden),
                 (401, _) => verdict(again, Pace::Slow, Cause::Unauthorized),
+                // Lists say so with 500, and the watch cache with 429 as long as it cannot be
+                // filled: then it does not pass within milliseconds.
+                (429 | 500.., _) if message.contains(CONVERSION) => {
+                    verdict(again, Pace::Slow, Cause::Conversion)
+                }
                 // The watch cache of a type just served; the header's second is a hundred times
                 // what it takes.
                 (429, _) if message.contains("(re)initializing") => {
@@ -280,6 +289,21 @@ mod tests {
         check(LIST, told(429, filled), Step::Again, Pace::Quick);
         check(Phase::Watch, told(429, filled), Step::Again, Pace::Quick);
         check(Phase::Stream, told(429, filled), Step::ListPages, Pace::Quick);
+    }
+
+    #[test]
+    fn a_conversion_webhook_that_fails_is_told_from_a_server_that_does() {
+        let failed = "conversion webhook for example.com/v1, Kind=Widget failed: Post ...";
+        let filled = format!("storage is (re)initializing: failed to list widgets: {failed}");
+        let cause = |phase, failure| classify(phase, &failure).cause;
+
+        check(LIST, told(500, failed), Step::Again, Pace::Slow);
+        check(Phase::Watch, told(429, &filled), Step::Again, Pace::Slow);
+        check(Phase::Stream, told(500, failed), Step::ListPages, Pace::Slow);
+        assert_eq!(cause(LIST, told(500, failed)), Cause::Conversion);
+        assert_eq!(cause(Phase::Watch, told(429, &filled)), Cause::Conversion);
+        assert_eq!(cause(LIST, told(500, "etcd is down")), Cause::Server);
+        assert_eq!(cause(LIST, told(403, failed)), Cause::Forbidden);
     }
 
     #[test]

@@ -110,10 +110,12 @@ enum StateLabel {
     Synced,
     Stale,
     Forbidden,
+    ConversionFailed,
 }
 
 impl StateLabel {
-    const ALL: [Self; 4] = [Self::Syncing, Self::Synced, Self::Stale, Self::Forbidden];
+    const ALL: [Self; 5] =
+        [Self::Syncing, Self::Synced, Self::Stale, Self::Forbidden, Self::ConversionFailed];
 }
 
 impl InformerMetrics {
@@ -232,6 +234,7 @@ impl TypeMetrics {
             Progress::Synced => Some(StateLabel::Synced),
             Progress::Stale(_) => Some(StateLabel::Stale),
             Progress::Forbidden(_) => Some(StateLabel::Forbidden),
+            Progress::ConversionFailed(_) => Some(StateLabel::ConversionFailed),
             Progress::Ended(_) => None,
         };
         self.set_state(state);

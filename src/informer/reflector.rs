@@ -188,6 +188,7 @@ impl Reflector {
                 let resource = self.hub.key.identity.group_resource();
                 Progress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
             }
+            (_, _) if verdict.cause == Cause::Conversion => Progress::ConversionFailed(error),
             (_, true) => Progress::Stale(error),
             (_, false) => Progress::Syncing(Some(error)),
         };
@@ -206,6 +207,7 @@ impl Reflector {
             Progress::Syncing(Some(error)) => warn!(error, "first list fails"),
             Progress::Stale(error) => warn!(error, "watch fails"),
             Progress::Forbidden(error) => warn!(error, "not permitted"),
+            Progress::ConversionFailed(error) => warn!(error, "objects cannot be converted"),
         }
         self.metrics.state(&progress);
         self.hub.publish(progress);

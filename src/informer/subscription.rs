@@ -39,6 +39,8 @@ pub enum Progress {
     Stale(String),
     /// The server forbids it, with the rule that is missing.
     Forbidden(String),
+    /// The conversion webhook of the type fails, with its error: nothing can be read at this version.
+    ConversionFailed(String),
     /// It has ended.
     Ended(Ended),
 }

@@ -9,7 +9,7 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::watch;
 
 use crate::{
-    discovery::{TypeRegistry, TypeState, TypeStatus},
+    discovery::{Mode, TypeRegistry, TypeState, TypeStatus},
     kind::{ServedType, TypeIdentity, TypeRef},
 };
 
@@ -92,6 +92,7 @@ enum Node {
         type_ref: TypeRef,
         subresource: Option<Subresource>,
         status: watch::Receiver<TypeStatus>,
+        mode: watch::Receiver<Mode>,
     },
     AllOf(Vec<Readiness>),
     // The part that was met last: while it is, another one that comes changes nothing.
@@ -117,6 +118,7 @@ pub fn always() -> Readiness {
 pub fn type_served(registry: &TypeRegistry, type_ref: &TypeRef) -> Readiness {
     Readiness(Node::Type {
         status: registry.subscribe(type_ref),
+        mode: registry.mode(),
         type_ref: type_ref.clone(),
         subresource: None,
     })
@@ -176,8 +178,9 @@ impl Readiness {
                 }
                 verdict
             }
-            Node::Type { type_ref, subresource, status } => {
-                judge(type_ref, *subresource, &status.borrow_and_update())
+            Node::Type { type_ref, subresource, status, mode } => {
+                let verdict = judge(type_ref, *subresource, &status.borrow_and_update());
+                slowly(verdict, &mode.borrow_and_update())
             }
             Node::AllOf(parts) => all(parts.iter_mut().map(Self::verdict)),
             Node::AnyOf(parts, chosen) => {
@@ -201,7 +204,13 @@ impl Readiness {
                 }
             }
             .boxed(),
-            Node::Type { status, .. } => changed(status).boxed(),
+            Node::Type { status, mode, .. } => async move {
+                tokio::select! {
+                    () = changed(status) => {}
+                    () = changed(mode) => {}
+                }
+            }
+            .boxed(),
             Node::AllOf(parts) | Node::AnyOf(parts, _) => {
                 let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
                 poll_fn(move |context| {
@@ -296,6 +305,18 @@ pub(super) fn judge(
             format!("nothing is proven about {type_ref}: discovery has no current answer"),
         )),
     }
+}
+
+/// Whoever waits for a type is told when nobody will say at once that it is there.
+fn slowly(mut verdict: Verdict, mode: &Mode) -> Verdict {
+    if let (Verdict::Unmet(why) | Verdict::Unknown(why), Mode::Static(reason)) =
+        (&mut verdict, mode)
+    {
+        for unmet in why {
+            unmet.message += &format!(" (discovery is polled: {reason})");
+        }
+    }
+    verdict
 }
 
 fn all(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
@@ -430,6 +451,19 @@ mod tests {
 
         assert_eq!(unmet[0].reason, "NotWatchable");
         assert!(unmet[0].message.contains("no list and watch"), "{}", unmet[0].message);
+    }
+
+    #[test]
+    fn who_waits_for_a_type_is_told_that_discovery_is_polled() {
+        let polled = Mode::Static("may not watch CRDs".into());
+        let waits = |mode| match slowly(Verdict::Unmet(said("A")), mode) {
+            Verdict::Unmet(why) => why[0].message.clone(),
+            Verdict::Met(_) | Verdict::Unknown(_) => panic!("it is proven"),
+        };
+
+        assert_eq!(waits(&Mode::Watching), "A");
+        assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
+        assert_eq!(slowly(met_by("1"), &polled), met_by("1"));
     }
 
     #[tokio::test]

@@ -153,6 +153,13 @@ impl Entry {
                 None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
                 None => ("ConditionUnknown", "its condition has not said anything".to_owned()),
             },
+            // Before the timeout, which is no more than what comes of it.
+            ControllerState::Starting | ControllerState::Running
+                if !report.unconverted.is_empty() && report.forbidden.is_empty() =>
+            {
+                let all = if report.late.is_empty() { &report.unconverted } else { &report.late };
+                ("ConversionFailed", all.join("; "))
+            }
             ControllerState::Starting if !report.late.is_empty() => {
                 ("SyncTimeout", report.late.join("; "))
             }

@@ -27,7 +27,8 @@ pub enum StopReason {
 pub struct WatchReport {
     /// The type as it was asked for.
     pub type_ref: TypeRef,
-    /// One word: `Waiting`, `Syncing`, `Synced`, `Forbidden`, `Stale`.
+    /// One word: `Waiting`, `Syncing`, `Synced`, `Forbidden`, `Stale`,
+    /// `ConversionFailed`.
     pub state: &'static str,
     /// What went wrong last, while something is wrong.
     pub error: Option<String>,
@@ -44,6 +45,8 @@ pub struct Report {
     pub late: Vec<String>,
     /// What it may not do, each with the rule that is missing.
     pub forbidden: Vec<String>,
+    /// What it cannot read because a conversion webhook fails, each with the error.
+    pub unconverted: Vec<String>,
     /// Optional types that are missing.
     pub missing: Vec<TypeRef>,
     /// The last error of its work.

@@ -13,6 +13,8 @@ mod tests;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use kube::CustomResourceExt;
+use tracing::warn;
 
 use self::keeper::Keeper;
 use super::{
@@ -26,7 +28,7 @@ use crate::{
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult, Runnable,
-        RunnableOptions,
+        RunnableOptions, StopReason,
     },
 };
 
@@ -129,7 +131,15 @@ impl Supervisor {
 
 impl Runnable for Supervisor {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        self.controller.start(epoch)
+        let run = self.controller.start(epoch.clone());
+        Box::pin(async move {
+            let result = run.await;
+            if epoch.stop_reason() == Some(StopReason::TypeGone) {
+                let crd = CompositeController::crd_name();
+                warn!(crd, "the CRD is gone: what was declared goes on as it was");
+            }
+            result
+        })
     }
 
     fn reports_running(&self) -> bool {

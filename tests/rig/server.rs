@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
 use pilotlight::testing::{
-    AuditEvent, AuditMark, AuditStage, ControlPlane, LeakOracle, TestScope,
+    AuditEvent, AuditMark, AuditStage, ControlPlane, ControlPlaneOptions, LeakOracle, TestScope,
     simulated::{SimulatedRequest, SimulatedServer},
 };
 
@@ -29,6 +29,14 @@ impl Server<'static> {
     /// The shared control plane.
     pub(crate) fn real() -> Self {
         Self::Real(ControlPlane::shared())
+    }
+
+    /// A control plane that nobody else uses, with these flags of its API server. It ends with the
+    /// process, which is the test's own.
+    pub(crate) async fn own(flags: &[&str]) -> Self {
+        let api_server_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let options = ControlPlaneOptions { api_server_flags, ..ControlPlaneOptions::default() };
+        Self::Real(Box::leak(Box::new(ControlPlane::start(options).await.unwrap())))
     }
 
     /// A new simulated server.

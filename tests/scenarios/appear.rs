@@ -2,21 +2,34 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::join_all;
+use k8s_openapi::{
+    ByteString,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+        CustomResourceConversion, WebhookClientConfig, WebhookConversion,
+    },
+};
 use kube::api::PostParams;
 use pilotlight::{
     controller::{Controller, Handler},
     discovery::TypeState,
     manager::{ControllerState, DoneReason, RunnableStatus, Unmet},
-    testing::{
-        Action, CrdBuilder, Reply, Rule, Verb,
-        simulated::{Delays, SimulatedRequest},
-    },
+    testing::{Action, AuditEvent, CrdBuilder, Reply, RequestInfo, Rule, Verb, simulated::Delays},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    select,
+    time::{self, Instant, timeout},
+};
 
-use super::World;
-use crate::rig::{Carrier, Embedded, PATIENCE, Recorder, Server, eventually, type_of};
+use super::{
+    World,
+    change::{change_crd, watched_again},
+    many::most_lists_at_once,
+};
+use crate::rig::{
+    Carrier, Embedded, PATIENCE, Recorder, Server, eventually, metrics_text, type_of,
+};
 
 scenarios! {
     1 a_type_that_is_absent_is_waited_for both:
@@ -24,22 +37,25 @@ scenarios! {
     2 a_type_that_appears_starts_its_controller both:
         "Running once the type is established; each object that is there is reconciled once";
     3 a_type_that_is_established_late_starts_its_controller_once
-        simulated("a single API server holds nothing back"):
-        "Waiting for NotEstablished through the hold of 5 s; 404s of a replica that lags are \
-         retried: no failure, no restart, never taken for a removal";
+        alone("--apiserver-count=3"):
+        "Waiting for NotEstablished through the hold of 5 s of a server with replicas; 404s of a \
+         replica that lags are retried within milliseconds: no status tells of an error, no \
+         failure, no restart, never taken for a removal";
     4 a_type_whose_names_are_taken_starts_when_they_are_free both:
         "Waiting for NamesNotAccepted with the conflict's text; starts without a restart when it \
          is resolved";
     5 a_type_with_an_invalid_bundle_starts_when_that_is_fixed
-        simulated("the server refuses to create one: only an upgrade leaves one behind"):
-        "Waiting for NotEstablished with the server's reason; starts on the fix";
+        both:
+        "Waiting for InvalidCABundle with the server's message, nothing asked about the type; \
+         starts on the fix";
     6 a_version_that_is_not_served_is_waited_for both:
         "Waiting for VersionNotServed, naming the versions that are served; whoever accepts any \
          version runs at once";
     7 a_thousand_types_in_one_burst_start_in_turn
-        simulated("a thousand CRDs keep one API server busy for minutes"):
-        "all Running within 5 s of the last installation; 16 lists at once at most; no more than 10 \
-         requests to discovery";
+        alone:
+        "1000 (40 on the real server): each starts once and is listed once, in the order in which \
+         they came, 16 at once and no more, so that the last one waits for its turn alone; the \
+         types are judged anew once for a burst of events; no request to discovery";
     8 a_controller_of_three_types_starts_after_the_last both:
         "starts once, after the last type; if one leaves while it starts, the start is given up \
          and leaves nothing running";
@@ -90,31 +106,62 @@ async fn a_type_that_appears_starts_its_controller(server: Server<'static>) {
 
 async fn a_type_that_is_established_late_starts_its_controller_once(server: Server<'static>) {
     let hold = Duration::from_secs(5);
-    let script = server.script().expect("it is simulated").clone();
-    script.set_delays(Delays { established: hold, ..Delays::default() });
+    if let Some(script) = server.script() {
+        script.set_delays(Delays { established: hold, ..Delays::default() });
+    }
     let world = World::on(server, "appear-late").await;
     let crd = world.widgets();
     let recorder = world.controller("late", &crd).await;
-    // Two answers of a replica that has not heard of the CRD.
-    let lags = Reply::text(404, "404 page not found\n");
-    let lags = Rule::new(Action::Reply(lags)).group(&world.scope.group).verb(Verb::List).times(2);
-    let lags = world.faults.add(lags);
+    // Answers of a replica that has not heard of the CRD.
+    let lags = [Verb::List, Verb::Watch].map(|verb| {
+        let unheard = Action::Reply(Reply::text(404, "404 page not found\n"));
+        world.faults.add(Rule::new(unheard).group(&world.scope.group).verb(verb).times(2))
+    });
 
-    world.scope.install_crd(&crd).await.unwrap();
-    let begun = Instant::now();
-    let waiting = world.until("late", "waits", |it| it.unmet.iter().any(is_not_established)).await;
-    assert_eq!(waiting.state, ControllerState::Waiting);
-    world.scope.wait_established(&crd).await.unwrap();
-    world.at_once(world.running("late", 1)).await;
+    let life = async {
+        let begun = Instant::now();
+        world.scope.install_crd(&crd).await.unwrap();
+        let waits = |it: &RunnableStatus| it.unmet.iter().any(is_not_established);
+        let waiting = world.until("late", "waits", waits).await;
+        assert_eq!(waiting.state, ControllerState::Waiting);
+        world.scope.wait_established(&crd).await.unwrap();
+        assert!(begun.elapsed() >= hold, "it is not established before");
+        world.at_once(world.running("late", 1)).await;
+        watched_again(&world, &crd, 2).await;
+    };
+    select! {
+        () = life => {}
+        told = tells_of_an_error(&world, "late") => panic!("{told:#?}"),
+    }
 
-    assert!(begun.elapsed() >= hold, "it is not established before");
-    assert_eq!(world.faults.hits(lags), 2, "both were met");
+    assert_eq!(lags.map(|lag| world.faults.hits(lag)), [2, 2], "all were met");
+    let state = world.cluster.types.get(recorder.type_ref()).state;
+    assert_eq!(state, TypeState::Served, "never taken for a removal");
     let status = world.status("late");
     assert_eq!((status.epoch, status.failures), (1, 0));
     assert_eq!(world.assert_orderly("late"), 0, "no epoch has ended");
     world.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
     world.finish().await;
+}
+
+/// Waits for a status that tells of an error.
+async fn tells_of_an_error(world: &World, name: &str) -> Arc<RunnableStatus> {
+    let mut snapshots = world.manager.watch();
+    loop {
+        let status = snapshots.borrow_and_update().get(&name.into()).cloned();
+        let is_bad = |it: &Arc<RunnableStatus>| {
+            let report = &it.report;
+            let watches = report.watches.iter().any(|watch| watch.error.is_some());
+            watches || report.stale || it.last_error().is_some() || it.failures > 0
+        };
+        // While it waits, its watch says for what.
+        let begun = status.filter(|it| it.state != ControllerState::Waiting && it.epoch > 0);
+        if let Some(bad) = begun.filter(is_bad) {
+            return bad;
+        }
+        snapshots.changed().await.expect("the manager runs");
+    }
 }
 
 async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'static>) {
@@ -143,25 +190,37 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
 }
 
 async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<'static>) {
-    let script = server.script().expect("it is simulated").clone();
-    // As good as never.
-    let established = Duration::from_secs(86_400);
-    script.set_delays(Delays { established, ..Delays::default() });
+    if let Some(script) = server.script() {
+        // As good as never.
+        let established = Duration::from_secs(86_400);
+        script.set_delays(Delays { established, ..Delays::default() });
+    }
     let world = World::on(server, "appear-bundle").await;
     let crd = world.widgets();
     let recorder = world.controller("bundle", &crd).await;
-    world.scope.install_crd(&crd).await.unwrap();
-    world.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
 
-    world.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
+    if world.server.is_simulated() {
+        // It knows no conversion, and is told what the real one says.
+        world.scope.install_crd(&crd).await.unwrap();
+        world.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
+        world.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
+    } else {
+        let mut object = crd.build();
+        object.spec.conversion = Some(converted_by(Some("no certificate")));
+        world.crds().create(&PostParams::default(), &object).await.unwrap();
+    }
 
-    let waiting = world
-        .until("bundle", "names the bundle", |it| it.message.contains("the bundle is bad"))
-        .await;
+    let waiting = world.until("bundle", "waits", |it| it.reason == "InvalidCABundle").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
+    let said = "it is not established: The conversion webhook CABundle is invalid";
+    assert!(waiting.message.contains(said), "{}", waiting.message);
     assert!(world.requests(&crd, world.begin).await.is_empty(), "nothing is asked about it");
 
-    world.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
+    if world.server.is_simulated() {
+        world.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
+    } else {
+        change_crd(&world, &crd, |crd| crd.spec.conversion = Some(converted_by(None))).await;
+    }
 
     world.at_once(world.running("bundle", 1)).await;
     world.create(&crd, "gear", 1).await;
@@ -170,11 +229,26 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     world.finish().await;
 }
 
+/// By a webhook whose certificate is signed by this authority; it is never asked.
+fn converted_by(authority: Option<&str>) -> CustomResourceConversion {
+    CustomResourceConversion {
+        strategy: "Webhook".to_owned(),
+        webhook: Some(WebhookConversion {
+            client_config: Some(WebhookClientConfig {
+                url: Some("https://127.0.0.1:1/convert".to_owned()),
+                ca_bundle: authority.map(|it| ByteString(it.into())),
+                ..WebhookClientConfig::default()
+            }),
+            conversion_review_versions: vec!["v1".to_owned()],
+        }),
+    }
+}
+
 /// A merge of the two conditions that count.
 fn established_is(status: &str, reason: &str) -> Value {
     let condition = |kind: &str, status: &str, reason: &str| {
         json!({
-            "type": kind, "status": status, "reason": reason, "message": "the bundle is bad",
+            "type": kind, "status": status, "reason": reason, "message": "The conversion webhook CABundle is invalid",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         })
     };
@@ -217,49 +291,90 @@ async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
 }
 
 async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
-    const TYPES: usize = 1000;
-    let (latency, lists) = (Duration::from_millis(10), 16);
-    let script = server.script().expect("it is simulated").clone();
+    const LISTS: usize = 16;
+    let is_simulated = server.is_simulated();
+    let (early, late) = if is_simulated { (900, 100) } else { (30, 10) };
+    let types = early + late;
+    let latency = Duration::from_millis(10);
     let world = World::on(server, "appear-burst").await;
-    script.set_delays(Delays { latency, ..Delays::default() });
+    if let Some(script) = world.server.script() {
+        script.set_delays(Delays { latency, ..Delays::default() });
+    }
     // Ten of a group: each group version is an APIService, too.
     let crd = |number: usize| {
         let group = format!("g{}.{}", number / 10, world.scope.group);
         CrdBuilder::new(group, format!("Widget{number}"))
     };
     let name = |number: usize| format!("burst-{number}");
-    for number in 0..TYPES {
+    for number in 0..types {
         world.controller(&name(number), &crd(number)).await;
     }
-    let mark = world.mark();
+    world.cluster.types.heard().await;
+    let (mark, updates) = (world.mark(), updates(&world));
 
-    for number in 0..TYPES {
-        script.install(&crd(number).build()).unwrap();
-    }
-    let begun = Instant::now();
-    for number in 0..TYPES {
-        world.running(&name(number), 1).await;
-    }
+    let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
+    let burst = async {
+        install_all(&world, (0..early).map(crd)).await;
+        // The first are being listed, and more of them wait than can be.
+        time::sleep(latency * 10).await;
+        install_all(&world, (early..types).map(crd)).await;
+        let begun = Instant::now();
+        for number in 0..types {
+            world.running(&name(number), 1).await;
+        }
+        begun.elapsed()
+    };
+    let (took, most) = most_lists_at_once(&world.faults, is_widget, burst).await;
 
-    assert!(begun.elapsed() < Duration::from_secs(5), "it took {:?}", begun.elapsed());
-    let is_widget = |it: &&SimulatedRequest| {
-        it.info.resource.starts_with("widget") && it.info.verb == Verb::List
-    };
-    let requests = script.requests();
-    let listed: Vec<_> = requests.iter().filter(is_widget).collect();
-    assert_eq!(listed.len(), TYPES, "each is listed once");
-    let at_once = |at: Duration| {
-        listed.iter().filter(|it| it.at <= at && it.ended.is_none_or(|end| end > at)).count()
-    };
-    let most = listed.iter().map(|it| at_once(it.at)).max().unwrap_or_default();
-    assert!(most <= lists, "{most} lists at once");
-    let events = world.events(mark).await;
-    let discovery = events.iter().filter(|event| event.resource.is_empty()).count();
-    assert!(discovery <= 10, "{discovery} requests to discovery");
-    for number in 0..TYPES {
+    assert!(most <= LISTS, "{most} lists at once");
+    let mut events = world.events(mark).await;
+    let discovery: Vec<_> = events.iter().filter(|event| event.resource.is_empty()).collect();
+    assert!(discovery.is_empty(), "{discovery:#?}");
+    events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
+    events.sort_by(|a, b| (&a.audit_id, a.received.0).cmp(&(&b.audit_id, b.received.0)));
+    events.dedup_by(|a, b| a.audit_id == b.audit_id);
+    assert_eq!(events.len(), types, "each is listed once");
+    if is_simulated {
+        assert_eq!(most, LISTS, "what may be used is used");
+        let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
+        assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
+        let begin = |is_late: bool| {
+            let number = |event: &&AuditEvent| {
+                event.resource.trim_matches(char::is_alphabetic).parse::<usize>().unwrap()
+            };
+            let those = events.iter().filter(move |it| (number(it) >= early) == is_late);
+            those.map(|event| event.received.0).collect::<Vec<_>>()
+        };
+        let (last, first) = (begin(false).into_iter().max(), begin(true).into_iter().min());
+        assert!(last <= first, "nobody is overtaken: {last:?}, {first:?}");
+        // Of each CRD its creation, its names and its establishment; 64 events at a time.
+        let bursts = u64::try_from(types * 3 / 64).unwrap();
+        let more = self::updates(&world) - updates;
+        assert!(more <= bursts * 2, "{more} times");
+    }
+    for number in 0..types {
         assert_eq!(world.assert_orderly(&name(number)), 0, "no epoch has ended");
     }
     world.finish().await;
+}
+
+/// Installs all of them at once.
+async fn install_all(world: &World, crds: impl Iterator<Item = CrdBuilder>) {
+    match world.server.script() {
+        Some(script) => crds.for_each(|crd| drop(script.install(&crd.build()).unwrap())),
+        None => {
+            let crds: Vec<_> = crds.collect();
+            join_all(crds.iter().map(|crd| world.scope.install_crd(crd))).await;
+        }
+    }
+}
+
+/// How often the types were judged anew.
+fn updates(world: &World) -> u64 {
+    let text = metrics_text(&world.metrics);
+    let mut lines = text.lines();
+    let line = lines.find_map(|line| line.strip_prefix("pilotlight_discovery_updates_total "));
+    line.unwrap().parse().unwrap()
 }
 
 async fn a_controller_of_three_types_starts_after_the_last(server: Server<'static>) {

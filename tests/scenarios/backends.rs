@@ -8,7 +8,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use pilotlight::{
     discovery::TypeState,
     kind::TypeRef,
-    manager::ControllerState,
+    manager::{ControllerState, RunnableStatus},
     testing::{Action, CrdBuilder, Reply, Rule, RuleId, Verb},
 };
 use serde_json::json;
@@ -27,9 +27,9 @@ use crate::{
 
 scenarios! {
     29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
-        "the controller of that version stays Starting with the webhook's error and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
+        "the type is served, so the controller of that version is Starting, with the reason ConversionFailed and the webhook's error, and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
     30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
-        "the controller goes on over its last cache, marked stale; nothing is purged, stopped or started; what has changed meanwhile is reconciled when the webhook answers";
+        "the controller goes on over its last cache, marked stale, with the reason ConversionFailed; nothing is purged, stopped or started; what has changed meanwhile is reconciled when the webhook answers";
     31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
         "its type is Unknown, its controller runs on over the cache and is stale, a new one waits for TypeUnknown; a CRD's type is neither listed nor watched again when it recovers";
 }
@@ -112,11 +112,14 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     let other = Recorder::new(type_of(&crd, "v2"));
     Embedded.add(&world, "converted", &other).await;
 
-    let says = |it: &pilotlight::manager::RunnableStatus| {
-        it.state == ControllerState::Starting && it.message.contains("conversion webhook for")
-    };
-    let starting = world.until("converted", "says what is wrong", says).await;
-    assert_eq!(starting.reason, "SourcesSyncing", "{starting:#?}");
+    let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
+    let starting = world.until("converted", "says what is wrong", failed).await;
+    assert_eq!((starting.state, starting.epoch), (ControllerState::Starting, 1));
+    let said = "conversion webhook for";
+    assert!(starting.message.contains(said), "{}", starting.message);
+    let watch = &starting.report.watches[0];
+    assert_eq!(watch.state, "ConversionFailed");
+    assert!(watch.error.as_deref().is_some_and(|error| error.contains(said)), "{watch:?}");
     stored.saw("kept", 1).await;
     bystander.is_served(&world, "meanwhile").await;
     assert_eq!(world.status("cluster").state, ControllerState::Running);
@@ -158,9 +161,10 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
 
     let outage = Outage::begins(&world, &crd).await;
 
-    let stale = world.until("converted", "is stale", |it| it.report.stale).await;
+    let failed = |it: &RunnableStatus| it.report.stale && it.reason == "ConversionFailed";
+    let stale = world.until("converted", "is stale", failed).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
-    assert_eq!(stale.reason, "Stale");
+    assert!(stale.message.contains("conversion webhook for"), "{}", stale.message);
     goes_on_stale(&recorder).await;
     assert_nothing_purged(&recorder);
     world.resize(&crd, "kept", 2).await;

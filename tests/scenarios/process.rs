@@ -13,26 +13,26 @@ use futures::future::BoxFuture;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, DynamicObject, Patch, PatchParams},
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+    runtime::wait::await_condition,
 };
 use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     discovery::{DiscoveryOptions, Mode},
     manager::{
         ConditionalRunnable, ControllerState, DoneReason, Epoch, Readiness, RunResult, Runnable,
+        RunnableStatus,
     },
     meta::{CompositeController, SUPERVISOR},
     testing::{CrdBuilder, simulated::Delays},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{
-    World,
-    world::{InProcessHook, one_config_map},
-};
+use super::{World, world::InProcessHook};
 use crate::rig::{
-    Act, PATIENCE, Recorder, RigOptions, Rule, Server, install_own_crds_on, type_of, until,
+    Act, PATIENCE, Recorder, RigOptions, Rule, Server, install_own_crds_on, metrics_text, type_of,
+    until,
 };
 
 scenarios! {
@@ -41,10 +41,10 @@ scenarios! {
     48 termination_with_hundreds_of_controllers both:
         "each is done once within the grace, and no status on the server tells of it";
     49 the_managers_own_crds_are_deleted_and_created_again
-        simulated("all tests share its CRDs; a control plane of its own tells it in own_crds"):
-        "what was declared goes on as it was, the supervisor waits, and takes over again";
+        alone:
+        "the supervisor waits for TypeAbsent before they are there and while they are gone, as its metric and readyz say, and what was declared goes on in its epoch; when they are back, an object that is equal goes on, an edited one is replaced, and one that is missing is given time";
     50 no_right_to_read_crds both:
-        "types are found by polling, which is said, with the right that is missing";
+        "types are found by polling, which is said, with the right that is missing, by the registry and by the status of whoever waits for a type, and no longer while the right is there";
     51 one_controllers_type_is_made_by_another both:
         "the second drains and stops with the type that the first takes away, then the first";
     52 a_thousand_lifecycle_events
@@ -164,43 +164,100 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
 
 async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'static>) {
     let world = World::on(server, "process-own").await;
-    let crd = world.widgets();
-    let hook = InProcessHook::new(|request| async move { Ok(one_config_map(&request)) });
-    world.supervise(&hook).await;
-    world.declare("kept", &crd).await;
-    world.install(&crd).await;
-    world.create(&crd, "gear", 1).await;
-    hook.asked("gear", 1).await;
-    let kept = world.runnable("kept");
-    world.running(&kept, 1).await;
-
-    world.crds().delete(OWN, &DeleteParams::default()).await.unwrap();
-    world.until(SUPERVISOR, "waits", |it| it.reason == "TypeAbsent").await;
-    world.resize(&crd, "gear", 2).await;
-    let child = |size: &'static str| {
-        let maps = world.config_maps();
-        async move {
-            until("the child follows", async || {
-                let child = maps.get_opt("gear").await.unwrap();
-                let data = child.and_then(|child| child.data).unwrap_or_default();
-                if data.get("size").is_some_and(|it| it == size) { Ok(()) } else { Err(size) }
-                    .map_err(str::to_owned)
-            })
-            .await;
-        }
-    };
-    child("2").await;
-    let status = world.status(&kept);
-    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    let (crd, gadgets) = (world.widgets(), CrdBuilder::new(&world.scope.group, "Gadget"));
+    let hook = InProcessHook::one_config_map();
+    world.supervise_without_crds(&hook).await;
+    let waits = || world.until(SUPERVISOR, "waits", |it| it.reason == "TypeAbsent");
+    let waiting = waits().await;
+    assert_eq!(waiting.state, ControllerState::Waiting);
+    assert!(waiting.message.contains("compositecontrollers"), "{}", waiting.message);
 
     install_own_crds_on(world.scope.client()).await;
     world.state(SUPERVISOR, ControllerState::Running).await;
-    world.declare("kept", &crd).await;
+    let names = ["same", "edited", "gone"];
+    for last in names {
+        let edit = |spec: &mut Value| {
+            spec["hooks"]["sync"]["webhook"]["timeout"] = json!("9s");
+            if last != "same" {
+                let selector = json!({ "matchLabels": { "of": last } });
+                spec["parentResource"]["labelSelector"] = selector;
+            }
+        };
+        world.declare_with(last, if last == "same" { &crd } else { &gadgets }, edit).await;
+    }
+    world.install(&crd).await;
+    world.install(&gadgets).await;
+    world.create(&crd, "gear", 1).await;
+    let child = async |size: &str| {
+        let maps = world.config_maps();
+        until("the child follows", async || {
+            let child = maps.get_opt("gear").await.unwrap();
+            let data = child.and_then(|child| child.data).unwrap_or_default();
+            if data.get("size").is_some_and(|it| it == size) {
+                Ok(())
+            } else {
+                Err(size.to_owned())
+            }
+        })
+        .await;
+    };
+    child("1").await;
+    for last in names {
+        world.running(&world.runnable(last), 1).await;
+    }
+    let declared =
+        async |last: &str| world.declarations().get(&world.declared_name(last)).await.unwrap();
+    let (kept, mut edited) = (declared("same").await, declared("edited").await);
+
+    world.crds().delete(OWN, &DeleteParams::default()).await.unwrap();
+    let waiting = waits().await;
+    assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
+    let gone = |crd: Option<&CustomResourceDefinition>| crd.is_none();
+    timeout(PATIENCE, await_condition(world.crds(), OWN, gone)).await.unwrap().unwrap();
+    world.resize(&crd, "gear", 2).await;
+    child("2").await;
+    for last in names {
+        let status = world.status(&world.runnable(last));
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
+    }
+    let told =
+        "pilotlight_controller_state{controller=\"compositecontrollers\",state=\"Waiting\"} 1";
+    let metrics = metrics_text(&world.metrics);
+    assert!(metrics.lines().any(|line| line == told), "{metrics}");
+
+    install_own_crds_on(world.scope.client()).await;
+    world.running(SUPERVISOR, 2).await;
+    edited.data["spec"]["hooks"]["sync"]["webhook"]["timeout"] = json!("8s");
+    for mut object in [kept, edited] {
+        object.metadata.uid = None;
+        object.metadata.resource_version = None;
+        object.metadata.managed_fields = None;
+        object.data.as_object_mut().unwrap().remove("status");
+        world.declarations().create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    // The equal one goes on, the edited one is replaced, and the lost one is given time.
+    world.running(&world.runnable("edited"), 2).await;
+    assert_eq!(world.done(&world.runnable("edited"), 1).await, DoneReason::Superseded);
     world.resize(&crd, "gear", 3).await;
     child("3").await;
-    assert_eq!(world.status(&kept).epoch, 1, "an equal one goes on");
+    for last in ["same", "gone"] {
+        let status = world.status(&world.runnable(last));
+        assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
+    }
+    for (last, epoch) in [("same", 1), ("edited", 2)] {
+        until("its status is told", async || {
+            let status = declared(last).await.data["status"].clone();
+            let told = (status["state"].as_str(), status["epoch"].as_i64());
+            if told == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
+        })
+        .await;
+    }
 
-    world.withdraw("kept").await;
+    // Where the object really is deleted, its controller stops.
+    world.withdraw("same").await;
+    assert_eq!(world.done(&world.runnable("same"), 1).await, DoneReason::Cancelled);
+    world.withdraw("edited").await;
     world.finish().await;
 }
 
@@ -219,8 +276,10 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != Mode::Watching)).await;
     let Mode::Static(reason) = said.expect("in time").unwrap().clone() else { unreachable!() };
     assert!(reason.contains("customresourcedefinitions") && reason.contains("grant"), "{reason}");
-    world.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
     for epoch in 1..=2 {
+        let waiting = world.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
+        let said = format!("(discovery is polled: {reason})");
+        assert!(waiting.message.contains(&said), "{}", waiting.message);
         world.install(&crd).await;
         world.running("polled", epoch).await;
         let uid = world.create(&crd, "found", 1).await;
@@ -230,6 +289,20 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     }
 
     assert_eq!(world.assert_orderly("polled"), 2);
+    // The real clock would show the longest back-off of the watch.
+    if world.server.is_simulated() {
+        let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
+        world.grant("crds", &[crds]).await;
+        let silent = |it: &RunnableStatus| !it.message.contains("polled");
+        world.until("polled", "waits for a word", silent).await;
+        assert_eq!(*world.cluster.types.mode().borrow(), Mode::Watching);
+        world.revoke("crds").await;
+        world.faults.cut_open(|info| info.resource == "customresourcedefinitions");
+        // Seven refusals in a row, half a minute apart at most.
+        tokio::time::sleep(Duration::from_secs(7 * 40)).await;
+        let told = |it: &RunnableStatus| it.message.contains("polled");
+        world.until("polled", "is told again", told).await;
+    }
     world.finish().await;
 }
 

@@ -21,14 +21,14 @@ use pilotlight::{
     informer::InformerOptions,
     manager::ControllerName,
     meta::{CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor},
-    testing::{CrdBuilder, LeakOracle, Measure},
+    testing::{CrdBuilder, LeakOracle, Measure, open_watches},
 };
 use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::rig::{
-    Carrier, Embedded, PATIENCE, Recorder, Rig, RigOptions, Server, eventually,
-    install_own_crds_on, type_of,
+    Carrier, Embedded, Mark, PATIENCE, Recorder, Rig, RigOptions, Server, eventually,
+    install_own_crds_on, type_of, until,
 };
 
 /// By this label the declared controllers of one scenario are told from all others.
@@ -44,6 +44,8 @@ pub(crate) struct World {
     baseline: Measure,
     /// Alive before there was a rig.
     tasks_before: usize,
+    /// Where the record of a server that was killed goes on.
+    restarted: Mutex<Option<Mark>>,
 }
 
 impl Deref for World {
@@ -71,7 +73,7 @@ impl World {
         }
         let leaks = rig.leaks();
         let baseline = leaks.baseline().await;
-        Self { rig, leaks, baseline, tasks_before }
+        Self { rig, leaks, baseline, tasks_before, restarted: Mutex::default() }
     }
 
     /// Adds an embedded controller of a CRD's objects, which are recorded.
@@ -131,7 +133,18 @@ impl World {
             assert!(removed.is_ok(), "{name} is not removed in time");
         });
         join_all(removals).await;
-        let Self { rig, leaks, baseline, tasks_before } = self;
+        let Self { rig, mut leaks, baseline, tasks_before, restarted } = self;
+        if let Some(mark) = restarted.into_inner().unwrap() {
+            // Only those that were asked for since: those of before ended without a word.
+            leaks = leaks.expect_more("watches", "");
+            until("every watch is closed", async || {
+                let events = rig.events(mark).await;
+                let mut open = open_watches(&events);
+                open.retain(|event| event.group.ends_with(&rig.scope.group));
+                if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
+            })
+            .await;
+        }
         assert_nothing_grew(leaks, &baseline).await;
         let server = rig.server.clone();
         rig.end().await.unwrap();
@@ -140,7 +153,7 @@ impl World {
 
     /// Stops the manager with whatever runs, as the end of the process does; how long that took.
     pub(crate) async fn terminate(self) -> Duration {
-        let Self { rig, leaks, baseline, tasks_before } = self;
+        let Self { rig, leaks, baseline, tasks_before, restarted: _ } = self;
         let server = rig.server.clone();
         let begin = Instant::now();
         rig.stopped().await.unwrap();
@@ -152,6 +165,32 @@ impl World {
     }
 
     // --- the cluster's part
+
+    /// Ends the API server.
+    pub(crate) async fn stop_server(&self) {
+        match self.server.script() {
+            Some(script) => script.stop(),
+            None => self.plane().stop_api_server().await,
+        }
+    }
+
+    /// Starts it again; where its record of requests goes on. The record of one that was killed
+    /// does not say that its watches have ended.
+    pub(crate) async fn start_server(&self) -> Mark {
+        match self.server.script() {
+            Some(script) => {
+                let mark = self.mark();
+                script.start();
+                mark
+            }
+            None => {
+                self.plane().start_api_server().await.unwrap();
+                let mark = self.mark();
+                *self.restarted.lock().unwrap() = Some(mark);
+                mark
+            }
+        }
+    }
 
     pub(crate) fn crds(&self) -> Api<CustomResourceDefinition> {
         Api::all(self.scope.client())
@@ -220,6 +259,11 @@ impl World {
     /// Runs declared controllers, whose hooks are asked in this process.
     pub(crate) async fn supervise(&self, hook: &InProcessHook) {
         install_own_crds_on(self.scope.client()).await;
+        self.supervise_without_crds(hook).await;
+    }
+
+    /// As [`World::supervise`], where the CRD of what is declared may be missing.
+    pub(crate) async fn supervise_without_crds(&self, hook: &InProcessHook) {
         let shared: Arc<dyn Hook> = Arc::new(hook.clone());
         let options = MetaOptions {
             hooks: Some(Arc::new(move |_| Arc::clone(&shared))),
@@ -247,8 +291,18 @@ impl World {
 
     /// Declares a controller of a CRD's objects, with ConfigMaps as children.
     pub(crate) async fn declare(&self, last: &str, crd: &CrdBuilder) {
+        self.declare_with(last, crd, |_| ()).await;
+    }
+
+    /// As [`World::declare`], with a specification that is edited.
+    pub(crate) async fn declare_with(
+        &self,
+        last: &str,
+        crd: &CrdBuilder,
+        edit: impl FnOnce(&mut Value),
+    ) {
         let parent = crd.api_resource("v1");
-        let object = serde_json::from_value(json!({
+        let mut object = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": {
@@ -265,8 +319,10 @@ impl World {
                 }],
                 "hooks": { "sync": { "webhook": { "url": "http://in-process.test/" } } },
             },
-        }));
-        self.declarations().create(&PostParams::default(), &object.unwrap()).await.unwrap();
+        });
+        edit(&mut object["spec"]);
+        let object = serde_json::from_value(object).unwrap();
+        self.declarations().create(&PostParams::default(), &object).await.unwrap();
     }
 
     /// Withdraws what was declared; waits until its controller is no more.

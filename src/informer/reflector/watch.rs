@@ -52,8 +52,10 @@ impl Reflector {
         self.backoff.answered();
         let opened = Instant::now();
         // A watch that failed has recovered when it gets past its first line.
-        let failed =
-            matches!(*self.hub.progress().borrow(), Progress::Stale(_) | Progress::Forbidden(_));
+        let failed = matches!(
+            *self.hub.progress().borrow(),
+            Progress::Stale(_) | Progress::Forbidden(_) | Progress::ConversionFailed(_)
+        );
         let mut announced = proven || !failed;
         if announced {
             self.publish(Progress::Synced);

@@ -68,7 +68,7 @@ pub struct WatchStatus {
     pub resource: String,
     /// `group/version`, or the version alone for the core group.
     pub api_version: String,
-    /// `Waiting`, `Syncing`, `Synced`, `Stale` or `Forbidden`.
+    /// `Waiting`, `Syncing`, `Synced`, `Stale`, `Forbidden` or `ConversionFailed`.
     pub state: String,
     /// What is wrong, while something is.
     #[serde(default, skip_serializing_if = "String::is_empty")]

@@ -21,7 +21,15 @@ fn a_crd_is_judged_by_its_conditions_and_versions() {
     catalog.apply(crd("widgets", "Widget").set(conditions, broken));
     assert_eq!(
         catalog.installing(&widgets()),
-        InstallingReason::NotEstablished("InvalidCABundle".into())
+        InstallingReason::InvalidCaBundle("InvalidCABundle".into())
+    );
+    let held = json!([{ "type": "NamesAccepted", "status": "True" },
+        { "type": "Established", "status": "False", "reason": "Installing",
+          "message": "the initial names have been accepted" }]);
+    catalog.apply(crd("widgets", "Widget").set(conditions, held));
+    assert_eq!(
+        catalog.installing(&widgets()),
+        InstallingReason::NotEstablished("Installing: the initial names have been accepted".into())
     );
 
     catalog.apply(crd("widgets", "Widget").versions(&[("v1beta1", true), ("v1", false)]));
