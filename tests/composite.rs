@@ -13,10 +13,13 @@ use kube::{
 use pilotlight::{
     informer::{Ended, InformerKey},
     manager::{ControllerState, DoneReason},
-    testing::{CrdBuilder, Verb},
+    testing::{CrdBuilder, RequestInfo, Verb},
 };
 use serde_json::{Value, json};
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 
 use crate::rig::{
     Answer, Call, PATIENCE, Stage, condition, config_map, one_config_map, status_of, type_of,

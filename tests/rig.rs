@@ -72,7 +72,7 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "meta")]
 pub(crate) use self::bench::{Bench, sized};
 #[cfg(feature = "cli")]
-pub(crate) use self::metrics::text as metrics_text;
+pub(crate) use self::metrics::{of_type as metric_of_type, text as metrics_text};
 use self::rights::Rights;
 pub(crate) use self::{
     alone::alone,

@@ -159,3 +159,39 @@ async fn a_hook_that_hangs_holds_up_its_own_parents_alone() {
     stage.event("stuck-0", "SyncError", "300").await;
     stage.end().await;
 }
+
+#[tokio::test]
+async fn a_hook_sees_at_once_that_its_call_is_given_up() {
+    let stage = Stage::start("given-up").await;
+    let rig = &stage.rig;
+    let crd = rig.widgets();
+    let (free, held) = watch::channel(false);
+    stage
+        .hook
+        .answers(move |request| Answer::Hold(held.clone(), Box::new(one_config_map(request))));
+    let mut spec = stage.spec(&crd);
+    spec["hooks"]["sync"]["webhook"]["timeout"] = json!("30s");
+    stage.declare("slow", spec).await;
+    stage.install(&crd).await;
+    rig.create(&crd, "gear", 1).await;
+    stage.hook.asked_again("gear", 0).await;
+    let mut given_up = stage.hook.given_up();
+    assert_eq!(*given_up.borrow(), 0);
+
+    rig.scope.delete_crd(&crd).await.unwrap();
+
+    assert_eq!(rig.done(&stage.runnable("slow"), 1).await, DoneReason::TypeGone);
+    let done = Instant::now();
+    // A connection that nobody uses any more is closed before done. The server hears of that when
+    // it is its turn, and of a call that lives on when that is over: after its thirty seconds.
+    let seen = timeout(Duration::from_secs(10), given_up.wait_for(|count| *count == 1)).await;
+    assert!(seen.is_ok(), "the hook still answers a call of {:?} ago", done.elapsed());
+    // A late answer finds nobody.
+    free.send_replace(true);
+    rig.until(&stage.runnable("slow"), "waits", |it| it.reason == "TypeAbsent").await;
+    assert_eq!(stage.hook.count("gear"), 1);
+    let is_child =
+        |it: &RequestInfo| it.resource == "configmaps" && Verb::MUTATING.contains(&it.verb);
+    assert!(!rig.faults.seen().iter().any(is_child), "a child is written");
+    stage.end().await;
+}

@@ -61,6 +61,22 @@ type Respond = Arc<dyn Fn(&Value) -> Answer + Send + Sync>;
 struct Shared {
     respond: Arc<Mutex<Respond>>,
     calls: watch::Sender<Vec<Call>>,
+    /// Calls whose caller has gone before it was answered.
+    given_up: watch::Sender<usize>,
+}
+
+/// Counts a call as given up if it is dropped before its end.
+struct UnderWay {
+    answered: bool,
+    given_up: watch::Sender<usize>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.given_up.send_modify(|count| *count += 1);
+        }
+    }
 }
 
 /// Answers on a free port of loopback until dropped; at first with [`one_config_map`].
@@ -75,8 +91,11 @@ impl HookServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/sync", listener.local_addr().unwrap());
         let respond: Respond = Arc::new(one_config_map);
-        let shared =
-            Shared { respond: Arc::new(Mutex::new(respond)), calls: watch::Sender::default() };
+        let shared = Shared {
+            respond: Arc::new(Mutex::new(respond)),
+            calls: watch::Sender::default(),
+            given_up: watch::Sender::default(),
+        };
         let router = Router::new().route("/sync", post(answer)).with_state(shared.clone());
         let mut serving = JoinSet::new();
         serving.spawn(async { axum::serve(listener, router).await });
@@ -90,6 +109,11 @@ impl HookServer {
 
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.shared.calls.borrow().clone()
+    }
+
+    /// How many calls were given up by who made them, as the server sees it.
+    pub(crate) fn given_up(&self) -> watch::Receiver<usize> {
+        self.shared.given_up.subscribe()
     }
 
     /// Calls about a parent.
@@ -125,7 +149,9 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
     shared.calls.send_modify(|calls| calls.push(call));
     let respond = shared.respond.lock().unwrap().clone();
     let mut answer = respond(&body);
+    let mut under_way = UnderWay { answered: false, given_up: shared.given_up.clone() };
     loop {
+        under_way.answered = !matches!(answer, Answer::Hold(..));
         return match answer {
             Answer::Hold(mut free, then) => {
                 // A test that has ended answers nobody.

@@ -271,10 +271,10 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
 
 /// Writes the size of each object into its status, the way that the type has now.
 #[derive(Clone)]
-struct StatusWriter {
-    type_ref: TypeRef,
+pub(super) struct StatusWriter {
+    pub(super) type_ref: TypeRef,
     /// The last size that it found in the status as well, so that there was nothing to do.
-    settled: watch::Sender<i64>,
+    pub(super) settled: watch::Sender<i64>,
 }
 
 impl Reconciler for StatusWriter {

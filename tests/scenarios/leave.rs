@@ -1,6 +1,7 @@
 //! A type goes.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -10,6 +11,7 @@ use kube::api::{Patch, PatchParams};
 use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
+    informer::Store,
     kind::{Scope, TypeRef},
     manager::{ControllerState, DoneReason, RestartBackoff, RunnableOptions},
     testing::{Action, CrdBuilder, RequestInfo, Rule, RuleId, Verb, simulated::Delays},
@@ -22,7 +24,7 @@ use tokio::{
 
 use super::{
     World,
-    change::watched_again,
+    change::{StatusWriter, watched_again},
     world::{InProcessHook, one_config_map},
 };
 use crate::{
@@ -37,8 +39,8 @@ use crate::{
 scenarios! {
     11 a_type_that_goes_takes_its_cache_and_its_reconciles_along both:
         "runs and sees every deletion while the type terminates; once it is gone, reconciles are \
-         asked to stop, those that do not are aborted after the grace, the cache is empty, and done \
-         comes exactly once, after the last of them";
+         asked to stop, those that do not are aborted after the grace, the cache and its indexes \
+         are empty whatever was still in them, and done comes exactly once, after the last of them";
     12 a_controller_finishes_its_finalizers_before_its_type_goes both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
@@ -53,7 +55,8 @@ scenarios! {
     16 a_type_that_flaps_leaves_its_last_state both:
         "one epoch at a time, as many as the bucket of flaps allows; the last state holds";
     17 a_type_of_another_scope_is_asked_for_at_its_own_paths both:
-        "a new epoch with the new paths; no request in a namespace to a type without any";
+        "nothing of the old type is known while it is away; a new epoch lists, watches and writes \
+         at the new paths: no request in a namespace to a type without any";
     18 a_kind_under_another_plural_is_bound_anew both:
         "whoever wants the kind runs on the new plural, whoever wants the plural waits for \
          TypeAbsent";
@@ -66,6 +69,34 @@ scenarios! {
     22 a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead both:
         "an optional type that comes while the other one goes is watched by the next epoch or not \
          at all: no informer has a dead subscriber";
+}
+
+/// Asserts that a cache of objects in this namespace holds nothing any more, in no index either.
+fn assert_emptied(store: &Store, namespace: &str) {
+    assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
+    let indexed = [store.in_namespace(namespace), store.orphans(None), store.list()];
+    assert!(indexed.iter().all(Vec::is_empty), "an index keeps {indexed:?}");
+}
+
+/// Asserts that nobody remembers how to talk to a type that is gone.
+fn assert_forgotten(world: &World, crd: &CrdBuilder) {
+    let (type_ref, name) = (type_of(crd, "v1"), crd.name());
+    let informers = world.cluster.informers.types().borrow().clone();
+    let mut informers = informers.keys().map(|it| it.group_resource().to_string());
+    assert!(informers.all(|it| it != name), "an informer of it is counted");
+    let status = world.cluster.types.get(&type_ref);
+    assert!(status.state == TypeState::Absent && status.served.is_none(), "{status:?}");
+    let rows = world.cluster.types.report().into_iter().filter(|row| row.name == name);
+    for row in rows {
+        let known = (row.uid.is_some(), row.scope.is_some(), row.served_versions.len());
+        assert_eq!(known, (false, false, 0), "{row:?}");
+    }
+    let metrics = crate::rig::metrics_text(&world.metrics);
+    let group = format!("group=\"{}\"", world.scope.group);
+    let mut cached = metrics
+        .lines()
+        .filter(|line| line.starts_with("pilotlight_informer_") && line.contains(&group));
+    assert_eq!(cached.next(), None, "series of its informers");
 }
 
 /// Asks of a few objects more than of the others.
@@ -145,6 +176,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     recorder.count(objects + 3, |seen| seen.uid.is_some()).await;
     let store = recorder.store(1).unwrap();
     assert_eq!(store.len(), objects + 3);
+    assert_eq!(store.in_namespace(&world.scope.namespace).len(), objects + 3);
 
     world.scope.delete_crd(&crd).await.unwrap();
     // All but one are deleted, and that one keeps the type there.
@@ -156,6 +188,8 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
         left => Err(format!("{left} objects")),
     })
     .await;
+    // Its own deletion is not seen, so that there is something to free.
+    hears_no_more(&world, &crd).await;
     world.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
     world.scope.wait_gone(&crd).await.unwrap();
     let gone = Instant::now();
@@ -163,7 +197,8 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     assert_eq!(world.done("busy", 1).await, DoneReason::TypeGone);
     let done = Instant::now();
     let absence = world.assert_absent(&crd, world.tasks()).await;
-    assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
+    assert_emptied(&store, &world.scope.namespace);
+    assert_forgotten(&world, &crd);
     let ends = ends.lock().unwrap().clone();
     let [("polite", polite), ("deaf", deaf)] = ends[..] else { panic!("{ends:?}") };
     assert!(polite <= deaf && deaf <= done, "done comes after the last of them");
@@ -258,7 +293,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     let looked = Instant::now();
 
     assert_eq!(world.done("unaware", 1).await, DoneReason::TypeGone);
-    assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
+    assert_emptied(&store, &world.scope.namespace);
     drop(store);
     if simulated {
         assert!(looked.elapsed() < Duration::from_secs(2), "{:?}", looked.elapsed());
@@ -297,7 +332,7 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     }
 
     assert_eq!(world.done("anew", 1).await, DoneReason::TypeGone);
-    assert_eq!((store.len(), store.bytes()), (0, 0), "the old cache is emptied");
+    assert_emptied(&store, &world.scope.namespace);
     world.faults.remove(deaf);
     world.running("anew", 2).await;
     let after = world.cluster.types.served(recorder.type_ref()).unwrap();
@@ -357,28 +392,49 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
 }
 
 async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
-    let world = World::on(server, "leave-scope").await;
+    // Limited to a namespace, lists and watches show the scope as writes do.
+    let options = RigOptions { restricted: true, ..RigOptions::default() };
+    let world = World::with(server, "leave-scope", options).await;
     let namespaced = world.widgets();
     let cluster_scoped = world.widgets().cluster_scoped();
     let recorder = world.controller("scope", &namespaced).await;
+    let (settled, mut written) = watch::channel(0);
+    let writer = StatusWriter { type_ref: recorder.type_ref().clone(), settled };
+    let controller = Controller::builder("writer").for_type(recorder.type_ref().clone());
+    let controller = controller.conditional().build(&world.cluster, writer).unwrap();
+    world.add("writer", Arc::new(controller)).await;
+    let mut writes = async |size: i64| {
+        let settled = timeout(PATIENCE, written.wait_for(|it| *it == size)).await;
+        drop(settled.expect("its status is written in time").unwrap());
+    };
     world.install(&namespaced).await;
     world.create(&namespaced, "gear", 1).await;
     recorder.saw("gear", 1).await;
-    recorder.act("held", Act::Release);
+    writes(1).await;
+    let sent = world.requests(&namespaced, world.begin).await;
+    assert!(sent.iter().all(|event| event.namespace == world.scope.namespace), "{sent:#?}");
 
     world.uninstall(&namespaced).await;
+    for name in ["scope", "writer"] {
+        assert_eq!(world.done(name, 1).await, DoneReason::TypeGone);
+        world.until(name, "waits", |it| it.reason == "TypeAbsent").await;
+    }
+    assert_forgotten(&world, &namespaced);
     let mark = world.mark();
     world.install(&cluster_scoped).await;
 
-    assert_eq!(world.done("scope", 1).await, DoneReason::TypeGone);
-    world.running("scope", 2).await;
+    for name in ["scope", "writer"] {
+        world.running(name, 2).await;
+    }
     let served = world.cluster.types.served(recorder.type_ref()).unwrap();
     assert_eq!(served.identity.scope, Scope::Cluster);
-    let created = world.create(&cluster_scoped, "gear", 1).await;
+    let created = world.create(&cluster_scoped, "gear", 2).await;
     let seen = recorder.saw("gear", 2).await;
     assert_eq!(seen.uid, Some(created));
+    writes(2).await;
     let sent = world.requests(&cluster_scoped, mark).await;
-    assert!(!sent.is_empty());
+    let verbs: BTreeSet<_> = sent.iter().map(|event| event.verb.as_str()).collect();
+    assert!(verbs.is_superset(&["list", "patch", "watch"].into()), "{verbs:?}");
     assert!(sent.iter().all(|event| event.namespace.is_empty()), "{sent:#?}");
     world.finish().await;
 }

@@ -11,7 +11,7 @@ use pilotlight::{
     informer::InformerOptions,
     manager::ControllerState,
     testing::{
-        CrdBuilder, Faults, RequestInfo, Rule, Verb,
+        Action, CrdBuilder, Faults, OpenRequest, RequestInfo, Rule, Verb,
         simulated::{Delays, SimulatedServer},
     },
 };
@@ -36,22 +36,27 @@ scenarios! {
         "the server restarts, is out for a while, goes back to an older backup, or forgets the watches' versions (the last two on the simulated server alone): every watch is resumed or listed anew, one list per type at a time and no more of all than the cap; lists in the place of watches are spread over 50 ms; each change is seen, nothing stops or starts twice";
     35 a_storm_of_410_keeps_to_the_cap_of_lists both:
         "each type (500 on the simulated server) is listed once, never more of them at once than the cap; nothing is lost";
+    35 a_storm_of_410_holds_no_more_pages_than_the_cap simulated("the real one answers a page at once"):
+        "where the server sends slowly, lists are read by pages of the limit and no more of them at once than the cap, however many types and objects there are";
     37 tokens_that_expire_stop_nothing both:
         "caches are kept and stale; all types resume by themselves within the longest back-off of 30 s";
 }
 
 /// Counts the lists that are under way at once while something happens: what they were at most.
+/// Those by pages count until the page is read, streaming ones until they are answered.
 pub(super) async fn most_lists_at_once<T>(
     faults: &Faults,
     which: impl Fn(&RequestInfo) -> bool,
     happens: impl Future<Output = T>,
 ) -> (T, usize) {
     let most = AtomicUsize::new(0);
-    let is_list =
-        |info: &RequestInfo| info.verb == Verb::List || info.query.contains("sendInitialEvents");
+    let is_list = |it: &OpenRequest| {
+        let is_stream = it.info.query.contains("sendInitialEvents") && !it.answered;
+        it.info.verb == Verb::List || is_stream
+    };
     let look = faults.wait_until(|faults| {
         let open = faults.open().into_iter();
-        let lists = open.filter(|it| !it.answered && is_list(&it.info) && which(&it.info)).count();
+        let lists = open.filter(|it| is_list(it) && which(&it.info)).count();
         most.fetch_max(lists, Ordering::Relaxed);
         false
     });
@@ -289,6 +294,53 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
     informers.retain(|it| it.key.identity.plural.starts_with("kind"));
     assert_eq!(informers.len(), types);
     assert!(informers.iter().all(|it| it.objects == 1), "{informers:#?}");
+    world.finish().await;
+}
+
+async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>) {
+    const TYPES: usize = 40;
+    const OBJECTS: usize = 20;
+    const PAGE: u32 = 5;
+    const CAP: usize = 4;
+    let informers =
+        InformerOptions { page_limit: PAGE, max_concurrent_lists: CAP, ..Default::default() };
+    let options = RigOptions { informers, ..RigOptions::default() };
+    let world = World::with(server, "faults-pages", options).await;
+    let many = Many::arrive(&world, TYPES).await;
+    for (crd, recorder) in many.crds.iter().zip(&many.recorders) {
+        for number in 1..OBJECTS {
+            world.create(crd, &format!("object-{number}"), 1).await;
+        }
+        recorder.count(OBJECTS, |seen| seen.uid.is_some()).await;
+    }
+    let streams = status(400, "BadRequest", "sendInitialEvents is not known");
+    world.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
+    // A page of five is about 2 KB, so each takes a fifth of a second.
+    let slowly = Action::Drip { bytes: 100, every: Duration::from_millis(10) };
+    let slowly = world.faults.add(Rule::new(slowly).verb(Verb::List));
+    world.faults.forget_seen();
+
+    let storm = async {
+        let expired = status(410, "Expired", "too old resource version: 1 (2)");
+        let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
+        world.faults.add(rule.times(TYPES));
+        assert_eq!(world.faults.cut_open(many.is_about()), TYPES);
+        many.are_changed(&world, 2).await;
+        for crd in &many.crds {
+            watched_again(&world, crd, 1).await;
+        }
+    };
+    let ((), most) = most_lists_at_once(&world.faults, many.is_about(), storm).await;
+
+    assert_eq!(most, CAP, "pages that are read at once: what may be used is used, and no more");
+    let seen = world.faults.seen().into_iter();
+    let pages: Vec<_> = seen.filter(|it| it.verb == Verb::List && many.is_about()(it)).collect();
+    let limit = format!("limit={PAGE}");
+    assert!(pages.iter().all(|page| page.query.contains(&limit)), "{pages:#?}");
+    let all = TYPES * OBJECTS.div_ceil(PAGE.try_into().unwrap());
+    assert_eq!(pages.len(), all, "each page once");
+    assert_eq!(world.faults.hits(slowly), all);
+    many.assert_undisturbed(&world);
     world.finish().await;
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pilotlight::{
-    discovery::{DiscoveryOptions, TypeState},
+    discovery::{DiscoveryOptions, Mode, TypeState},
     informer::Progress,
     kind::TypeRef,
     manager::ControllerState,
@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     rig::{
-        Act, Carrier, Embedded, Recorder, RigOptions, Rule as Right, Server, about, eventually,
-        type_of, until,
+        Act, Carrier, Embedded, PATIENCE, Recorder, RigOptions, Rule as Right, Server, about,
+        eventually, type_of, until,
     },
     unknown::{assert_undisturbed, hits},
 };
@@ -30,6 +30,8 @@ scenarios! {
         "what was served stays so or Unknown, an empty answer is an error in the health; nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
         "the type stays Served, its controller Running over the whole cache and stale; no discovery request; it recovers within three seconds";
+    33 a_transient_404_of_everything_is_no_proof_of_absence both:
+        "CRDs, discovery and objects at once, as while a server starts: nothing stops, nothing is purged, and all is as before when it answers again";
     33 a_transient_404_of_a_write_is_no_proof_of_absence both:
         "a status and a deletion that are answered so are sent again: only an answer that names the object says that it is gone";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
@@ -200,6 +202,50 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert_nothing_purged(&recorder);
     assert_undisturbed(&world, "widgets");
     assert_eq!(lists(&world, &crd, mark).await, 0, "the watch goes on where it was");
+    world.finish().await;
+}
+
+async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'static>) {
+    let discovery = DiscoveryOptions {
+        backstop: Duration::from_millis(500),
+        static_interval: Duration::from_millis(500),
+        ..DiscoveryOptions::default()
+    };
+    let options = RigOptions { discovery, ..RigOptions::default() };
+    let world = World::with(server, "faults-404-all", options).await;
+    let crd = world.widgets();
+    let recorder = at_work(&world, "widgets", &crd).await;
+
+    let rule = world.faults.add(Rule::new(Action::Reply(Reply::text(404, "404 page not found\n"))));
+    assert!(world.faults.cut_open(|_| true) >= 3, "CRDs, APIServices and the objects are watched");
+    world.until("widgets", "is stale", |it| it.report.stale).await;
+    goes_on_stale(&recorder).await;
+    // CRDs that answer so may not be watched, as far as one can tell: discovery is asked instead.
+    let mut mode = world.cluster.types.mode();
+    let polled = mode.wait_for(|mode| *mode != Mode::Watching);
+    drop(time::timeout(PATIENCE, polled).await.expect("polled in time").unwrap());
+    let discovered = |info: &RequestInfo| info.path == "/apis";
+    let asked = world.faults.seen().into_iter().filter(discovered).count();
+    let asked_again = world
+        .faults
+        .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
+    time::timeout(PATIENCE, asked_again).await.expect("asked again in time");
+    let state = world.cluster.types.get(recorder.type_ref()).state;
+    let unknown = TypeState::Unknown(Some(Box::new(TypeState::Served)));
+    assert!(state == TypeState::Served || state == unknown, "{state:?}");
+    assert_undisturbed(&world, "widgets");
+    world.resize(&crd, "kept", 2).await;
+
+    world.faults.remove(rule);
+    recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
+    world.until("widgets", "is current", |it| it.reason == "Running").await;
+    let served = |state: &TypeState| *state == TypeState::Served;
+    world.type_state(recorder.type_ref(), "is served", served).await;
+    let mut mode = world.cluster.types.mode();
+    let watched = mode.wait_for(|mode| *mode == Mode::Watching);
+    drop(time::timeout(PATIENCE, watched).await.expect("watched in time").unwrap());
+    assert_nothing_purged(&recorder);
+    assert_undisturbed(&world, "widgets");
     world.finish().await;
 }
 

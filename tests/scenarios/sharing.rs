@@ -36,8 +36,9 @@ scenarios! {
     44 a_slow_controller_on_a_shared_type both:
         "its own queue holds each object once at most; the others see each change at once";
     45 different_keys_on_one_type_do_not_share both:
-        "equal keys share a watch, unequal ones have their own, each is listed; joining and \
-         leaving costs the others no event, and the last to leave frees the memory";
+        "equal keys share a watch, unequal ones have their own, each is listed, and the metrics of \
+         the type count them all; joining and leaving costs the others no event, and the last to \
+         leave frees the memory and takes the series along";
     46 one_controller_panics both:
         "it backs off from a second, doubling, and says so, as one does that fails; the others go on in their epoch, and nobody is asked again";
 }
@@ -282,6 +283,25 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         })
         .await;
     }
+    let group = world.scope.group.clone();
+    let metric = |name: &str| {
+        let name = format!("pilotlight_informer_{name}");
+        crate::rig::metric_of_type(&world.metrics, &name, &group, "widgets")
+    };
+    let metrics = async |informers: i64, objects: i64| {
+        let wanted = (Some(informers), Some(objects));
+        until(&format!("the metrics say {wanted:?}"), async || {
+            match (metric("tasks"), metric("objects")) {
+                told if told == wanted => Ok(()),
+                told => Err(format!("{told:?}")),
+            }
+        })
+        .await;
+        let bytes = world.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
+        assert_eq!(metric("cached_bytes"), i64::try_from(bytes).ok());
+    };
+    // One of them is of objects that are chosen, and there is none.
+    metrics(5, 4).await;
     let mark = world.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
     for (key, second) in keys.iter().zip(&mut seconds) {
@@ -293,6 +313,7 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let told: BTreeMap<_, _> =
         status.iter().map(|it| (format!("{:?}", it.key), it.subscribers)).collect();
     assert_eq!(told, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
+    metrics(5, 4).await;
 
     let (kept, leaving) = (firsts.remove(0), firsts);
     for subscription in leaving.into_iter().chain(seconds) {
@@ -302,8 +323,11 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     assert_eq!(synced(&mut kept).await, 0, "the others' leaving is no event");
     let status = world.cluster.informers.status();
     assert_eq!(status.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1], "{status:#?}");
+    metrics(1, 1).await;
     kept.release(Linger::None).await;
     assert!(world.cluster.informers.status().is_empty());
+    let left = ["tasks", "objects", "cached_bytes", "events_total"].map(metric);
+    assert_eq!(left, [None; 4], "series go with the last of them");
     world.uninstall(&crd).await;
     world.finish().await;
 }
