@@ -54,9 +54,13 @@ mod terminating;
 #[cfg(feature = "cli")]
 mod termination;
 mod token;
+#[cfg(feature = "meta")]
+mod told;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;
+#[cfg(feature = "meta")]
+mod watches;
 mod wire;
 
 use futures::{Stream, StreamExt};

@@ -17,6 +17,8 @@ mod deletions;
 #[cfg(feature = "cli")]
 mod hook_server;
 mod life;
+#[cfg(feature = "meta")]
+mod logs;
 mod metrics;
 mod recorder;
 mod rights;
@@ -66,8 +68,6 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-#[cfg(feature = "meta")]
-pub(crate) use self::bench::{Bench, sized};
 #[cfg(feature = "cli")]
 pub(crate) use self::metrics::text as metrics_text;
 use self::rights::Rights;
@@ -77,6 +77,11 @@ pub(crate) use self::{
     recorder::{Act, Recorder, Seen},
     rights::Rule,
     server::{Mark, Server},
+};
+#[cfg(feature = "meta")]
+pub(crate) use self::{
+    bench::{Bench, sized},
+    logs::{Line, Logs},
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{
