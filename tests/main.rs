@@ -28,6 +28,8 @@ mod examples;
 mod faults;
 mod flaps;
 #[cfg(feature = "cli")]
+mod hook_certificates;
+#[cfg(feature = "cli")]
 mod hooks;
 mod identity;
 #[cfg(feature = "cli")]

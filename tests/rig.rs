@@ -72,7 +72,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) use self::metrics::text as metrics_text;
 use self::rights::Rights;
 pub(crate) use self::{
-    alone::alone,
+    alone::{alone, alone_where},
     carrier::{Carrier, Embedded, Listening},
     recorder::{Act, Recorder, Seen},
     rights::Rule,

@@ -192,6 +192,11 @@ impl Bench {
         bench
     }
 
+    /// No controller is declared yet; those that will be ask their hooks at their URLs.
+    pub(crate) async fn with_web_hooks() -> Self {
+        Self::begin(Arc::new(FunctionHook::new()), None).await
+    }
+
     async fn begin(hook: Arc<FunctionHook>, hooks: Option<HookFactory>) -> Self {
         let server = SimulatedServer::new();
         let crd = CrdBuilder::new("bench.test", "Widget");
