@@ -6,6 +6,7 @@ mod aggregated;
 #[cfg(feature = "meta")]
 mod answers;
 mod architecture;
+mod authority;
 #[cfg(feature = "cli")]
 mod bad_input;
 #[cfg(feature = "cli")]
