@@ -8,7 +8,7 @@ use kube::{
     Api,
     api::{Patch, PatchParams},
 };
-use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb};
+use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb, simulated::SimulatedRequest};
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
@@ -96,38 +96,94 @@ async fn a_conflict_without_an_event_is_met_less_than_once_a_second() {
     bench.end().await;
 }
 
+/// What an answer to a create says of the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Means {
+    /// It was not made, and will not be by itself: it is sent ever less often.
+    Refused,
+    /// It may have been made: as often, and the server is asked for it before each.
+    Perhaps,
+    /// It was not made, and is not to be sent before so many seconds have passed.
+    NotBefore(u64),
+}
+
+/// Between each two creates: whether the server was asked for the object by its name.
+fn looked_before_each(bench: &Bench) -> Vec<bool> {
+    let requests = bench.requests();
+    let is = |info: &RequestInfo, verb| info.resource == "configmaps" && info.verb == verb;
+    let between = requests.split(|(_, info)| is(info, Verb::Create)).skip(1);
+    let mut looked: Vec<_> = between
+        .map(|between| {
+            between
+                .iter()
+                .any(|(_, info)| is(info, Verb::List) && info.query.contains("metadata.name%3Dp-0"))
+        })
+        .collect();
+    // What comes after the last one.
+    looked.pop();
+    looked
+}
+
 #[tokio::test(start_paused = true)]
-async fn a_create_that_is_refused_is_told_repeated_ever_less_often_and_made_once() {
-    for (code, reason) in [
-        (400, "BadRequest"),
-        (403, "Forbidden"),
-        (413, "RequestEntityTooLarge"),
-        (415, "UnsupportedMediaType"),
-        (422, "Invalid"),
-        (429, "TooManyRequests"),
-        (500, "InternalError"),
-        (503, "ServiceUnavailable"),
-        (504, "Timeout"),
+async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
+    // Everybody may send `Retry-After`, but only of these two does it say when to come again.
+    let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
+    for (code, reason, after, means) in [
+        (400, "BadRequest", Some(600), Means::Refused),
+        (403, "Forbidden", Some(600), Means::Refused),
+        (413, "RequestEntityTooLarge", Some(600), Means::Refused),
+        (415, "UnsupportedMediaType", Some(600), Means::Refused),
+        (422, "Invalid", Some(600), Means::Refused),
+        (429, throttled, None, Means::Refused),
+        (429, throttled, Some(20), Means::NotBefore(20)),
+        (429, throttled, Some(600), Means::NotBefore(300)),
+        (500, "InternalError", Some(600), Means::Perhaps),
+        (502, "BadGateway", Some(600), Means::Perhaps),
+        (503, unavailable, None, Means::Perhaps),
+        (503, unavailable, Some(20), Means::NotBefore(20)),
+        (503, unavailable, Some(600), Means::NotBefore(300)),
+        (504, "Timeout", Some(600), Means::Perhaps),
     ] {
+        let what = format!("{code}, Retry-After {after:?}");
         let bench = Bench::start().await;
         let refusal = Reply::status(code, reason, "not this one");
-        // Says something of requests at this moment with the other two alone.
-        let refusal = if matches!(code, 429 | 503) { refusal } else { refusal.retry_after(600) };
+        let refusal = Reply { retry_after: after, ..refusal };
         let rule = bench.faults.add(children(Action::Reply(refusal), Verb::Create));
         bench.parent("p", 1, "one");
 
         sleep(Duration::from_secs(30)).await;
 
-        // 5 ms doubled, thirteen times at most; the answer may be lost, but not the object doubled.
         let tries = bench.sent(Verb::Create);
-        assert!((2..=14).contains(&tries.len()), "{code}: {}", tries.len());
-        assert!(bench.children().is_empty(), "{code}");
         let told = bench.events("SyncError");
-        assert!(told.len() == 1 && told[0].contains("not this one"), "{code}: {told:?}");
+        if let Means::NotBefore(seconds) = means {
+            assert_eq!(tries.len(), if seconds < 30 { 2 } else { 1 }, "{what}");
+            assert_eq!(told, [] as [&str; 0], "{what}");
+        } else {
+            // 5 ms doubled; what came in between is asked for within a second.
+            let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+            let last = gaps.iter().rev().take(3).collect::<Vec<_>>();
+            assert!((11..=14).contains(&tries.len()), "{what}: {gaps:?}");
+            assert!(last.windows(2).all(|two| *two[0] > *two[1] * 3 / 2), "{what}: {gaps:?}");
+            assert!(told.len() == 1 && told[0].contains("not this one"), "{what}: {told:?}");
+        }
+        let looked = looked_before_each(&bench);
+        // Of what was refused for a time nothing was made, as all of a 503 is but its code.
+        let wanted = means == Means::Perhaps || code == 503;
+        assert!(looked.iter().all(|looked| *looked == wanted), "{what}: {looked:?}");
+        assert!(bench.children().is_empty(), "{what}");
         bench.faults.remove(rule);
         let took = bench.settled(&["p"], 1, "one").await;
-        assert!(took < Duration::from_secs(60), "{code}: {took:?}");
-        assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
+        let longest = match means {
+            Means::Refused | Means::Perhaps => 60,
+            // A quarter is added, so that not all come at once.
+            Means::NotBefore(seconds) => seconds * 5 / 4,
+        };
+        assert!(took < Duration::from_secs(longest), "{what}: {took:?}");
+        if means == Means::NotBefore(300) {
+            let gap = bench.sent(Verb::Create)[1] - tries[0];
+            assert!(gap >= Duration::from_secs(300), "{what}: {gap:?}");
+        }
+        assert!(bench.sent(Verb::Delete).is_empty(), "{what}");
         bench.end().await;
     }
 }
@@ -295,5 +351,40 @@ async fn a_slow_admission_holds_up_its_own_parent_alone() {
     let took = bench.settled(&["slow"], 1, "one").await;
     assert!(took < Duration::from_secs(26), "{took:?}");
     assert_eq!(bench.sent(Verb::Create).len(), 4, "nothing is sent twice");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one_that_was() {
+    let bench = Bench::start().await;
+    bench.parent("p", 1, "ours");
+    bench.settled(&["p"], 1, "ours").await;
+    let unseen = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");
+    let unseen = bench.faults.add(unseen);
+    let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "configmaps";
+    assert_eq!(bench.faults.cut_open(is_watch), 1);
+    bench.server.remove("v1", "ConfigMap", "default", "p-0").unwrap();
+    let theirs = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "p-0", "namespace": "default" }, "data": { "text": "theirs" },
+    });
+    let theirs = bench.server.apply(theirs).unwrap();
+
+    bench.parent("p", 0, "ours");
+    bench.until("the old one is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
+    sleep(Duration::from_secs(10)).await;
+
+    let deleted = bench.server.requests();
+    let deleted = deleted.iter().filter(|request| {
+        let SimulatedRequest { info, user, .. } = request;
+        info.verb == Verb::Delete && info.resource == "configmaps" && user == "pilotlight"
+    });
+    let codes: Vec<_> = deleted.map(|request| request.code).collect();
+    assert!(codes.iter().all(|code| *code == Some(409)), "it is meant by its uid: {codes:?}");
+    bench.faults.remove(unseen);
+    sleep(Duration::from_secs(60)).await;
+    let found = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
+    assert_eq!(found["metadata"]["uid"], theirs["metadata"]["uid"]);
+    assert_eq!(bench.sent(Verb::Delete).len(), codes.len(), "it is left alone once it is seen");
     bench.end().await;
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use pilotlight::meta::HookError;
+use pilotlight::{meta::HookError, testing::Verb};
 use serde_json::{Value, json};
 use tokio::{
     sync::watch,
@@ -172,4 +172,46 @@ async fn an_answer_after_its_deadline_is_discarded() {
         assert!(pair[1].at - pair[0].at >= Duration::from_millis(500), "one after the other");
     }
     stage.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_last_state() {
+    const PARENTS: usize = 100;
+    let bench = Bench::start().await;
+    bench.hook.answers(|request| async move {
+        sleep(Duration::from_secs(30)).await;
+        Ok(sized(&request))
+    });
+    let name = |number: usize| format!("p{number}");
+    for number in 0..PARENTS {
+        bench.parent(&name(number), 1, "first");
+    }
+    let known = |bench: &Bench| bench.informer().is_some_and(|it| it.objects == PARENTS);
+    bench.until("all are known", known).await;
+    let (lists, watches) =
+        (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
+
+    // Five thousand changes a second, for two seconds.
+    let last = "x".repeat(5000);
+    for change in 0..100 {
+        let text = if change < 99 { change.to_string() } else { last.clone() };
+        for number in 0..PARENTS {
+            bench.parent(&name(number), 1, &text);
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+
+    let bytes = bench.informer().unwrap().bytes;
+    let all = PARENTS * last.len();
+    assert!((all..all * 2).contains(&bytes), "as it is now, and nothing else: {bytes}");
+    // Those that were asked about meanwhile, and then each once: five at a time, for 30 s.
+    sleep(u32::try_from(PARENTS / WORKERS + 2).unwrap() * Duration::from_secs(30)).await;
+    let children = bench.children();
+    assert_eq!(children.len(), PARENTS);
+    assert!(children.values().all(|text| *text == last), "{children:?}");
+    assert!(!bench.hook.overlapped() && bench.hook.most() <= WORKERS);
+    let asked = (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
+    // One lasts for ten minutes at most, and all this takes as long.
+    assert!(asked.0 == lists && asked.1 <= watches + 3, "{asked:?}, before {lists}, {watches}");
+    bench.end().await;
 }

@@ -6,6 +6,7 @@ mod aggregated;
 #[cfg(feature = "meta")]
 mod answers;
 mod architecture;
+mod authority;
 #[cfg(feature = "cli")]
 mod bad_input;
 #[cfg(feature = "cli")]
@@ -27,6 +28,8 @@ mod etag;
 mod examples;
 mod faults;
 mod flaps;
+#[cfg(feature = "cli")]
+mod hook_certificates;
 #[cfg(feature = "cli")]
 mod hooks;
 mod identity;
@@ -53,9 +56,13 @@ mod terminating;
 #[cfg(feature = "cli")]
 mod termination;
 mod token;
+#[cfg(feature = "meta")]
+mod told;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;
+#[cfg(feature = "meta")]
+mod watches;
 mod wire;
 
 use futures::{Stream, StreamExt};

@@ -18,6 +18,8 @@ mod deletions;
 #[cfg(feature = "cli")]
 mod hook_server;
 mod life;
+#[cfg(feature = "meta")]
+mod logs;
 mod metrics;
 #[cfg(feature = "cli")]
 mod process;
@@ -69,18 +71,21 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-#[cfg(feature = "meta")]
-pub(crate) use self::bench::{Bench, sized};
 #[cfg(feature = "cli")]
 pub(crate) use self::metrics::{of_type as metric_of_type, text as metrics_text};
 use self::rights::Rights;
 pub(crate) use self::{
-    alone::alone,
+    alone::{alone, alone_where},
     carrier::{Carrier, Embedded, Listening},
     counts::counted,
     recorder::{Act, Recorder, Seen},
     rights::Rule,
     server::{Mark, Server},
+};
+#[cfg(feature = "meta")]
+pub(crate) use self::{
+    bench::{Bench, sized},
+    logs::{Line, Logs},
 };
 #[cfg(feature = "cli")]
 pub(crate) use self::{

@@ -4,15 +4,24 @@
 use std::time::Duration;
 
 use pilotlight::{
+    informer::Progress,
     manager::ControllerState,
     testing::{Binary, ControlPlane, ControlPlaneOptions},
 };
-use tokio::{process::Command, time};
+use tokio::{
+    process::Command,
+    time::{self, Instant},
+};
 
 use crate::rig::{Carrier, Embedded, Recorder, Rig, RigOptions, type_of};
 
-/// Longer than whatever is asked meanwhile takes to be noticed, shorter than the deadlines.
-const STANDSTILL: Duration = Duration::from_secs(12);
+/// Longer than it takes until connections that nobody answers on are given up (30 s until they are
+/// asked, 10 s for an answer), and those that are opened instead (5 s); shorter than a watch may be
+/// silent.
+const STANDSTILL: Duration = Duration::from_secs(65);
+
+/// What waits for the server then tries again within half a minute.
+const FOUND_AGAIN: Duration = Duration::from_secs(40);
 
 #[tokio::test]
 async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
@@ -36,12 +45,17 @@ async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
     let stands = async {
         time::sleep(STANDSTILL).await;
         assert_eq!(rig.status("patient").state, ControllerState::Running);
-        assert_eq!(rig.cluster.informers.status()[0].objects, 1, "the cache is as it was");
+        let informer = &rig.cluster.informers.status()[0];
+        assert_eq!(informer.objects, 1, "the cache is as it was");
+        assert!(matches!(informer.progress, Progress::Stale(_)), "told: {informer:?}");
+        assert!(rig.status("patient").report.stale, "told of the controller, too");
         signal(server, "CONT").await;
+        Instant::now()
     };
-    tokio::join!(create, stands);
+    let ((), again) = tokio::join!(create, stands);
 
     recorder.saw("meanwhile", 1).await;
+    assert!(again.elapsed() < FOUND_AGAIN, "{:?}", again.elapsed());
     rig.create(&crd, "after", 1).await;
     recorder.saw("after", 1).await;
     let status = rig.status("patient");

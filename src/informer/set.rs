@@ -226,7 +226,9 @@ impl Shared {
 
     fn start(self: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
         let identity = &hub.key.identity;
+        // Of its own: whoever comes first may leave before the others.
         let span = info_span!(
+            parent: None,
             "informer",
             group = %identity.group,
             version = %identity.version,

@@ -6,6 +6,7 @@
 
 mod connections;
 mod etag;
+mod handshake;
 
 use std::{
     error::Error,
@@ -147,7 +148,10 @@ impl Webhook {
         };
         match client.request(request).await {
             Ok(response) => (Some(response.status()), self.read(about, response).await),
-            Err(error) => (None, Err(HookError::Transport(chain(&error)))),
+            Err(error) => {
+                let message = handshake::explain(&error).unwrap_or_else(|| chain(&error));
+                (None, Err(HookError::Transport(message)))
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! A process of its own, for a test that measures the process: its memory and its sockets are those
 //! of every test that runs in it.
 
-use std::{env, process::Stdio};
+use std::{env, ffi::OsString, process::Stdio};
 
 use tokio::process::Command;
 
@@ -10,14 +10,24 @@ const ALONE: &str = "PILOTLIGHT_TEST_ALONE";
 
 /// Runs a test in a process of its own, with a control plane of its own; `name` is what the harness
 /// calls it.
-#[expect(clippy::print_stdout, reason = "what the test said belongs to its output")]
 pub(crate) async fn alone(name: &str, test: impl Future<Output = ()>) {
+    alone_where(name, Vec::new, Box::pin(test)).await;
+}
+
+/// As [`alone`], in an environment that is set up first, outside.
+#[expect(clippy::print_stdout, reason = "what the test said belongs to its output")]
+pub(crate) async fn alone_where(
+    name: &str,
+    environment: impl FnOnce() -> Vec<(&'static str, OsString)>,
+    test: impl Future<Output = ()>,
+) {
     if env::var_os(ALONE).is_some() {
         return test.await;
     }
     let own = Command::new(env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(ALONE, "1")
+        .envs(environment())
         .stdin(Stdio::null())
         .kill_on_drop(true)
         .output()

@@ -3,19 +3,22 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::Request;
+use http::{Request, Uri};
 use kube::{Client, ResourceExt, client::Body};
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
-    informer::ObjectKey,
+    informer::{InformerStatus, ObjectKey},
     manager::{Manager, ManagerOptions, RunnableOptions},
-    meta::{self, Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{self, Hook, HookError, HookFactory, MetaOptions, SUPERVISOR, Supervisor},
     testing::{
         CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, Verb, simulated::SimulatedServer,
     },
@@ -155,6 +158,12 @@ pub(crate) fn sized(request: &Value) -> Value {
     json!({ "status": { "size": size }, "children": children.collect::<Vec<_>>() })
 }
 
+/// The same request of a client that wants none.
+fn without_bookmarks(uri: &Uri) -> Uri {
+    let wanted = "allowWatchBookmarks=true";
+    uri.to_string().replace(wanted, "allowWatchBookmarks=false").parse().unwrap()
+}
+
 /// The manager with one declared controller of widgets, and its server.
 pub(crate) struct Bench {
     pub(crate) server: SimulatedServer,
@@ -163,6 +172,9 @@ pub(crate) struct Bench {
     crd: CrdBuilder,
     sent: Arc<Mutex<Vec<(Instant, RequestInfo)>>>,
     deletions: Deletions,
+    bookmarks: Arc<AtomicBool>,
+    // Let go of with the manager.
+    cluster: Option<Cluster>,
     leaks: LeakOracle,
     baseline: Measure,
     stop: CancellationToken,
@@ -172,6 +184,20 @@ pub(crate) struct Bench {
 impl Bench {
     /// The controller runs; there are no parents.
     pub(crate) async fn start() -> Self {
+        let hook = Arc::new(FunctionHook::new());
+        let made = Arc::clone(&hook);
+        let hooks: HookFactory = Arc::new(move |_| made.clone());
+        let bench = Self::begin(hook, Some(hooks)).await;
+        bench.declare("a", &bench.crd, "http://function/");
+        bench
+    }
+
+    /// No controller is declared yet; those that will be ask their hooks at their URLs.
+    pub(crate) async fn with_web_hooks() -> Self {
+        Self::begin(Arc::new(FunctionHook::new()), None).await
+    }
+
+    async fn begin(hook: Arc<FunctionHook>, hooks: Option<HookFactory>) -> Self {
         let server = SimulatedServer::new();
         let crd = CrdBuilder::new("bench.test", "Widget");
         for own in meta::crds() {
@@ -190,7 +216,12 @@ impl Bench {
             .layer(faults.layer())
             .service(server.service("pilotlight"));
         let deleting = deletions.clone();
-        let service = tower::service_fn(move |request: Request<Body>| {
+        let bookmarks = Arc::new(AtomicBool::new(true));
+        let wanted = Arc::clone(&bookmarks);
+        let service = tower::service_fn(move |mut request: Request<Body>| {
+            if !wanted.load(Ordering::Relaxed) {
+                *request.uri_mut() = without_bookmarks(request.uri());
+            }
             let info = RequestInfo::new(request.method(), request.uri());
             log.lock().unwrap().push((Instant::now(), info));
             let (disturbed, deleting) = (disturbed.clone(), deleting.clone());
@@ -201,27 +232,36 @@ impl Bench {
         let mut manager = Manager::new(ManagerOptions::default());
         manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
         let handle = manager.handle();
-        let hook = Arc::new(FunctionHook::new());
-        let made = Arc::clone(&hook);
-        let options =
-            MetaOptions { hooks: Some(Arc::new(move |_| made.clone())), ..MetaOptions::default() };
+        let options = MetaOptions { hooks, ..MetaOptions::default() };
         let supervisor = Supervisor::new(&cluster, handle, options).unwrap();
         manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
         let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
         let stopping = stop.clone();
         tasks.spawn(async move { manager.run(stopping).await.unwrap() });
-        let bench =
-            Self { server, faults, hook, crd, sent, deletions, leaks, baseline, stop, tasks };
-        bench.declare();
-        bench
+        let cluster = Some(cluster);
+        Self {
+            server,
+            faults,
+            hook,
+            crd,
+            sent,
+            deletions,
+            bookmarks,
+            cluster,
+            leaks,
+            baseline,
+            stop,
+            tasks,
+        }
     }
 
-    fn declare(&self) {
-        let parent = self.crd.api_resource("v1");
+    /// Declares a controller of these parents, whose hook is at this URL.
+    pub(crate) fn declare(&self, name: &str, parents: &CrdBuilder, url: &str) {
+        let parent = parents.api_resource("v1");
         let controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
-            "metadata": { "name": "a" },
+            "metadata": { "name": name },
             "spec": {
                 "generateSelector": true,
                 "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
@@ -230,7 +270,7 @@ impl Bench {
                     "resource": "configmaps",
                     "updateStrategy": { "method": "InPlace" },
                 }],
-                "hooks": { "sync": { "webhook": { "url": "http://function/" } } },
+                "hooks": { "sync": { "webhook": { "url": url } } },
             },
         });
         self.server.apply(controller).unwrap();
@@ -248,7 +288,7 @@ impl Bench {
     }
 
     /// Nothing, while a type has just begun to be served and nobody may list it.
-    fn list(&self, api_version: &str, kind: &str) -> Vec<Value> {
+    pub(crate) fn list(&self, api_version: &str, kind: &str) -> Vec<Value> {
         self.server.list(api_version, kind).unwrap_or_default()
     }
 
@@ -289,6 +329,25 @@ impl Bench {
         of_reason.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
+    /// From now on no watch is opened that has bookmarks.
+    pub(crate) fn withholds_bookmarks(&self) {
+        self.bookmarks.store(false, Ordering::Relaxed);
+    }
+
+    /// The informer of the parents, once there is one.
+    pub(crate) fn informer(&self) -> Option<InformerStatus> {
+        let all = self.cluster.as_ref().unwrap().informers.status();
+        let of_parents = self.crd.name();
+        all.into_iter().find(|it| it.key.identity.group_resource().to_string() == of_parents)
+    }
+
+    /// Requests about the parents as a whole: lists, watches.
+    pub(crate) fn asked_for_parents(&self, verb: Verb) -> usize {
+        let sent = self.sent.lock().unwrap();
+        let of_parents = |info: &RequestInfo| info.verb == verb && info.resource == "widgets";
+        sent.iter().filter(|(_, info)| of_parents(info)).count()
+    }
+
     /// When such requests about ConfigMaps were sent, whatever became of them.
     pub(crate) fn sent(&self, verb: Verb) -> Vec<Instant> {
         let of_children = |info: &RequestInfo| info.verb == verb && info.resource == "configmaps";
@@ -307,6 +366,7 @@ impl Bench {
         self.stop.cancel();
         timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
         self.deletions.assert_guarded();
+        self.cluster = None;
         let closed = self.server.wait_until(|server| server.open_watches().is_empty());
         timeout(PATIENCE, closed).await.unwrap();
         self.leaks.assert_baseline(&self.baseline).await;

@@ -349,6 +349,21 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_change_that_comes_before_its_creation_counts_once() {
+        let mut rig = Rig::new();
+        let (mut subscription, watch) = rig.synced(&[]).await;
+
+        watch.event("MODIFIED", &widget("a", 12));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 0, 12));
+        watch.event("ADDED", &widget("a", 11));
+        watch.event("MODIFIED", &widget("a", 12));
+        watch.event("ADDED", &widget("b", 13));
+
+        assert_eq!(change(&mut subscription).await, ("b".into(), 0, 13));
+        assert_eq!(stored(&subscription), names(&[("a", 12), ("b", 13)]));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_deletion_with_the_version_of_the_last_change_counts() {
         let mut rig = Rig::new();
         let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;

@@ -1,0 +1,112 @@
+//! Why a TLS handshake failed, in words that help.
+//!
+//! And in the same words each time, where those of rustls hold the time of day: a failure that
+//! goes on is one Event.
+
+use std::{error::Error, io};
+
+use k8s_openapi::jiff::Timestamp;
+use rustls::{
+    AlertDescription, CertificateError, InvalidMessage, PeerIncompatible, pki_types::UnixTime,
+};
+
+/// What a handshake failed by, if the error is about one and there is more to say than it says.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the variants are another crate's, and the others speak for themselves"
+)]
+pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
+    let error = of_tls(error)?;
+    Some(match error {
+        rustls::Error::InvalidCertificate(certificate) => of_certificate(certificate)?,
+        rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            format!("what listens on its port speaks no TLS; is its URL http? ({error})")
+        }
+        rustls::Error::PeerIncompatible(PeerIncompatible::ServerDoesNotSupportTls12Or13)
+        | rustls::Error::PeerIncompatible(
+            PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
+        )
+        | rustls::Error::AlertReceived(AlertDescription::ProtocolVersion) => {
+            format!("it speaks neither TLS 1.2 nor 1.3 ({error})")
+        }
+        _ => return None,
+    })
+}
+
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the variants are another crate's, and the others speak for themselves"
+)]
+fn of_certificate(error: &CertificateError) -> Option<String> {
+    Some(match error {
+        CertificateError::UnknownIssuer => {
+            "its certificate is of an unknown issuer: no authority that this machine trusts has \
+             signed it"
+                .to_owned()
+        }
+        CertificateError::ExpiredContext { not_after, .. } => {
+            format!("its certificate expired at {}", at(*not_after))
+        }
+        CertificateError::NotValidYetContext { not_before, .. } => {
+            format!("its certificate is not valid before {}", at(*not_before))
+        }
+        // Says which names it is valid for.
+        CertificateError::NotValidForNameContext { .. } => format!("its {error}"),
+        _ => return None,
+    })
+}
+
+fn at(time: UnixTime) -> String {
+    let seconds = i64::try_from(time.as_secs()).ok();
+    let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
+    time.map_or_else(|| "a time that no calendar has".to_owned(), |time| time.to_string())
+}
+
+/// The error of rustls at the bottom. I/O errors do not name what they wrap as their source.
+fn of_tls<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<rustls::Error>() {
+            return Some(error);
+        }
+        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            Some(wrapped) => Some(wrapped),
+            None => error.source(),
+        };
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As it arrives from a connector.
+    fn explained(error: rustls::Error) -> Option<String> {
+        let wrapped = io::Error::new(io::ErrorKind::InvalidData, error);
+        explain(&io::Error::other(wrapped))
+    }
+
+    fn expired(now: u64) -> rustls::Error {
+        rustls::Error::InvalidCertificate(CertificateError::ExpiredContext {
+            time: UnixTime::since_unix_epoch(Duration::from_secs(now)),
+            not_after: UnixTime::since_unix_epoch(Duration::from_secs(1_000_000_000)),
+        })
+    }
+
+    #[test]
+    fn an_expired_certificate_is_told_of_in_the_same_words_each_time() {
+        let told = explained(expired(1_700_000_000)).unwrap();
+
+        assert_eq!(told, "its certificate expired at 2001-09-09T01:46:40Z");
+        assert_eq!(explained(expired(1_700_000_001)).unwrap(), told);
+    }
+
+    #[test]
+    fn what_says_enough_is_left_as_it_is() {
+        assert_eq!(explained(rustls::Error::DecryptError), None);
+        assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
+    }
+}

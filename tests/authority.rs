@@ -1,0 +1,85 @@
+//! The authority of the API server's certificate is replaced, in the file that holds it.
+
+use std::{net::SocketAddr, time::Duration};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use kube::{Config, config::Kubeconfig};
+use pilotlight::{
+    testing::{ControlPlane, Faults, proxy::Proxy},
+    transport::{TransportOptions, client},
+};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep},
+};
+
+/// As for the token, which is replaced in the same volume.
+const READ_AGAIN: Duration = Duration::from_secs(61);
+
+/// The authority of the certificate that a proxy shows, as PEM.
+fn authority_of(proxy: &Proxy) -> Vec<u8> {
+    let kubeconfig = Kubeconfig::from_yaml(&proxy.kubeconfig()).unwrap();
+    let cluster = kubeconfig.clusters[0].cluster.as_ref().unwrap();
+    STANDARD.decode(cluster.certificate_authority_data.as_ref().unwrap()).unwrap()
+}
+
+/// One address for whoever is the server at the time.
+async fn address(server: watch::Receiver<SocketAddr>) -> (SocketAddr, JoinSet<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut connections = JoinSet::new();
+        loop {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let server = *server.borrow();
+            connections.spawn(async move {
+                let Ok(mut server) = TcpStream::connect(server).await else { return };
+                // Broken by either side.
+                drop(copy_bidirectional(&mut client, &mut server).await);
+            });
+        }
+    });
+    (address, tasks)
+}
+
+#[tokio::test]
+async fn the_authority_of_the_api_server_is_read_again_within_a_minute() {
+    let plane = ControlPlane::shared();
+    let old = Proxy::to_api_server(plane.config(), &Faults::default()).await.unwrap();
+    let new = Proxy::to_api_server(plane.config(), &Faults::default()).await.unwrap();
+    let (server, at_the_time) = watch::channel(old.address());
+    let (address, _forwarding) = address(at_the_time).await;
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), authority_of(&old)).unwrap();
+    let mut config = Config::new(format!("https://{address}").parse().unwrap());
+    config.root_cert = old.config().root_cert;
+    config.root_cert_file = Some(file.path().to_owned());
+    let client = client(config, TransportOptions::default()).unwrap();
+    client.apiserver_version().await.unwrap();
+
+    std::fs::write(file.path(), authority_of(&new)).unwrap();
+    server.send_replace(new.address());
+    // The connection that is open, too: one of those goes on as it is.
+    old.stop().await;
+
+    let since = Instant::now();
+    let mut refused = String::new();
+    loop {
+        match client.apiserver_version().await {
+            Ok(_) => break,
+            Err(error) if error.to_string().contains("invalid peer certificate") => {
+                refused = error.to_string();
+            }
+            // The old connection breaks under the first request.
+            Err(error) => assert!(since.elapsed() < Duration::from_secs(10), "{error}"),
+        }
+        assert!(since.elapsed() < READ_AGAIN, "the old authority still stands: {refused}");
+        sleep(Duration::from_millis(500)).await;
+    }
+    assert!(!refused.is_empty(), "the new certificate was refused meanwhile");
+    new.stop().await;
+}

@@ -1,0 +1,299 @@
+//! Hooks over https whose certificate is wrong, or that speak no TLS that anybody should.
+
+use std::{
+    convert::Infallible,
+    env, fs,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::TokioIo;
+use pilotlight::testing::CrdBuilder;
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose, date_time_ymd,
+};
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use crate::rig::{Bench, alone_where, sized};
+
+/// Within this time whoever looks at a parent or at its controller is told what is wrong.
+const TOLD: Duration = Duration::from_secs(10);
+/// Where the key of the authority stands that the process trusts, as PEM.
+const KEY: &str = "PILOTLIGHT_TEST_AUTHORITY_KEY";
+/// How an answer to any hello begins that chooses TLS 1.1; a random number follows.
+const HELLO_OF_TLS_11: &[u8] = &[22, 3, 2, 0, 42, 2, 0, 0, 38, 3, 2];
+
+/// What listens at the URL of a hook.
+enum Listens {
+    /// A hook, with this certificate.
+    Certificate(Box<CertificateParams>, Signed),
+    Tls11,
+    PlainHttp,
+}
+
+enum Signed {
+    ByTheAuthority,
+    ByItself,
+}
+
+/// A hook's server, and how often it was connected to.
+struct Server {
+    url: String,
+    connections: Arc<AtomicUsize>,
+    _accepting: JoinSet<()>,
+}
+
+impl Server {
+    async fn start(listens: Listens, authority: &Issuer<'_, KeyPair>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("https://{}/sync", listener.local_addr().unwrap());
+        let speaks = match listens {
+            Listens::Tls11 => Speaks::Tls11,
+            Listens::PlainHttp => Speaks::Http,
+            Listens::Certificate(params, signed) => {
+                Speaks::Tls(acceptor(&params, &signed, authority))
+            }
+        };
+        let connections = Arc::<AtomicUsize>::default();
+        let (count, mut accepting) = (Arc::clone(&connections), JoinSet::new());
+        accepting.spawn(async move {
+            let mut serving = JoinSet::new();
+            loop {
+                let (tcp, _) = listener.accept().await.unwrap();
+                count.fetch_add(1, Ordering::SeqCst);
+                serving.spawn(speaks.clone().to(tcp));
+                while serving.try_join_next().is_some() {}
+            }
+        });
+        Self { url, connections, _accepting: accepting }
+    }
+
+    fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+}
+
+#[derive(Clone)]
+enum Speaks {
+    Tls(TlsAcceptor),
+    Tls11,
+    Http,
+}
+
+impl Speaks {
+    /// Whoever breaks off is no business of ours.
+    async fn to(self, mut tcp: TcpStream) {
+        match self {
+            Self::Tls(acceptor) => {
+                let Ok(tls) = acceptor.accept(tcp).await else { return };
+                drop(http1::Builder::new().serve_connection(TokioIo::new(tls), hook()).await);
+            }
+            Self::Http => {
+                drop(http1::Builder::new().serve_connection(TokioIo::new(tcp), hook()).await);
+            }
+            Self::Tls11 => {
+                let mut hello = [0; 1024];
+                drop(tcp.read(&mut hello).await);
+                // No session, ECDHE with AES-128-CBC, no compression.
+                let answer = [HELLO_OF_TLS_11, &[0; 32], &[0, 0xc0, 0x13, 0]].concat();
+                drop(tcp.write_all(&answer).await);
+                drop(tcp.read(&mut hello).await);
+            }
+        }
+    }
+}
+
+/// Wants what each hook of the bench wants.
+fn hook() -> impl hyper::service::Service<
+    Request<Incoming>,
+    Response = Response<Full<bytes::Bytes>>,
+    Error = Infallible,
+    Future: Send,
+> {
+    service_fn(|request: Request<Incoming>| async move {
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let request = serde_json::from_slice::<Value>(&body).unwrap();
+        Ok(Response::new(Full::from(sized(&request).to_string())))
+    })
+}
+
+fn acceptor(
+    params: &CertificateParams,
+    signed: &Signed,
+    authority: &Issuer<'_, KeyPair>,
+) -> TlsAcceptor {
+    let key = KeyPair::generate().unwrap();
+    let certificate = match signed {
+        Signed::ByTheAuthority => params.signed_by(&key, authority),
+        Signed::ByItself => params.self_signed(&key),
+    };
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(
+            vec![certificate.unwrap().der().clone()],
+            PrivateKeyDer::try_from(key.serialize_der()).unwrap(),
+        )
+        .unwrap();
+    TlsAcceptor::from(Arc::new(tls))
+}
+
+/// A certificate for this name that holds from and until the first days of these years.
+fn certificate(name: &str, from: i32, until: i32, signed: Signed) -> Listens {
+    let mut params = CertificateParams::new([name.to_owned()]).unwrap();
+    params.not_before = date_time_ymd(from, 1, 1);
+    params.not_after = date_time_ymd(until, 1, 1);
+    Listens::Certificate(Box::new(params), signed)
+}
+
+fn authority() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, "trusted");
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    params
+}
+
+/// What the status of a declared controller says of its hook: reason and message.
+fn hook_condition(bench: &Bench, name: &str) -> (String, String) {
+    let all = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+    let own = all.iter().find(|it| it["metadata"]["name"] == name).cloned().unwrap_or_default();
+    let conditions = own["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let hooks = conditions.iter().find(|it| it["type"] == "HooksHealthy").cloned();
+    let text = |field: &str| match &hooks {
+        Some(hooks) => hooks[field].as_str().unwrap_or_default().to_owned(),
+        None => String::new(),
+    };
+    (text("reason"), text("message"))
+}
+
+/// Of a parent: the messages of its Events, each with how often it was told.
+fn told(bench: &Bench, parent: &str) -> Vec<(String, u64)> {
+    let all = bench.list("v1", "Event").into_iter();
+    let about = all.filter(|event| event["involvedObject"]["name"] == parent);
+    about
+        .map(|event| {
+            let message = event["message"].as_str().unwrap_or_default().to_owned();
+            (message, event["count"].as_u64().unwrap_or_default())
+        })
+        .collect()
+}
+
+fn parent(bench: &Bench, group: &str, name: &str, size: i64) {
+    let parent = json!({
+        "apiVersion": format!("{group}/v1"), "kind": "Widget",
+        "metadata": { "name": name, "namespace": "default" },
+        "spec": { "size": size, "text": name },
+    });
+    bench.server.apply(parent).unwrap();
+}
+
+#[tokio::test]
+async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other() {
+    let files = tempfile::tempdir().unwrap();
+    // Whom a process trusts is read once, from where its environment says.
+    let trusting = || {
+        let issuer =
+            CertifiedIssuer::self_signed(authority(), KeyPair::generate().unwrap()).unwrap();
+        let (trusted, key) = (files.path().join("ca.pem"), files.path().join("key.pem"));
+        fs::write(&trusted, issuer.pem()).unwrap();
+        fs::write(&key, issuer.key().serialize_pem()).unwrap();
+        vec![("SSL_CERT_FILE", trusted.into_os_string()), (KEY, key.into_os_string())]
+    };
+    let name = concat!(
+        "hook_certificates::",
+        "a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other"
+    );
+    alone_where(name, trusting, hooks_with_wrong_certificates()).await;
+}
+
+async fn hooks_with_wrong_certificates() {
+    let key = fs::read_to_string(env::var_os(KEY).unwrap()).unwrap();
+    let authority = Issuer::new(authority(), KeyPair::from_pem(&key).unwrap());
+    let own = "127.0.0.1";
+    let cases = [
+        ("unknown", certificate(own, 2020, 2100, Signed::ByItself), "of an unknown issuer"),
+        ("expired", certificate(own, 2000, 2020, Signed::ByTheAuthority), "expired at 2020-01-01"),
+        ("early", certificate(own, 2090, 2100, Signed::ByTheAuthority), "before 2090-01-01"),
+        (
+            "misnamed",
+            certificate("other.test", 2020, 2100, Signed::ByTheAuthority),
+            "not valid for name \"127.0.0.1\"; certificate is only valid for DnsName(\"other.test\")",
+        ),
+        ("old", Listens::Tls11, "neither TLS 1.2 nor 1.3"),
+        ("plain", Listens::PlainHttp, "speaks no TLS"),
+    ];
+    let mut servers = Vec::new();
+    for (name, listens, reason) in cases {
+        servers.push((name, Server::start(listens, &authority).await, reason));
+    }
+    let good = certificate(own, 2020, 2100, Signed::ByTheAuthority);
+    let good = Server::start(good, &authority).await;
+    let bench = Bench::with_web_hooks().await;
+    let all = servers.iter().map(|(name, server, _)| (*name, server));
+    for (name, server) in all.chain([("good", &good)]) {
+        let crd = CrdBuilder::new(format!("{name}.test"), "Widget");
+        bench.server.install(&crd.build()).unwrap();
+        bench.server.wait_established(&crd.name()).await;
+        bench.declare(name, &crd, &server.url);
+    }
+    parent(&bench, "good.test", "of-good", 1);
+    bench.until("the good one is asked", |bench| bench.children().len() == 1).await;
+
+    let begin = Instant::now();
+    for (name, ..) in &servers {
+        parent(&bench, &format!("{name}.test"), &format!("of-{name}"), 1);
+    }
+
+    let are_told = bench.server.wait_until(|_| {
+        servers.iter().all(|(name, _, reason)| {
+            let (word, text) = hook_condition(&bench, name);
+            let event = told(&bench, &format!("of-{name}"));
+            let by_event = event.iter().any(|(message, _)| message.contains(reason));
+            by_event && word == "HookUnreachable" && text.contains(reason)
+        })
+    });
+    let late = timeout(TOLD, are_told).await.is_err();
+    let said = servers.iter().map(|(name, ..)| {
+        (*name, hook_condition(&bench, name), told(&bench, &format!("of-{name}")))
+    });
+    assert!(!late, "{:#?}", said.collect::<Vec<_>>());
+    // The others are asked as before, whatever these do.
+    for size in 2..=4 {
+        let asked = Instant::now();
+        parent(&bench, "good.test", "of-good", size);
+        let wanted = usize::try_from(size).unwrap();
+        bench.until("it is asked again", |bench| bench.children().len() == wanted).await;
+        assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
+        sleep(Duration::from_millis(1500)).await;
+    }
+    for (name, server, _) in &servers {
+        let told = told(&bench, &format!("of-{name}"));
+        assert!(told.len() == 1 && told[0].1 > 1, "{name}: one Event that is counted: {told:#?}");
+        // 5 ms doubled, and no less than once a second: at most eight in the first one.
+        let most = 9 + begin.elapsed().as_secs();
+        let tries = server.connections();
+        assert!(tries > 1 && tries as u64 <= most, "{name}: {tries} in {:?}", begin.elapsed());
+    }
+    assert_eq!(told(&bench, "of-good"), []);
+    assert_eq!(good.connections(), 1, "one that is kept");
+    bench.end().await;
+}

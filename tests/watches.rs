@@ -1,0 +1,88 @@
+//! What a watch may leave out or say twice: under paused time, on the simulated server.
+
+use std::time::Duration;
+
+use pilotlight::testing::{Action, RequestInfo, Rule, Verb};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::rig::Bench;
+
+const IS_WATCH: fn(&RequestInfo) -> bool =
+    |info| info.verb == Verb::Watch && info.resource == "widgets";
+
+/// While its own type is quiet, others change, the server forgets, and the watch ends: how many
+/// lists that costs, in so many rounds. Nothing may be lost.
+async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
+    let bench = Bench::start().await;
+    bench.parent("p", 1, "text");
+    bench.settled(&["p"], 1, "text").await;
+    if withheld {
+        bench.withholds_bookmarks();
+    }
+    bench.faults.cut_open(IS_WATCH);
+    let before = bench.asked_for_parents(Verb::List);
+    for round in 1..=rounds {
+        // The last round's change is behind what is forgotten now.
+        sleep(Duration::from_secs(1)).await;
+        let other = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": { "name": format!("other-{round}"), "namespace": "default" },
+        });
+        bench.server.apply(other).unwrap();
+        // A bookmark comes once a minute.
+        sleep(Duration::from_secs(150)).await;
+        bench.server.compact();
+        bench.server.close_watches("widgets.bench.test");
+
+        let size = round + 1;
+        bench.parent("p", size, "text");
+        let took = bench.settled(&["p"], size, "text").await;
+        // A streaming list without bookmarks has no end, which shows after ten.
+        assert!(took < Duration::from_secs(15), "{took:?}");
+    }
+    let lists = bench.asked_for_parents(Verb::List) - before;
+    bench.end().await;
+    lists
+}
+
+#[tokio::test(start_paused = true)]
+async fn bookmarks_that_are_withheld_cost_lists_and_nothing_is_lost() {
+    const ROUNDS: i64 = 4;
+
+    assert_eq!(lists_of_a_quiet_type(ROUNDS, false).await, 0);
+    let lists = lists_of_a_quiet_type(ROUNDS, true).await;
+    // Looks at one object among them, and a streaming list is followed by one of pages.
+    assert!((4..=12).contains(&lists), "{lists}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_that_come_twice_cost_no_second_reconcile() {
+    let mut calls = Vec::new();
+    // As it is; at once again; an old one again, behind that which came after it.
+    for repeated in [None, Some((1, 1)), Some((1, 2)), Some((2, 3))] {
+        let bench = Bench::start().await;
+        bench.parent("first", 0, "text");
+        bench.settled(&["first"], 0, "text").await;
+        if let Some((event, after)) = repeated {
+            let again = Rule::new(Action::Repeat { event, after }).verb(Verb::Watch);
+            bench.faults.add(again.resource("bench.test", "widgets"));
+        }
+        assert_eq!(bench.faults.cut_open(IS_WATCH), 1);
+        sleep(Duration::from_secs(1)).await;
+
+        for size in 1..=3 {
+            bench.parent("p", size, "text");
+            bench.settled(&["p"], size, "text").await;
+            sleep(Duration::from_secs(10)).await;
+        }
+
+        let of_it = bench.hook.calls().iter().filter(|(_, parent)| parent == "p").count();
+        calls.push(of_it);
+        assert_eq!(bench.children().len(), 3, "{repeated:?}");
+        assert_eq!(bench.sent(Verb::Create).len(), 3, "{repeated:?}");
+        assert!(bench.sent(Verb::Delete).is_empty(), "{repeated:?}");
+        bench.end().await;
+    }
+    assert_eq!(calls, [calls[0]; 4]);
+}
