@@ -178,7 +178,7 @@ async fn refused_write_leaves_no_doubt() {
 }
 
 /// What the server says that is asked to do too much: to wait so long.
-fn later(code: u16, seconds: u64) -> Reply {
+pub(super) fn later(code: u16, seconds: u64) -> Reply {
     Reply::text(code, "Too many requests, please try again later.\n").retry_after(seconds)
 }
 
