@@ -51,6 +51,7 @@ mod builder;
 mod channel_source;
 mod cluster;
 mod context;
+mod crowd;
 mod doubt;
 mod failing;
 #[cfg(test)]

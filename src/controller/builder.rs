@@ -330,6 +330,7 @@ impl Builder {
             queue: self.queue,
             series: cluster.metrics.series(&name),
             handover: cluster.handovers.of(&name),
+            crowd: Arc::clone(&cluster.crowd),
             name,
         };
         Ok(Controller::new(spec, self.group))

@@ -9,7 +9,7 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use tokio::time::timeout;
 
-use super::{handover::Handovers, messenger, metrics::ControllerMetrics};
+use super::{crowd::Crowd, handover::Handovers, messenger, metrics::ControllerMetrics};
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
@@ -36,6 +36,7 @@ pub struct Cluster {
     /// Metrics of its controllers, to be registered once.
     pub metrics: ControllerMetrics,
     pub(super) handovers: Handovers,
+    pub(super) crowd: Arc<Crowd>,
 }
 
 /// How a cluster is looked at.
@@ -122,7 +123,8 @@ impl Cluster {
         let runnable =
             ClusterRunnable { types: types.clone(), keeps, informers: informers.clone() };
         let (metrics, handovers) = (ControllerMetrics::default(), Handovers::default());
-        (Self { client, types, informers, namespace, metrics, handovers }, runnable)
+        let crowd = Arc::default();
+        (Self { client, types, informers, namespace, metrics, handovers, crowd }, runnable)
     }
 }
 

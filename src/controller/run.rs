@@ -18,6 +18,7 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 use super::{
     Context, Request, SourceEnd,
     board::{Board, Mode, Row},
+    crowd::Member,
     failing::Failing,
     input::{Follower, panic_message},
     metrics::Series,
@@ -58,6 +59,7 @@ struct Run {
     context: Context,
     // What the API server has asked to wait.
     throttled: Outage<Request>,
+    crowd: Member,
     failing: Failing,
 }
 
@@ -106,6 +108,7 @@ impl Run {
         let client = epoch.fence().witnessed(&spec.client, spec.handover.doubts.witness());
         let (own_board, own_queue) = (Arc::clone(&board), Some(queue.clone()));
         let context = Context::of(epoch.clone(), client, cancel.clone(), own_board, own_queue);
+        let crowd = spec.crowd.join();
         let mut run = Self {
             spec,
             epoch,
@@ -119,6 +122,7 @@ impl Run {
             active: HashMap::new(),
             context,
             throttled: Outage::default(),
+            crowd,
             failing: Failing::default(),
         };
         run.start_sources();
@@ -354,15 +358,20 @@ impl Run {
 
     /// The API server takes nothing of this request now; says how long it waits.
     fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
-        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
+        let now = Instant::now();
+        let gap = self.crowd.refused(now);
+        let burst = u32::try_from(BURST.as_millis() / gap.as_millis()).unwrap_or(u32::MAX);
+        // The server has more clients than these, so nobody probes.
+        let pace = Pace { gap, burst, probe: None, longest: self.spec.queue.backoff.max };
         let wait = Wait { backoff, at_least };
-        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), Instant::now())
+        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
     }
 
     /// Once the API server takes what it had refused, others may follow.
     fn heard(&mut self, key: &Request, next: &Next) {
         match next {
             Next::Done | Next::After(_) if self.throttled.holds(key) => {
+                self.crowd.taken();
                 for (next, after) in self.throttled.answered(key, Instant::now()) {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
@@ -371,6 +380,9 @@ impl Run {
                 self.throttled.forget(key);
             }
             Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
+        }
+        if self.throttled.is_empty() {
+            self.crowd.rests();
         }
     }
 
@@ -457,14 +469,9 @@ impl Run {
 /// without it.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// How often an API server that asks to wait is tried: once a second after a few tries, and
-/// otherwise as it says. It has more clients than this controller, so nobody probes.
-const THROTTLED: Pace = Pace {
-    gap: Duration::from_secs(1),
-    burst: 10,
-    probe: None,
-    longest: Duration::from_secs(1000),
-};
+/// An API server that asks to wait is tried as it says, and by the requests' own back-offs, before
+/// so many tries as belong to this time were made; and then one after the other.
+const BURST: Duration = Duration::from_secs(10);
 
 /// A cache that has not caught up by the time it is looked at this seldom is worth a word.
 const LONG_WAIT: Duration = Duration::from_secs(1);

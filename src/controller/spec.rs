@@ -6,8 +6,8 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, handover::Handover, input::Input,
-    metrics::Series, queue::QueueOptions,
+    Context, Outcome, ReconcileError, Reconciler, Request, crowd::Crowd, handover::Handover,
+    input::Input, metrics::Series, queue::QueueOptions,
 };
 use crate::{kind::TypeRef, manager::ControllerName};
 
@@ -30,6 +30,7 @@ pub(super) struct Spec {
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,
     pub(super) handover: Arc<Handover>,
+    pub(super) crowd: Arc<Crowd>,
 }
 
 /// Forgets the type of a reconciler.

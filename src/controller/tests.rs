@@ -34,6 +34,7 @@ mod flapping;
 mod handlers;
 mod preparation;
 mod server;
+mod throttling;
 mod typed;
 mod types;
 mod unknown_outcome;

@@ -200,6 +200,7 @@ impl Make {
             queue: QueueOptions::default(),
             series: metrics.series(&name),
             handover: Handovers::default().of(&name),
+            crowd: Arc::default(),
             name,
         };
         let mut rig = Rig {

@@ -1,0 +1,72 @@
+//! An API server that asks many controllers to wait.
+
+use kube::{Api, api::PostParams, core::DynamicObject, discovery::ApiResource};
+
+use super::{unknown_outcome::later, *};
+use crate::testing::{Action, Rule, Verb};
+
+const CONTROLLERS: usize = 50;
+const PARENTS: usize = 10;
+
+/// Makes the part of each widget that this controller is there for.
+struct Maker(String);
+
+impl Reconciler for Maker {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let resource = ApiResource {
+            group: "example.com".into(),
+            version: "v1".into(),
+            api_version: "example.com/v1".into(),
+            kind: "Part".into(),
+            plural: "parts".into(),
+        };
+        let part = DynamicObject::new(&format!("{}-{}", self.0, request.name), &resource);
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(context.client().clone(), "ns", &resource);
+        api.create(&PostParams::default(), &part).await?;
+        Ok(Outcome::Done)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_controllers_try_a_server_that_throttles_ever_less_and_lose_nothing() {
+    let rig = Rig::new();
+    ["Widget", "Part", "Gadget"].iter().for_each(|kind| rig.install(kind));
+    let throttled = Rule::new(Action::Reply(later(429, 1))).verb(Verb::Create);
+    let storm = rig.server.fault(throttled.resource("example.com", "parts"));
+    (0..PARENTS).for_each(|number| rig.server.apply(widget(&format!("w{number}"), "w")));
+    rig.add(builder().for_type(TypeRef::resource("example.com", "v1", "gadgets"))).await;
+    for number in 0..CONTROLLERS {
+        let name = format!("c{number}");
+        let maker = Controller::builder(name.as_str()).for_type(widgets());
+        let maker = maker.build(&rig.cluster, Maker(name.clone())).unwrap();
+        rig.manager.add(name, Arc::new(maker), RunnableOptions::default()).await.unwrap();
+    }
+
+    let mut rates = Vec::new();
+    for ten in 0..12 {
+        let before = rig.server.creations();
+        sleep(Duration::from_secs(10)).await;
+        rates.push(rig.server.creations() - before);
+        // Who is not refused does not wait for those who are.
+        rig.server.apply(object("Gadget", "g", "g"));
+        assert_eq!(rig.log().await, ["ns/g missing"], "in the {ten}th ten seconds");
+    }
+    let all = CONTROLLERS * PARENTS;
+    assert!(rates[0] <= 4 * all, "each a few times, before it is known: {rates:?}");
+    let later = &rates[2..];
+    assert!(later.iter().all(|it| (50..=300).contains(it)), "20 a second and luck: {rates:?}");
+    assert_eq!(rig.server.count("Part"), 0);
+
+    let before = rig.server.creations();
+    rig.server.remove(storm);
+    sleep(Duration::from_secs(15)).await;
+
+    assert_eq!(rig.server.count("Part"), all);
+    assert_eq!(rig.server.creations() - before, all, "each was made once");
+    rig.shutdown().await;
+}
