@@ -70,6 +70,8 @@ pub struct OpenRequest {
     pub info: RequestInfo,
     /// Whether the head of the answer has come: an open watch, for one.
     pub answered: bool,
+    /// Since when.
+    pub since: tokio::time::Instant,
 }
 
 /// A fault that has happened: the request was answered otherwise, the connection did break, the
@@ -288,7 +290,8 @@ impl Faults {
             state.seen.push(info.clone());
             let id = state.next_id();
             let cut = CancellationToken::new();
-            let open = OpenRequest { info: info.clone(), answered: false };
+            let since = tokio::time::Instant::now();
+            let open = OpenRequest { info: info.clone(), answered: false, since };
             state.open.insert(id, (open, cut.clone()));
             let shared = Arc::clone(&self.shared);
             (acting, OpenGuard { shared, id, cut, info, remember, fired: Mutex::new(fired) })

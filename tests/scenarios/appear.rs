@@ -336,8 +336,6 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     assert_eq!(events.len(), types, "each is listed once");
     if is_simulated {
         assert_eq!(most, LISTS, "what may be used is used");
-        let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
-        assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
         let begin = |is_late: bool| {
             let number = |event: &&AuditEvent| {
                 event.resource.trim_matches(char::is_alphabetic).parse::<usize>().unwrap()
@@ -347,6 +345,8 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
         };
         let (last, first) = (begin(false).into_iter().max(), begin(true).into_iter().min());
         assert!(last <= first, "nobody is overtaken: {last:?}, {first:?}");
+        let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
+        assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
         // Of each CRD its creation, its names and its establishment; 64 events at a time.
         let bursts = u64::try_from(types * 3 / 64).unwrap();
         let more = self::updates(&world) - updates;
