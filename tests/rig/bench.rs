@@ -341,11 +341,15 @@ impl Bench {
         all.into_iter().find(|it| it.key.identity.group_resource().to_string() == of_parents)
     }
 
-    /// Requests about the parents as a whole: lists, watches.
+    /// Lists of the parents, or watches. A streaming list is a list.
     pub(crate) fn asked_for_parents(&self, verb: Verb) -> usize {
         let sent = self.sent.lock().unwrap();
-        let of_parents = |info: &RequestInfo| info.verb == verb && info.resource == "widgets";
-        sent.iter().filter(|(_, info)| of_parents(info)).count()
+        let of_parents = sent.iter().filter(|(_, info)| info.resource == "widgets");
+        let verbs = of_parents.map(|(_, info)| match info.query.contains("sendInitialEvents") {
+            true => Verb::List,
+            false => info.verb,
+        });
+        verbs.filter(|it| *it == verb).count()
     }
 
     /// When such requests about ConfigMaps were sent, whatever became of them.
