@@ -228,3 +228,21 @@ async fn answered(client: &Client, crd: &CustomResourceDefinition) -> anyhow::Re
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_simulated_server_can_be_used_within_a_second_of_its_own_time() {
+        let server = SimulatedServer::new();
+        let begin = Instant::now();
+
+        install(&server.client(), &pilotlight::meta::crds()).await.unwrap();
+
+        // The clock stands still while anybody computes: these are the waits, on any machine.
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        let list = server.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        assert_eq!(list.unwrap().len(), 0);
+    }
+}

@@ -31,19 +31,24 @@
 //!
 //! # What is absent
 //!
+//! - Built-in types beyond namespaces, config maps, secrets, services, service accounts, pods, events,
+//!   the types of `apps`, jobs, leases, RBAC, CRDs, APIServices and `SelfSubjectAccessReview`. Nodes,
+//!   volumes and their claims, quotas, endpoints, cron jobs, ingresses, network policies, disruption
+//!   budgets, autoscalers, webhooks and all others answer 404, as types do that are not there.
 //! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
 //!   no pod ever runs.
-//! - Defaults, validation and pruning of built-in types beyond their metadata; empty fields are
-//!   kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
+//! - Defaults of built-in types, and validation beyond their metadata, the names of their fields and
+//!   the types of values; empty fields are kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
 //!   and default what is written; a CRD whose schema says more is refused with 501, and so is one
 //!   with a conversion webhook. Of the rules for CRDs themselves there are only those that the rest rests on.
-//! - Fields that stand twice in one body: the last one counts, without a warning.
+//! - Fields that stand twice in one patch: the last one counts, without a warning.
 //! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
 //! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
 //!   the former is refused, the latter owns such lists as a whole.
 //! - Graceful deletion of pods: they go at once.
-//! - Protobuf, CBOR, YAML and tables; aggregated discovery as `v2beta1`, which the real server has
-//!   removed.
+//! - Answers in protobuf, and fields in protobuf that Kubernetes 1.36 does not know; CBOR, YAML and
+//!   tables; aggregated discovery as `v2beta1`, which the real server has removed; OpenAPI beyond what
+//!   kubectl asks before it applies, and thus `kubectl explain`.
 //! - Go's own words for what is wrong with JSON, beyond its early end, and those of its router for
 //!   media types: code and reason are the same, the message is not.
 //! - RBAC objects do nothing: [`SimulatedServer::set_rbac`] says who may do what, and everybody may
