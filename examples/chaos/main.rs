@@ -13,8 +13,9 @@
 //! order, specifications edited, the manager is started anew. The same seed is the same sequence of
 //! these; on the simulated server, whose minutes are those of a paused clock, also the same times.
 //! With `--events` it is a soak: the life of controllers and nothing else, spread over the minutes of
-//! the wall if there are any; again and again everything is made good and measured, and whatever rises from look
-//! to look is a leak. Nothing leaves loopback.
+//! the wall if there are any; again and again everything is made good and measured, and whatever
+//! rises from look to look is a leak. `RUST_LOG` says what the managers log, to stderr. Nothing
+//! leaves loopback.
 
 mod fleet;
 mod judge;
@@ -33,6 +34,7 @@ use tokio::{
     runtime::{Builder, Handle, Runtime},
     time::Instant,
 };
+use tracing_subscriber::EnvFilter;
 
 use crate::{server::Server, soak::Soak, stage::Stage, world::World};
 
@@ -82,6 +84,8 @@ enum Where {
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "it is what the user asked for")]
 fn main() -> ExitCode {
     let args = Args::parse();
+    let filter = EnvFilter::from_default_env();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000));
     println!("seed {seed}");
     fastrand::seed(seed);
