@@ -47,7 +47,7 @@ impl Reconciler for Greeter {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         // A deleted widget is reconciled too. Its ConfigMap goes with it, by its owner reference.
-        let Some(widget) = context.lister::<Widget>().get(&request)? else {
+        let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
             return Ok(Outcome::Done);
         };
         let name = format!("{}-greeting", widget.name_any());

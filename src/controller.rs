@@ -25,7 +25,7 @@
 //!         request: Request,
 //!         context: Context,
 //!     ) -> Result<Outcome, ReconcileError> {
-//!         let config: Option<ConfigMap> = context.lister().get(&request)?;
+//!         let config: Option<ConfigMap> = context.lister()?.get(&request)?;
 //!         println!("{request} has a config map: {}", config.is_some());
 //!         Ok(Outcome::Done)
 //!     }
@@ -78,7 +78,7 @@ mod tests;
 pub use builder::{BuildError, Builder};
 pub use channel_source::ChannelSource;
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
-pub use context::{Context, Lister};
+pub use context::{Context, Lister, NoCache};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;

@@ -132,9 +132,18 @@ impl Context {
         self.shared.board.attached(type_ref).map(|attached| attached.store)
     }
 
-    /// Typed reads from the cache of an input. Where [`Context::store`] has none, they find nothing.
-    pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(&self) -> Lister<K> {
-        Lister { store: self.store(&TypeRef::of::<K>()), kind: PhantomData }
+    /// Typed reads from the cache of an input.
+    ///
+    /// # Errors
+    ///
+    /// Where [`Context::store`] has none. That is not to say that there are no objects: return the
+    /// error and be called again after a back-off, or, of an optional input, do what can be done
+    /// without it. When its objects are known, the requests that they lead to are made.
+    pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(
+        &self,
+    ) -> Result<Lister<K>, NoCache> {
+        let type_ref = TypeRef::of::<K>();
+        self.store(&type_ref).map(Lister::of).ok_or(NoCache(type_ref))
     }
 
     /// How to talk to one of the controller's inputs, in this epoch. Which subresources it has is
@@ -187,17 +196,26 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Typed reads from a cache; each read decodes. Empty while there is no cache.
+/// Nothing is known of the objects of this type: of an optional one, until it is served and listed;
+/// of one that is no input, ever.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "nothing is known of the objects of {0}: it is no input of this controller, or optional and \
+     missing, not listed yet or not permitted"
+)]
+pub struct NoCache(pub TypeRef);
+
+/// Typed reads from a cache; each read decodes.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
-    store: Option<Store>,
+    store: Store,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: DeserializeOwned> Lister<K> {
     /// Typed reads from a store, whatever its type is called.
     pub fn of(store: Store) -> Self {
-        Self { store: Some(store), kind: PhantomData }
+        Self { store, kind: PhantomData }
     }
 
     /// The object as last seen; `None` when there is none.
@@ -206,11 +224,11 @@ impl<K: DeserializeOwned> Lister<K> {
     ///
     /// When it does not have the shape of `K`; the error names the field.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, serde_json::Error> {
-        self.store.as_ref().and_then(|store| store.get(key)).map(|it| it.decode()).transpose()
+        self.store.get(key).map(|it| it.decode()).transpose()
     }
 
     /// Every object as last seen, each decoded by itself, so that a misshapen one hides no other.
     pub fn list(&self) -> Vec<Result<K, serde_json::Error>> {
-        self.store.iter().flat_map(Store::list).map(|object: Object| object.decode()).collect()
+        self.store.list().into_iter().map(|object: Object| object.decode()).collect()
     }
 }

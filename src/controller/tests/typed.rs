@@ -70,11 +70,11 @@ impl Reconciler for Typed {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let Some(widget) = context.lister::<Widget>().get(&request)? else {
+        let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
             self.0.lock().unwrap().push(format!("{request} gone"));
             return Ok(Outcome::Done);
         };
-        let parts = context.lister::<Part>().list().into_iter().collect::<Result<Vec<_>, _>>()?;
+        let parts = context.lister::<Part>()?.list().into_iter().collect::<Result<Vec<_>, _>>()?;
         self.0.lock().unwrap().push(format!("{request} {} {}", widget.spec.size, parts.len()));
         Ok(Outcome::Done)
     }
@@ -112,6 +112,26 @@ async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lister_of_what_nothing_is_known_of_is_an_error_and_not_empty() {
+    let rig = Rig::new();
+    rig.install("Widget");
+    rig.server.apply(sized("a", json!(1)));
+    let builder = builder().for_::<Widget>().conditional().owns::<Part>().optional();
+    let controller = builder.build(&rig.cluster, Typed(Arc::clone(&rig.log))).unwrap();
+    rig.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    rig.state(ControllerState::Running).await;
+
+    assert_eq!(rig.log().await, [""; 0], "not a widget without parts");
+    let error = rig.status().report.last_error.clone().unwrap();
+    assert!(error.contains("nothing is known of the objects of"), "{error}");
+
+    rig.install("Part");
+    rig.server.apply(part("p", "a"));
+    assert_eq!(rig.log().await, ["ns/a 1 1"]);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_that_does_not_have_the_shape_of_its_type_fails_alone() {
     let rig = rig().await;
     rig.server.apply(sized("good", json!(1)));
@@ -141,7 +161,7 @@ async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
     struct Counter(Log);
     impl Reconciler for Counter {
         async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {
-            let all = context.lister::<Widget>().list();
+            let all = context.lister::<Widget>()?.list();
             let bad = all.iter().filter(|widget| widget.is_err()).count();
             self.0.lock().unwrap().push(format!("{bad} of {}", all.len()));
             Ok(Outcome::Done)
