@@ -28,7 +28,7 @@ pub struct RestartBackoff {
 /// How often a condition was lost of late: a bucket that leaks, by the time when it is empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flaps {
-    empty_at: Option<Instant>,
+    pub(super) empty_at: Option<Instant>,
 }
 
 impl Flaps {

@@ -303,6 +303,8 @@ impl Lifecycle {
 }
 
 #[cfg(test)]
+mod flapping;
+#[cfg(test)]
 mod model;
 
 #[cfg(test)]

@@ -304,8 +304,8 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
 }
 
 async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>) {
-    const TYPES: usize = 40;
-    const OBJECTS: usize = 20;
+    const TYPES: usize = 16;
+    const OBJECTS: usize = 10;
     const PAGE: u32 = 5;
     const CAP: usize = 4;
     let informers =
@@ -322,7 +322,7 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     let streams = status(400, "BadRequest", "sendInitialEvents is not known");
     world.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
     // A page of five is about 2 KB, so each takes a fifth of a second.
-    let slowly = Action::Drip { bytes: 100, every: Duration::from_millis(10) };
+    let slowly = Action::Drip { bytes: 500, every: Duration::from_millis(50) };
     let slowly = world.faults.add(Rule::new(slowly).verb(Verb::List));
     world.faults.forget_seen();
 

@@ -1,0 +1,179 @@
+//! Every way in which a condition can flap, to the last state that it leads to: the limit of starts
+//! together with the life that it limits.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    time::Duration,
+};
+
+use super::*;
+use crate::kind::{Scope, TypeIdentity};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+const BURST: u32 = 2;
+/// As far as the search goes: a bucket that is empty again, twice over.
+const DEPTH: usize = 14;
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Met(&'static str),
+    Unmet,
+    Unknown,
+    /// What is stopping ends.
+    Ended,
+    /// Another specification, between two epochs.
+    Renewed,
+    HalfAnInterval,
+}
+
+const EVENTS: [Event; 7] = [
+    Event::Met("a"),
+    Event::Met("b"),
+    Event::Unmet,
+    Event::Unknown,
+    Event::Ended,
+    Event::Renewed,
+    Event::HalfAnInterval,
+];
+
+fn met(uid: &str) -> Verdict {
+    Verdict::Met(vec![Basis {
+        identity: TypeIdentity {
+            group: "example.com".into(),
+            version: "v1".into(),
+            plural: "widgets".into(),
+            scope: Scope::Namespaced,
+            uid: Some(uid.into()),
+        },
+        kind: "Widget".into(),
+        list_kind: "WidgetList".into(),
+    }])
+}
+
+#[derive(Clone, Debug)]
+struct World {
+    machine: Lifecycle,
+    now: Instant,
+    wake: Option<Instant>,
+    /// Since the first start under this specification, and how many there were.
+    starts: Option<(Instant, u32)>,
+}
+
+impl World {
+    fn new(now: Instant) -> Self {
+        let backoff =
+            RestartBackoff { flaps: BURST, flap_interval: INTERVAL, ..RestartBackoff::default() };
+        let mut machine = Lifecycle::new(RestartPolicy::Always, backoff);
+        machine.step(Input::Allowed(true), now, 0.0);
+        Self { machine, now, wake: None, starts: None }
+    }
+
+    fn feed(&mut self, input: Input) {
+        for action in self.machine.step(input, self.now, 0.0) {
+            match action {
+                Action::Start => self.started(),
+                Action::WakeAt(at) => {
+                    assert!(at > self.now && at - self.now <= INTERVAL, "held down for longer");
+                    self.wake = Some(at);
+                }
+                Action::Stop(_) | Action::Done(_) | Action::Forget => {}
+            }
+        }
+    }
+
+    fn started(&mut self) {
+        let (since, before) = self.starts.unwrap_or((self.now, 0));
+        self.starts = Some((since, before + 1));
+        let intervals = (self.now - since).as_secs() / INTERVAL.as_secs();
+        let most = u64::from(BURST) + 1 + intervals;
+        assert!(u64::from(before) < most, "{} starts, {most} at most", before + 1);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Met(uid) => self.feed(Input::Verdict(met(uid))),
+            Event::Unmet => self.feed(Input::Verdict(Verdict::Unmet(Vec::new()))),
+            Event::Unknown => self.feed(Input::Verdict(Verdict::Unknown(Vec::new()))),
+            Event::Ended => {
+                if self.machine.stopping().is_some() {
+                    self.feed(Input::Ended(RunEnd::Aborted));
+                    self.feed(Input::Wake);
+                }
+            }
+            Event::Renewed => {
+                if !self.machine.live() {
+                    self.machine.renew(RestartPolicy::Always);
+                    self.starts = None;
+                    self.feed(Input::Verdict(Verdict::Unknown(Vec::new())));
+                }
+            }
+            Event::HalfAnInterval => {
+                self.now += INTERVAL / 2;
+                if self.wake.take_if(|at| *at <= self.now).is_some() {
+                    self.feed(Input::Wake);
+                }
+            }
+        }
+    }
+
+    /// A condition that stays as it was last said to be is followed within the hold-down.
+    fn comes_to_rest(&self) {
+        let mut world = self.clone();
+        world.happen(Event::Ended);
+        for _ in 0..2 {
+            world.happen(Event::HalfAnInterval);
+        }
+        match &world.machine.verdict {
+            Verdict::Met(met) => {
+                assert_eq!(world.machine.basis(), Some(&**met), "what was said last runs");
+            }
+            Verdict::Unmet(_) => assert_eq!(world.machine.state(), ControllerState::Waiting),
+            Verdict::Unknown(_) => {
+                assert_ne!(
+                    world.machine.state(),
+                    ControllerState::BackingOff,
+                    "nothing to wait for"
+                );
+            }
+        }
+    }
+
+    /// What distinguishes it from here on.
+    fn fingerprint(&self) -> impl Eq + std::hash::Hash + use<> {
+        let left = |until: Option<Instant>| {
+            until.map_or(0, |until| until.saturating_duration_since(self.now).as_millis())
+        };
+        let verdict = match &self.machine.verdict {
+            Verdict::Met(basis) => (0, basis.clone()),
+            Verdict::Unmet(_) => (1, Vec::new()),
+            Verdict::Unknown(_) => (2, Vec::new()),
+        };
+        let clocks = [self.machine.flaps.empty_at, self.machine.not_before, self.wake].map(left);
+        let basis = self.machine.basis().map(<[Basis]>::to_vec);
+        let starts = self.starts.map(|(since, count)| ((self.now - since).as_millis(), count));
+        (self.machine.state(), verdict, basis, clocks, self.wake.is_some(), starts)
+    }
+}
+
+#[test]
+fn however_a_condition_flaps_starts_are_bounded_and_the_last_word_is_followed() {
+    let first = World::new(Instant::now());
+    let mut known = HashSet::from([first.fingerprint()]);
+    let mut queue = VecDeque::from([(first, 0)]);
+
+    while let Some((world, depth)) = queue.pop_front() {
+        world.comes_to_rest();
+        if depth == DEPTH {
+            continue;
+        }
+        for event in EVENTS {
+            let mut next = world.clone();
+            next.happen(event);
+            if known.insert(next.fingerprint()) {
+                queue.push_back((next, depth + 1));
+            }
+        }
+    }
+
+    assert!(known.len() > 1000, "the search has met next to nothing: {}", known.len());
+}
