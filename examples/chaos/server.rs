@@ -37,7 +37,7 @@ use tower::Service;
 
 use crate::{
     fleet::Naming,
-    world::{GROUP, Kind},
+    world::{GROUP, Kind, Scopes},
 };
 
 pub(crate) const NAMESPACE: &str = "chaos";
@@ -111,6 +111,11 @@ impl Server {
     /// Whoever is made anew there meets nothing of whoever had its name.
     pub(crate) fn naming(&self) -> Naming {
         if self.is_simulated() { Naming::Again } else { Naming::Anew }
+    }
+
+    /// Its garbage collector may be told that a type has another scope.
+    pub(crate) fn scopes(&self) -> Scopes {
+        if self.is_simulated() { Scopes::Change } else { Scopes::Stay }
     }
 
     pub(crate) async fn stop(self) {
