@@ -34,7 +34,7 @@ use tokio::{
     runtime::{Builder, Handle, Runtime},
     time::Instant,
 };
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use crate::{server::Server, soak::Soak, stage::Stage, world::World};
 
@@ -84,7 +84,8 @@ enum Where {
 #[expect(clippy::print_stdout, clippy::print_stderr, reason = "it is what the user asked for")]
 fn main() -> ExitCode {
     let args = Args::parse();
-    let filter = EnvFilter::from_default_env();
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::OFF.into());
+    let filter = filter.from_env_lossy();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let seed = args.seed.unwrap_or_else(|| fastrand::u64(0..1_000_000));
     println!("seed {seed}");
