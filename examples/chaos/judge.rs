@@ -19,6 +19,8 @@ use crate::{
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_secs(1);
+/// What is not as it was said to be by then is made so by nobody but another garbage collector.
+const COLLECTOR: Duration = Duration::from_secs(60);
 /// So many problems are told.
 const TOLD: usize = 10;
 
@@ -29,10 +31,15 @@ impl Stage {
     /// Waits until all is as it was said to be; how long that took.
     pub(crate) async fn converge(&self, patience: Duration) -> anyhow::Result<Duration> {
         let begin = Instant::now();
+        let mut collector_forgets = begin + COLLECTOR;
         loop {
             let problems = self.problems().await?;
             if problems.is_empty() {
                 return Ok(begin.elapsed());
+            }
+            if Instant::now() >= collector_forgets {
+                self.server.restart_collector().await?;
+                collector_forgets += patience;
             }
             if begin.elapsed() > patience {
                 let told: Vec<_> = problems.iter().take(TOLD).map(String::as_str).collect();

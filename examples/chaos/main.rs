@@ -125,8 +125,7 @@ fn run(args: &Args, seed: u64) -> anyhow::Result<()> {
 #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
 async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Result<()> {
     let fill = if args.events.is_some() { 2 } else { args.parents / 4 };
-    let fill = fill.min(args.parents);
-    let world = World::new(seed, args.controllers, args.parents, fill, server.scopes());
+    let world = World::new(seed, args.controllers, args.parents, fill.min(args.parents));
     let mut stage = Stage::new(server, world, on.clone()).await?;
     let patience = match args.server {
         // Its clock costs nothing, and a back-off may be long.

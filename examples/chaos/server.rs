@@ -37,7 +37,7 @@ use tower::Service;
 
 use crate::{
     fleet::Naming,
-    world::{GROUP, Kind, Scopes},
+    world::{GROUP, Kind},
 };
 
 pub(crate) const NAMESPACE: &str = "chaos";
@@ -111,11 +111,6 @@ impl Server {
     /// Whoever is made anew there meets nothing of whoever had its name.
     pub(crate) fn naming(&self) -> Naming {
         if self.is_simulated() { Naming::Again } else { Naming::Anew }
-    }
-
-    /// Its garbage collector may be told that a type has another scope.
-    pub(crate) fn scopes(&self) -> Scopes {
-        if self.is_simulated() { Scopes::Change } else { Scopes::Stay }
     }
 
     pub(crate) async fn stop(self) {
@@ -295,6 +290,17 @@ impl Server {
             let (namespace, name) = (event.namespace().unwrap_or_default(), event.name_any());
             let events = Api::<Event>::namespaced(self.client.clone(), &namespace);
             events.delete(&name, &DeleteParams::default()).await?;
+        }
+        Ok(())
+    }
+
+    /// The garbage collector of the real server takes an owner for absent as long as it runs, if it
+    /// has looked for it while its version was not served or its type had another scope; and deletes
+    /// each child that is made for it.
+    pub(crate) async fn restart_collector(&self) -> anyhow::Result<()> {
+        match &self.what {
+            What::Simulated(_) => {}
+            What::Real(plane) => plane.restart_controller_manager().await?,
         }
         Ok(())
     }

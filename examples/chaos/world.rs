@@ -146,35 +146,17 @@ pub(crate) struct World {
     /// Parents of each type at most, and of one that has returned.
     most: usize,
     fill: usize,
-    scopes: Scopes,
     random: Rng,
     texts: u64,
 }
 
-/// Whether a type may return with the other scope.
-///
-/// The garbage collector of the real server looks for an owner in the scope that it knows, for up to
-/// 30 s, and takes one that it has not found for absent ever after: whoever makes children for that
-/// owner is at war with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scopes {
-    Change,
-    Stay,
-}
-
 impl World {
     /// Nothing is installed or declared yet.
-    pub(crate) fn new(
-        seed: u64,
-        controllers: usize,
-        most: usize,
-        fill: usize,
-        scopes: Scopes,
-    ) -> Self {
+    pub(crate) fn new(seed: u64, controllers: usize, most: usize, fill: usize) -> Self {
         let kind = |number| Kind {
             number,
             installed: false,
-            cluster_scoped: scopes == Scopes::Stay && number % 4 == 3,
+            cluster_scoped: false,
             served: true,
             allowed: true,
             declared: false,
@@ -189,7 +171,6 @@ impl World {
             excuses: BTreeMap::new(),
             most,
             fill,
-            scopes,
             random: Rng::with_seed(seed),
             texts: 0,
         }
@@ -198,12 +179,8 @@ impl World {
     /// Everything there is, once.
     pub(crate) fn beginning(&mut self) -> Vec<Deed> {
         let all = 0..self.kinds.len();
-        all.flat_map(|at| [Deed::Declare(at, true), self.returning(at)]).collect()
-    }
-
-    /// The type comes as it was.
-    fn returning(&mut self, at: usize) -> Deed {
-        Deed::Return(at, self.kinds[at].cluster_scoped, self.filling())
+        all.flat_map(|at| [Deed::Declare(at, true), Deed::Return(at, false, self.filling())])
+            .collect()
     }
 
     /// What makes everything good that is missing, and leaves what was said of it otherwise.
@@ -212,7 +189,7 @@ impl World {
         for at in 0..self.kinds.len() {
             let Kind { installed, served, declared, paused, .. } = self.kinds[at];
             if !installed {
-                deeds.push(self.returning(at));
+                deeds.push(Deed::Return(at, false, self.filling()));
             }
             if !served {
                 deeds.push(Deed::Serve(at, true));
@@ -259,7 +236,7 @@ impl World {
         let kind = self.kinds[at].clone();
         match self.random.u32(0..10) {
             0..6 if !kind.installed => {
-                let other_scope = self.random.u32(0..4) == 0 && self.scopes == Scopes::Change;
+                let other_scope = self.random.u32(0..4) == 0;
                 Deed::Return(at, kind.cluster_scoped != other_scope, self.filling())
             }
             0..4 => Deed::Uninstall(at),

@@ -278,6 +278,21 @@ impl ControlPlane {
         self.start_api_server().await
     }
 
+    /// Kills kube-controller-manager, starts it again and waits until it is ready: its garbage
+    /// collector forgets which owners it took for absent. Does nothing where there is none.
+    ///
+    /// # Errors
+    ///
+    /// As of [`start_api_server`](Self::start_api_server).
+    pub async fn restart_controller_manager(&self) -> Result<(), Error> {
+        let cluster = Arc::clone(&self.cluster);
+        own_thread::run(|| async move {
+            let _lifecycle = cluster.lifecycle.lock().await;
+            cluster.restart_controller_manager().await
+        })
+        .await
+    }
+
     /// The running processes.
     pub fn processes(&self) -> Vec<(Binary, u32)> {
         self.cluster.processes().iter().map(|process| (process.part(), process.id())).collect()

@@ -115,6 +115,11 @@ impl Cluster {
         let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
         self.run(Binary::Etcd, etcd, ready).await?;
         self.start_api_server().await?;
+        self.start_controller_manager().await
+    }
+
+    /// Does nothing where there is to be none.
+    async fn start_controller_manager(&self) -> Result<(), Error> {
         let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
         let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
         let credentials = Credentials::Certificate(identity);
@@ -150,6 +155,12 @@ impl Cluster {
             return Ok(());
         }
         retry_port_races(RESTART_RACES, async || self.start_api_server().await).await
+    }
+
+    /// Kills the controller manager, if there is one, and starts it again.
+    pub(super) async fn restart_controller_manager(&self) -> Result<(), Error> {
+        self.kill(Binary::KubeControllerManager);
+        retry_port_races(RESTART_RACES, async || self.start_controller_manager().await).await
     }
 
     /// Starts a process and waits until it is ready.
