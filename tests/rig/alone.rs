@@ -34,7 +34,22 @@ pub(crate) async fn alone_where(
         .await
         .unwrap();
     let [printed, said] = [&own.stdout, &own.stderr].map(|it| String::from_utf8_lossy(it));
-    println!("{printed}{said}");
+    println!("{}", quoted(&format!("{printed}{said}")));
     assert!(own.status.success(), "{name} failed in a process of its own");
     assert!(printed.contains("1 passed"), "{name} is not a test's name");
+}
+
+/// As part of another output: whoever counts the results of tests there would count its own, too.
+fn quoted(output: &str) -> String {
+    output.lines().map(|line| format!("| {line}\n")).collect()
+}
+
+#[test]
+fn the_result_of_a_process_of_its_own_is_none_of_the_harness() {
+    let output = "failures:\n    a::b\n\ntest result: FAILED. 0 passed; 1 failed\n";
+
+    let quoted = quoted(output);
+
+    assert!(quoted.contains("test result: FAILED") && quoted.contains("a::b"), "{quoted}");
+    assert!(quoted.lines().all(|line| line.starts_with("| ")), "{quoted}");
 }

@@ -4,21 +4,25 @@
 use std::{
     collections::BTreeMap,
     fmt::Debug,
-    sync::{Arc, Mutex},
+    sync::{Arc, LazyLock, Mutex},
 };
 
 use tokio::time::Instant;
 use tracing::{
-    Event, Level, Subscriber,
+    Dispatch, Event, Level, Subscriber,
     field::{Field, Visit},
     span::{Attributes, Id, Record},
-    subscriber::DefaultGuard,
+    subscriber::{DefaultGuard, NoSubscriber},
 };
 use tracing_subscriber::{
     Layer, Registry,
     layer::{Context, SubscriberExt},
     registry::LookupSpan,
 };
+
+/// Wants nothing. While there is but one subscriber, tracing asks whichever thread comes first to a
+/// line whether anybody wants it: that of another test, which has none, would say no for all.
+static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
 /// One line of the log.
 #[derive(Clone, Debug)]
@@ -51,6 +55,7 @@ pub(crate) struct Logs {
 impl Logs {
     /// Logs of this thread alone: of a runtime with one thread, that of the test.
     pub(crate) fn capture() -> Self {
+        LazyLock::force(&ANOTHER);
         let lines = Arc::<Mutex<Vec<_>>>::default();
         let capture = Capture { lines: Arc::clone(&lines) };
         let subscriber = Registry::default().with(capture);
@@ -121,4 +126,15 @@ where
         let line = Line { at: Instant::now(), level: *metadata.level(), message, fields: all.0 };
         self.lines.lock().unwrap().push(line);
     }
+}
+
+#[test]
+fn a_line_that_another_thread_has_come_to_first_is_captured() {
+    let line = || tracing::warn!(target: "pilotlight::nobody", "nobody came here before");
+    let logs = Logs::capture();
+
+    std::thread::spawn(line).join().unwrap();
+    line();
+
+    assert_eq!(logs.troubles().len(), 1);
 }

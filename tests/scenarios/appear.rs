@@ -331,6 +331,10 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let discovery: Vec<_> = events.iter().filter(|event| event.resource.is_empty()).collect();
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
+    if !is_simulated {
+        // Established or not, the real one may not have heard of a type that it is asked for.
+        events.retain(|event| event.code == Some(200));
+    }
     events.sort_by(|a, b| (&a.audit_id, a.received.0).cmp(&(&b.audit_id, b.received.0)));
     events.dedup_by(|a, b| a.audit_id == b.audit_id);
     assert_eq!(events.len(), types, "each is listed once");

@@ -191,6 +191,7 @@ mod tests {
             }
             numbers.retain(|number| *number != 0);
             let count = numbers.len();
+            numbers.sort_unstable();
             numbers.dedup();
             assert_eq!(numbers.len(), count, "{} names a number twice", message.name);
         }
