@@ -510,15 +510,21 @@ impl<'plane> Rig<'plane> {
         call()
     }
 
-    /// Opens the connections that are kept, so that they are there before anything is counted.
+    /// Opens the connections that are kept, so that they are there before anything is counted; from
+    /// where Pilotlight runs, since their tasks are where they were opened.
     pub(crate) async fn warm_up(&self) {
         let namespaces = Api::<Namespace>::all(self.cluster.client.clone());
-        let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();
-        let version = listed.metadata.resource_version.unwrap();
-        let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
-        drop(watch);
-        // Writes have a connection of their own; whether this one is allowed is no matter.
-        drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
+        let mut opening = JoinSet::new();
+        let opened = async move {
+            let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();
+            let version = listed.metadata.resource_version.unwrap();
+            let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
+            drop(watch);
+            // A write has series of its own; whether this one is allowed is no matter.
+            drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
+        };
+        opening.spawn_on(opened, &self.handle);
+        opening.join_next().await.unwrap().unwrap();
     }
 }
 
