@@ -2,7 +2,10 @@
 //!
 //! Pure; the subscription locks it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    mem,
+};
 
 use super::{Delta, Object, ObjectKey};
 
@@ -10,7 +13,7 @@ use super::{Delta, Object, ObjectKey};
 /// changed since the subscriber last looked at them.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    // By arrival. An object that came and went again leaves no trace in either map.
+    // By arrival.
     deltas: BTreeMap<u64, Delta>,
     arrivals: HashMap<ObjectKey, u64>,
     next_arrival: u64,
@@ -21,7 +24,9 @@ impl Pending {
     /// Adds a change: `old` is what the store held before it.
     ///
     /// A subscriber without an entry for an object has seen what the store held, so that `old` is
-    /// what it saw; one with an entry keeps the entry's.
+    /// what it saw; one with an entry keeps the entry's. One that came and went between two looks
+    /// is gone all the same: whoever made it, or has found it in the store, knows that it was there
+    /// and has to hear that it is no more.
     pub(super) fn push(
         &mut self,
         key: &ObjectKey,
@@ -29,16 +34,13 @@ impl Pending {
         new: Option<Object>,
         initial: bool,
     ) {
-        if let Some(&arrival) = self.arrivals.get(key) {
-            let merged = self.deltas.get_mut(&arrival).map(|delta| {
-                delta.new = new;
-                delta.old.is_none() && delta.new.is_none()
-            });
-            if merged == Some(true) {
-                // It came and went between two looks.
-                self.arrivals.remove(key);
-                self.forget(arrival);
+        let waiting = self.arrivals.get(key).and_then(|arrival| self.deltas.get_mut(arrival));
+        if let Some(delta) = waiting {
+            if new.is_none() && delta.old.is_none() {
+                delta.old = old;
+                self.initial -= usize::from(mem::take(&mut delta.initial));
             }
+            delta.new = new;
             return;
         }
         if old.is_none() && new.is_none() {
@@ -78,16 +80,12 @@ impl Pending {
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
-
-    fn forget(&mut self, arrival: u64) {
-        if let Some(delta) = self.deltas.remove(&arrival) {
-            self.initial -= usize::from(delta.initial);
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -127,14 +125,26 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_came_and_went_is_never_seen() {
+    fn an_object_that_came_and_went_is_gone_as_it_was_last() {
+        let mut pending = Pending::default();
+
+        change(&mut pending, "a", None, Some(1));
+        change(&mut pending, "a", Some(1), Some(2));
+        change(&mut pending, "a", Some(2), None);
+
+        assert_eq!(seen(pending.pop()), ("a".into(), Some(2), None));
+        assert_eq!((pending.len(), pending.arrivals.len()), (0, 0));
+    }
+
+    #[test]
+    fn an_object_that_came_went_and_came_shows_both() {
         let mut pending = Pending::default();
 
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
+        change(&mut pending, "a", None, Some(2));
 
-        assert!(pending.pop().is_none());
-        assert_eq!((pending.len(), pending.arrivals.len()), (0, 0));
+        assert_eq!(seen(pending.pop()), ("a".into(), Some(1), Some(2)));
     }
 
     #[test]
@@ -159,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn initial_changes_are_counted_until_popped_or_forgotten() {
+    fn initial_changes_are_counted_until_popped_or_gone() {
         let mut pending = Pending::default();
         for name in ["a", "b"] {
             pending.push(&ObjectKey::cluster(name), None, Some(object(name, 1)), true);
@@ -171,7 +181,8 @@ mod tests {
 
         assert!(pending.pop().unwrap().initial);
         assert_eq!(pending.initial(), 0);
-        assert!(!pending.pop().unwrap().initial);
+        let (gone, came) = (pending.pop().unwrap(), pending.pop().unwrap());
+        assert!(gone.new.is_none() && !gone.initial && !came.initial);
     }
 
     #[derive(Clone, Debug)]
@@ -191,18 +202,22 @@ mod tests {
 
     proptest! {
         /// The subscriber's own copy, made of nothing but its deltas, is the store's content as
-        /// soon as nothing is pending, and every delta's old is what the subscriber had.
+        /// soon as nothing is pending; every delta's old is what the subscriber had, or never saw;
+        /// and of each that has gone since its last look it hears.
         #[test]
         fn folding_the_changes_gives_the_store(steps in prop::collection::vec(step(), 0..200)) {
             let mut store: BTreeMap<String, Object> = BTreeMap::new();
             let mut view: BTreeMap<String, Object> = BTreeMap::new();
+            let mut gone = BTreeSet::new();
             let mut pending = Pending::default();
             let mut versions = 0..;
-            let look = |pending: &mut Pending, view: &mut BTreeMap<String, Object>| {
+            let mut look = |pending: &mut Pending, gone: &mut BTreeSet<String>| {
                 let Some(delta) = pending.pop() else { return false };
                 let name = delta.key.to_string();
-                assert_eq!(version(view.get(&name)), version(delta.old.as_ref()));
-                assert!(delta.old.is_some() || delta.new.is_some());
+                let (had, old) = (version(view.get(&name)), version(delta.old.as_ref()));
+                assert!(had == old || had.is_none() && gone.contains(&name));
+                assert!(old.is_some() || delta.new.is_some());
+                assert!(!gone.remove(&name) || old.is_some());
                 match delta.new {
                     Some(new) => view.insert(name, new),
                     None => view.remove(&name),
@@ -221,21 +236,23 @@ mod tests {
                     Step::Remove(name) => {
                         let name = name.to_string();
                         let old = store.remove(&name);
+                        gone.extend(old.is_some().then(|| name.clone()));
                         pending.push(&ObjectKey::cluster(name), old, None, false);
                     }
                     Step::Look => {
-                        look(&mut pending, &mut view);
+                        look(&mut pending, &mut gone);
                     }
                 }
                 prop_assert!(pending.len() <= 4);
             }
-            while look(&mut pending, &mut view) {}
+            while look(&mut pending, &mut gone) {}
 
             let versions = |objects: &BTreeMap<String, Object>| {
                 objects.values().map(|object| version(Some(object))).collect::<Vec<_>>()
             };
             prop_assert_eq!(versions(&view), versions(&store));
             prop_assert_eq!(pending.initial(), 0);
+            prop_assert!(gone.is_empty());
         }
     }
 }

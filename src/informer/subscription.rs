@@ -15,12 +15,13 @@ use super::{InformerKey, Object, ObjectKey, Store, hub::Hub, pending::Pending, s
 /// looks are merged into one.
 ///
 /// An object that was deleted and created again between two looks is one change, whose old and new
-/// object differ in uid.
+/// object differ in uid. One that was created and deleted is one, too, and has gone.
 #[derive(Clone, Debug)]
 pub struct Delta {
     /// Which object.
     pub key: ObjectKey,
-    /// What this subscriber saw before; `None` when it is new to it.
+    /// What this subscriber saw before, or what it was last, if it came and went unseen; `None` when
+    /// it is new to it.
     pub old: Option<Object>,
     /// What there is now; `None` when it is gone.
     pub new: Option<Object>,

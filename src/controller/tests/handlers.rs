@@ -24,6 +24,23 @@ async fn changes_of_owned_objects_concern_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_owned_object_that_goes_as_soon_as_it_comes_concerns_its_owner() {
+    let rig = Rig::new();
+    rig.install("Widget");
+    rig.install("Part");
+    rig.server.apply(widget("a", "a"));
+    rig.add(builder().for_type(widgets()).conditional().owns_type(parts()).conditional()).await;
+    rig.state(ControllerState::Running).await;
+    assert_eq!(rig.log().await, ["ns/a a"]);
+
+    rig.server.apply(part("one", "a"));
+    rig.server.delete("Part", "one");
+
+    assert_eq!(rig.log().await, ["ns/a a"], "its owner may have made it, and know nothing of this");
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn cluster_scoped_owner_is_found_without_a_namespace() {
     let rig = Rig::new();
     rig.server.install(crd("Widget").cluster_scoped(), &["v1"]);

@@ -86,7 +86,9 @@ impl View {
         let name = delta.key.to_string();
         let version =
             |object: Option<&Object>| object.map(|it| it.header().resource_version.clone());
-        assert_eq!(version(self.0.get(&name)), version(delta.old.as_ref()), "what {name} was");
+        let had = version(self.0.get(&name));
+        // Or it came and went unseen.
+        assert!(had.is_none() || had == version(delta.old.as_ref()), "what {name} was");
         assert!(delta.old.is_some() || delta.new.is_some());
         match delta.new {
             Some(new) => self.0.insert(name, new),
