@@ -1,8 +1,10 @@
 //! The same requests to both servers. Where they disagree, the simulation is wrong.
 
 mod aggregated;
+mod collector;
 mod discovery;
 mod fields;
+mod metadata;
 mod names;
 mod namespaces;
 mod objects;

@@ -21,6 +21,17 @@ pub(super) struct Owners {
     /// Where the object of a uid is.
     alive: BTreeMap<String, (Storage, Key)>,
     dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
+    /// Of those that have dependents, whose end was seen: their type may be gone as well.
+    gone: BTreeSet<String>,
+}
+
+/// What an object is to whom it owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    There,
+    /// It is being deleted, after its dependents.
+    Waiting,
+    Gone,
 }
 
 impl Owners {
@@ -39,6 +50,7 @@ impl Owners {
                 dependents.remove(&place);
                 if dependents.is_empty() {
                     self.dependents.remove(uid);
+                    self.gone.remove(uid);
                 }
             }
             // It may wait for its dependents.
@@ -57,7 +69,10 @@ impl Owners {
             }
             None => {
                 self.alive.remove(&uid);
-                suspects.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+                if let Some(dependents) = self.dependents.get(&uid) {
+                    suspects.extend(dependents.iter().cloned());
+                    self.gone.insert(uid);
+                }
             }
         }
         suspects
@@ -81,18 +96,11 @@ impl Cluster {
         for owner in object::owners(&object) {
             owned = true;
             let uid = owner["uid"].as_str().unwrap_or_default();
-            let place = self.owners.alive.get(uid);
-            let live = place.and_then(|(storage, key)| self.history.get(storage, key));
-            match live {
-                None => useless.push(uid.to_owned()),
-                Some(live)
-                    if object::is_deleting(live)
-                        && object::has_finalizer(live, "foregroundDeletion") =>
-                {
-                    waiting = true;
-                    useless.push(uid.to_owned());
-                }
-                Some(_) => solid = true,
+            let is = self.owner(key, owner);
+            solid |= is == Owner::There;
+            waiting |= is == Owner::Waiting;
+            if is != Owner::There {
+                useless.push(uid.to_owned());
             }
         }
         if !owned {
@@ -108,6 +116,35 @@ impl Cluster {
             self.delete_object(storage, key, deletion);
         } else if !useless.is_empty() {
             self.drop_owners(storage, &object, &useless);
+        }
+    }
+
+    /// What stands where a dependent says that its owner is. Nothing is known of types that are not
+    /// served, so what they own is kept.
+    fn owner(&self, (namespace, _): &Key, reference: &Value) -> Owner {
+        let text = |field: &str| reference[field].as_str().unwrap_or_default();
+        if self.owners.gone.contains(text("uid")) {
+            return Owner::Gone;
+        }
+        let Some(resource) = self.resource_of_kind(text("apiVersion"), text("kind")) else {
+            return Owner::There;
+        };
+        if resource.namespaced && namespace.is_empty() {
+            // Whoever is in no namespace cannot be owned from within one.
+            return Owner::There;
+        }
+        let namespace = if resource.namespaced { namespace.as_str() } else { "" };
+        let key = (namespace.to_owned(), text("name").to_owned());
+        let found = self.history.get(&resource.storage, &key);
+        match found.filter(|live| object::uid(live) == text("uid")) {
+            None => Owner::Gone,
+            Some(live)
+                if object::is_deleting(live)
+                    && object::has_finalizer(live, "foregroundDeletion") =>
+            {
+                Owner::Waiting
+            }
+            Some(_) => Owner::There,
         }
     }
 

@@ -101,6 +101,7 @@ impl Cluster {
         }
         self.default_object(resource, &mut object, None);
         self.validate(resource, &object, None)?;
+        self.warn(resource, &object, None);
         if version.is_some_and(|it| it.as_str().is_some_and(|it| !it.is_empty() && it != "0")) {
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Refusal::new(500, "", message));
@@ -313,15 +314,19 @@ impl Cluster {
                     new.join(", ")
                 );
                 let fault = FieldFault::forbidden("metadata.finalizers", &why);
-                // The rules of built-in types include the general ones, which were asked before.
-                let times = if resource.custom { 1 } else { 2 };
-                faults.extend(std::iter::repeat_n(fault, times));
+                faults.extend(twice(fault));
             }
         }
         if faults.is_empty() {
             return Ok(());
         }
         Err(Refusal::invalid(&resource.group, &resource.kind, object::name(object), &faults))
+    }
+
+    fn warn(&mut self, resource: &Resource, object: &Value, before: Option<&Value>) {
+        if resource.custom {
+            self.warnings.extend(names::warnings(object, before));
+        }
     }
 
     fn record(&self, resource: &Resource, before: Option<&Value>, after: &mut Value, call: &Call) {
@@ -437,6 +442,12 @@ impl Cluster {
                 None => fields.remove("status"),
             };
         }
+        if object::is_deleting(&object) && !object::is_deleting(live) {
+            let given = &object["metadata"]["deletionTimestamp"];
+            let why = "field is immutable";
+            let faults = twice(FieldFault::invalid("metadata.deletionTimestamp", given, why));
+            return Err(Refusal::invalid(&resource.group, &resource.kind, &name, &faults));
+        }
         let metadata = object::metadata(&mut object);
         for field in [
             "uid",
@@ -455,6 +466,7 @@ impl Cluster {
         object::tidy(&mut object);
         self.default_object(resource, &mut object, Some(live));
         self.validate(resource, &object, Some(live))?;
+        self.warn(resource, &object, Some(live));
         if wants_differ(resource, live, &object)
             && let Some(generation) = live["metadata"]["generation"].as_u64()
         {
@@ -512,6 +524,11 @@ impl Cluster {
         let updated = self.replace(resource, &live, object, call, None)?;
         Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }
+}
+
+/// The rules of each type include the general ones for updates, which were asked before.
+fn twice(fault: FieldFault) -> [FieldFault; 2] {
+    [fault.clone(), fault]
 }
 
 /// Custom types cannot be updated whatever their version is.
