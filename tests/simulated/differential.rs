@@ -1,6 +1,7 @@
 //! The same requests to both servers. Where they disagree, the simulation is wrong.
 
 mod aggregated;
+mod apply;
 mod collector;
 mod discovery;
 mod fields;

@@ -23,12 +23,16 @@ pub(super) struct Owners {
     dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
     /// Of those that have dependents, whose end was seen: their type may be gone as well.
     gone: BTreeSet<String>,
+    /// What is owned by types that are not served.
+    unclear: BTreeSet<(Storage, Key)>,
 }
 
 /// What an object is to whom it owns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     There,
+    /// Nobody serves its type, so nothing is known.
+    Unknown,
     /// It is being deleted, after its dependents.
     Waiting,
     Gone,
@@ -97,10 +101,14 @@ impl Cluster {
             owned = true;
             let uid = owner["uid"].as_str().unwrap_or_default();
             let is = self.owner(key, owner);
-            solid |= is == Owner::There;
+            solid |= matches!(is, Owner::There | Owner::Unknown);
             waiting |= is == Owner::Waiting;
-            if is != Owner::There {
-                useless.push(uid.to_owned());
+            match is {
+                Owner::There => {}
+                Owner::Unknown => {
+                    self.owners.unclear.insert((Arc::clone(storage), key.clone()));
+                }
+                Owner::Waiting | Owner::Gone => useless.push(uid.to_owned()),
             }
         }
         if !owned {
@@ -119,15 +127,21 @@ impl Cluster {
         }
     }
 
-    /// What stands where a dependent says that its owner is. Nothing is known of types that are not
-    /// served, so what they own is kept.
+    /// Other types may be served now: looks again at what their objects own.
+    pub(super) fn look_again(&mut self) {
+        for (storage, key) in std::mem::take(&mut self.owners.unclear) {
+            self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));
+        }
+    }
+
+    /// What stands where a dependent says that its owner is.
     fn owner(&self, (namespace, _): &Key, reference: &Value) -> Owner {
         let text = |field: &str| reference[field].as_str().unwrap_or_default();
         if self.owners.gone.contains(text("uid")) {
             return Owner::Gone;
         }
         let Some(resource) = self.resource_of_kind(text("apiVersion"), text("kind")) else {
-            return Owner::There;
+            return Owner::Unknown;
         };
         if resource.namespaced && namespace.is_empty() {
             // Whoever is in no namespace cannot be owned from within one.

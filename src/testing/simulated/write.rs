@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
@@ -279,6 +280,7 @@ impl Cluster {
             // What holds a namespace is not in its update.
             (NAMESPACES, Some(before)) => object["spec"] = before["spec"].clone(),
             (NAMESPACES, None) => default_namespace(object),
+            ("secrets", _) => encode_secret(object),
             _ => {
                 let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
                 if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
@@ -448,7 +450,12 @@ impl Cluster {
             let faults = twice(FieldFault::invalid("metadata.deletionTimestamp", given, why));
             return Err(Refusal::invalid(&resource.group, &resource.kind, &name, &faults));
         }
+        let managed = managed::given(live, &object);
         let metadata = object::metadata(&mut object);
+        match managed {
+            Some(managed) => metadata.insert("managedFields".to_owned(), managed),
+            None => metadata.remove("managedFields"),
+        };
         for field in [
             "uid",
             "resourceVersion",
@@ -457,7 +464,6 @@ impl Cluster {
             "deletionGracePeriodSeconds",
             "generation",
             "generateName",
-            "managedFields",
             "namespace",
         ] {
             object::keep(metadata, live, field);
@@ -475,6 +481,7 @@ impl Cluster {
         match applied {
             Some(managed) => {
                 object::metadata(&mut object).insert("managedFields".to_owned(), managed);
+                object::tidy(&mut object);
             }
             None => self.record(resource, Some(live), &mut object, call),
         }
@@ -524,6 +531,16 @@ impl Cluster {
         let updated = self.replace(resource, &live, object, call, None)?;
         Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }
+}
+
+/// What a secret was given as text is kept in base64.
+fn encode_secret(secret: &mut Value) {
+    let texts = object::fields(secret).remove("stringData");
+    for (name, text) in texts.as_ref().and_then(Value::as_object).into_iter().flatten() {
+        let encoded = STANDARD.encode(text.as_str().unwrap_or_default());
+        object::member(secret, "data").insert(name.clone(), encoded.into());
+    }
+    object::fields(secret).entry("type").or_insert_with(|| "Opaque".into());
 }
 
 /// The rules of each type include the general ones for updates, which were asked before.
