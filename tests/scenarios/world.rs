@@ -477,3 +477,9 @@ pub(crate) fn one_config_map(request: &Value) -> Value {
         }],
     })
 }
+
+#[test]
+#[should_panic(expected = "a scenario ends with")]
+fn a_scenario_that_forgets_its_end_fails() {
+    drop(End::default());
+}
