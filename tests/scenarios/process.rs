@@ -24,7 +24,7 @@ use pilotlight::{
         RunnableStatus,
     },
     meta::{CompositeController, SUPERVISOR},
-    testing::{CrdBuilder, simulated::Delays},
+    testing::CrdBuilder,
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -410,7 +410,7 @@ async fn a_thousand_lifecycle_events(server: Server<'static>) {
                 _ if world.crds().get_opt(&gadgets.name()).await.unwrap().is_none() => {
                     world.install(&gadgets).await;
                 }
-                _ => script.set_delays(Delays::default()),
+                _ => world.uninstall(&gadgets).await,
             }
         }
         world.uninstall(&crd).await;

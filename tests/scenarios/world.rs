@@ -3,6 +3,7 @@
 use std::{
     ops::Deref,
     sync::{Arc, Mutex},
+    thread,
     time::Duration,
 };
 
@@ -46,6 +47,20 @@ pub(crate) struct World {
     tasks_before: usize,
     /// Where the record of a server that was killed goes on.
     restarted: Mutex<Option<Mark>>,
+    end: End,
+}
+
+/// Sees to it that a scenario has one: the judgement of what is left over.
+#[derive(Default)]
+struct End {
+    is_judged: bool,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let is_missed = !self.is_judged && !thread::panicking();
+        assert!(!is_missed, "a scenario ends with World::finish or World::terminate");
+    }
 }
 
 impl Deref for World {
@@ -73,7 +88,8 @@ impl World {
         }
         let leaks = rig.leaks();
         let baseline = leaks.baseline().await;
-        Self { rig, leaks, baseline, tasks_before, restarted: Mutex::default() }
+        let (restarted, end) = (Mutex::default(), End::default());
+        Self { rig, leaks, baseline, tasks_before, restarted, end }
     }
 
     /// Adds an embedded controller of a CRD's objects, which are recorded.
@@ -133,7 +149,8 @@ impl World {
             assert!(removed.is_ok(), "{name} is not removed in time");
         });
         join_all(removals).await;
-        let Self { rig, mut leaks, baseline, tasks_before, restarted } = self;
+        let Self { rig, mut leaks, baseline, tasks_before, restarted, mut end } = self;
+        end.is_judged = true;
         if let Some(mark) = restarted.into_inner().unwrap() {
             // Only those that were asked for since: those of before ended without a word.
             leaks = leaks.expect_more("watches", "");
@@ -153,7 +170,8 @@ impl World {
 
     /// Stops the manager with whatever runs, as the end of the process does; how long that took.
     pub(crate) async fn terminate(self) -> Duration {
-        let Self { rig, leaks, baseline, tasks_before, restarted: _ } = self;
+        let Self { rig, leaks, baseline, tasks_before, restarted: _, mut end } = self;
+        end.is_judged = true;
         let server = rig.server.clone();
         let begin = Instant::now();
         rig.stopped().await.unwrap();
@@ -458,4 +476,10 @@ pub(crate) fn one_config_map(request: &Value) -> Value {
             "data": { "size": parent["spec"]["size"].to_string() },
         }],
     })
+}
+
+#[test]
+#[should_panic(expected = "a scenario ends with")]
+fn a_scenario_that_forgets_its_end_fails() {
+    drop(End::default());
 }

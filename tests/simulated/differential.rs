@@ -1,8 +1,11 @@
 //! The same requests to both servers. Where they disagree, the simulation is wrong.
 
 mod aggregated;
+mod apply;
+mod collector;
 mod discovery;
 mod fields;
+mod metadata;
 mod names;
 mod namespaces;
 mod objects;

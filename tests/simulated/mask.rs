@@ -35,7 +35,9 @@ fn without_numbers(text: &str) -> String {
     for part in text.split_inclusive(|letter| !is_word(letter)) {
         let word = part.trim_end_matches(|letter| !is_word(letter));
         let is_uid = word.len() == 36 && word.matches('-').count() == 4;
-        let is_number = !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+        // The seconds of a time have its zone behind them.
+        let digits = word.strip_suffix('Z').unwrap_or(word);
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         let time = word.len() > 6 && word.starts_with("20") && word.contains('-');
         if is_uid || is_number || time {
             shown.push('#');
@@ -45,4 +47,11 @@ fn without_numbers(text: &str) -> String {
         }
     }
     shown
+}
+
+#[test]
+fn no_part_of_a_time_is_left() {
+    let said = "conflict with \"x\" using v1 at 2026-11-21T18:05:57Z: .data.Z";
+
+    assert_eq!(without_numbers(said), "conflict with \"x\" using v1 at #:#:#: .data.Z");
 }

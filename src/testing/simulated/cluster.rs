@@ -274,8 +274,14 @@ impl Cluster {
             }
         }
         match &*entry.storage {
-            CRDS => self.notice_crd(entry),
-            API_SERVICES => self.notice_api_service(entry),
+            CRDS => {
+                self.notice_crd(entry);
+                self.look_again();
+            }
+            API_SERVICES => {
+                self.notice_api_service(entry);
+                self.look_again();
+            }
             NAMESPACES => self.notice_namespace(entry),
             "services" => self.notice_service(entry),
             _ => {}

@@ -21,6 +21,21 @@ pub(super) struct Owners {
     /// Where the object of a uid is.
     alive: BTreeMap<String, (Storage, Key)>,
     dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
+    /// Of those that have dependents, whose end was seen: their type may be gone as well.
+    gone: BTreeSet<String>,
+    /// What is owned by types that are not served.
+    unclear: BTreeSet<(Storage, Key)>,
+}
+
+/// What an object is to whom it owns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    There,
+    /// Nobody serves its type, so nothing is known.
+    Unknown,
+    /// It is being deleted, after its dependents.
+    Waiting,
+    Gone,
 }
 
 impl Owners {
@@ -39,6 +54,7 @@ impl Owners {
                 dependents.remove(&place);
                 if dependents.is_empty() {
                     self.dependents.remove(uid);
+                    self.gone.remove(uid);
                 }
             }
             // It may wait for its dependents.
@@ -57,7 +73,10 @@ impl Owners {
             }
             None => {
                 self.alive.remove(&uid);
-                suspects.extend(self.dependents.get(&uid).into_iter().flatten().cloned());
+                if let Some(dependents) = self.dependents.get(&uid) {
+                    suspects.extend(dependents.iter().cloned());
+                    self.gone.insert(uid);
+                }
             }
         }
         suspects
@@ -81,18 +100,15 @@ impl Cluster {
         for owner in object::owners(&object) {
             owned = true;
             let uid = owner["uid"].as_str().unwrap_or_default();
-            let place = self.owners.alive.get(uid);
-            let live = place.and_then(|(storage, key)| self.history.get(storage, key));
-            match live {
-                None => useless.push(uid.to_owned()),
-                Some(live)
-                    if object::is_deleting(live)
-                        && object::has_finalizer(live, "foregroundDeletion") =>
-                {
-                    waiting = true;
-                    useless.push(uid.to_owned());
+            let is = self.owner(key, owner);
+            solid |= matches!(is, Owner::There | Owner::Unknown);
+            waiting |= is == Owner::Waiting;
+            match is {
+                Owner::There => {}
+                Owner::Unknown => {
+                    self.owners.unclear.insert((Arc::clone(storage), key.clone()));
                 }
-                Some(_) => solid = true,
+                Owner::Waiting | Owner::Gone => useless.push(uid.to_owned()),
             }
         }
         if !owned {
@@ -108,6 +124,41 @@ impl Cluster {
             self.delete_object(storage, key, deletion);
         } else if !useless.is_empty() {
             self.drop_owners(storage, &object, &useless);
+        }
+    }
+
+    /// Other types may be served now: looks again at what their objects own.
+    pub(super) fn look_again(&mut self) {
+        for (storage, key) in std::mem::take(&mut self.owners.unclear) {
+            self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));
+        }
+    }
+
+    /// What stands where a dependent says that its owner is.
+    fn owner(&self, (namespace, _): &Key, reference: &Value) -> Owner {
+        let text = |field: &str| reference[field].as_str().unwrap_or_default();
+        if self.owners.gone.contains(text("uid")) {
+            return Owner::Gone;
+        }
+        let Some(resource) = self.resource_of_kind(text("apiVersion"), text("kind")) else {
+            return Owner::Unknown;
+        };
+        if resource.namespaced && namespace.is_empty() {
+            // Whoever is in no namespace cannot be owned from within one.
+            return Owner::There;
+        }
+        let namespace = if resource.namespaced { namespace.as_str() } else { "" };
+        let key = (namespace.to_owned(), text("name").to_owned());
+        let found = self.history.get(&resource.storage, &key);
+        match found.filter(|live| object::uid(live) == text("uid")) {
+            None => Owner::Gone,
+            Some(live)
+                if object::is_deleting(live)
+                    && object::has_finalizer(live, "foregroundDeletion") =>
+            {
+                Owner::Waiting
+            }
+            Some(_) => Owner::There,
         }
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Maps are merged field by field and lists are owned as a whole, as the real server does for
 //! types without a schema; finalizers and owner references are merged everywhere. The lists of
-//! built-in types that the real server merges by a key are not: they are owned as a whole too.
+//! built-in types that the real server merges by a key are not: they are owned as a whole too. Each
+//! map stays while somebody owns something in it, as those do that a schema names.
 
 use std::collections::BTreeSet;
 
@@ -53,12 +54,26 @@ impl Entry {
     }
 }
 
-/// Records an update: what changed is the writer's now.
+/// What an update leaves of the record: whoever writes it may change it, and forget it by one entry
+/// with nothing in it; without a word it stays as it is.
+pub(super) fn given(live: &Value, object: &Value) -> Option<Value> {
+    let text = |it: &Value| it["metadata"].get("managedFields").cloned();
+    match text(object).as_ref().and_then(Value::as_array).map(Vec::as_slice) {
+        Some([one]) if one.as_object().is_some_and(Map::is_empty) => None,
+        Some([_, ..]) => text(object),
+        Some([]) | None => text(live),
+    }
+}
+
+/// Records an update: what changed is the writer's now. Of an object whose record was forgotten there
+/// is none until somebody applies.
 pub(super) fn record(before: Option<&Value>, after: &mut Value, writer: Writer<'_>) {
-    let mut entries = before.map(read).unwrap_or_default();
-    let (old, new) = (before.map(leaves).unwrap_or_default(), leaves(after));
-    let was = |path: &Path| before.and_then(|it| find(it, path));
-    let changed: Set = new.iter().filter(|it| was(it) != find(after, it)).cloned().collect();
+    let mut entries = read(after);
+    if before.is_some() && entries.is_empty() {
+        return;
+    }
+    let (old, new) = (before.map(members).unwrap_or_default(), members(after));
+    let changed: Set = new.iter().filter(|it| differs(before, after, it)).cloned().collect();
     let removed: Set = old.difference(&new).cloned().collect();
     if !changed.is_empty() || !removed.is_empty() {
         for entry in &mut entries {
@@ -86,12 +101,20 @@ pub(super) fn apply(
     force: bool,
 ) -> Result<Value, Refusal> {
     let mut entries = read(live);
-    let fields = leaves(wanted);
+    if entries.is_empty() {
+        // Whose the rest is, and since when, nobody knows.
+        let mut rest = members(live);
+        rest.retain(|path| path[0] != "f:status");
+        let unknown = Writer { manager: "before-first-apply", subresource: "", ..writer };
+        entries.push(Entry { time: Value::Null, ..Entry::new(unknown, "Update", rest) });
+    }
+    let mut merged = live.clone();
+    merge(&mut merged, wanted, &mut Vec::new());
+    let changed: Set =
+        members(&merged).into_iter().filter(|it| differs(Some(live), &merged, it)).collect();
     let mut conflicts = Vec::new();
     for entry in entries.iter_mut().filter(|entry| !entry.is(writer, "Apply")) {
-        let differs = |path: &&Path| find(live, path) != find(wanted, path);
-        let theirs = entry.fields.intersection(&fields).filter(differs).cloned();
-        let theirs: Vec<Path> = theirs.collect();
+        let theirs: Vec<Path> = entry.fields.intersection(&changed).cloned().collect();
         if force {
             entry.fields.retain(|path| !theirs.contains(path));
         } else {
@@ -101,17 +124,21 @@ pub(super) fn apply(
     if !conflicts.is_empty() {
         return Err(refuse(&conflicts));
     }
-    let mut merged = live.clone();
-    merge(&mut merged, wanted, &mut Vec::new());
     let before = entries.iter().position(|entry| entry.is(writer, "Apply"));
     let before = before.map(|at| entries.remove(at));
-    for path in before.iter().flat_map(|entry| entry.fields.difference(&fields)) {
-        let kept = |entry: &Entry| entry.fields.iter().any(|it| it.starts_with(path));
-        let is_above = fields.iter().any(|it| it.starts_with(path));
-        if !is_above && !entries.iter().any(kept) {
-            remove(&mut merged, path);
+    let (named, mut emptied) = (members(wanted), Set::new());
+    for path in before.iter().flat_map(|entry| with_those_above(&entry.fields)) {
+        let is_below = |it: &Path| it.starts_with(&path);
+        let others = entries.iter().flat_map(|entry| &entry.fields);
+        if !others.chain(&named).any(is_below) {
+            remove(&mut merged, &path, &named, &mut emptied);
         }
     }
+    // A map that is emptied is as good as none, and remains whose it was.
+    let is_gone = |path: &Path| find(&merged, path).is_none() && find(live, path).is_some();
+    let stays = |path: &Path| !is_gone(path) || emptied.contains(path);
+    entries.iter_mut().for_each(|entry| entry.fields.retain(stays));
+    let fields = named.into_iter().filter(|path| !is_of_the_schema(wanted, path)).collect();
     let mut entry = Entry::new(writer, "Apply", fields);
     if let Some(before) = before
         && before.fields == entry.fields
@@ -121,6 +148,32 @@ pub(super) fn apply(
     entries.push(entry);
     write(&mut merged, entries);
     Ok(merged)
+}
+
+/// Whether a field was added or is another one now. What maps hold is a matter of its own.
+fn differs(before: Option<&Value>, after: &Value, path: &Path) -> bool {
+    match (before.and_then(|it| find(it, path)), find(after, path)) {
+        (Some(Value::Object(_)), Some(Value::Object(_))) => false,
+        (Some(Value::Array(_)), Some(Value::Array(_))) if is_merged(path) => false,
+        (before, after) => before != after,
+    }
+}
+
+/// These, and whatever they are in, the outer ones first.
+fn with_those_above(fields: &Set) -> Set {
+    let above = fields.iter().flat_map(|path| (1..=path.len()).map(|it| path[..it].to_vec()));
+    above.filter(|path| path != &["f:metadata"]).collect()
+}
+
+/// Whether it is a map, or a list of elements of their own, that each object of the type has: an apply
+/// does not own that by naming what is in it.
+fn is_of_the_schema(object: &Value, path: &Path) -> bool {
+    let holds = find(object, path).is_some_and(|it| match it {
+        Value::Object(fields) => !fields.is_empty(),
+        Value::Array(_) => is_merged(path),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => false,
+    });
+    holds && (path.len() == 1 || path.len() == 2 && path[0] == "f:metadata")
 }
 
 fn refuse(conflicts: &[(String, String)]) -> Refusal {
@@ -199,8 +252,8 @@ const UNOWNED: [&str; 11] = [
     "clusterName",
 ];
 
-/// The paths of all that can be owned.
-fn leaves(object: &Value) -> Set {
+/// The paths of all that can be owned: values, and maps beside what they hold.
+fn members(object: &Value) -> Set {
     let mut found = Set::new();
     for (name, value) in object.as_object().into_iter().flatten() {
         if !matches!(name.as_str(), "apiVersion" | "kind") {
@@ -211,24 +264,22 @@ fn leaves(object: &Value) -> Set {
 }
 
 fn collect(value: &Value, path: &mut Path, found: &mut Set) {
-    if let Some(fields) = value.as_object().filter(|fields| !fields.is_empty()) {
-        let is_metadata = path.len() == 1 && path[0] == "f:metadata";
-        for (name, value) in fields {
-            if is_metadata && UNOWNED.contains(&name.as_str()) {
-                continue;
-            }
-            path.push(format!("f:{name}"));
-            collect(value, path, found);
-            path.pop();
-        }
-    } else if let Some(items) = value.as_array().filter(|_| is_merged(path)) {
-        for item in items {
-            path.push(element(item));
-            found.insert(path.clone());
-            path.pop();
-        }
-    } else if path.len() > 1 || path[0] != "f:metadata" {
+    let is_metadata = path.len() == 1 && path[0] == "f:metadata";
+    if !is_metadata {
         found.insert(path.clone());
+    }
+    for (name, value) in value.as_object().into_iter().flatten() {
+        if is_metadata && UNOWNED.contains(&name.as_str()) {
+            continue;
+        }
+        path.push(format!("f:{name}"));
+        collect(value, path, found);
+        path.pop();
+    }
+    for item in value.as_array().filter(|_| is_merged(path)).into_iter().flatten() {
+        path.push(element(item));
+        found.insert(path.clone());
+        path.pop();
     }
 }
 
@@ -252,25 +303,33 @@ fn find<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
     })
 }
 
-fn remove(object: &mut Value, path: &[String]) {
+/// Takes a field away, and the maps that hold nothing without it, but for those that are named.
+fn remove(object: &mut Value, path: &[String], named: &Set, emptied: &mut Set) {
     let Some((last, above)) = path.split_last() else { return };
-    let mut value = object;
+    let mut value = &mut *object;
     for part in above {
         let Some(field) = part.strip_prefix("f:") else { return };
         let Some(inner) = value.get_mut(field) else { return };
         value = inner;
     }
-    match last.strip_prefix("f:") {
-        Some(field) => {
-            if let Some(fields) = value.as_object_mut() {
-                fields.remove(field);
+    match (last.strip_prefix("f:"), value) {
+        (Some(field), Value::Object(fields)) => {
+            let is_emptied = fields.remove(field).is_some() && fields.is_empty();
+            if is_emptied && !named.contains(above) && above != ["f:metadata"] {
+                emptied.insert(above.to_vec());
+                remove(object, above, named, emptied);
             }
         }
-        None => {
-            if let Some(items) = value.as_array_mut() {
-                items.retain(|item| element(item) != *last);
-            }
-        }
+        (None, Value::Array(items)) => items.retain(|item| element(item) != *last),
+        (
+            _,
+            Value::Null
+            | Value::Bool(_)
+            | Value::Number(_)
+            | Value::String(_)
+            | Value::Array(_)
+            | Value::Object(_),
+        ) => {}
     }
 }
 
@@ -323,35 +382,56 @@ fn decode(fields: &Value, path: &mut Path, found: &mut Set) {
             continue;
         }
         path.push(part.clone());
-        if inner.as_object().is_none_or(|inner| inner.keys().all(|key| key == ".")) {
+        if inner.as_object().is_none_or(|inner| inner.is_empty() || inner.contains_key(".")) {
             found.insert(path.clone());
-        } else {
-            decode(inner, path, found);
         }
+        decode(inner, path, found);
         path.pop();
     }
 }
 
-fn write(object: &mut Value, entries: Vec<Entry>) {
-    let entries = entries.into_iter().filter(|entry| !entry.fields.is_empty());
+fn encode(fields: &Set) -> Value {
+    let mut encoded = Value::Object(Map::new());
+    for path in fields {
+        let mut at = &mut encoded;
+        for part in path {
+            at = object::fields(at).entry(part).or_insert_with(|| Value::Object(Map::new()));
+        }
+    }
+    for path in fields {
+        let at = path.iter().try_fold(&mut encoded, |at, part| at.get_mut(part));
+        if let Some(inner) = at.and_then(Value::as_object_mut).filter(|inner| !inner.is_empty()) {
+            inner.insert(".".to_owned(), Value::Object(Map::new()));
+        }
+    }
+    encoded
+}
+
+fn write(object: &mut Value, mut entries: Vec<Entry>) {
+    entries.retain(|entry| !entry.fields.is_empty());
+    let order = |it: &Entry| {
+        let time = it.time.as_str().unwrap_or_default().to_owned();
+        let names = (it.manager.clone(), it.api_version.clone(), it.subresource.clone());
+        (it.operation.clone(), time, names)
+    };
+    entries.sort_by_cached_key(order);
+    if entries.is_empty() {
+        object::metadata(object).remove("managedFields");
+        return;
+    }
     let written: Vec<_> = entries
+        .into_iter()
         .map(|entry| {
-            let mut fields = Value::Object(Map::new());
-            for path in &entry.fields {
-                let mut at = &mut fields;
-                for part in path {
-                    at =
-                        object::fields(at).entry(part).or_insert_with(|| Value::Object(Map::new()));
-                }
-            }
             let mut written = json!({
                 "manager": entry.manager,
                 "operation": entry.operation,
                 "apiVersion": entry.api_version,
-                "time": entry.time,
                 "fieldsType": "FieldsV1",
-                "fieldsV1": fields,
+                "fieldsV1": encode(&entry.fields),
             });
+            if !entry.time.is_null() {
+                written["time"] = entry.time;
+            }
             if !entry.subresource.is_empty() {
                 written["subresource"] = entry.subresource.into();
             }
@@ -402,7 +482,43 @@ mod tests {
         let end = apply(&live, &json!({ "spec": { "c": 1 } }), writer("alice"), false).unwrap();
 
         assert_eq!(end["spec"], json!({ "b": 1, "c": 1 }));
-        assert_eq!(end["metadata"]["finalizers"], json!([]));
+        assert_eq!(end["metadata"]["finalizers"], Value::Null);
+    }
+
+    #[test]
+    fn a_map_that_holds_nothing_any_more_goes_with_what_it_held() {
+        let first = json!({ "spec": { "a": { "b": { "c": 1 } }, "kept": {} } });
+        let live = apply(&json!({}), &first, writer("alice"), false).unwrap();
+
+        let second = json!({ "spec": { "kept": {} } });
+        let end = apply(&live, &second, writer("alice"), false).unwrap();
+
+        assert_eq!(end["spec"], second["spec"]);
+    }
+
+    #[test]
+    fn an_empty_map_takes_nothing_from_whoever_owns_what_is_in_it() {
+        let live = created("alice", json!({ "spec": { "a": { "b": 1 } } }));
+
+        let end = apply(&live, &json!({ "spec": { "a": {} } }), writer("bob"), false).unwrap();
+
+        assert_eq!(end["spec"], live["spec"]);
+    }
+
+    #[test]
+    fn a_value_in_the_place_of_a_map_conflicts_with_whoever_owns_that() {
+        let live =
+            apply(&json!({}), &json!({ "spec": { "a": { "b": 1 } } }), writer("alice"), false);
+        let (live, wanted) = (live.unwrap(), json!({ "spec": { "a": 5 } }));
+
+        let refused = apply(&live, &wanted, writer("bob"), false).unwrap_err();
+        let forced = apply(&live, &wanted, writer("bob"), true).unwrap();
+        let back = apply(&forced, &live, writer("alice"), false).unwrap_err();
+
+        let said =
+            |whose| format!("Apply failed with 1 conflict: conflict with {whose:?}: .spec.a");
+        assert_eq!((refused.message, back.message), (said("alice"), said("bob")));
+        assert_eq!(forced["spec"], wanted["spec"]);
     }
 
     #[test]

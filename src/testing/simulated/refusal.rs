@@ -216,6 +216,11 @@ impl FieldFault {
         Self { field: field.to_owned(), reason: "FieldValueInvalid", body }
     }
 
+    pub(super) fn too_long(field: &str, most: usize) -> Self {
+        let body = format!("Too long: may not be more than {most} bytes");
+        Self { field: field.to_owned(), reason: "FieldValueTooLong", body }
+    }
+
     pub(super) fn forbidden(field: &str, why: &str) -> Self {
         let body = format!("Forbidden: {why}");
         Self { field: field.to_owned(), reason: "FieldValueForbidden", body }

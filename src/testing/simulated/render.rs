@@ -6,24 +6,24 @@ use super::{call::Shape, object, resource::Resource};
 
 /// An object as it is answered by itself.
 pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value {
-    if shape == Shape::Metadata {
-        return json!({
-            "kind": "PartialObjectMetadata",
-            "apiVersion": "meta.k8s.io/v1",
-            "metadata": stored["metadata"],
-        });
-    }
     let mut shown = item(resource, stored, shape);
+    if shape == Shape::Metadata {
+        return shown;
+    }
     let fields = object::fields(&mut shown);
     fields.insert("apiVersion".to_owned(), resource.api_version().into());
     fields.insert("kind".to_owned(), resource.kind.clone().into());
     shown
 }
 
-/// An object inside a list: of a built-in type, it does not repeat what the list says.
+/// An object inside a list: of a built-in type, a whole one does not repeat what the list says.
 pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
     if shape == Shape::Metadata {
-        return json!({ "metadata": stored["metadata"] });
+        return json!({
+            "kind": "PartialObjectMetadata",
+            "apiVersion": "meta.k8s.io/v1",
+            "metadata": stored["metadata"],
+        });
     }
     let mut shown = stored.clone();
     let fields = object::fields(&mut shown);

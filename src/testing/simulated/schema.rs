@@ -91,9 +91,10 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     if value.is_null() && schema["nullable"].as_bool() == Some(true) {
         return;
     }
-    let any = schema["x-kubernetes-int-or-string"].as_bool() == Some(true);
-    if let Some(wanted) = schema["type"].as_str().filter(|_| !any)
-        && !is_a(value, wanted)
+    let is_either = schema["x-kubernetes-int-or-string"].as_bool() == Some(true);
+    let wanted = if is_either { Some("integer,string") } else { schema["type"].as_str() };
+    if let Some(wanted) = wanted
+        && !wanted.split(',').any(|wanted| is_a(value, wanted))
     {
         let why = format!("{path} in body must be of type {wanted}: {:?}", type_of(value));
         let body = format!("Invalid value: {:?}: {why}", type_of(value));
@@ -231,6 +232,7 @@ mod tests {
                 "size": { "type": "integer", "minimum": 1, "maximum": 5 },
                 "color": { "type": "string", "enum": ["red", "blue"] },
                 "tags": { "type": "array", "items": { "type": "string" } },
+                "port": { "x-kubernetes-int-or-string": true },
                 "extra": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } } } } });
         let faults = validate(&schema, &json!({ "spec": spec }));
         let fields: Vec<_> = faults.iter().map(|it| it.field.as_str()).collect();
@@ -307,6 +309,9 @@ mod tests {
         check(json!({ "size": 9 }), &["spec.size"]);
         check(json!({ "size": 0, "color": "green" }), &["spec.color", "spec.size"]);
         check(json!({ "size": 1, "tags": ["a", 1] }), &["spec.tags[1]"]);
+        check(json!({ "size": 1, "port": 80 }), &[]);
+        check(json!({ "size": 1, "port": "http" }), &[]);
+        check(json!({ "size": 1, "port": true }), &["spec.port"]);
         check(json!(7), &["spec"]);
     }
 }

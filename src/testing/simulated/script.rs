@@ -351,7 +351,8 @@ impl SimulatedServer {
         self.shared.now()
     }
 
-    /// All requests of clients so far, those that run included. The script's own are none.
+    /// All requests of clients so far, those that run included. The script's own are none. Of more
+    /// than 200 000, the oldest that are at their end are forgotten.
     pub fn requests(&self) -> Vec<SimulatedRequest> {
         self.shared.requests()
     }

@@ -19,6 +19,10 @@ use super::{
 };
 use crate::testing::RequestInfo;
 
+/// More requests than this are forgotten, the oldest first that are at their end: a server on a port
+/// may be there for days.
+const KEPT: usize = 200_000;
+
 /// A request that the server has seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -196,6 +200,7 @@ impl Shared {
             ended: None,
         };
         state.requests.insert(id, request);
+        forget_beyond(KEPT, &mut state.requests);
         let connections = state.connections;
         RequestGuard { shared: Arc::clone(self), id, connections }
     }
@@ -229,6 +234,14 @@ impl State {
     /// One of those who wait, to set its alarm anew.
     fn keeper_of_time(&self) -> Option<Waker> {
         self.wakers.values().next().cloned()
+    }
+}
+
+fn forget_beyond(most: usize, requests: &mut BTreeMap<u64, SimulatedRequest>) {
+    if requests.len() > most
+        && let Some(oldest) = requests.iter().find(|it| !it.1.is_open()).map(|it| *it.0)
+    {
+        requests.remove(&oldest);
     }
 }
 
@@ -273,5 +286,39 @@ impl Drop for RequestGuard {
             request.ended = Some(now);
         }
         self.shared.changes.send_modify(|count| *count += 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Method, Uri};
+
+    use super::*;
+
+    #[test]
+    fn the_oldest_request_that_is_at_its_end_is_forgotten() {
+        let path = Uri::from_static("/api/v1/pods");
+        let request = |ended: Option<u64>| SimulatedRequest {
+            user: "alice".to_owned(),
+            info: RequestInfo::new(&Method::GET, &path),
+            at: Duration::ZERO,
+            code: None,
+            ended: ended.map(Duration::from_secs),
+        };
+        let mut requests = BTreeMap::from([
+            (1, request(None)),
+            (2, request(Some(1))),
+            (3, request(Some(1))),
+            (4, request(None)),
+        ]);
+
+        let mut forget = |most| {
+            forget_beyond(most, &mut requests);
+            requests.keys().copied().collect::<Vec<_>>()
+        };
+        assert_eq!(forget(4), [1, 2, 3, 4]);
+        assert_eq!(forget(3), [1, 3, 4]);
+        assert_eq!(forget(1), [1, 4], "whoever runs is on record");
+        assert_eq!(forget(1), [1, 4]);
     }
 }

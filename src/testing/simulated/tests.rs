@@ -147,6 +147,19 @@ async fn dependents_go_with_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_a_type_owns_that_is_not_served_is_judged_when_it_comes() {
+    let asker = Asker::new();
+    let owner = json!({ "apiVersion": "x.test/v1", "kind": "Widget", "name": "a", "uid": "no" });
+    let owned = json!({ "metadata": { "name": "owned", "ownerReferences": [owner] } });
+    asker.post(MAPS, owned).await;
+    assert_eq!(names(&asker.get(MAPS).await.1), ["owned"]);
+
+    asker.server.install(&widgets().build()).unwrap();
+
+    assert!(names(&asker.get(MAPS).await.1).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_namespace_ends_after_what_is_in_it() {
     let asker = Asker::with_widgets();
     asker.post("/api/v1/namespaces", json!({ "metadata": { "name": "n" } })).await;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use base64::{Engine, engine::general_purpose::STANDARD};
 use serde_json::{Value, json};
 
 use super::{
@@ -101,6 +102,7 @@ impl Cluster {
         }
         self.default_object(resource, &mut object, None);
         self.validate(resource, &object, None)?;
+        self.warn(resource, &object, None);
         if version.is_some_and(|it| it.as_str().is_some_and(|it| !it.is_empty() && it != "0")) {
             let message = "resourceVersion should not be set on objects to be created";
             return Err(Refusal::new(500, "", message));
@@ -278,6 +280,7 @@ impl Cluster {
             // What holds a namespace is not in its update.
             (NAMESPACES, Some(before)) => object["spec"] = before["spec"].clone(),
             (NAMESPACES, None) => default_namespace(object),
+            ("secrets", _) => encode_secret(object),
             _ => {
                 let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
                 if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
@@ -313,15 +316,19 @@ impl Cluster {
                     new.join(", ")
                 );
                 let fault = FieldFault::forbidden("metadata.finalizers", &why);
-                // The rules of built-in types include the general ones, which were asked before.
-                let times = if resource.custom { 1 } else { 2 };
-                faults.extend(std::iter::repeat_n(fault, times));
+                faults.extend(twice(fault));
             }
         }
         if faults.is_empty() {
             return Ok(());
         }
         Err(Refusal::invalid(&resource.group, &resource.kind, object::name(object), &faults))
+    }
+
+    fn warn(&mut self, resource: &Resource, object: &Value, before: Option<&Value>) {
+        if resource.custom {
+            self.warnings.extend(names::warnings(object, before));
+        }
     }
 
     fn record(&self, resource: &Resource, before: Option<&Value>, after: &mut Value, call: &Call) {
@@ -437,7 +444,18 @@ impl Cluster {
                 None => fields.remove("status"),
             };
         }
+        if object::is_deleting(&object) && !object::is_deleting(live) {
+            let given = &object["metadata"]["deletionTimestamp"];
+            let why = "field is immutable";
+            let faults = twice(FieldFault::invalid("metadata.deletionTimestamp", given, why));
+            return Err(Refusal::invalid(&resource.group, &resource.kind, &name, &faults));
+        }
+        let managed = managed::given(live, &object);
         let metadata = object::metadata(&mut object);
+        match managed {
+            Some(managed) => metadata.insert("managedFields".to_owned(), managed),
+            None => metadata.remove("managedFields"),
+        };
         for field in [
             "uid",
             "resourceVersion",
@@ -446,7 +464,6 @@ impl Cluster {
             "deletionGracePeriodSeconds",
             "generation",
             "generateName",
-            "managedFields",
             "namespace",
         ] {
             object::keep(metadata, live, field);
@@ -455,6 +472,7 @@ impl Cluster {
         object::tidy(&mut object);
         self.default_object(resource, &mut object, Some(live));
         self.validate(resource, &object, Some(live))?;
+        self.warn(resource, &object, Some(live));
         if wants_differ(resource, live, &object)
             && let Some(generation) = live["metadata"]["generation"].as_u64()
         {
@@ -463,6 +481,7 @@ impl Cluster {
         match applied {
             Some(managed) => {
                 object::metadata(&mut object).insert("managedFields".to_owned(), managed);
+                object::tidy(&mut object);
             }
             None => self.record(resource, Some(live), &mut object, call),
         }
@@ -512,6 +531,21 @@ impl Cluster {
         let updated = self.replace(resource, &live, object, call, None)?;
         Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }
+}
+
+/// What a secret was given as text is kept in base64.
+fn encode_secret(secret: &mut Value) {
+    let texts = object::fields(secret).remove("stringData");
+    for (name, text) in texts.as_ref().and_then(Value::as_object).into_iter().flatten() {
+        let encoded = STANDARD.encode(text.as_str().unwrap_or_default());
+        object::member(secret, "data").insert(name.clone(), encoded.into());
+    }
+    object::fields(secret).entry("type").or_insert_with(|| "Opaque".into());
+}
+
+/// The rules of each type include the general ones for updates, which were asked before.
+fn twice(fault: FieldFault) -> [FieldFault; 2] {
+    [fault.clone(), fault]
 }
 
 /// Custom types cannot be updated whatever their version is.

@@ -67,6 +67,21 @@ async fn built_in_objects_are_treated_alike() {
 }
 
 #[tokio::test]
+async fn what_a_secret_is_given_as_text_is_kept_alike() {
+    let all = "/api/v1/namespaces/$ns/secrets";
+    let one = "/api/v1/namespaces/$ns/secrets/a";
+    let texts = json!({ "metadata": { "name": "a" }, "stringData": { "a": "1", "b": "ü" } });
+    let steps = vec![
+        post(all, texts),
+        get(one),
+        patch(MERGE, one, json!({ "stringData": { "a": "2" }, "data": { "b": null } })),
+        put(one, json!({ "metadata": { "name": "a" }, "data": { "c": "Mw==" }, "type": "Opaque" })),
+        post(all, json!({ "metadata": { "name": "b" }, "type": "x.test/own" })),
+    ];
+    agree("differential-secrets", steps).await;
+}
+
+#[tokio::test]
 async fn custom_objects_are_treated_alike() {
     let path = |name: &str| format!("{WIDGETS}/{name}");
     let a = path("a");
