@@ -130,6 +130,32 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_go_while_a_plain_type_is_not_served_are_told_of_when_it_is_back() {
+    let rig = Rig::new();
+    rig.install("Widget");
+    rig.server.apply(widget("a", "a"));
+    rig.server.apply(widget("b", "b"));
+    rig.add(builder().for_type(widgets())).await;
+    rig.state(ControllerState::Running).await;
+    rig.log().await;
+    // No watch tells of the deletion before the type is hidden.
+    let silence = rig.server.withhold("widgets");
+    rig.server.delete("Widget", "b");
+    rig.server.install(crd("Widget"), &["v2"]);
+    rig.until(|status| status.report.stale).await;
+    assert_eq!(rig.log().await, [""; 0], "nothing is known of it yet");
+
+    rig.server.release("widgets", silence);
+    rig.server.install(crd("Widget"), &["v1"]);
+    rig.until(|status| !status.report.stale).await;
+
+    let log = rig.log().await;
+    assert!(log.contains(&"ns/b gone".to_owned()), "{log:?}");
+    assert_eq!(rig.status().epoch, 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn version_is_bound_when_the_epoch_begins() {
     let rig = Rig::new();
     let any = widgets().any_version();
