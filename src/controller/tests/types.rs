@@ -156,6 +156,30 @@ async fn objects_that_go_while_a_plain_type_is_not_served_are_told_of_when_it_is
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_of_a_plain_type_are_gone_with_it_and_never_seen_under_another_of_its_name() {
+    for replaced in [false, true] {
+        let rig = Rig::new();
+        rig.install("Widget");
+        rig.server.apply(widget("a", "a"));
+        rig.add(builder().for_type(widgets())).await;
+        rig.state(ControllerState::Running).await;
+        assert_eq!(rig.log().await, ["ns/a a"]);
+        // What is known of the objects is known by their type.
+        rig.server.withhold("widgets");
+        rig.server.take_time_to_list("widgets");
+
+        rig.server.uninstall("widgets");
+        if replaced {
+            rig.install("Widget");
+        }
+
+        assert_eq!(rig.log().await, ["ns/a missing"], "replaced: {replaced}");
+        assert_eq!(rig.status().epoch, 1);
+        rig.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn version_is_bound_when_the_epoch_begins() {
     let rig = Rig::new();
     let any = widgets().any_version();
