@@ -180,6 +180,25 @@ async fn objects_of_a_plain_type_are_gone_with_it_and_never_seen_under_another_o
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_namespace_restricts_no_type_that_has_none() {
+    let rig = Rig::new();
+    rig.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    rig.add(builder().for_type(widgets()).namespace("ns")).await;
+    let other = rig.build(Controller::builder("other").for_type(widgets()));
+    rig.manager.add("other", Arc::new(other), RunnableOptions::default()).await.unwrap();
+
+    rig.state(ControllerState::Running).await;
+    settle().await;
+
+    // One for both, at the one path that there is.
+    let informers = rig.cluster.informers.status();
+    let namespaces: Vec<_> = informers.iter().map(|it| it.key.namespace.as_deref()).collect();
+    assert_eq!(namespaces, [None]);
+    assert_eq!(rig.server.watches(WIDGETS), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn version_is_bound_when_the_epoch_begins() {
     let rig = Rig::new();
     let any = widgets().any_version();
