@@ -1,6 +1,8 @@
 //! What the API server may answer to a write, and what becomes of it: under paused time, on the
 //! simulated server.
 
+mod owners;
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -386,5 +388,37 @@ async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one
     let found = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
     assert_eq!(found["metadata"]["uid"], theirs["metadata"]["uid"]);
     assert_eq!(bench.sent(Verb::Delete).len(), codes.len(), "it is left alone once it is seen");
+    assert_eq!(bench.events("SyncError"), [""; 0], "that it is gone is what was wanted");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_parent_whose_children_are_all_refused_gets_its_status() {
+    let bench = Bench::start().await;
+    bench.faults.add(children(reply(422, "Invalid", "no such thing"), Verb::Create));
+
+    bench.parent("p", 1, "one");
+    let has_status = |bench: &Bench| {
+        let widgets = bench.list("bench.test/v1", "Widget");
+        widgets.first().is_some_and(|widget| widget["status"]["size"] == 1)
+    };
+    let took = bench.until("the status is written", has_status).await;
+
+    assert!(took < Duration::from_secs(1), "with the first try: {took:?}");
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_sends_nothing_more_of_what_a_hook_wanted() {
+    let bench = Bench::start().await;
+    bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
+    bench.parent("p", 4, "one");
+    bench.until("the first child is made", |bench| bench.sent(Verb::Create).len() == 1).await;
+
+    bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
+    sleep(Duration::from_secs(10)).await;
+
+    // It may end within its grace, and was no longer needed after the first.
+    assert_eq!(bench.sent(Verb::Create).len(), 1);
     bench.end().await;
 }

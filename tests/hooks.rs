@@ -215,3 +215,25 @@ async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_l
     assert!(asked.0 == lists && asked.1 <= watches + 3, "{asked:?}, before {lists}, {watches}");
     bench.end().await;
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_parent_that_its_hook_fails_for_is_counted_until_it_is_gone() {
+    let bench = Bench::start().await;
+    let broken = HookError::Status { code: 500, body: "broken".to_owned() };
+    bench.hook.answers(move |_| std::future::ready(Err(broken.clone())));
+    let healthy = |bench: &Bench| {
+        let controllers = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        let conditions = controllers.first()?["status"]["conditions"].as_array()?;
+        let healthy = conditions.iter().find(|it| it["type"] == "HooksHealthy")?;
+        Some(healthy["status"].clone())
+    };
+    bench.parent("p", 1, "one");
+    bench.until("it is told of", |bench| healthy(bench) == Some(json!("False"))).await;
+
+    bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
+
+    let calm = |bench: &Bench| healthy(bench) == Some(json!("Unknown"));
+    let took = bench.until("nobody is failed any more", calm).await;
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    bench.end().await;
+}

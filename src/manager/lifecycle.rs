@@ -171,6 +171,7 @@ impl Lifecycle {
         self.failures = 0;
         self.not_before = None;
         self.flaps = Flaps::default();
+        self.flapping = false;
         self.state = State::Waiting;
     }
 
@@ -488,6 +489,24 @@ mod tests {
 
             assert_eq!(life.lifecycle.state(), state, "{policy:?}");
         }
+    }
+
+    #[test]
+    fn another_specification_begins_with_a_clean_record() {
+        let mut life = Life::running();
+        for number in 0..300 {
+            life.step(Input::Verdict(met(&number.to_string())));
+            life.step(Input::Ended(RunEnd::Completed));
+            life.step(Input::Wake);
+            life.step(Input::Running);
+        }
+        assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
+        assert!(life.lifecycle.flaps());
+
+        life.lifecycle.renew(RestartPolicy::OnFailure);
+
+        assert!(!life.lifecycle.flaps() && !life.lifecycle.backs_off(life.now));
+        assert_eq!(life.step(Input::Verdict(met("new"))), [Action::Start]);
     }
 
     #[test]

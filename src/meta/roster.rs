@@ -390,6 +390,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_parent_that_is_gone_is_counted_no_more_and_follows_no_end_of_an_outage() {
+        let roster = roster();
+        let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
+        for key in [&a, &b] {
+            roster.failing(key, Failure { reason: "HookTimeout", message: "late".to_owned() });
+            roster.hook_out(key, Backoff::default(), 0);
+        }
+
+        roster.forget(&b);
+
+        assert_eq!(roster.health().borrow().failing, 1);
+        assert!(!roster.parents().contains(&b));
+        assert!(concerned(&roster, None, Some(object(json!({}), Some("b")))).is_empty());
+        assert!(roster.hook_answered(&a).is_empty(), "nobody else waits");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_status_that_the_schema_pruned_is_offered_again_after_a_minute() {
         let (roster, key) = (Roster::default(), ObjectKey::namespaced("ns", "a"));
         roster.enrol(&key, &"u".into(), &Selector::default());

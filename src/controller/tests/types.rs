@@ -130,6 +130,75 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn objects_that_go_while_a_plain_type_is_not_served_are_told_of_when_it_is_back() {
+    let rig = Rig::new();
+    rig.install("Widget");
+    rig.server.apply(widget("a", "a"));
+    rig.server.apply(widget("b", "b"));
+    rig.add(builder().for_type(widgets())).await;
+    rig.state(ControllerState::Running).await;
+    rig.log().await;
+    // No watch tells of the deletion before the type is hidden.
+    let silence = rig.server.withhold("widgets");
+    rig.server.delete("Widget", "b");
+    rig.server.install(crd("Widget"), &["v2"]);
+    rig.until(|status| status.report.stale).await;
+    assert_eq!(rig.log().await, [""; 0], "nothing is known of it yet");
+
+    rig.server.release("widgets", silence);
+    rig.server.install(crd("Widget"), &["v1"]);
+    rig.until(|status| !status.report.stale).await;
+
+    let log = rig.log().await;
+    assert!(log.contains(&"ns/b gone".to_owned()), "{log:?}");
+    assert_eq!(rig.status().epoch, 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn objects_of_a_plain_type_are_gone_with_it_and_never_seen_under_another_of_its_name() {
+    for replaced in [false, true] {
+        let rig = Rig::new();
+        rig.install("Widget");
+        rig.server.apply(widget("a", "a"));
+        rig.add(builder().for_type(widgets())).await;
+        rig.state(ControllerState::Running).await;
+        assert_eq!(rig.log().await, ["ns/a a"]);
+        // What is known of the objects is known by their type.
+        rig.server.withhold("widgets");
+        rig.server.take_time_to_list("widgets");
+
+        rig.server.uninstall("widgets");
+        if replaced {
+            rig.install("Widget");
+        }
+
+        assert_eq!(rig.log().await, ["ns/a missing"], "replaced: {replaced}");
+        assert_eq!(rig.status().epoch, 1);
+        rig.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_namespace_restricts_no_type_that_has_none() {
+    let rig = Rig::new();
+    rig.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    rig.add(builder().for_type(widgets()).namespace("ns")).await;
+    let other = rig.build(Controller::builder("other").for_type(widgets()));
+    rig.manager.add("other", Arc::new(other), RunnableOptions::default()).await.unwrap();
+
+    rig.state(ControllerState::Running).await;
+    settle().await;
+
+    // One for both, at the one path that there is.
+    let informers = rig.cluster.informers.status();
+    let namespaces: Vec<_> = informers.iter().map(|it| it.key.namespace.as_deref()).collect();
+    assert_eq!(namespaces, [None]);
+    assert_eq!(rig.server.watches(WIDGETS), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn version_is_bound_when_the_epoch_begins() {
     let rig = Rig::new();
     let any = widgets().any_version();

@@ -165,6 +165,60 @@ async fn controller_that_is_removed_and_added_again_remembers() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_gone() {
+    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
+
+    rig.manager.remove(NAME).await;
+    rig.server.delete("Widget", "a");
+    rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
+    rig.state(ControllerState::Running).await;
+
+    rig.learns(silence).await;
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_in_doubt_waits_for_its_own_object_too() {
+    let rig = Rig::with_maker(false).await;
+    rig.server.mishap(Action::Withhold);
+    rig.server.apply(widget("a", "a"));
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    let silence = rig.server.withhold("widgets");
+    rig.server.apply(widget("a", "a"));
+
+    // The reconcile is given up, and what it created is in the cache.
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(rig.log().await, [""; 0]);
+    let error = rig.status().report.last_error.clone().unwrap();
+    assert!(error.contains("widgets") && error.contains("caught up"), "{error}");
+
+    rig.server.release("widgets", silence);
+    sleep(Duration::from_secs(200)).await;
+    assert_eq!(rig.log().await, ["ns/a 1 true"]);
+    assert_eq!(rig.server.creations(), 1);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_named_is_looked_for_on_every_page() {
+    let rig = Rig::with_maker(false).await;
+    for number in 0..500 {
+        let before_all_names = format!("{number:04}");
+        rig.server.apply(object("Part", &before_all_names, "x"));
+    }
+    settle().await;
+    rig.server.mishap(Action::Lose);
+    let silence = rig.server.withhold("parts");
+
+    rig.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(200)).await;
+
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    rig.learns(silence).await;
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_write_leaves_no_doubt() {
     let rig = Rig::with_maker(false).await;
     let asked = rig.server.asked(PARTS);

@@ -376,6 +376,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn an_old_deletion_takes_nothing_away() {
+        let mut rig = Rig::new();
+        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        watch.event("MODIFIED", &widget("a", 12));
+        watch.event("DELETED", &widget("b", 13));
+        watch.event("ADDED", &Fixture::new("b").uid("second").version(14).json());
+        watch.bookmark(20);
+        let known = names(&[("a", 12), ("b", 14)]);
+        settle().await;
+        assert_eq!(stored(&subscription), known);
+
+        // Of before its last change; of before it was made again, by its version or by its uid.
+        for old in [widget("a", 11), widget("b", 13), widget("b", 15)] {
+            watch.event("DELETED", &old);
+            settle().await;
+
+            assert_eq!(stored(&subscription), known, "{old}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_object_created_again_is_seen_with_both_its_uids() {
         let mut rig = Rig::new();
         let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;

@@ -153,6 +153,11 @@ mod tests {
         let uids: Vec<_> = owners.iter().map(|owner| owner["uid"].as_str().unwrap()).collect();
         assert_eq!(uids, ["other", "parent"]);
         assert_eq!(patch.pointer("/metadata/resourceVersion"), Some(&json!("7")));
+        assert_eq!(
+            patch.pointer("/metadata/uid"),
+            Some(&json!("u")),
+            "an aggregated API may have no versions"
+        );
     }
 
     #[test]

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 use kube::Client;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
-use crate::{controller::ClusterOptions, informer::ObjectKey};
+use crate::{controller::ClusterOptions, informer::ObjectKey, meta::children::fixtures::parent};
 
 /// A hook that needs a while to let go, and counts how often it did.
 #[derive(Default)]
@@ -101,4 +101,72 @@ fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
     assert_eq!(longest(Some(86_400)), Duration::from_secs(1000));
     assert_eq!(longest(None), Duration::from_secs(1000));
     assert_eq!(backoff(Some(Duration::from_secs(1))).delay(0), Duration::from_millis(5));
+}
+
+/// A parent whose metadata says this, too.
+fn version_of_a_parent(metadata: Value) -> Object {
+    let mut object = json!({
+        "metadata": {
+            "namespace": "ns", "name": "p", "uid": "u", "resourceVersion": "1", "generation": 1,
+            "labels": { "app": "x" },
+        },
+    });
+    for (field, value) in metadata.as_object().unwrap() {
+        object["metadata"][field] = value.clone();
+    }
+    Object::from_json(object.to_string(), &parent(Some("ns")).served).unwrap()
+}
+
+#[test]
+fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_is_ignored() {
+    let selector = Selector::label("app", "x");
+    let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
+        let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
+        let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
+        assert_eq!(worth_a_sync(&delta, &selector, false), worth, "{delta:?}");
+        assert_eq!(worth_a_sync(&delta, &selector, true), if_ignored, "{delta:?}");
+    };
+    let as_before = || Some(json!({}));
+    let other = || Some(json!({ "labels": { "app": "y" } }));
+
+    check(None, as_before(), true, true);
+    check(as_before(), None, true, true);
+    check(as_before(), Some(json!({ "resourceVersion": "2" })), true, false);
+    for change in [
+        json!({ "uid": "another" }),
+        json!({ "generation": 2 }),
+        json!({ "labels": { "app": "x", "more": "y" } }),
+        json!({ "annotations": { "a": "b" } }),
+        json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" }),
+    ] {
+        check(as_before(), Some(change), true, true);
+    }
+    // Once more, so that it is forgotten; and then no more.
+    check(as_before(), other(), true, true);
+    check(other(), as_before(), true, true);
+    check(other(), other(), false, false);
+    check(None, other(), false, false);
+}
+
+#[test]
+fn what_a_refused_write_means_is_told_by_its_answer() {
+    let of = |code: u16, reason: &str, details: Value| {
+        let status = json!({ "code": code, "reason": reason, "details": details });
+        let error = kube::Error::Api(serde_json::from_value(status).unwrap());
+        SyncError::of_write("creating", &error)
+    };
+    let named = || json!({ "name": "ns" });
+
+    assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
+    // A server that answers so to everything proves nothing by it.
+    assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
+    assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
+    assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));
+    assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
+    assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
+    let after = json!({ "retryAfterSeconds": 7 });
+    let SyncError::Throttled { after, .. } = of(429, "TooManyRequests", after) else {
+        panic!("it asks to wait")
+    };
+    assert_eq!(after, Duration::from_secs(7));
 }
