@@ -335,8 +335,8 @@ impl Catalog {
 
     /// Whether nothing stands out that could explain a type.
     pub(super) fn is_complete(&self) -> bool {
-        let is_told = self.crds_listed && self.services_listed != Listed::NotYet;
-        self.enumerated && (is_told || self.static_mode)
+        let crds = self.crds_listed || self.static_mode;
+        crds && self.services_listed != Listed::NotYet && self.enumerated
     }
 
     /// In static mode a CRD is gone when no version of its group lists its type any more.
