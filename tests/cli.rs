@@ -14,7 +14,8 @@ use pilotlight::{
 };
 use serde_json::{Value, json};
 use tokio::{
-    io::{AsyncBufReadExt, BufReader, Lines},
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, Lines},
+    net::TcpStream,
     process::{Child, ChildStdout, Command},
     time::timeout,
 };
@@ -209,11 +210,23 @@ impl Dev {
     }
 }
 
+/// What is answered at a URL without its scheme.
+async fn ask(url: &str) -> String {
+    let (address, path) = url.split_once('/').unwrap();
+    let mut socket = TcpStream::connect(address).await.unwrap();
+    let request = format!("GET /{path} HTTP/1.0\r\n\r\n");
+    socket.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(DEADLINE, socket.read_to_string(&mut answer)).await.expect("it ends").unwrap();
+    answer
+}
+
 #[tokio::test]
 async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let mut dev = Dev::start(&[]);
     let kubeconfig = PathBuf::from(dev.says("export KUBECONFIG=").await);
     let address = dev.says("status --address ").await;
+    let probes = dev.says("curl 'http://").await;
     dev.says("Ctrl-C").await;
     let file = kubeconfig.to_str().unwrap();
 
@@ -221,6 +234,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let types_seen = run(&["types", "--address", &address]).await;
     let declared = run(&["status", "--kubeconfig", file]).await;
     let status = run(&["status", "--address", &address, "--output=json"]).await;
+    let ready = ask(probes.trim_end_matches("'")).await;
     let id = dev.process.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
     let (code, _) = dev.end().await;
@@ -240,6 +254,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert_code(&status, 0);
     let status: Value = serde_json::from_slice(&status.stdout).unwrap();
     assert_eq!(status["discovery"]["mode"], "Watching");
+    assert!(ready.contains("controller/compositecontrollers"), "{ready}");
     assert_eq!(code, Some(0));
     assert!(!Path::new(file).exists(), "its data is gone");
 }

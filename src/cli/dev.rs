@@ -157,12 +157,7 @@ impl DevArgs {
             health_probe_bind_address: self.health_probe_bind_address.clone(),
         };
         let instance = Instance::new(place.config.clone(), &self.manager, &servers, None)?;
-        if let Some(address) = instance.metrics_address {
-            output::print(&format!(
-                "A manager runs in this process. To look into it:\n\n    \
-                 pilotlight status --address {address}\n\n"
-            ))?;
-        }
+        output::print(&looks(instance.metrics_address, instance.probe_address))?;
         let (handle, cluster) = (instance.handle.clone(), instance.cluster.clone());
         let hooks = if self.demo { Some(HookServer::start().await?) } else { None };
         let beside = async {
@@ -184,6 +179,20 @@ impl DevArgs {
         };
         let run = instance.run(stop.clone());
         try_join!(beside, run).map(|((), ())| ())
+    }
+}
+
+/// Where to look into the manager; its ports are any that were free.
+fn looks(metrics: Option<SocketAddr>, probes: Option<SocketAddr>) -> String {
+    let metrics = metrics.map(|address| format!("    pilotlight status --address {address}\n"));
+    let probes = probes.map(|address| format!("    curl 'http://{address}/readyz?verbose'\n"));
+    match (metrics, probes) {
+        (None, None) => "A manager runs in this process.\n\n".to_owned(),
+        (metrics, probes) => format!(
+            "A manager runs in this process. To look into it:\n\n{}{}\n",
+            metrics.unwrap_or_default(),
+            probes.unwrap_or_default()
+        ),
     }
 }
 

@@ -49,14 +49,17 @@ fn check(status: &RunnableStatus) -> Check {
         _ if status.stuck => Verdict::Failed,
         ControllerState::BackingOff if status.failures >= MANY_FAILURES => Verdict::Bad,
         ControllerState::Waiting if is_without_its_crd(status) => Verdict::Bad,
+        ControllerState::Starting | ControllerState::Running
+            if !status.report.forbidden.is_empty() =>
+        {
+            Verdict::Bad
+        }
         ControllerState::Starting
             if !status.report.late.is_empty() || !status.report.unconverted.is_empty() =>
         {
             Verdict::Bad
         }
-        ControllerState::Running if status.report.stale || !status.report.forbidden.is_empty() => {
-            Verdict::Bad
-        }
+        ControllerState::Running if status.report.stale => Verdict::Bad,
         ControllerState::Waiting
         | ControllerState::Starting
         | ControllerState::Running
@@ -171,6 +174,18 @@ mod tests {
             line,
             "[!]controller/widgets Starting SyncTimeout: no rule lets you list widgets"
         );
+    }
+
+    #[test]
+    fn a_controller_that_may_not_list_shows_before_it_is_late() {
+        for state in [ControllerState::Starting, ControllerState::Running] {
+            let mut forbidden = controller(state);
+            forbidden.report.forbidden = vec!["grant list and watch on widgets".into()];
+
+            let line = check_verdict(forbidden, Verdict::Bad);
+
+            assert!(line.ends_with("grant list and watch on widgets"), "{line}");
+        }
     }
 
     #[test]

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
 use pilotlight::{
-    discovery::{DiscoveryOptions, TypeRegistry},
+    discovery::{DiscoveryOptions, TypeRegistry, TypeReport},
     transport::TransportOptions,
 };
 use tokio_util::sync::CancellationToken;
@@ -53,23 +54,32 @@ impl TypesArgs {
     async fn look(&self) -> anyhow::Result<Vec<TypeRow>> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
-        let (types, discovery) = TypeRegistry::new(client.clone(), DiscoveryOptions::default());
-        let stop = CancellationToken::new();
-        tokio::select! {
-            () = discovery.run(stop.clone()) => bail!("discovery ended by itself"),
-            learned = tokio::time::timeout(TIMEOUT, types.heard()) => {
-                let error = types.health().discovery.error;
-                learned.map_err(|_| anyhow::anyhow!(error.unwrap_or_default())).with_context(
-                    || format!("the API server has not said what it serves within {TIMEOUT:?}"),
-                )?;
-            }
-        }
+        let types = ask(client.clone()).await?;
         // Who may not list them, or has none installed, cannot know.
         let declared = tokio::time::timeout(TIMEOUT, declared::list(client)).await;
         let declared = declared.ok().and_then(Result::ok);
         let watchers = declared.as_deref().map(Watchers::of_objects);
-        Ok(types.report().iter().map(|row| TypeRow::new(row, watchers.as_ref())).collect())
+        Ok(types.iter().map(|row| TypeRow::new(row, watchers.as_ref())).collect())
     }
+}
+
+/// What the API server serves.
+async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
+    let (types, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
+    let told = async {
+        if tokio::time::timeout(TIMEOUT, types.heard()).await.is_err() {
+            let error = types.health().discovery.error.unwrap_or_default();
+            bail!("the API server has not said what it serves within {TIMEOUT:?}: {error}");
+        }
+        // What is unknown then is said to be.
+        tokio::time::timeout(TIMEOUT, types.explained()).await.unwrap_or_default();
+        Ok(())
+    };
+    tokio::select! {
+        () = discovery.run(CancellationToken::new()) => bail!("discovery ended by itself"),
+        told = told => told?,
+    }
+    Ok(types.report())
 }
 
 fn render(rows: &[TypeRow], now: Timestamp) -> String {
@@ -92,7 +102,38 @@ fn render(rows: &[TypeRow], now: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pilotlight::testing::{
+        CrdBuilder,
+        simulated::{AccessRule, SimulatedServer},
+    };
+
     use super::*;
+
+    /// The states of all types, as somebody is told who may not read these.
+    async fn told_without(resources: &[&str]) -> Vec<(String, &'static str)> {
+        let server = SimulatedServer::new();
+        server.install(&CrdBuilder::new("x.test", "Widget").version("v1").build()).unwrap();
+        // It is established soon, and its clock stands still while anybody computes.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        if !resources.is_empty() {
+            server.set_rbac([AccessRule::deny().resources(resources.iter().copied())]);
+        }
+        let types = ask(server.client()).await.unwrap();
+        types.into_iter().map(|row| (row.name, row.state)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_may_not_read_crds_is_told_of_every_type_all_the_same() {
+        let crds = "customresourcedefinitions.apiextensions.k8s.io";
+        let services = "apiservices.apiregistration.k8s.io";
+
+        let all = told_without(&[]).await;
+
+        assert!(all.contains(&("widgets.x.test".to_owned(), "Served")), "{all:?}");
+        for refused in [&[crds, services][..], &[crds], &[services]] {
+            assert_eq!(told_without(refused).await, all, "{refused:?}");
+        }
+    }
 
     #[test]
     fn a_type_is_a_row() {

@@ -9,6 +9,9 @@ use super::{
     watch::Watched,
 };
 
+/// The group that the aggregator serves by itself: of this one alone there is no APIService.
+pub(super) const AGGREGATOR: &str = "apiregistration.k8s.io";
+
 /// The header of an APIService.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiService {

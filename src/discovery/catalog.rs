@@ -14,7 +14,7 @@ use std::{
 pub(super) use self::judgement::Judgement;
 use super::{
     answer::{Answer, AnsweredVersion, Resource},
-    api_service::{ApiService, Backend},
+    api_service::{AGGREGATOR, ApiService, Backend},
     crd::Crd,
     schedule::Unsettled,
 };
@@ -186,7 +186,7 @@ impl Catalog {
             services.iter().map(|own| (own.group.clone(), own.version.clone())).collect();
         let gone: Vec<(Arc<str>, Arc<str>)> = entries(&self.services)
             .map(|(group, version, _)| (group.clone(), version.clone()))
-            .filter(|name| !listed.contains(name))
+            .filter(|name| !listed.contains(name) && *name.0 != *AGGREGATOR)
             .collect();
         let mut ask = false;
         for (group, version) in gone {
@@ -283,6 +283,10 @@ impl Catalog {
 
     fn version_answered(&mut self, answered: AnsweredVersion, touched: &mut Touched) {
         let (group, version) = (&answered.group, &answered.version);
+        if **group == *AGGREGATOR {
+            let own = self.services.entry(group.clone()).or_default();
+            own.entry(version.clone()).or_insert(Backend::BuiltIn);
+        }
         let backend = find(&self.services, group, version);
         let uid = match backend {
             Some(Backend::Aggregated { uid, .. }) => Some(uid.clone()),
@@ -327,6 +331,12 @@ impl Catalog {
             });
             !versions.is_empty()
         });
+    }
+
+    /// Whether nothing stands out that could explain a type.
+    pub(super) fn is_complete(&self) -> bool {
+        let crds = self.crds_listed || self.static_mode;
+        crds && self.services_listed != Listed::NotYet && self.enumerated
     }
 
     /// In static mode a CRD is gone when no version of its group lists its type any more.

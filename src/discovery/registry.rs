@@ -143,6 +143,15 @@ impl TypeRegistry {
         drop(self.shared.heard.subscribe().wait_for(|heard| *heard).await);
     }
 
+    /// Resolves when it is known of every type what it is: CRDs and APIServices were read, or
+    /// discovery speaks for them because they may not be. The latter takes seconds, until it is
+    /// sure that a server which starts is not all that refuses. Cancel safe.
+    pub async fn explained(&self) {
+        let mut changes = self.changes();
+        // The sender is in what this holds.
+        while !self.shared.read().catalog.is_complete() && changes.changed().await.is_ok() {}
+    }
+
     /// How the registry learns of changes.
     pub fn mode(&self) -> watch::Receiver<Mode> {
         self.shared.mode.subscribe()

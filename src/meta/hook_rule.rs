@@ -158,10 +158,20 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
     } else if authority.contains('@') {
         // Not echoed: it holds a password.
         problems.invalid(field, "must not hold a user name or password");
+    } else if !has_usable_port(&parsed) {
+        // It would be asked at the scheme's port, where somebody else may answer.
+        problems.invalid(field, format!("{text:?} has a port that is none of 1 to 65535"));
     } else {
         return Some(parsed);
     }
     None
+}
+
+/// A port that cannot be read is none to [`Uri`].
+fn has_usable_port(url: &Uri) -> bool {
+    let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    let written = url.host().and_then(|host| authority.strip_prefix(host)).unwrap_or_default();
+    matches!(written, "" | ":") || url.port_u16().is_some_and(|port| port > 0)
 }
 
 #[cfg(test)]
@@ -169,6 +179,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_port_that_cannot_be_one_is_not_taken_for_the_usual_one() {
+        let check = |url: &str, usable: bool| {
+            let hook = json!({"webhook": {"url": url}});
+            let mut problems = Problems::default();
+            let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+            assert_eq!(rule.is_some(), usable, "{url}");
+        };
+
+        check("http://hook", true);
+        check("http://hook:/sync", true);
+        check("http://hook:8080/sync", true);
+        check("https://[::1]:65535/sync", true);
+        check("https://[::1]/sync", true);
+        check("http://hook:65536/sync", false);
+        check("http://hook:99999/sync", false);
+        check("http://hook:0/sync", false);
+        check("http://[::1]:123456/sync", false);
+    }
 
     fn timeout(text: &str) -> Option<Duration> {
         let hook = json!({"webhook": {"url": "http://hooks.test/", "timeout": text}});

@@ -13,6 +13,7 @@ use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, retry_after, wait_details},
+    meta::last_applied,
 };
 
 /// The longest that a request may take.
@@ -141,7 +142,9 @@ pub(crate) async fn send(
     let body = match body {
         Some(body) => {
             request = request.header(http::header::CONTENT_TYPE, content_type);
-            serde_json::to_vec(body).map_err(kube::Error::SerdeError)?
+            // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a
+            // point where it wants one.
+            last_applied::encode(body).into_bytes()
         }
         None => Vec::new(),
     };
@@ -256,7 +259,45 @@ pub(crate) fn explain(error: &kube::Error) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
+    use http_body_util::BodyExt;
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::{kind::Scope, meta::children::fixtures::served};
+
+    #[tokio::test]
+    async fn a_whole_number_is_sent_without_a_point() {
+        let (sent, mut bodies) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sent = sent.clone();
+            async move {
+                let body = request.into_body().collect().await.unwrap().to_bytes();
+                sent.send(String::from_utf8(body.to_vec()).unwrap()).unwrap();
+                Ok::<_, Infallible>(http::Response::new(Body::from(b"{}".to_vec())))
+            }
+        });
+        let client = Client::new(service, "default");
+        let served = served("", "services", "Service", Scope::Namespaced);
+        let resource = Resource::new(&client, &served);
+        let key = ObjectKey { namespace: Some("ns".into()), name: "a".into() };
+        // As Python writes 160 / 2.
+        let answer = r#"{"spec":{"ports":[{"port":80.0}],"ratio":0.5}}"#;
+        let object: Value = serde_json::from_str(answer).unwrap();
+
+        resource.create(&key, &object).await.unwrap();
+        resource.update(&key, &object).await.unwrap();
+        resource.update_status(&key, &object).await.unwrap();
+        resource.rehearse(&key, &object).await.unwrap();
+        resource.rehearse_update(&key, &object).await.unwrap();
+
+        for _ in 0..5 {
+            let body = bodies.recv().await.unwrap();
+            assert_eq!(body, r#"{"spec":{"ports":[{"port":80}],"ratio":0.5}}"#);
+        }
+    }
 
     #[test]
     fn the_rival_is_who_else_wrote_last() {

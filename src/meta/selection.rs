@@ -92,16 +92,13 @@ fn requirements(text: &str) -> Vec<&str> {
 fn requirement(text: &str) -> Result<Expression, SelectorError> {
     let text = text.trim();
     let wrong = |problem| SelectorError { part: text.to_owned(), problem };
-    let allowed = |word: &str, more: &str| {
-        word.chars().all(|one| one.is_ascii_alphanumeric() || more.contains(one))
-    };
     let key = |key: &str| match key.trim() {
         "" => Err(wrong("names no label")),
-        key if allowed(key, "-_./") => Ok(key.to_owned()),
+        key if is_label(key) => Ok(key.to_owned()),
         _ => Err(wrong("is no requirement such as app=web, app!=web, app in (a,b), app or !app")),
     };
     let value = |value: &str| match value.trim() {
-        value if value.len() <= 63 && allowed(value, "-_.") => Ok(value.to_owned()),
+        value if is_value(value) => Ok(value.to_owned()),
         _ => Err(wrong("holds what can be no value of a label")),
     };
     if let Some((left, values)) = text.split_once('(') {
@@ -126,22 +123,61 @@ fn requirement(text: &str) -> Result<Expression, SelectorError> {
     }
 }
 
+/// Whether a label can be called this: `tier`, `example.com/tier`.
+fn is_label(key: &str) -> bool {
+    let part = |part: &str| {
+        let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+        edge(part.bytes().next())
+            && edge(part.bytes().next_back())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    let domain = |prefix: &str| {
+        prefix.len() <= 253
+            && prefix.split('.').all(part)
+            && !prefix.bytes().any(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    };
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    name.len() <= 63 && part(name) && prefix.is_none_or(domain)
+}
+
+/// Whether a label can have this value.
+fn is_value(value: &str) -> bool {
+    value.is_empty() || !value.contains('/') && is_label(value)
+}
+
 /// Parses a label selector; an empty one selects everything.
 ///
 /// # Errors
 ///
-/// Which field is wrong, below the selector's own, and why.
+/// Which field is wrong, below the selector's own, and why. What no label can be called, or have
+/// for its value, is an error as it is to the API server: it would select nothing for ever.
 pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, String)> {
-    let mut expressions: Vec<Expression> = selector
-        .match_labels
-        .iter()
-        .map(|(key, value)| Expression::Equal(key.clone(), value.clone()))
-        .collect();
+    let no_label = |key: &str| format!("{key:?} is no name of a label");
+    let no_value = |value: &str| format!("{value:?} can be no value of a label");
+    let mut expressions = Vec::new();
+    for (key, value) in &selector.match_labels {
+        if !is_label(key) {
+            return Err(("matchLabels".to_owned(), no_label(key)));
+        }
+        if !is_value(value) {
+            return Err((format!("matchLabels[{key:?}]"), no_value(value)));
+        }
+        expressions.push(Expression::Equal(key.clone(), value.clone()));
+    }
     for (index, requirement) in selector.match_expressions.iter().enumerate() {
         let field = |name: &str| format!("matchExpressions[{index}].{name}");
         let key = requirement.key.clone();
         if key.is_empty() {
             return Err((field("key"), "must not be empty".to_owned()));
+        }
+        if !is_label(&key) {
+            return Err((field("key"), no_label(&key)));
+        }
+        if let Some(value) = requirement.values.iter().find(|value| !is_value(value)) {
+            return Err((field("values"), no_value(value)));
         }
         let values = || requirement.values.iter().cloned().collect();
         let expression = match (requirement.operator.as_str(), requirement.values.is_empty()) {
@@ -205,6 +241,41 @@ mod tests {
         check(one("In", json!([])), Err("matchExpressions[0].values"));
         check(one("Exists", json!(["x"])), Err("matchExpressions[0].values"));
         check(one("Gt", json!(["1"])), Err("matchExpressions[0].operator"));
+    }
+
+    #[test]
+    fn what_no_label_can_be_is_an_error_and_not_without_a_match() {
+        let (longest, longer) = ("x".repeat(63), "x".repeat(64));
+        for value in ["", "x", "X.y_z-1", &longest] {
+            check(json!({"matchLabels": {"app": value}}), Ok(false));
+            check(
+                json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": [value]}]}),
+                Ok(true),
+            );
+        }
+        for value in ["a/b", "-a", "a-", "a b", "ü", &longer] {
+            check(json!({"matchLabels": {"app": value}}), Err("matchLabels[\"app\"]"));
+            check(
+                json!({"matchExpressions": [{"key": "app", "operator": "In", "values": ["a", value]}]}),
+                Err("matchExpressions[0].values"),
+            );
+        }
+        for key in ["a", "A.b_c-1", "example.com/App", &longest, &format!("{longest}.io/{longest}")]
+        {
+            check(
+                json!({"matchExpressions": [{"key": key, "operator": "DoesNotExist"}]}),
+                Ok(true),
+            );
+        }
+        for key in
+            ["not a key", "ü", "-a", "a.", "/a", "a/", "a/b/c", "Example.com/a", "a..b/c", &longer]
+        {
+            check(json!({"matchLabels": {key: "x"}}), Err("matchLabels"));
+            check(
+                json!({"matchExpressions": [{"key": key, "operator": "Exists"}]}),
+                Err("matchExpressions[0].key"),
+            );
+        }
     }
 
     #[track_caller]

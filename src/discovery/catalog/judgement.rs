@@ -10,7 +10,10 @@ use kube::core::Version;
 
 use super::{
     super::{
-        InstallingReason, Origin, TypeState, answer::Resource, api_service::Backend, crd::Crd,
+        InstallingReason, Origin, TypeState,
+        answer::Resource,
+        api_service::{AGGREGATOR, Backend},
+        crd::Crd,
         schedule::Unsettled,
     },
     Catalog, Document, Listed, entries, find,
@@ -336,7 +339,7 @@ impl Catalog {
             return false;
         }
         match self.services_listed {
-            Listed::Yes if !self.static_mode => true,
+            Listed::Yes if !self.static_mode && group != AGGREGATOR => true,
             Listed::Yes | Listed::NotYet | Listed::Refused => self.enumerated,
         }
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        InstallingReason, TypeState,
+        InstallingReason, Origin, TypeState,
         crd::{CrdVersion, Names},
         watch::Watched,
     },

@@ -25,6 +25,36 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
 }
 
 #[test]
+fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
+    let own = [resource("apiservices", "APIService")];
+    let own = (AGGREGATOR, "v1", Some(&own[..]));
+    let type_ref = TypeRef::resource(AGGREGATOR, "v1", "apiservices");
+    let services = || vec![service("apps", "v1", Backend::BuiltIn)];
+    for services_first in [true, false] {
+        let mut catalog = Catalog::default();
+        catalog.list(vec![]);
+
+        if services_first {
+            catalog.services_listed(services(), &mut Touched::default());
+            assert_eq!(catalog.status(&type_ref), Judgement::unknown(), "discovery knows");
+            catalog.hear(answer(&[apps(), own]));
+        } else {
+            catalog.hear(answer(&[apps(), own]));
+            catalog.services_listed(services(), &mut Touched::default());
+        }
+
+        assert_eq!(catalog.word(&type_ref), SERVED);
+        let served = catalog.identity(&type_ref).group_resource();
+        assert_eq!(catalog.origin(&served), Origin::BuiltIn);
+        assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+        catalog.services_listed(services(), &mut Touched::default());
+        assert_eq!(catalog.word(&type_ref), SERVED, "a list anew takes nothing away");
+        catalog.hear(answer(&[apps()]));
+        catalog.check_doubted(&type_ref, TypeState::Served);
+    }
+}
+
+#[test]
 fn an_api_service_that_is_down_makes_its_types_unknown() {
     let mut catalog = Catalog::complete();
 
