@@ -3,21 +3,35 @@
 //! Pure; the subscription locks it.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     mem,
+    sync::Arc,
 };
 
 use super::{Delta, Object, ObjectKey};
+
+/// So many objects that came and went unseen are kept for a subscriber that does not look: it may
+/// read the store alone, and never look at all.
+const GONE_MAX: usize = 10_000;
 
 /// Changes waiting for one subscriber, merged by object, in the order in which objects first
 /// changed since the subscriber last looked at them.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     // By arrival.
-    deltas: BTreeMap<u64, Delta>,
+    deltas: BTreeMap<u64, Waiting>,
+    // Of those that are gone, and came unseen.
+    gone: BTreeSet<u64>,
     arrivals: HashMap<ObjectKey, u64>,
     next_arrival: u64,
     initial: usize,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    delta: Delta,
+    /// What is old in it came and went unseen.
+    unseen: bool,
 }
 
 impl Pending {
@@ -26,7 +40,8 @@ impl Pending {
     /// A subscriber without an entry for an object has seen what the store held, so that `old` is
     /// what it saw; one with an entry keeps the entry's. One that came and went between two looks
     /// is gone all the same: whoever made it, or has found it in the store, knows that it was there
-    /// and has to hear that it is no more.
+    /// and has to hear that it is no more. Of those that nobody looks at the last
+    /// [`GONE_MAX`] are kept.
     pub(super) fn push(
         &mut self,
         key: &ObjectKey,
@@ -34,13 +49,8 @@ impl Pending {
         new: Option<Object>,
         initial: bool,
     ) {
-        let waiting = self.arrivals.get(key).and_then(|arrival| self.deltas.get_mut(arrival));
-        if let Some(delta) = waiting {
-            if new.is_none() && delta.old.is_none() {
-                delta.old = old;
-                self.initial -= usize::from(mem::take(&mut delta.initial));
-            }
-            delta.new = new;
+        if let Some(&arrival) = self.arrivals.get(key) {
+            self.merge(arrival, old, new);
             return;
         }
         if old.is_none() && new.is_none() {
@@ -50,12 +60,43 @@ impl Pending {
         self.next_arrival += 1;
         self.initial += usize::from(initial);
         self.arrivals.insert(key.clone(), arrival);
-        self.deltas.insert(arrival, Delta { key: key.clone(), old, new, initial });
+        let delta = Delta { key: key.clone(), old, new, initial };
+        self.deltas.insert(arrival, Waiting { delta, unseen: false });
+    }
+
+    fn merge(&mut self, arrival: u64, old: Option<Object>, new: Option<Object>) {
+        let Some(Waiting { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
+        match &new {
+            None if *unseen || delta.old.is_none() => {
+                *unseen = true;
+                delta.old = old.or_else(|| delta.new.take()).or_else(|| delta.old.take());
+                self.initial -= usize::from(mem::take(&mut delta.initial));
+                self.gone.insert(arrival);
+            }
+            Some(back) => {
+                self.gone.remove(&arrival);
+                let uid = |object: &Object| Arc::clone(&object.header().uid);
+                let is_same = delta.old.as_ref().is_some_and(|old| uid(old) == uid(back));
+                // It left what is watched and is back: new to whoever has not seen it.
+                if *unseen && is_same {
+                    *unseen = false;
+                    delta.old = None;
+                }
+            }
+            None => {}
+        }
+        delta.new = new;
+        if self.gone.len() > GONE_MAX
+            && let Some(waiting) = self.gone.pop_first().and_then(|it| self.deltas.remove(&it))
+        {
+            self.arrivals.remove(&waiting.delta.key);
+        }
     }
 
     /// The oldest change; the subscriber has now seen it.
     pub(super) fn pop(&mut self) -> Option<Delta> {
-        let (_, delta) = self.deltas.pop_first()?;
+        let (arrival, Waiting { delta, .. }) = self.deltas.pop_first()?;
+        self.gone.remove(&arrival);
         self.arrivals.remove(&delta.key);
         self.initial -= usize::from(delta.initial);
         if self.deltas.is_empty() {
@@ -84,8 +125,6 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -137,14 +176,61 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_came_went_and_came_shows_both() {
+    fn an_object_that_came_and_went_and_another_that_came_are_both_shown() {
         let mut pending = Pending::default();
 
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
-        change(&mut pending, "a", None, Some(2));
+        let second = Fixture::new("a").uid("second").version(2).object();
+        pending.push(&ObjectKey::cluster("a"), None, Some(second), false);
 
         assert_eq!(seen(pending.pop()), ("a".into(), Some(1), Some(2)));
+    }
+
+    #[test]
+    fn an_object_that_left_and_came_back_before_it_was_seen_is_new() {
+        let mut pending = Pending::default();
+
+        // As with a watch by labels, whose object is the same one.
+        change(&mut pending, "a", None, Some(1));
+        change(&mut pending, "a", Some(1), None);
+        change(&mut pending, "a", None, Some(1));
+
+        let delta = pending.pop().unwrap();
+        // Else it were no change to whoever looks for one, and nothing was ever said of it.
+        assert!(delta.old.is_none() && version(delta.new.as_ref()) == Some(1));
+    }
+
+    #[test]
+    fn of_two_that_came_and_went_unseen_the_last_one_is_gone() {
+        let mut pending = Pending::default();
+        let second = |version| Fixture::new("a").uid("second").version(version).object();
+        let key = ObjectKey::cluster("a");
+
+        change(&mut pending, "a", None, Some(1));
+        change(&mut pending, "a", Some(1), None);
+        pending.push(&key, None, Some(second(2)), false);
+        pending.push(&key, Some(second(2)), None, false);
+
+        assert_eq!(seen(pending.pop()), ("a".into(), Some(2), None));
+    }
+
+    #[test]
+    fn a_subscriber_that_never_looks_is_kept_no_endless_list_of_what_has_gone() {
+        let mut pending = Pending::default();
+        change(&mut pending, "there", None, Some(1));
+
+        for number in 0..GONE_MAX + 5 {
+            let name = number.to_string();
+            change(&mut pending, &name, None, Some(1));
+            change(&mut pending, &name, Some(1), None);
+        }
+
+        assert_eq!((pending.len(), pending.arrivals.len()), (GONE_MAX + 1, GONE_MAX + 1));
+        assert_eq!(seen(pending.pop()), ("there".into(), None, Some(1)));
+        assert_eq!(seen(pending.pop()), ("5".into(), Some(1), None), "the last ones are told of");
+        while pending.pop().is_some() {}
+        assert!(pending.gone.is_empty());
     }
 
     #[test]
@@ -203,7 +289,7 @@ mod tests {
     proptest! {
         /// The subscriber's own copy, made of nothing but its deltas, is the store's content as
         /// soon as nothing is pending; every delta's old is what the subscriber had, or never saw;
-        /// and of each that has gone since its last look it hears.
+        /// and of each that has gone since its last look, and is not back, it hears.
         #[test]
         fn folding_the_changes_gives_the_store(steps in prop::collection::vec(step(), 0..200)) {
             let mut store: BTreeMap<String, Object> = BTreeMap::new();
@@ -215,9 +301,10 @@ mod tests {
                 let Some(delta) = pending.pop() else { return false };
                 let name = delta.key.to_string();
                 let (had, old) = (version(view.get(&name)), version(delta.old.as_ref()));
-                assert!(had == old || had.is_none() && gone.contains(&name));
+                let is_gone = delta.new.is_none();
+                assert!(had == old || is_gone && had.is_none() && gone.contains(&name));
                 assert!(old.is_some() || delta.new.is_some());
-                assert!(!gone.remove(&name) || old.is_some());
+                assert!(!gone.remove(&name) || old.is_some() || !is_gone);
                 match delta.new {
                     Some(new) => view.insert(name, new),
                     None => view.remove(&name),

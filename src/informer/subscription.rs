@@ -15,7 +15,8 @@ use super::{InformerKey, Object, ObjectKey, Store, hub::Hub, pending::Pending, s
 /// looks are merged into one.
 ///
 /// An object that was deleted and created again between two looks is one change, whose old and new
-/// object differ in uid. One that was created and deleted is one, too, and has gone.
+/// object differ in uid. One that was created and deleted is one, too, and has gone; whoever has not
+/// looked while ten thousand did so hears of the last ones.
 #[derive(Clone, Debug)]
 pub struct Delta {
     /// Which object.
@@ -187,8 +188,8 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// Where the informer leaves changes for one subscriber. Bounded by the number of objects, so that
-/// a slow subscriber holds up nobody.
+/// Where the informer leaves changes for one subscriber. Bounded by the number of objects, and of
+/// those that came and went unseen, so that a slow subscriber holds up nobody.
 #[derive(Debug)]
 pub(super) struct Mailbox {
     state: Mutex<Letters>,

@@ -171,7 +171,10 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
 fn has_usable_port(url: &Uri) -> bool {
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     let written = url.host().and_then(|host| authority.strip_prefix(host)).unwrap_or_default();
-    matches!(written, "" | ":") || url.port_u16().is_some_and(|port| port > 0)
+    let Some(port) = written.strip_prefix(':') else { return true };
+    // Rust reads `+80` as a number, too.
+    let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+    port.is_empty() || is_number && url.port_u16().is_some_and(|port| port > 0)
 }
 
 #[cfg(test)]
@@ -197,6 +200,7 @@ mod tests {
         check("http://hook:65536/sync", false);
         check("http://hook:99999/sync", false);
         check("http://hook:0/sync", false);
+        check("http://hook:+80/sync", false);
         check("http://[::1]:123456/sync", false);
     }
 
