@@ -32,23 +32,16 @@ mod stage;
 pub(crate) mod workload;
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use futures::StreamExt;
 use http::Request;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::{
-    Api, Client,
-    api::{DeleteParams, ListParams, PostParams, WatchParams},
-    client::Body,
-};
+use kube::{Client, api::PostParams, client::Body};
 use pilotlight::{
     controller::{Cluster, ClusterOptions},
     discovery::{DiscoveryOptions, TypeState},
-    informer::{InformerOptions, InformerStatus},
+    informer::InformerOptions,
     kind::TypeRef,
     manager::{
         ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
@@ -56,8 +49,8 @@ use pilotlight::{
         Transition, TransitionKind,
     },
     testing::{
-        AuditEvent, ControlPlane, CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, TestScope,
-        open_watches, proxy::Proxy,
+        AuditEvent, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope, open_watches,
+        proxy::Proxy,
     },
     transport::{Transport, TransportMetrics, TransportOptions},
 };
@@ -99,14 +92,6 @@ pub(crate) use self::{
 
 /// Only bounds tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Series that show how many things there are, rather than what happened.
-const GAUGES: &[&str] = &[
-    "workqueue_depth",
-    "pilotlight_informer_watches",
-    "pilotlight_informer_objects",
-    "pilotlight_informer_cached_bytes",
-];
 
 /// How a rig is set up.
 pub(crate) struct RigOptions {
@@ -446,85 +431,15 @@ impl<'plane> Rig<'plane> {
         self.handle.metrics().num_alive_tasks()
     }
 
-    /// Asserts that whatever was spawned since the baseline is told by name: the runtime counts no
-    /// more than the metrics do.
-    pub(crate) async fn every_task_has_a_name(&self, leaks: &LeakOracle, baseline: &Measure) {
-        let nameless = |it: &Measure| it.total("tasks").checked_sub(it.total("named tasks"));
-        eventually("every task has a name", || {
-            let now = leaks.measure();
-            let named = now.total("named tasks") > baseline.total("named tasks");
-            match nameless(&now) == nameless(baseline) && named {
-                true => Ok(()),
-                false => Err(format!("{now:#?}, {baseline:#?} before")),
-            }
-        })
-        .await;
-    }
-
     /// Connections to the control plane.
     fn connections(&self) -> usize {
         self.transport.as_ref().map_or(0, Transport::connections)
-    }
-
-    /// Finds what is left of Pilotlight's: asks the runtime, the server, and Pilotlight itself.
-    pub(crate) fn leaks(&self) -> LeakOracle {
-        let metrics = self.metrics.clone();
-        let informers = self.cluster.informers.clone();
-        let cached = move |number: fn(&InformerStatus) -> usize| {
-            let informers = informers.clone();
-            move || {
-                let all = informers.status();
-                let named = all.iter().map(|it| (format!("{:?}", it.key), number(it) as u64));
-                named.collect::<BTreeMap<_, _>>()
-            }
-        };
-        let oracle = LeakOracle::new()
-            .patience(PATIENCE)
-            .tasks("Pilotlight", &self.handle)
-            .requests(&self.faults);
-        let oracle = self.server.watched(oracle, &self.user, self.begin);
-        let oracle = match self.transport.clone() {
-            Some(transport) => oracle.probe("connections", move || {
-                BTreeMap::from([("the transport".to_owned(), transport.connections() as u64)])
-            }),
-            None => oracle,
-        };
-        oracle
-            .probe("informers", cached(|_| 1))
-            .probe("cached objects", cached(|it| it.objects))
-            .probe("cached bytes", cached(|it| it.bytes))
-            .series(move || metrics::text(&metrics), GAUGES)
-            // One for each status code that the server has ever answered with.
-            .expect_more("series", "rest_client_requests_total")
-            // One for each verb.
-            .expect_more("series", "rest_client_request_duration_seconds")
-            // One for each way in which discovery has ever failed.
-            .expect_more("series", "pilotlight_discovery_requests_total")
-            .expect_more("series", "pilotlight_discovery_watch_failures_total")
-            .memory()
     }
 
     /// Calls something that starts tasks of Pilotlight's.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _runtime = self.handle.enter();
         call()
-    }
-
-    /// Opens the connections that are kept, so that they are there before anything is counted; from
-    /// where Pilotlight runs, since their tasks are where they were opened.
-    pub(crate) async fn warm_up(&self) {
-        let namespaces = Api::<Namespace>::all(self.cluster.client.clone());
-        let mut opening = JoinSet::new();
-        let opened = async move {
-            let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();
-            let version = listed.metadata.resource_version.unwrap();
-            let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
-            drop(watch);
-            // A write has series of its own; whether this one is allowed is no matter.
-            drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
-        };
-        opening.spawn_on(opened, &self.handle);
-        opening.join_next().await.unwrap().unwrap();
     }
 }
 

@@ -5,7 +5,6 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     mem,
-    sync::Arc,
 };
 
 use super::{Delta, Object, ObjectKey};
@@ -69,21 +68,18 @@ impl Pending {
         match &new {
             None if *unseen || delta.old.is_none() => {
                 *unseen = true;
-                delta.old = old.or_else(|| delta.new.take()).or_else(|| delta.old.take());
+                // Gone twice over, it is as it was when it went.
+                delta.old = old.or_else(|| delta.old.take());
                 self.initial -= usize::from(mem::take(&mut delta.initial));
                 self.gone.insert(arrival);
             }
-            Some(back) => {
+            Some(back) if *unseen => {
                 self.gone.remove(&arrival);
-                let uid = |object: &Object| Arc::clone(&object.header().uid);
-                let is_same = delta.old.as_ref().is_some_and(|old| uid(old) == uid(back));
+                let is_same = |old: &mut Object| old.header().uid == back.header().uid;
                 // It left what is watched and is back: new to whoever has not seen it.
-                if *unseen && is_same {
-                    *unseen = false;
-                    delta.old = None;
-                }
+                *unseen = delta.old.take_if(is_same).is_none();
             }
-            None => {}
+            Some(_) | None => {}
         }
         delta.new = new;
         if self.gone.len() > GONE_MAX

@@ -317,7 +317,7 @@ mod tests {
     use super::*;
     use crate::kind::{Scope, TypeIdentity};
 
-    fn met(uid: &str) -> Verdict {
+    pub(super) fn met(uid: &str) -> Verdict {
         Verdict::Met(vec![Basis {
             identity: TypeIdentity {
                 group: "example.com".into(),

@@ -6,8 +6,7 @@ use std::{
     time::Duration,
 };
 
-use super::*;
-use crate::kind::{Scope, TypeIdentity};
+use super::{tests::met, *};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const BURST: u32 = 2;
@@ -35,20 +34,6 @@ const EVENTS: [Event; 7] = [
     Event::Renewed,
     Event::HalfAnInterval,
 ];
-
-fn met(uid: &str) -> Verdict {
-    Verdict::Met(vec![Basis {
-        identity: TypeIdentity {
-            group: "example.com".into(),
-            version: "v1".into(),
-            plural: "widgets".into(),
-            scope: Scope::Namespaced,
-            uid: Some(uid.into()),
-        },
-        kind: "Widget".into(),
-        list_kind: "WidgetList".into(),
-    }])
-}
 
 #[derive(Clone, Debug)]
 struct World {
