@@ -8,6 +8,27 @@ use tokio::time::{sleep, timeout};
 
 use crate::rig::Bench;
 
+fn config_map(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": name, "namespace": "default" },
+    })
+}
+
+/// What this parent would adopt.
+fn orphan_of(parent: &Value) -> Value {
+    let mut orphan = config_map("orphan");
+    orphan["metadata"]["labels"] = json!({ "controller-uid": parent["metadata"]["uid"] });
+    orphan
+}
+
+/// What becomes of parents from now on is seen by nobody who watches.
+fn hears_no_more_of_parents(bench: &Bench) {
+    bench.faults.add(Rule::new(Action::Hang).verb(Verb::Watch).resource("bench.test", "widgets"));
+    let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
+    assert_eq!(bench.faults.cut_open(is_watch), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() {
     let get = |bench: &Bench, api_version, kind, name| {
@@ -23,24 +44,13 @@ async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() 
             bench.server.apply(seen.clone()).unwrap();
             sleep(Duration::from_secs(1)).await;
         }
-        bench
-            .faults
-            .add(Rule::new(Action::Hang).verb(Verb::Watch).resource("bench.test", "widgets"));
-        let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
-        assert_eq!(bench.faults.cut_open(is_watch), 1);
+        hears_no_more_of_parents(&bench);
         bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
         if replaced {
             bench.parent("p", 0, "ours");
         }
 
-        let orphan = json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": {
-                "name": "orphan", "namespace": "default",
-                "labels": { "controller-uid": seen["metadata"]["uid"] },
-            },
-        });
-        bench.server.apply(orphan).unwrap();
+        bench.server.apply(orphan_of(&seen)).unwrap();
         let is_read =
             |info: &RequestInfo| info.verb == Verb::Get && info.path.ends_with("/widgets/p");
         let read = |bench: &Bench| bench.requests().iter().any(|(_, info)| is_read(info));
@@ -59,12 +69,6 @@ async fn a_child_that_is_released_keeps_its_other_owners() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "ours");
     bench.settled(&["p"], 1, "ours").await;
-    let config_map = |name: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": { "name": name, "namespace": "default" },
-        })
-    };
     let other = bench.server.apply(config_map("other")).unwrap();
     let other = json!({
         "apiVersion": "v1", "kind": "ConfigMap", "name": "other", "uid": other["metadata"]["uid"],
@@ -91,12 +95,6 @@ async fn a_child_that_is_released_keeps_its_other_owners() {
 #[tokio::test(start_paused = true)]
 async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_named() {
     let bench = Bench::start().await;
-    let config_map = |name: &str| {
-        json!({
-            "apiVersion": "v1", "kind": "ConfigMap",
-            "metadata": { "name": name, "namespace": "default" },
-        })
-    };
     let owner = bench.server.apply(config_map("owner")).unwrap();
     let mut theirs = config_map("p-0");
     theirs["metadata"]["ownerReferences"] = json!([{
@@ -120,9 +118,7 @@ async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_i
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.settled(&["p"], 1, "one").await;
-    bench.faults.add(Rule::new(Action::Hang).verb(Verb::Watch).resource("bench.test", "widgets"));
-    let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
-    assert_eq!(bench.faults.cut_open(is_watch), 1);
+    hears_no_more_of_parents(&bench);
     bench.hook.answers(|_| async { Ok(json!({ "status": { "of": "the old one" } })) });
 
     // That its child goes is a reason to ask about the one that is gone.
@@ -166,14 +162,7 @@ async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adop
     timeout(Duration::from_secs(60), asked).await.unwrap();
 
     let parent = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
-    let orphan = json!({
-        "apiVersion": "v1", "kind": "ConfigMap",
-        "metadata": {
-            "name": "orphan", "namespace": "default",
-            "labels": { "controller-uid": parent["metadata"]["uid"] },
-        },
-    });
-    bench.server.apply(orphan).unwrap();
+    bench.server.apply(orphan_of(&parent)).unwrap();
 
     let owner = |bench: &Bench| {
         let found = bench.server.get("v1", "ConfigMap", "default", "orphan").unwrap();
