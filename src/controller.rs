@@ -52,6 +52,7 @@ mod channel_source;
 mod cluster;
 mod context;
 mod crowd;
+mod delivery;
 mod doubt;
 mod failing;
 #[cfg(test)]

@@ -8,24 +8,52 @@ use tokio::{
     sync::{Mutex, mpsc},
 };
 
-use super::{ConditionalSource, Request, SourceContext, SourceEnd, SourceStart};
+use super::{ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, delivery::Taken};
 use crate::manager::{Readiness, always};
 
 /// Requests that arrive over a channel, from outside of Kubernetes perhaps.
 ///
-/// What is sent while no epoch runs waits for the next one. Semantics: `source.Channel` of
-/// controller-runtime, except that it can be started again, and carries requests.
+/// Each is delivered at least once, merged by its key. The source keeps a request from the moment
+/// it is taken off the channel until its reconcile returns [`Outcome::Done`](super::Outcome::Done)
+/// or [`ReconcileError::Terminal`](super::ReconcileError::Terminal). Whatever ends an epoch, the
+/// next one of a controller with this source begins with what is kept: also requests in back-off,
+/// requests to be repeated after a time, and those whose reconcile was dropped.
+///
+/// The channel's capacity holds senders back while no epoch runs: a stopped controller takes
+/// nothing. Closing the channel ends no run, and what was sent before is delivered. Kept requests
+/// are bounded by their distinct keys; they go with the last clone of this source.
+///
+/// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
+/// carries requests.
 #[derive(Clone, Debug)]
 pub struct ChannelSource {
     // Held by the epoch that runs.
     requests: Arc<Mutex<mpsc::Receiver<Request>>>,
+    taken: Arc<Taken>,
 }
 
 impl ChannelSource {
     /// A channel with room for `capacity` requests (at least 1), and the source at its end.
     pub fn new(capacity: usize) -> (mpsc::Sender<Request>, Self) {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
-        (sender, Self { requests: Arc::new(Mutex::new(receiver)) })
+        let requests = Arc::new(Mutex::new(receiver));
+        (sender, Self { requests, taken: Arc::default() })
+    }
+
+    /// Hands over what is kept and what arrives, until the channel is closed.
+    async fn pump(self, context: &SourceContext) {
+        let mut requests = self.requests.lock().await;
+        context.deliveries.join(&self.taken);
+        for request in self.taken.requests() {
+            context.enqueue_again(request);
+        }
+        // Asked before each request, as many may arrive within one poll.
+        while !context.stop.is_cancelled()
+            && let Some(request) = requests.recv().await
+        {
+            self.taken.take(request.clone());
+            context.enqueue(request);
+        }
     }
 }
 
@@ -35,19 +63,16 @@ impl ConditionalSource for ChannelSource {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        let requests = Arc::clone(&self.requests);
+        let source = self.clone();
         let done = async move {
-            let pump = async {
-                let mut requests = requests.lock().await;
-                while let Some(request) = requests.recv().await {
-                    context.enqueue(request);
-                }
-            };
-            // A request is either received and queued, or still in the channel.
             select! {
                 biased;
                 () = context.stopping() => {}
-                () = pump => {}
+                // It is not done when nobody sends any more: what it keeps may be confirmed later.
+                () = async {
+                    source.pump(&context).await;
+                    context.stopping().await;
+                } => {}
             }
             SourceEnd::Stopped
         };

@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd,
     board::{Board, Mode, Row, State},
+    delivery::Deliveries,
     kind_source::KindSource,
     metrics::Series,
     queue::Queue,
@@ -58,6 +59,7 @@ pub(super) struct Follower {
     pub(super) release: CancellationToken,
     pub(super) board: Arc<Board>,
     pub(super) series: Arc<Series>,
+    pub(super) deliveries: Arc<Deliveries>,
 }
 
 impl Input {
@@ -170,6 +172,7 @@ impl Follower {
             board: Arc::clone(&self.board),
             input: self.number,
             series: Arc::clone(&self.series),
+            deliveries: Arc::clone(&self.deliveries),
         };
         let ours = self.input.type_ref().is_none();
         if ours {

@@ -99,6 +99,20 @@ impl Attempt {
 }
 
 impl Next {
+    /// Whether nothing is left to be done until something changes.
+    pub(super) fn is_final(&self) -> bool {
+        match self {
+            Self::Done | Self::GiveUp(_) => true,
+            Self::After(_)
+            | Self::Postponed(_)
+            | Self::Retry(_)
+            | Self::RetryAfter(..)
+            | Self::Throttled(..)
+            | Self::Wait(_)
+            | Self::Abandon => false,
+        }
+    }
+
     /// How it is counted, if it is.
     pub(super) fn result(&self) -> Option<ReconcileResult> {
         match self {

@@ -193,6 +193,11 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.failures(key)
     }
 
+    /// Whether a key is ready or waits for its time.
+    pub(super) fn contains(&self, key: &K) -> bool {
+        self.shared.lock().core.contains(key)
+    }
+
     /// How many keys are ready; those that wait for their time are not.
     pub fn len(&self) -> usize {
         self.shared.lock().core.len()

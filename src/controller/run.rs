@@ -19,6 +19,7 @@ use super::{
     Context, Request, SourceEnd,
     board::{Board, Mode, Row},
     crowd::Member,
+    delivery::{Deliveries, Receipt},
     failing::Failing,
     input::{Follower, panic_message},
     metrics::Series,
@@ -61,6 +62,7 @@ struct Run {
     throttled: Outage<Request>,
     crowd: Member,
     failing: Failing,
+    deliveries: Arc<Deliveries>,
 }
 
 /// A reconcile that runs.
@@ -68,6 +70,7 @@ struct Active {
     item: Item<Request>,
     since: Instant,
     span: Span,
+    receipt: Receipt,
 }
 
 /// Counts as an active worker until dropped, which is when its task has ended.
@@ -124,6 +127,7 @@ impl Run {
             throttled: Outage::default(),
             crowd,
             failing: Failing::default(),
+            deliveries: Arc::default(),
         };
         run.start_sources();
         run
@@ -140,6 +144,7 @@ impl Run {
                 release: self.release.clone(),
                 board: Arc::clone(&self.board),
                 series: Arc::clone(&self.spec.series),
+                deliveries: Arc::clone(&self.deliveries),
             };
             let span = info_span!(
                 "source",
@@ -219,6 +224,7 @@ impl Run {
             self.queue.done(&item.key);
             return;
         }
+        let receipt = self.deliveries.receipt(&item.key);
         let mut turn = self.spec.handover.doubts.turn(&item.key);
         let context = self.context.of_reconcile(item.failures, turn.is_in_doubt());
         let span = info_span!(
@@ -254,7 +260,7 @@ impl Run {
         };
         let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
-        self.active.insert(id, Active { item, since: Instant::now(), span });
+        self.active.insert(id, Active { item, since: Instant::now(), span, receipt });
     }
 
     fn reconciled(&mut self, end: Result<(Id, Attempt), JoinError>) {
@@ -262,7 +268,7 @@ impl Run {
             Ok(ended) => ended,
             Err(error) => (error.id(), ended_badly(error)),
         };
-        let Some(Active { item, since, span }) = self.active.remove(&id) else { return };
+        let Some(Active { item, since, span, receipt }) = self.active.remove(&id) else { return };
         let _entered = span.enter();
         let series = &self.spec.series;
         match &attempt {
@@ -274,6 +280,9 @@ impl Run {
         if let Some(result) = next.result() {
             series.reconciled(result);
             series.time.observe(since.elapsed().as_secs_f64());
+        }
+        if next.is_final() {
+            receipt.confirm(&item.key);
         }
         self.settle(item, next);
     }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     Request,
     board::Board,
+    delivery::Deliveries,
     metrics::Series,
     queue::{Add, Queue},
 };
@@ -26,6 +27,7 @@ pub struct SourceContext {
     pub(super) board: Arc<Board>,
     pub(super) input: usize,
     pub(super) series: Arc<Series>,
+    pub(super) deliveries: Arc<Deliveries>,
 }
 
 impl std::fmt::Debug for SourceContext {
@@ -68,6 +70,14 @@ impl SourceContext {
     /// Whether the source is stopped because its condition is lost, while the epoch goes on.
     pub fn lost(&self) -> bool {
         self.stop.is_cancelled() && !self.feed.is_cancelled()
+    }
+
+    /// As [`SourceContext::enqueue`], of what an earlier epoch was given; what that has handed over
+    /// keeps its time.
+    pub(super) fn enqueue_again(&self, request: Request) {
+        if !self.queue.contains(&request) {
+            self.enqueue(request);
+        }
     }
 
     fn enqueue_with(&self, request: Request, add: Add) {

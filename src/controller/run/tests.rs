@@ -1,6 +1,7 @@
 mod reconciles;
 mod sources;
 mod stopping;
+mod triggers;
 
 use std::sync::{
     Mutex,
@@ -339,11 +340,10 @@ impl ConditionalSource for Bomb {
 }
 
 /// One request is delayed, one is ready, one is under way; then the epoch stops.
-async fn stopped_with_work_left(reason: StopReason) -> (Rig, Log) {
-    let (sender, channel) = ChannelSource::new(8);
+async fn stopped_with_work_left(reason: StopReason, source: impl ConditionalSource) -> (Rig, Log) {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Plain, channel).run(move |request, context| {
+    let mut rig = make().input(Mode::Plain, source).run(move |request, context| {
         notes.note(&request, &context, start);
         async move {
             match (&*request.name, context.epoch().number()) {
@@ -355,9 +355,6 @@ async fn stopped_with_work_left(reason: StopReason) -> (Rig, Log) {
         }
     });
     rig.running().await;
-    for name in ["delayed", "failed", "stuck", "ready"] {
-        sender.send(key(name)).await.unwrap();
-    }
     settle().await;
     assert_eq!(log.names(), ["ns/delayed", "ns/failed", "ns/stuck"]);
     rig.stop(reason).await.unwrap();
@@ -367,9 +364,15 @@ async fn stopped_with_work_left(reason: StopReason) -> (Rig, Log) {
     (rig, log)
 }
 
+const WORK: [&str; 4] = ["delayed", "failed", "stuck", "ready"];
+
 #[tokio::test(start_paused = true)]
 async fn superseded_epoch_hands_its_work_to_the_next() {
-    let (mut rig, log) = stopped_with_work_left(StopReason::Superseded).await;
+    let (sender, channel) = ChannelSource::new(WORK.len());
+    for name in WORK {
+        sender.try_send(key(name)).unwrap();
+    }
+    let (mut rig, log) = stopped_with_work_left(StopReason::Superseded, channel).await;
 
     let names = log.names();
     let (next, last) = (&names[3..], log.attempts()[names.len() - 1]);
@@ -382,9 +385,12 @@ async fn superseded_epoch_hands_its_work_to_the_next() {
 
 #[tokio::test(start_paused = true)]
 async fn restart_begins_with_an_empty_queue() {
-    let (mut rig, log) = stopped_with_work_left(StopReason::TypeGone).await;
+    let source = Fake::new("fake", &WORK);
+    let (mut rig, log) = stopped_with_work_left(StopReason::TypeGone, source).await;
 
-    assert_eq!(log.names().len(), 3, "nothing was left for the second epoch");
+    let (names, attempts) = (log.names(), log.attempts());
+    assert_eq!(names[3..], ["ns/delayed", "ns/failed", "ns/stuck", "ns/ready"], "in its order");
+    assert!(attempts[3..].iter().all(|(failures, at)| *failures == 0 && *at < 5_100), "at once");
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
 

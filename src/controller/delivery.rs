@@ -1,0 +1,147 @@
+//! Delivery of requests that come from outside: kept until a reconcile has finished them.
+//!
+//! A request from outside is in no list, so that an epoch which drops its queue would lose it. The
+//! source keeps each request that it takes, and each epoch begins with those that it keeps. A
+//! reconcile confirms the requests that were there when it began.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::Request;
+
+/// Requests that one source has taken and no reconcile has finished, merged by key.
+#[derive(Debug, Default)]
+pub(super) struct Taken(Mutex<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    // The number of the last time that the request was taken.
+    by_request: HashMap<Request, u64>,
+    last: u64,
+}
+
+/// All sources of an epoch that keep what they take.
+#[derive(Debug, Default)]
+pub(super) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
+
+/// Confirms what was taken before a reconcile began, and nothing that came later.
+#[derive(Debug, Default)]
+pub(super) struct Receipt(Vec<(Arc<Taken>, u64)>);
+
+impl Taken {
+    /// Keeps a request; to be called before it is added to a queue.
+    pub(super) fn take(&self, request: Request) {
+        let mut numbers = self.numbers();
+        numbers.last += 1;
+        let number = numbers.last;
+        numbers.by_request.insert(request, number);
+    }
+
+    /// Requests that are not confirmed, in the order in which they were taken.
+    pub(super) fn requests(&self) -> Vec<Request> {
+        let numbers = self.numbers();
+        let mut requests: Vec<_> = numbers.by_request.iter().collect();
+        requests.sort_unstable_by_key(|&(_, number)| *number);
+        requests.into_iter().map(|(request, _)| request.clone()).collect()
+    }
+
+    fn number(&self, request: &Request) -> Option<u64> {
+        self.numbers().by_request.get(request).copied()
+    }
+
+    fn confirm(&self, request: &Request, number: u64) {
+        let mut numbers = self.numbers();
+        if numbers.by_request.get(request) == Some(&number) {
+            numbers.by_request.remove(request);
+        }
+    }
+
+    // Nothing panics half-way through a change of it.
+    fn numbers(&self) -> MutexGuard<'_, Numbers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Deliveries {
+    /// Asks for the confirmations of one more source.
+    pub(super) fn join(&self, taken: &Arc<Taken>) {
+        let mut sources = self.sources();
+        if !sources.iter().any(|it| Arc::ptr_eq(it, taken)) {
+            sources.push(Arc::clone(taken));
+        }
+    }
+
+    /// Receipt of a reconcile that begins now.
+    pub(super) fn receipt(&self, request: &Request) -> Receipt {
+        let sources = self.sources();
+        let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.number(request)?)));
+        Receipt(taken.collect())
+    }
+
+    fn sources(&self) -> MutexGuard<'_, Vec<Arc<Taken>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Receipt {
+    /// Nothing more is to be done about the request.
+    pub(super) fn confirm(self, request: &Request) {
+        for (taken, number) in self.0 {
+            taken.confirm(request, number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::informer::ObjectKey;
+
+    fn a() -> Request {
+        ObjectKey::namespaced("ns", "a")
+    }
+
+    #[test]
+    fn a_reconcile_confirms_what_was_taken_before_it_began() {
+        let (taken, deliveries) = (Arc::new(Taken::default()), Deliveries::default());
+        deliveries.join(&taken);
+        taken.take(a());
+        taken.take(a());
+        assert_eq!(taken.requests(), [a()], "merged by key");
+
+        deliveries.receipt(&a()).confirm(&a());
+
+        assert_eq!(taken.requests(), []);
+        deliveries.receipt(&a()).confirm(&a());
+    }
+
+    #[test]
+    fn a_request_that_is_taken_during_its_reconcile_is_kept() {
+        let (taken, deliveries) = (Arc::new(Taken::default()), Deliveries::default());
+        deliveries.join(&taken);
+        taken.take(a());
+        let receipt = deliveries.receipt(&a());
+
+        taken.take(a());
+        receipt.confirm(&a());
+
+        assert_eq!(taken.requests(), [a()]);
+    }
+
+    #[test]
+    fn each_source_of_an_epoch_is_confirmed() {
+        let (one, other, deliveries) = (Arc::default(), Arc::default(), Deliveries::default());
+        for taken in [&one, &other, &one] {
+            deliveries.join(taken);
+            Taken::take(taken, a());
+        }
+
+        let receipt = deliveries.receipt(&a());
+
+        assert_eq!(receipt.0.len(), 2);
+        receipt.confirm(&a());
+        assert_eq!((one.requests(), other.requests()), (vec![], vec![]));
+    }
+}

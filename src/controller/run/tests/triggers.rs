@@ -1,0 +1,195 @@
+//! Requests that a channel delivers, across the ends of epochs.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// Ends of an epoch, as its owner or a source of it brings them about.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Stop(StopReason),
+    SourceFails,
+    /// What a panic of the run, or its abort, comes to.
+    RunIsDropped,
+}
+
+const ENDS: [End; 6] = [
+    End::Stop(StopReason::TypeGone),
+    End::Stop(StopReason::Superseded),
+    End::Stop(StopReason::Cancelled),
+    End::Stop(StopReason::LeaseLost),
+    End::SourceFails,
+    End::RunIsDropped,
+];
+
+/// A controller that is fed by a channel alone, and what it reconciles.
+struct Fed {
+    rig: Rig,
+    log: Log,
+    fake: Fake,
+}
+
+/// How a request's reconcile ends in the first epoch, by its name.
+async fn in_first_epoch(request: Request, context: Context) -> Result<Outcome, ReconcileError> {
+    match (&*request.name, context.epoch().number()) {
+        ("terminal", 1) => Err(ReconcileError::Terminal("never".into())),
+        ("later", 1) => Ok(Outcome::RequeueAfter(Duration::from_secs(60))),
+        ("failed", 1) => failed(),
+        ("slow", 1) => {
+            context.cancelled().await;
+            ok()
+        }
+        ("stuck", 1) => pending().await,
+        _ => ok(),
+    }
+}
+
+impl Fed {
+    fn by(channel: ChannelSource) -> Self {
+        let (log, fake) = (Log::default(), Fake::new("fake", &[]));
+        let (notes, start) = (log.clone(), Instant::now());
+        let made = make().workers(2).input(Mode::Plain, channel).input(Mode::Plain, fake.clone());
+        let rig = made.run(move |request, context| {
+            notes.note(&request, &context, start);
+            in_first_epoch(request, context)
+        });
+        Self { rig, log, fake }
+    }
+
+    async fn end(&mut self, end: End) {
+        match end {
+            End::Stop(reason) => self.rig.stop(reason).await.unwrap(),
+            End::SourceFails => {
+                self.fake.shared.fails.send_replace(Some("the wire is cut"));
+                self.rig.done().await.unwrap_err();
+                self.fake.shared.fails.send_replace(None);
+            }
+            End::RunIsDropped => self.rig.runs.shutdown().await,
+        }
+    }
+
+    /// What the next epoch reconciles.
+    async fn next_epoch(&mut self) -> Vec<String> {
+        let before = self.log.names().len();
+        self.rig.start();
+        self.rig.running().await;
+        sleep(Duration::from_secs(120)).await;
+        let mut names = self.log.names().split_off(before);
+        names.sort();
+        names
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_of_an_epoch() {
+    for end in ENDS {
+        let (sender, channel) = ChannelSource::new(8);
+        let mut fed = Fed::by(channel);
+        fed.rig.running().await;
+        for name in ["done", "terminal", "later", "failed", "stuck", "slow", "ready"] {
+            sender.send(key(name)).await.unwrap();
+        }
+        settle().await;
+        assert_eq!(fed.log.names().len(), 6, "both workers are busy");
+        // It comes while its reconcile runs.
+        sender.send(key("stuck")).await.unwrap();
+        drop(sender);
+        settle().await;
+
+        fed.end(end).await;
+
+        let mut unfinished = vec!["ns/failed", "ns/later", "ns/ready", "ns/stuck"];
+        if matches!(end, End::RunIsDropped | End::Stop(StopReason::LeaseLost)) {
+            unfinished.insert(3, "ns/slow");
+        }
+        assert_eq!(fed.next_epoch().await, unfinished, "{end:?}");
+        fed.end(end).await;
+        assert_eq!(fed.next_epoch().await, [""; 0], "{end:?}: delivered");
+        fed.end(end).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_comes_again_during_its_last_reconcile_is_for_the_next_epoch() {
+    let (sender, channel) = ChannelSource::new(8);
+    let mut fed = Fed::by(channel);
+    fed.rig.running().await;
+    sender.send(key("slow")).await.unwrap();
+    settle().await;
+    sender.send(key("slow")).await.unwrap();
+    settle().await;
+
+    fed.end(End::Stop(StopReason::TypeGone)).await;
+
+    assert_eq!(fed.log.names(), ["ns/slow"]);
+    assert_eq!(fed.next_epoch().await, ["ns/slow"]);
+    fed.end(End::Stop(StopReason::Cancelled)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() {
+    let (sender, channel) = ChannelSource::new(8);
+    let mut fed = Fed::by(channel.clone());
+    fed.rig.running().await;
+    sender.send(key("stuck")).await.unwrap();
+    settle().await;
+    fed.end(End::Stop(StopReason::Cancelled)).await;
+    drop(fed);
+
+    let mut another = Fed::by(channel);
+    another.rig.running().await;
+    settle().await;
+
+    assert_eq!(another.log.names(), ["ns/stuck"]);
+    another.end(End::Stop(StopReason::Cancelled)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stopped_controller_takes_nothing_and_its_senders_wait() {
+    let (sender, channel) = ChannelSource::new(2);
+    let mut fed = Fed::by(channel);
+    fed.rig.running().await;
+    fed.end(End::Stop(StopReason::TypeGone)).await;
+
+    for name in ["a", "b"] {
+        sender.try_send(key(name)).unwrap();
+    }
+    settle().await;
+
+    assert!(sender.try_send(key("c")).is_err());
+    assert_eq!(fed.next_epoch().await, ["ns/a", "ns/b"]);
+    fed.end(End::Stop(StopReason::Cancelled)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
+    const REQUESTS: usize = 2000;
+    let (sender, channel) = ChannelSource::new(1);
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let reconciled = Arc::clone(&seen);
+    let mut rig = make().input(Mode::Plain, channel).run(move |request, _| {
+        reconciled.lock().unwrap().insert(request.name.to_string());
+        async { ok() }
+    });
+    let mut senders = JoinSet::new();
+    senders.spawn(async move {
+        for number in 0..REQUESTS {
+            sender.send(key(&number.to_string())).await.unwrap();
+        }
+    });
+
+    while senders.try_join_next().is_none() {
+        rig.running().await;
+        rig.stop(StopReason::TypeGone).await.unwrap();
+        rig.start();
+    }
+
+    let all = async {
+        while seen.lock().unwrap().len() < REQUESTS {
+            tokio::task::yield_now().await;
+        }
+    };
+    let in_time = timeout(Duration::from_secs(30), all).await;
+    assert!(in_time.is_ok(), "{} of {REQUESTS}", seen.lock().unwrap().len());
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
