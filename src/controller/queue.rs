@@ -4,6 +4,11 @@
 //! at a time, and what is added meanwhile comes once, afterwards), delaying, rate-limited.
 //! Semantics: client-go's `workqueue` and controller-runtime's `priorityqueue`. It runs no task:
 //! whoever waits in [`Queue::get`] keeps its time.
+//!
+//! Low priorities do not starve, other than in `priorityqueue`: a key with a priority below 0 that
+//! has been ready for a minute counts as priority 0 and precedes every key of that priority which
+//! became ready after it. So it is handed out after a minute and what was ready before it, however
+//! many keys of priority 0 are added. Keys with a priority above 0 precede it without a limit.
 
 mod core;
 mod limit;
@@ -26,7 +31,17 @@ pub use self::limit::{Backoff, Limit};
 use super::metrics::{QueueMetrics, Work, WorkProbe};
 
 /// Priority of what nobody waits for: the initial list, and resyncs.
+///
+/// As any priority below 0 it counts as 0 once the key has been ready for a minute.
 pub const LOW_PRIORITY: i32 = -100;
+
+/// Priority of changes.
+const NORMAL_PRIORITY: i32 = 0;
+
+/// The longest that keys of normal priority precede an earlier one of low priority. Long enough
+/// for changes to come first while a large initial list is worked off, short enough to be noticed
+/// by nobody who waits for a resync.
+const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
 
 /// `DelayQueue` panics beyond two years; nobody means more than one.
 const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -43,7 +58,8 @@ pub struct QueueOptions {
 /// How something is added.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Add {
-    /// Higher ones come first; never lowered by a second add.
+    /// Higher ones come first; never lowered by a second add. One below 0 counts as 0 once the key
+    /// has been ready for a minute.
     pub priority: i32,
     /// Not before this time is over; the earliest of several adds counts. A year at most.
     pub after: Duration,

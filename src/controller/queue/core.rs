@@ -2,14 +2,16 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::{BinaryHeap, HashMap, VecDeque},
     hash::Hash,
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use super::{Add, Delayed, Item, MAX_DELAY, QueueOptions, limit::Bucket};
+use super::{
+    Add, Delayed, Item, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions, limit::Bucket,
+};
 use crate::controller::metrics::{QueueMetrics, Work};
 
 /// The state of every key, and the rules by which keys move.
@@ -24,15 +26,21 @@ pub(super) struct Core<K> {
     entries: Vec<Entry<K>>,
     free: Vec<u32>,
     slots: HashMap<K, u32>,
-    // May hold tickets that are no longer true: they are skipped when they come up. A key leaves
-    // at most one behind for each priority that it was raised through.
+    // May hold tickets that are no longer true: they are skipped when they come up, and swept out
+    // when they are the most.
     ready: BinaryHeap<Ticket>,
+    // Keys of low priority with the time since when they are ready, oldest first. Those that were
+    // handed out meanwhile are skipped and swept out alike.
+    aging: VecDeque<(Instant, u32)>,
     next_number: u64,
     ready_keys: usize,
     processing: usize,
     phase: Phase,
     metrics: QueueMetrics,
 }
+
+/// Fewer outdated entries than these are not worth a sweep.
+const SWEEP_AT_LEAST: usize = 64;
 
 /// What to do with the timer of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +92,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             free: Vec::new(),
             slots: HashMap::new(),
             ready: BinaryHeap::new(),
+            aging: VecDeque::new(),
             next_number: 0,
             ready_keys: 0,
             processing: 0,
@@ -97,6 +106,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if self.phase != Phase::Open {
             return (Timer::Keep, false);
         }
+        self.age(now);
         let slot = self.intern(key);
         let delay = self.delay(slot, add, now);
         if !delay.is_zero() {
@@ -124,11 +134,14 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 }
             }
             Place::Ready { since, .. } if add.priority > entry.priority => {
-                // To the end of the new level: what waits there was first.
+                let counted = counted(entry.priority, since, now);
                 self.metrics.left(entry.priority);
                 entry.priority = add.priority;
                 self.metrics.entered(add.priority);
-                self.ticket(slot, since);
+                if add.priority > counted {
+                    // To the end of the new level: what waits there was first.
+                    self.ticket(slot, since);
+                }
                 (Timer::Keep, false)
             }
             Place::Ready { .. } => (Timer::Keep, false),
@@ -154,6 +167,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         if self.phase == Phase::Closed {
             return None;
         }
+        self.age(now);
         while let Some(Ticket { number: Reverse(number), slot, .. }) = self.ready.pop() {
             let entry = &mut self.entries[slot as usize];
             let Place::Ready { ticket, since } = entry.place else { continue };
@@ -180,10 +194,10 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.processing -= 1;
         self.metrics.worked_for(now.saturating_duration_since(since));
         match entry.place {
-            Place::Ready { ticket, .. } => {
+            Place::Ready { ticket, since } => {
                 // Added meanwhile: it keeps the place in the line that it had then.
-                let priority = entry.priority;
-                self.ready.push(Ticket { priority, number: Reverse(ticket), slot });
+                let priority = counted(entry.priority, since, now);
+                self.line_up(Ticket { priority, number: Reverse(ticket), slot });
                 true
             }
             Place::Idle | Place::Waiting { .. } => {
@@ -234,6 +248,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn close(&mut self, now: Instant) -> Vec<Delayed<K>> {
         self.phase = Phase::Closed;
         self.ready.clear();
+        self.aging.clear();
         let mut left = Vec::new();
         for entry in &mut self.entries {
             let (at, ticket) = match entry.place {
@@ -360,7 +375,33 @@ impl<K: Clone + Eq + Hash> Core<K> {
         let entry = &self.entries[slot as usize];
         self.metrics.added();
         self.metrics.entered(entry.priority);
+        if entry.priority < NORMAL_PRIORITY {
+            self.aging.push_back((now, slot));
+            if self.aging.len() > 2 * self.ready_keys + SWEEP_AT_LEAST {
+                let entries = &self.entries;
+                self.aging.retain(|&(since, slot)| entries[slot as usize].is_ready_since(since));
+            }
+        }
         self.ticket(slot, now)
+    }
+
+    /// Moves keys that have waited long enough to the place in the line of normal priority that
+    /// their arrival gives them.
+    fn age(&mut self, now: Instant) {
+        while let Some(&(since, slot)) = self.aging.front()
+            && now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT
+        {
+            self.aging.pop_front();
+            let entry = &self.entries[slot as usize];
+            if let Place::Ready { ticket, since: its } = entry.place
+                && its == since
+                && entry.priority < NORMAL_PRIORITY
+                && entry.processing.is_none()
+            {
+                let priority = NORMAL_PRIORITY;
+                self.line_up(Ticket { priority, number: Reverse(ticket), slot });
+            }
+        }
     }
 
     /// Sends a key to the end of the line of its priority.
@@ -370,9 +411,37 @@ impl<K: Clone + Eq + Hash> Core<K> {
         entry.place = Place::Ready { ticket, since };
         let free = entry.processing.is_none();
         if free {
-            self.ready.push(Ticket { priority: entry.priority, number: Reverse(ticket), slot });
+            let priority = entry.priority;
+            self.line_up(Ticket { priority, number: Reverse(ticket), slot });
         }
         free
+    }
+
+    fn line_up(&mut self, ticket: Ticket) {
+        self.ready.push(ticket);
+        // A key has two true tickets at most: of its own priority, and of the normal one.
+        if self.ready.len() > 4 * self.ready_keys + SWEEP_AT_LEAST {
+            let entries = &self.entries;
+            self.ready.retain(|it| entries[it.slot as usize].holds(it));
+        }
+    }
+}
+
+impl<K> Entry<K> {
+    fn holds(&self, it: &Ticket) -> bool {
+        matches!(self.place, Place::Ready { ticket, .. } if Reverse(ticket) == it.number)
+    }
+
+    fn is_ready_since(&self, time: Instant) -> bool {
+        matches!(self.place, Place::Ready { since, .. } if since == time)
+    }
+}
+
+/// The priority that decides about a key that is ready: a low one counts for a limited time.
+fn counted(priority: i32, since: Instant, now: Instant) -> i32 {
+    match now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT {
+        true => priority.max(NORMAL_PRIORITY),
+        false => priority,
     }
 }
 

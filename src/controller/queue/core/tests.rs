@@ -181,6 +181,77 @@ fn urgent_key_that_just_became_ready_precedes_older_ones() {
 }
 
 #[test]
+fn low_priority_that_has_waited_a_minute_counts_as_normal() {
+    let mut queue = Bench::new();
+    queue.add(1, at(LOW_PRIORITY)).add(2, at(-1));
+    queue.advance(ms(59_999));
+    queue.add(3, NOW);
+    assert_eq!(queue.pop(), Some(3));
+
+    queue.advance(ms(1));
+    queue.add(4, NOW).add(5, at(1));
+
+    assert_eq!(queue.pop_all(), [5, 1, 2, 4], "as they came");
+}
+
+#[test]
+fn key_that_counts_as_normal_keeps_its_place_when_it_is_raised_to_that() {
+    let mut queue = Bench::new();
+    queue.add(1, at(LOW_PRIORITY));
+    queue.advance(ms(60_000));
+    queue.add(2, NOW);
+
+    queue.add(1, NOW);
+
+    assert_eq!(queue.pop_all(), [1, 2]);
+}
+
+#[test]
+fn key_that_counts_as_normal_is_handed_out_with_its_own_priority() {
+    let mut queue = Bench::new();
+    queue.add(1, at(LOW_PRIORITY));
+    queue.advance(ms(60_000));
+
+    let item = queue.core.pop(queue.now).unwrap();
+
+    assert_eq!(item.priority, LOW_PRIORITY, "a repetition waits anew");
+}
+
+#[test]
+fn key_that_waits_for_its_own_reconcile_counts_as_normal_too() {
+    let mut queue = Bench::new();
+    queue.add(1, NOW);
+    queue.pop();
+    queue.add(1, at(LOW_PRIORITY));
+    queue.advance(ms(60_000));
+    queue.add(2, NOW);
+
+    queue.done(1);
+
+    assert_eq!(queue.pop_all(), [1, 2]);
+}
+
+#[test]
+fn queue_that_is_never_empty_keeps_nothing_of_what_was_handed_out() {
+    let mut queue = Bench::new();
+    queue.add(0, at(LOW_PRIORITY));
+
+    for round in 0..10_000u32 {
+        let key = (round % 100) as u8 + 1;
+        queue.add(key, at(LOW_PRIORITY)).add(key, at(-50)).add(key, NOW).add(200, NOW);
+        queue.pop();
+        queue.pop();
+        queue.done(key);
+        queue.done(200);
+        queue.now += ms(1);
+    }
+
+    assert_eq!(queue.core.len(), 1, "the first one");
+    assert!(queue.core.ready.len() < 100, "{}", queue.core.ready.len());
+    assert!(queue.core.aging.len() < 100, "{}", queue.core.aging.len());
+}
+
+#[test]
 fn failures_double_the_delay_until_they_are_forgotten() {
     let mut queue = Bench::new();
     let mut delays = Vec::new();
@@ -364,10 +435,17 @@ struct Model {
 #[derive(Clone, Copy, Default)]
 struct ModelKey {
     priority: i32,
-    // When it is ready, whether it is, and its number in line.
+    // When it is ready or since when it is, whether it is, and its number in line.
     queued: Option<(Duration, bool, u64)>,
     processing: bool,
     failures: u32,
+}
+
+impl ModelKey {
+    /// The priority that decides, of a key that is ready.
+    fn counted(&self, since: Duration, now: Duration) -> i32 {
+        if now - since >= Duration::from_secs(60) { self.priority.max(0) } else { self.priority }
+    }
 }
 
 impl Model {
@@ -433,10 +511,13 @@ impl Model {
                 entry.priority = add.priority;
                 entry.queued = Some(wanted);
             }
-            Some((_, true, _)) => {
+            Some((since, true, _)) => {
+                let counted = entry.counted(since, now);
                 if add.priority > entry.priority {
+                    if add.priority > counted {
+                        entry.queued = Some((since, true, self.counter));
+                    }
                     entry.priority = add.priority;
-                    entry.queued = Some((now, true, self.counter));
                 }
             }
             Some((ready_at, false, _)) => {
@@ -469,13 +550,15 @@ impl Model {
         self.keys.values().filter(|entry| matches!(entry.queued, Some((_, true, _)))).count()
     }
 
-    fn pop(&mut self) -> Option<(u8, i32, u32)> {
+    fn pop(&mut self, now: Duration) -> Option<(u8, i32, u32)> {
         let (_, key) = self
             .keys
             .iter()
             .filter(|(_, entry)| !entry.processing)
             .filter_map(|(key, entry)| match entry.queued {
-                Some((_, true, number)) => Some(((Reverse(entry.priority), number), *key)),
+                Some((since, true, number)) => {
+                    Some(((Reverse(entry.counted(since, now)), number), *key))
+                }
                 _ => None,
             })
             .min()?;
@@ -501,7 +584,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     let key = 0..6u8;
     let delay = prop_oneof![Just(0), 1..50u32];
-    let priority = select(vec![LOW_PRIORITY, 0, 0, 0, 10]);
+    let priority = select(vec![LOW_PRIORITY, LOW_PRIORITY, -50, 0, 0, 0, 10]);
     let fails =
         prop_oneof![7 => Just((false, false)), 2 => Just((true, false)), 1 => Just((false, true))];
     let add = (key.clone(), priority, delay, fails).prop_map(
@@ -515,6 +598,8 @@ fn step() -> impl Strategy<Value = Step> {
         18 => key.clone().prop_map(Step::Done),
         6 => key.prop_map(Step::Forget),
         12 => (0..40u32).prop_map(Step::Advance),
+        // About as long as makes a low priority count as normal.
+        3 => (1900..4000u32).prop_map(Step::Advance),
         1 => Just(Step::Drain),
         2 => Just(Step::HandOver),
     ]
@@ -544,7 +629,7 @@ proptest! {
                 Step::Pop => {
                     let popped =
                         queue.core.pop(queue.now).map(|it| (it.key, it.priority, it.failures));
-                    prop_assert_eq!(popped, model.pop());
+                    prop_assert_eq!(popped, model.pop(now));
                 }
                 Step::Done(key) => {
                     queue.done(key);
@@ -598,7 +683,7 @@ proptest! {
             queue.done(key);
             model.keys.entry(key).or_default().processing = false;
         }
-        while let Some(expected) = model.pop() {
+        while let Some(expected) = model.pop(queue.now - start) {
             let item = queue.core.pop(queue.now).unwrap();
             prop_assert_eq!((item.key, item.priority, item.failures), expected);
             queue.done(item.key);

@@ -379,3 +379,39 @@ async fn an_error_that_lasts_is_not_forgotten_for_one_that_passed() {
     assert_eq!(rig.report().last_error.as_deref(), Some("ns/lasts: no luck"));
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reconciled() {
+    const EACH: Duration = Duration::from_millis(100);
+    let initial = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let (sender, channel) = ChannelSource::new(1);
+    let log = Log::default();
+    let (notes, start) = (log.clone(), Instant::now());
+    let mut rig = make()
+        .input(Mode::Required, Fake::new("fake", &initial))
+        .input(Mode::Plain, channel)
+        .run(move |request, context| {
+            notes.note(&request, &context, start);
+            async {
+                sleep(EACH).await;
+                ok()
+            }
+        });
+    rig.running().await;
+    let mut changes = JoinSet::new();
+    changes.spawn(async move {
+        for number in 0..1000 {
+            sender.send(key(&format!("change-{number}"))).await.unwrap();
+            sleep(EACH).await;
+        }
+    });
+
+    sleep(Duration::from_secs(62)).await;
+
+    let names = log.names();
+    assert!((610..=621).contains(&names.len()), "no worker rests: {}", names.len());
+    for name in initial {
+        assert!(names.contains(&format!("ns/{name}")), "{name}");
+    }
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
