@@ -1,6 +1,6 @@
 //! What becomes of a request after a reconcile: decisions without I/O.
 
-use std::{error::Error, iter, time::Duration};
+use std::{error::Error, io, iter, sync::Arc, time::Duration};
 
 use kube::core::Status;
 
@@ -127,15 +127,33 @@ impl Next {
     }
 }
 
-/// What the API server said, however deep in an error.
+/// Answers of the API server in an error and its causes.
+///
+/// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be seen.
+/// Its source can, which is the boxed status.
 fn statuses<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a Status> {
-    iter::successors(Some(error), |&error| error.source()).filter_map(|error| {
-        if let Some(kube::Error::Api(status)) = error.downcast_ref() {
-            Some(&**status)
-        } else {
-            error.downcast_ref::<Status>()
-        }
-    })
+    iter::successors(Some(error), |&error| cause(error)).filter_map(status)
+}
+
+fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
+    if let Some(kube::Error::Api(status)) = error.downcast_ref() {
+        return Some(status);
+    }
+    error
+        .downcast_ref::<Status>()
+        .or_else(|| error.downcast_ref::<Box<Status>>().map(|status| &**status))
+        .or_else(|| error.downcast_ref::<Arc<Status>>().map(|status| &**status))
+}
+
+fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    // These two give the source of the error that they hold, and leave out that error.
+    if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        return Some(&**shared);
+    }
+    if let Some(held) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return Some(held);
+    }
+    error.source()
 }
 
 /// Whether somebody else wrote the object first; an object that exists already is another matter.
@@ -178,6 +196,76 @@ mod tests {
         assert!(matches!(retry(Outer(api(409, "Conflict"))), Next::Retry(None)));
         let status = Status::failure("told so", "Conflict").with_code(409);
         assert!(matches!(retry(status), Next::Retry(None)));
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error(transparent)]
+    struct Transparent(#[from] kube::Error);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("writing: {0}")]
+    struct Shared(#[source] Arc<dyn Error + Send + Sync>);
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("writing: {0}")]
+    struct Nested(#[source] BoxError);
+
+    /// `?` of a function that reports by `anyhow`.
+    fn by_anyhow(error: impl Into<anyhow::Error>) -> BoxError {
+        let next = || -> Result<Outcome, ReconcileError> { Err(error.into())? };
+        let Err(ReconcileError::Retry(error)) = next() else { unreachable!() };
+        error
+    }
+
+    /// The ways in which reconcilers pass on an answer of the API server.
+    fn wrapped(answer: impl Fn() -> kube::Error) -> Vec<(&'static str, BoxError)> {
+        let status = || match answer() {
+            kube::Error::Api(status) => status,
+            other => panic!("{other}"),
+        };
+        let deep = anyhow::Error::from(Transparent(answer())).context("a").context("b");
+        vec![
+            ("itself", answer().into()),
+            ("boxed", Box::new(answer()).into()),
+            ("boxed twice", Box::new(Box::new(answer())).into()),
+            ("shared", Arc::new(answer()).into()),
+            ("source", Outer(answer()).into()),
+            ("transparent", Transparent(answer()).into()),
+            ("boxed source", Nested(Box::new(Box::new(answer()))).into()),
+            ("shared source", Shared(Arc::new(answer())).into()),
+            ("shared source of a shared one", Shared(Arc::new(Arc::new(answer()))).into()),
+            ("shared status", Shared(Arc::new(*status())).into()),
+            ("boxed status", status().into()),
+            ("anyhow", by_anyhow(answer())),
+            ("anyhow of a transparent one", by_anyhow(Transparent(answer()))),
+            ("anyhow with context", by_anyhow(anyhow::Error::from(answer()).context("a"))),
+            (
+                "anyhow of a status with context",
+                by_anyhow(anyhow::Error::from(*status()).context("a")),
+            ),
+            ("anyhow, deep", by_anyhow(deep)),
+            ("input and output", io::Error::other(answer()).into()),
+            ("status of input and output", io::Error::other(*status()).into()),
+            ("all of them", Nested(by_anyhow(io::Error::other(Transparent(answer())))).into()),
+            ("service", kube::Error::Service(Outer(answer()).into()).into()),
+        ]
+    }
+
+    #[test]
+    fn an_answer_is_known_however_it_is_wrapped() {
+        let check = |answer: &dyn Fn() -> kube::Error, is: &dyn Fn(&Next) -> bool| {
+            let wrapped = wrapped(answer).into_iter();
+            let unknown = wrapped.filter_map(|(how, error)| (!is(&retry(error))).then_some(how));
+            assert_eq!(unknown.collect::<Vec<_>>(), [""; 0], "{}", answer());
+        };
+
+        check(&|| api(409, "Conflict"), &|next| matches!(next, Next::Retry(None)));
+        let seven = Duration::from_secs(7);
+        for code in [429, 503] {
+            let is_throttled = |next: &Next| matches!(next, Next::Throttled(_, it) if *it == seven);
+            check(&|| asks_for(code, 7), &is_throttled);
+        }
+        check(&|| api(409, "AlreadyExists"), &|next| matches!(next, Next::Retry(Some(_))));
     }
 
     fn asks_for(code: u16, seconds: u32) -> kube::Error {

@@ -23,6 +23,10 @@ pub enum Outcome {
 pub enum ReconcileError {
     /// Again after the back-off of this request. A conflict is repeated without a log line, and
     /// what the API server refused with a `Retry-After` (429, 503) not before that.
+    ///
+    /// Both are recognized in a `kube::Error` that is wrapped in other errors: boxed, shared, as a
+    /// source, transparent, or by `anyhow`. They are not in an error that keeps its cause as text,
+    /// nor for a bare `Status` that is transparent or the only error in an `anyhow::Error`.
     Retry(BoxError),
     /// Again after this time, whatever the back-off says; counts as a failure all the same, also
     /// for [`Builder::retry_limit`](super::Builder::retry_limit).
