@@ -143,7 +143,8 @@ impl Builder {
         self
     }
 
-    /// The controller runs only while this input's type is served.
+    /// The controller runs only while this input's type is served, or while the condition of a
+    /// source of one's own holds and the source is not done.
     pub fn conditional(self) -> Self {
         self.mode("conditional", Mode::Required)
     }

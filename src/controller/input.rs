@@ -14,7 +14,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd,
@@ -49,6 +49,17 @@ pub(super) enum InputSource {
     Other(Arc<dyn ConditionalSource>),
 }
 
+/// How an input leaves an epoch.
+#[derive(Debug)]
+pub(super) enum InputEnd {
+    /// The epoch stops.
+    Stopped,
+    /// A required source is done, and with it the epoch.
+    Done,
+    /// The source failed, with the reason; the run fails.
+    Failed(String),
+}
+
 /// Follows one input through an epoch.
 pub(super) struct Follower {
     pub(super) input: Input,
@@ -70,6 +81,10 @@ impl Input {
         }
     }
 
+    fn is_own(&self) -> bool {
+        self.type_ref().is_none()
+    }
+
     pub(super) fn type_ref(&self) -> Option<&TypeRef> {
         match &self.source {
             InputSource::Kind(source) => Some(source.type_ref()),
@@ -79,15 +94,15 @@ impl Input {
 }
 
 impl Follower {
-    /// Runs until the epoch stops, or until the source fails in a way that ends the run.
-    pub(super) async fn run(self) -> SourceEnd {
+    /// Runs until the epoch stops, or until the source ends in a way that ends the run.
+    pub(super) async fn run(self) -> InputEnd {
         let source = self.input.source();
         let mut readiness = source.ready();
         let mut first = None;
         let mut pause = FIRST_PAUSE;
         loop {
             let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
-                return SourceEnd::Stopped;
+                return InputEnd::Stopped;
             };
             let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
@@ -96,30 +111,67 @@ impl Follower {
             }
             debug!(input = %source.name(), ?end, "source ended");
             if self.feed.is_cancelled() {
-                return end;
+                return match end {
+                    SourceEnd::Failed(error) => self.failed(&source, &error),
+                    SourceEnd::Stopped | SourceEnd::TypeGone => InputEnd::Stopped,
+                };
             }
             let lost = readiness.verdict() != Verdict::Met(basis.clone());
-            first.get_or_insert(basis);
-            match end {
-                SourceEnd::Stopped if !lost => {
-                    // It has nothing more to say; that is no reason to end the run.
-                    self.feed.cancelled().await;
-                    return SourceEnd::Stopped;
-                }
-                SourceEnd::Failed(error) if self.input.mode == Mode::Optional => {
+            match (end, self.input.mode) {
+                (SourceEnd::Failed(error), Mode::Optional) => {
                     warn!(input = %source.name(), %error, "optional source failed");
                     self.board.change(self.number, |row| row.wait(error));
                 }
-                SourceEnd::Failed(error) => {
-                    return SourceEnd::Failed(format!("{}: {error}", source.name()));
+                (SourceEnd::Failed(error), Mode::Required | Mode::Plain) => {
+                    return self.failed(&source, &error);
                 }
-                SourceEnd::Stopped | SourceEnd::TypeGone => {}
+                (SourceEnd::Stopped | SourceEnd::TypeGone, Mode::Required)
+                    if self.input.is_own() =>
+                {
+                    return self.over(&source, &mut readiness, &basis).await;
+                }
+                (SourceEnd::Stopped, Mode::Plain) if self.input.is_own() && !lost => {
+                    // It has nothing more to say; that is no reason to end the run.
+                    self.feed.cancelled().await;
+                    return InputEnd::Stopped;
+                }
+                (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
+            first.get_or_insert(basis);
             if !lost {
                 select! {
-                    () = self.feed.cancelled() => return SourceEnd::Stopped,
+                    () = self.feed.cancelled() => return InputEnd::Stopped,
                     () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
                 }
+            }
+        }
+    }
+
+    fn failed(&self, source: &Arc<dyn ConditionalSource>, error: &str) -> InputEnd {
+        InputEnd::Failed(format!("{}: {error}", source.name()))
+    }
+
+    /// A required source is done. If that is because its condition is lost, the manager is about to
+    /// stop the epoch; else the epoch ends here, and the manager asks the condition again.
+    async fn over(
+        &self,
+        source: &Arc<dyn ConditionalSource>,
+        readiness: &mut Readiness,
+        basis: &[Basis],
+    ) -> InputEnd {
+        loop {
+            match readiness.verdict() {
+                Verdict::Met(now) if now != basis => {}
+                Verdict::Unmet(_) => {}
+                Verdict::Met(_) | Verdict::Unknown(_) => {
+                    info!(input = %source.name(), "required source is done, the epoch ends");
+                    return InputEnd::Done;
+                }
+            }
+            select! {
+                biased;
+                () = self.feed.cancelled() => return InputEnd::Stopped,
+                () = readiness.changed() => {}
             }
         }
     }
@@ -174,7 +226,7 @@ impl Follower {
             series: Arc::clone(&self.series),
             deliveries: Arc::clone(&self.deliveries),
         };
-        let ours = self.input.type_ref().is_none();
+        let ours = self.input.is_own();
         if ours {
             self.board.change(self.number, |row| row.set(State::Syncing, None));
         }

@@ -16,12 +16,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
-    Context, Request, SourceEnd,
+    Context, Request,
     board::{Board, Mode, Row},
     crowd::Member,
     delivery::{Deliveries, Receipt},
     failing::Failing,
-    input::{Follower, panic_message},
+    input::{Follower, InputEnd, panic_message},
     metrics::Series,
     outage::{Outage, Pace, Wait},
     outcome::{Attempt, Next},
@@ -53,7 +53,7 @@ struct Run {
     cancel: CancellationToken,
     // Cancelled when no reconcile reads any more.
     release: CancellationToken,
-    sources: JoinSet<(usize, SourceEnd)>,
+    sources: JoinSet<InputEnd>,
     settled: mpsc::Receiver<usize>,
     workers: JoinSet<Attempt>,
     active: HashMap<Id, Active>,
@@ -152,8 +152,8 @@ impl Run {
                 epoch = self.epoch.number(),
                 source = %input.source().name(),
             );
-            let follow = async move { (number, follower.run().await) };
-            self.sources.spawn(self.epoch.tasks().track_future(follow.instrument(span)));
+            let follow = follower.run().instrument(span);
+            self.sources.spawn(self.epoch.tasks().track_future(follow));
         }
     }
 
@@ -167,7 +167,7 @@ impl Run {
     }
 
     /// Waits until everything that existed at the start is in the queue; `false` when the epoch
-    /// stops before.
+    /// stops or ends before.
     ///
     /// Required inputs are waited for as long as their condition holds, since that is what a
     /// conditional controller is; those that are late are reported. A plain one has a deadline, and an optional one holds nobody up
@@ -185,7 +185,9 @@ impl Run {
                 Some(input) = self.settled.recv() => {
                     pending.remove(&input);
                 }
-                Some(end) = self.sources.join_next() => self.source_ended(end)?,
+                Some(end) = self.sources.join_next() => if self.source_ended(end)? {
+                    return Ok(false);
+                },
                 () = sleep_until(at), if deadline.is_some() => {
                     deadline = None;
                     pending.retain(|&input| self.board.mode(input) != Mode::Optional);
@@ -210,7 +212,9 @@ impl Run {
                 biased;
                 _ = &mut stopping => return Ok(()),
                 Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
-                Some(end) = self.sources.join_next() => self.source_ended(end)?,
+                Some(end) = self.sources.join_next() => if self.source_ended(end)? {
+                    return Ok(());
+                },
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
         }
@@ -411,16 +415,18 @@ impl Run {
         }
     }
 
-    fn source_ended(&self, end: Result<(usize, SourceEnd), JoinError>) -> Result<(), RunError> {
+    /// Whether the epoch ends with the source.
+    fn source_ended(&self, end: Result<InputEnd, JoinError>) -> Result<bool, RunError> {
         match end {
-            Ok((_, SourceEnd::Failed(error))) => Err(RunError::Source(error)),
-            Ok((_, SourceEnd::Stopped | SourceEnd::TypeGone)) => Ok(()),
+            Ok(InputEnd::Failed(error)) => Err(RunError::Source(error)),
+            Ok(InputEnd::Done) => Ok(true),
+            Ok(InputEnd::Stopped) => Ok(false),
             Err(error) => match ended_badly(error) {
                 Attempt::Panicked(message) => Err(RunError::Source(message)),
                 Attempt::Returned(_)
                 | Attempt::TimedOut(_)
                 | Attempt::Aborted
-                | Attempt::Behind(_) => Ok(()),
+                | Attempt::Behind(_) => Ok(false),
             },
         }
     }

@@ -88,6 +88,12 @@ impl SourceContext {
 }
 
 /// Why a source ended.
+///
+/// Of a source that is done though its condition holds, or is not known to be lost:
+/// a `conditional` one ends the epoch as completed, and after a back-off (1 s doubling to 5 min) the
+/// next one begins if its condition is met; an `optional` one is started again alone, after 1 s
+/// doubling to 60 s; any other that is [`Stopped`](Self::Stopped) is left alone, and after
+/// [`TypeGone`](Self::TypeGone) it is started again as an optional one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEnd {
     /// Its type is proven gone.
@@ -105,7 +111,7 @@ pub type SourceDone = BoxFuture<'static, SourceEnd>;
 pub struct SourceStart {
     /// Resolves when everything that existed at the start has been handed to the queue.
     pub synced: BoxFuture<'static, Result<(), BoxError>>,
-    /// Resolves when it has ended. May do the source's work: it is polled from the start, and
+    /// Resolves when it has ended, for which see [`SourceEnd`]. May do the source's work: it is polled from the start, and
     /// dropping it stops the source.
     pub done: SourceDone,
 }

@@ -32,6 +32,7 @@ const NAME: &str = "widgets";
 mod cluster;
 mod flapping;
 mod handlers;
+mod own_sources;
 mod preparation;
 mod server;
 mod throttling;

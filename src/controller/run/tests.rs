@@ -22,7 +22,7 @@ use super::*;
 use crate::{
     controller::{
         ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
-        ReconcileError, SourceContext, SourceStart,
+        ReconcileError, SourceContext, SourceEnd, SourceStart,
         handover::Handovers,
         input::{Input, InputSource},
         queue::QueueOptions,

@@ -186,3 +186,132 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     assert_eq!((plain.running(), rig.report().stale), (1, false));
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
+
+/// A source that ends as soon as it is started, or when it is told to.
+#[derive(Clone)]
+struct Brief {
+    end: SourceEnd,
+    starts: Arc<AtomicUsize>,
+    verdict: watch::Sender<Verdict>,
+    goes_on: watch::Sender<bool>,
+}
+
+impl Brief {
+    fn new(end: SourceEnd) -> Self {
+        let verdict = watch::Sender::new(Verdict::Met(Vec::new()));
+        Self { end, starts: Arc::default(), verdict, goes_on: watch::Sender::new(false) }
+    }
+
+    fn starts(&self) -> usize {
+        self.starts.load(Ordering::SeqCst)
+    }
+
+    fn is(&self, verdict: Verdict) {
+        self.verdict.send_replace(verdict);
+    }
+}
+
+impl ConditionalSource for Brief {
+    fn ready(&self) -> Readiness {
+        Readiness::published(self.verdict.subscribe())
+    }
+
+    fn start_notify_done(&self, _context: SourceContext) -> SourceStart {
+        self.starts.fetch_add(1, Ordering::SeqCst);
+        let (end, mut goes_on) = (self.end.clone(), self.goes_on.subscribe());
+        let done = async move {
+            goes_on.wait_for(|goes_on| !goes_on).await.ok();
+            end
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
+
+const ENDS: [SourceEnd; 2] = [SourceEnd::Stopped, SourceEnd::TypeGone];
+
+#[tokio::test(start_paused = true)]
+async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch() {
+    for end in ENDS {
+        for holds in [Verdict::Met(Vec::new()), Verdict::Unknown(Vec::new())] {
+            let (brief, other) = (Brief::new(end.clone()), Fake::new("other", &["a"]));
+            brief.goes_on.send_replace(true);
+            let mut rig = make()
+                .input(Mode::Required, brief.clone())
+                .input(Mode::Required, other.clone())
+                .run(|_, _| async { ok() });
+            rig.running().await;
+
+            brief.is(holds);
+            brief.goes_on.send_replace(false);
+
+            let done = timeout(Duration::from_secs(1), rig.done()).await;
+            assert_eq!(done, Ok(Ok(())), "{end:?}");
+            assert_eq!((brief.starts(), other.running()), (1, 0));
+            brief.is(Verdict::Met(Vec::new()));
+            rig.start();
+            assert_eq!(rig.done().await, Ok(()), "also while the others sync");
+            assert_eq!(brief.starts(), 2);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the_manager() {
+    for end in ENDS {
+        let brief = Brief::new(end);
+        brief.goes_on.send_replace(true);
+        let mut rig = make().input(Mode::Required, brief.clone()).run(|_, _| async { ok() });
+        rig.running().await;
+
+        brief.is(Verdict::Unmet(Vec::new()));
+        brief.goes_on.send_replace(false);
+        sleep(Duration::from_secs(60)).await;
+
+        assert_eq!((rig.runs.len(), brief.starts()), (1, 1));
+        rig.stop(StopReason::TypeGone).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_epoch() {
+    let brief = Brief::new(SourceEnd::TypeGone);
+    brief.goes_on.send_replace(true);
+    let mut rig = make().input(Mode::Required, brief.clone()).run(|_, _| async { ok() });
+    rig.running().await;
+    brief.is(Verdict::Unmet(Vec::new()));
+    brief.goes_on.send_replace(false);
+    settle().await;
+
+    // Before the manager has looked.
+    brief.is(Verdict::Met(Vec::new()));
+
+    assert_eq!(timeout(Duration::from_secs(1), rig.done()).await, Ok(Ok(())));
+    assert_eq!(brief.starts(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn optional_source_that_is_always_done_is_started_again_less_and_less_often() {
+    for end in ENDS {
+        let brief = Brief::new(end.clone());
+        let mut rig = make().input(Mode::Optional, brief.clone()).run(|_, _| async { ok() });
+
+        sleep(Duration::from_secs(62)).await;
+        assert_eq!(brief.starts(), 6, "{end:?}: after 1, 3, 7, 15 and 31 s");
+        sleep(Duration::from_secs(600)).await;
+
+        assert_eq!(brief.starts(), 16, "{end:?}: once a minute");
+        assert_eq!(rig.runs.len(), 1);
+        rig.stop(StopReason::Cancelled).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn plain_source_that_has_nothing_more_to_say_is_left_alone() {
+    let brief = Brief::new(SourceEnd::Stopped);
+    let mut rig = make().input(Mode::Plain, brief.clone()).run(|_, _| async { ok() });
+
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!((brief.starts(), rig.runs.len()), (1, 1));
+    rig.stop(StopReason::Cancelled).await.unwrap();
+}
