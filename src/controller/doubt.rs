@@ -8,14 +8,17 @@ mod check;
 mod target;
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use tokio::{task_local, time::Instant};
 
-use self::{check::Unconfirmed, target::Target};
+use self::{
+    check::{Live, Unconfirmed},
+    target::Target,
+};
 use super::{Context, Request};
 use crate::{
     kind::TypeRef,
@@ -49,7 +52,8 @@ struct State {
 /// What is not known of one request's writes.
 #[derive(Debug, Default)]
 struct Doubt {
-    targets: BTreeSet<Target>,
+    // With what was seen of it, if it is one of the objects of a collection that was listed.
+    targets: BTreeMap<Target, Option<Live>>,
     // How often the caches were found behind.
     waits: u32,
 }
@@ -120,7 +124,8 @@ impl Doubts {
         state.latest = Some(Instant::now());
         for request in asking {
             // A write to something that is no object leaves the request itself in doubt.
-            state.open.entry(request).or_default().targets.extend(target.clone());
+            let doubt = state.open.entry(request).or_default();
+            doubt.targets.extend(target.clone().map(|target| (target, None)));
         }
     }
 
@@ -151,12 +156,10 @@ impl Turn {
         // The object itself too: what was written may have changed it.
         let served = primary.and_then(|primary| context.served(primary));
         let itself = served.map(|served| Target::itself(&self.request, &served));
-        for target in doubt.targets.iter().chain(&itself) {
-            if let Err(why) = check::caught_up(target, context).await {
-                let after = FIRST_PAUSE.saturating_mul(1 << doubt.waits.min(16)).min(LONGEST_PAUSE);
-                doubt.waits = doubt.waits.saturating_add(1);
-                return Err(Behind { why, after });
-            }
+        if let Err(why) = doubt.settle(itself, context).await {
+            let after = FIRST_PAUSE.saturating_mul(1 << doubt.waits.min(16)).min(LONGEST_PAUSE);
+            doubt.waits = doubt.waits.saturating_add(1);
+            return Err(Behind { why, after });
         }
         self.doubt = None;
         Ok(())
@@ -168,13 +171,39 @@ impl Turn {
     }
 }
 
+impl Doubt {
+    /// Compares one target after the other. A target that the caches have caught up with is not
+    /// looked at again, and a collection becomes those of its objects that they lack: it is listed
+    /// once, however long they take.
+    async fn settle(
+        &mut self,
+        itself: Option<Target>,
+        context: &Context,
+    ) -> Result<(), Unconfirmed> {
+        while let Some((target, seen)) = self.targets.first_key_value() {
+            let missed = check::caught_up(target, seen.as_ref(), context).await?;
+            self.targets.pop_first();
+            for (target, seen) in missed {
+                self.targets.entry(target).or_insert(Some(seen));
+            }
+        }
+        if let Some(itself) = itself {
+            check::caught_up(&itself, None, context).await?;
+        }
+        Ok(())
+    }
+}
+
 impl Drop for Turn {
     fn drop(&mut self) {
         let mut state = self.doubts.state();
         state.active.remove(&self.request);
         if let Some(doubt) = self.doubt.take() {
             let open = state.open.entry(self.request.clone()).or_default();
-            open.targets.extend(doubt.targets);
+            for (target, seen) in doubt.targets {
+                // A newer write may have changed what was seen.
+                open.targets.entry(target).or_insert(seen);
+            }
             open.waits = open.waits.max(doubt.waits);
         }
     }

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use http::{HeaderValue, header::ACCEPT};
 use kube::{
     Client,
     api::ListParams,
@@ -25,10 +26,14 @@ use crate::{
 /// The longest that one answer may take.
 const DEADLINE: Duration = Duration::from_secs(30);
 const PAGE: u32 = 500;
+/// Servers that know no projection send whole objects, which do as well.
+const METADATA: HeaderValue = HeaderValue::from_static(
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+);
 
 /// What the server has.
-#[derive(Default)]
-struct Live {
+#[derive(Debug, Default)]
+pub(super) struct Live {
     version: String,
     objects: HashMap<ObjectKey, Object>,
     // No cache has these, or not as they are.
@@ -74,25 +79,40 @@ pub(in crate::controller) enum AskError {
 
 /// Asks the server for what a write was about, and compares every cache that may have it.
 ///
+/// A collection is listed once, by its metadata: the answer are those of its objects that a cache
+/// lacks, each as it was `seen` there. A single object is listed by its name, unless the caches have
+/// what was seen of it.
+///
 /// # Errors
 ///
-/// A cache is behind, or that could not be found out.
-pub(super) async fn caught_up(target: &Target, context: &Context) -> Result<(), Unconfirmed> {
+/// A cache is behind a single object, or that could not be found out.
+pub(super) async fn caught_up(
+    target: &Target,
+    seen: Option<&Live>,
+    context: &Context,
+) -> Result<Vec<(Target, Live)>, Unconfirmed> {
+    let mut missed = Vec::new();
     for cache in context.caches(&target.group, &target.plural) {
         let only = cache.key.namespace.as_ref();
         if only.is_some_and(|only| target.namespace.as_ref().is_some_and(|it| it != only)) {
             // Nothing of that namespace is in it.
             continue;
         }
+        if seen.is_some_and(|seen| seen.missed_by(&cached(target, &cache)).is_empty()) {
+            continue;
+        }
         let resource = &cache.served.identity;
         let live = live(target, &cache, context.client())
             .await
             .map_err(|source| Unconfirmed::Unread { resource: resource.clone(), source })?;
-        if let Some(key) = live.missed_by(&cached(target, &cache)) {
+        let keys = live.missed_by(&cached(target, &cache));
+        if target.name.is_none() {
+            missed.extend(live.parted(keys).map(|(key, live)| (target.object(key), live)));
+        } else if let Some(key) = keys.into_iter().next() {
             return Err(Unconfirmed::Behind { resource: resource.clone(), key });
         }
     }
-    Ok(())
+    Ok(missed)
 }
 
 /// Lists, since whoever watches may list, but perhaps not get. Without a resourceVersion the
@@ -111,7 +131,10 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
     };
     let mut live = Live::default();
     loop {
-        let request = Request::new(path.as_str()).list(&parameters)?;
+        let mut request = Request::new(path.as_str()).list(&parameters)?;
+        if target.name.is_none() {
+            request.headers_mut().insert(ACCEPT, METADATA);
+        }
         let page: Page = timeout(DEADLINE, client.request(request)).await??;
         live.version = page.metadata.resource_version;
         for item in page.items {
@@ -159,23 +182,31 @@ impl Unconfirmed {
 }
 
 impl Live {
-    /// An object that is newer than its cached form, or gone.
-    fn missed_by(&self, cached: &[Object]) -> Option<ObjectKey> {
+    /// Objects that are newer than their cached form, and those that are gone.
+    fn missed_by(&self, cached: &[Object]) -> Vec<ObjectKey> {
         let known: HashMap<&ObjectKey, &Object> =
             cached.iter().map(|object| (object.key(), object)).collect();
-        let newer = self.objects.values().find(|live| {
+        let newer = self.objects.values().filter(|live| {
             let cached = known.get(live.key());
             cached.is_none_or(|cached| !is_as_new(cached, live))
         });
-        let gone = || {
-            cached.iter().find(|cached| {
-                let key = cached.key();
-                !self.objects.contains_key(key)
-                    && !self.unreadable.contains(key)
-                    && !is_newer(&cached.header().resource_version, &self.version)
-            })
-        };
-        newer.or_else(gone).map(|object| object.key().clone())
+        let gone = cached.iter().filter(|cached| {
+            let key = cached.key();
+            !self.objects.contains_key(key)
+                && !self.unreadable.contains(key)
+                && !is_newer(&cached.header().resource_version, &self.version)
+        });
+        newer.chain(gone).map(|object| object.key().clone()).collect()
+    }
+
+    /// What it has of each of these objects, which may be nothing.
+    fn parted(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
+        let Self { version, mut objects, unreadable: _ } = self;
+        keys.into_iter().map(move |key| {
+            let object = objects.remove_entry(&key);
+            let version = version.clone();
+            (key, Self { version, objects: object.into_iter().collect(), ..Self::default() })
+        })
     }
 }
 
@@ -209,9 +240,9 @@ mod tests {
         let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
         let live = Live { version: "10".to_owned(), objects, ..Live::default() };
 
-        let key = live.missed_by(cached).map(|key| key.to_string());
+        let keys: Vec<_> = live.missed_by(cached).iter().map(ToString::to_string).collect();
 
-        assert_eq!(key.as_deref(), missed);
+        assert_eq!(keys, Vec::from_iter(missed));
     }
 
     #[test]
@@ -239,6 +270,6 @@ mod tests {
         let key = ObjectKey::namespaced("ns", "a");
         let live = Live { version: "10".to_owned(), unreadable: [key].into(), ..Live::default() };
 
-        assert_eq!(live.missed_by(&[object("a", "a", "6")]), None);
+        assert_eq!(live.missed_by(&[object("a", "a", "6")]), []);
     }
 }

@@ -52,6 +52,11 @@ impl Target {
         }
     }
 
+    /// One object of a collection.
+    pub(super) fn object(&self, key: ObjectKey) -> Self {
+        Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
+    }
+
     /// Whether an object is what is meant.
     pub(super) fn is(&self, key: &ObjectKey) -> bool {
         self.name.as_ref().is_none_or(|name| *name == key.name)

@@ -2,6 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::BodyExt;
 use kube::Client;
 
 use super::*;
@@ -19,6 +22,8 @@ pub(super) struct Server {
     faults: Faults,
     forbidden: Mutex<BTreeSet<String>>,
     applied: AtomicU64,
+    // Of all answers, as far as they were read.
+    bytes: Arc<AtomicU64>,
 }
 
 impl Server {
@@ -36,11 +41,24 @@ impl Server {
             faults: Faults::default(),
             forbidden: Mutex::default(),
             applied: AtomicU64::new(0),
+            bytes: Arc::default(),
         }
     }
 
     pub(super) fn client(&self) -> Client {
-        let service = tower::ServiceBuilder::new().layer(self.faults.layer());
+        let bytes = Arc::clone(&self.bytes);
+        let service = tower::ServiceBuilder::new()
+            .map_response(move |response: http::Response<_>| {
+                let bytes = Arc::clone(&bytes);
+                response.map(|body| {
+                    BodyExt::map_frame(body, move |frame: Frame<Bytes>| {
+                        let read = frame.data_ref().map_or(0, Bytes::len);
+                        bytes.fetch_add(u64::try_from(read).unwrap(), Ordering::Relaxed);
+                        frame
+                    })
+                })
+            })
+            .layer(self.faults.layer());
         Client::new(service.service(self.simulated.service("controller")), "default")
     }
 
@@ -71,6 +89,13 @@ impl Server {
 
     pub(super) fn delete(&self, kind: &str, name: &str) {
         self.simulated.remove(&format!("{GROUP}/v1"), kind, NAMESPACE, name).unwrap();
+    }
+
+    /// Deletes every object of a kind.
+    pub(super) fn delete_all(&self, kind: &str) {
+        for object in self.simulated.list(&format!("{GROUP}/v1"), kind).unwrap() {
+            self.delete(kind, object["metadata"]["name"].as_str().unwrap());
+        }
     }
 
     pub(super) fn serves(&self, kind: &str) -> bool {
@@ -148,6 +173,18 @@ impl Server {
     pub(super) fn lists(&self, plural: &str) -> usize {
         let seen = self.faults.seen().into_iter();
         seen.filter(|info| info.verb == Verb::List && info.resource == plural).count()
+    }
+
+    /// The queries of all lists of a type.
+    pub(super) fn list_queries(&self, plural: &str) -> Vec<String> {
+        let seen = self.faults.seen().into_iter();
+        let lists = seen.filter(|info| info.verb == Verb::List && info.resource == plural);
+        lists.map(|info| info.query).collect()
+    }
+
+    /// How many bytes of answers were read.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
     }
 
     /// Open watches of all namespaces at this path.

@@ -219,6 +219,53 @@ async fn what_the_server_named_is_looked_for_on_every_page() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
+    const PARTS: usize = 1200;
+    let rig = Rig::with_maker(false).await;
+    for number in 0..PARTS {
+        let mut part = object("Part", &format!("p{number:04}"), "x");
+        part["spec"] = json!({ "text": "x".repeat(4096) });
+        rig.server.apply(part);
+    }
+    settle().await;
+    rig.server.mishap(Action::Lose);
+    let silence = rig.server.withhold("parts");
+    let (lists, bytes) = (rig.server.lists("parts"), rig.server.bytes());
+
+    rig.server.apply(widget("a", "a"));
+    // What others write does not make it begin anew.
+    for number in 0..100 {
+        sleep(Duration::from_secs(2)).await;
+        rig.server.apply(object("Part", &format!("q{number}"), "x"));
+    }
+
+    let lists = rig.server.list_queries("parts").split_off(lists);
+    let by_name = lists.iter().filter(|query| query.contains("metadata.name")).count();
+    assert_eq!(lists.len() - by_name, 3, "one list, of 500 objects each page: {lists:?}");
+    assert!((20..40).contains(&by_name), "{by_name}: one at each look");
+    let bytes = usize::try_from(rig.server.bytes() - bytes).unwrap();
+    assert!(bytes < PARTS * 600, "{bytes}");
+    assert_eq!(rig.log().await, ["ns/a 0 false"]);
+    rig.learns(silence).await;
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
+    let (rig, silence) = Rig::in_doubt(Action::Lose).await;
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(rig.log().await, [""; 0]);
+
+    rig.server.delete_all("Part");
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(rig.log().await, ["ns/a 0 true"], "no cache will ever have it");
+    assert_eq!((rig.server.creations(), rig.server.count("Part")), (2, 1));
+    rig.server.release("parts", silence);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn refused_write_leaves_no_doubt() {
     let rig = Rig::with_maker(false).await;
     let asked = rig.server.asked(PARTS);
