@@ -219,9 +219,9 @@ mod tests {
 
     /// The ways in which reconcilers pass on an answer of the API server.
     fn wrapped(answer: impl Fn() -> kube::Error) -> Vec<(&'static str, BoxError)> {
-        let status = || match answer() {
-            kube::Error::Api(status) => status,
-            other => panic!("{other}"),
+        let status = || {
+            let kube::Error::Api(status) = answer() else { panic!("{}", answer()) };
+            status
         };
         let deep = anyhow::Error::from(Transparent(answer())).context("a").context("b");
         vec![
