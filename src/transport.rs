@@ -275,6 +275,8 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod streams;
+
     use std::time::Duration;
 
     use futures::{StreamExt, stream::FuturesUnordered};
