@@ -15,13 +15,16 @@ mod deadline;
 mod dialer;
 mod lane;
 mod metrics;
+mod no_proxy;
 mod pool;
 #[cfg(test)]
 mod server;
 mod tasks;
+mod tunnel;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
+pub use no_proxy::proxy_from_environment;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -39,6 +42,7 @@ use deadline::Deadlines;
 use dialer::Dialer;
 use metrics::Metered;
 use pool::{Pool, PoolService};
+use tunnel::Tunnel;
 
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
@@ -99,12 +103,25 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
-    /// Proxies are not supported; unset `proxy-url`, or list the API server in `NO_PROXY`.
+    /// The proxy is none that knows `CONNECT`; name one of http:// or https:// in `proxy-url` or
+    /// `HTTPS_PROXY`.
     #[error(
-        "the API server would be reached through the proxy {0}, which is not supported: \
-         unset proxy-url in the kubeconfig, or list the API server in NO_PROXY"
+        "the proxy {0} is not supported: only http:// and https:// proxies are, so change \
+         proxy-url in the kubeconfig or HTTPS_PROXY, or list the API server in NO_PROXY"
     )]
     Proxy(Uri),
+    /// A variable of the environment holds no URL; correct it.
+    #[error("{variable} is not the URL of a proxy")]
+    ProxyVariable {
+        /// Name of the variable.
+        variable: String,
+    },
+    /// The system's roots, by which a proxy of https:// is judged, cannot be used.
+    #[error("reading the system's root certificates for the proxy: {message}")]
+    ProxyRoots {
+        /// The whole chain of causes.
+        message: String,
+    },
     /// No connection could be opened; the address or the server is wrong, or not up yet.
     #[error("connecting to {host}: {message}")]
     Connect {
@@ -155,11 +172,8 @@ impl Transport {
     ///
     /// # Errors
     ///
-    /// When the TLS material or the server's name is unusable, or a proxy is configured.
+    /// When the TLS material or the server's name is unusable, or the proxy.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
-        if let Some(proxy) = &config.proxy_url {
-            return Err(Error::Proxy(without_credentials(proxy)));
-        }
         // An embedder may have another provider installed, and that is fine; the error says so.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
@@ -177,7 +191,8 @@ impl Transport {
             })?;
             builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
         }
-        let connector = builder.enable_all_versions().wrap_connector(tcp);
+        let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
+        let connector = builder.enable_all_versions().wrap_connector(tunnel);
         let dialer = Dialer::new(config.cluster_url.clone(), connector, options.clone());
         // The layers are built once here, so that what is wrong with them is said at the start.
         config.auth_layer().map_err(|error| Error::Config(Arc::new(error)))?;
@@ -246,18 +261,6 @@ fn host(uri: &Uri) -> String {
     uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default()
 }
 
-/// A proxy's address often carries a password, and this goes to the log.
-fn without_credentials(uri: &Uri) -> Uri {
-    let (Some(scheme), Some(host)) = (uri.scheme_str(), uri.host()) else { return Uri::default() };
-    let authority = uri.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
-    Uri::builder()
-        .scheme(scheme)
-        .authority(authority)
-        .path_and_query("/")
-        .build()
-        .unwrap_or_default()
-}
-
 /// An error with all its causes: hyper's say nothing but "client error" by themselves.
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
@@ -275,6 +278,7 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod proxy;
     mod streams;
 
     use std::time::Duration;
@@ -552,13 +556,13 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_refused_without_its_password() {
+    fn a_socks_proxy_is_refused_without_its_password() {
         let mut config = Config::new("https://127.0.0.1:1".parse().unwrap());
-        config.proxy_url = Some("http://me:secret@proxy:3128".parse().unwrap());
+        config.proxy_url = Some("socks5://me:secret@proxy:3128".parse().unwrap());
 
         let error = Transport::new(config, TransportOptions::default()).unwrap_err().to_string();
 
-        assert!(error.contains("http://proxy:3128/"), "{error}");
+        assert!(error.contains("socks5://proxy:3128/"), "{error}");
         assert!(!error.contains("secret"), "{error}");
     }
 

@@ -13,7 +13,7 @@ use http::Uri;
 use hyper::client::conn::http2;
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::{
-    client::legacy::connect::{Connection as _, HttpConnector},
+    client::legacy::connect::Connection as _,
     rt::{TokioIo, TokioTimer},
 };
 use kube::client::Body;
@@ -26,10 +26,12 @@ use super::{
     connection::Connection,
     describe, host,
     tasks::{Tasks, Watched},
+    tunnel::Tunnel,
 };
 
-pub(super) type Connector = HttpsConnector<HttpConnector>;
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+pub(super) type Connector = HttpsConnector<Tunnel>;
+// Of the server, over that of a proxy.
+type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
 type Driver = http2::Connection<Stream, Body, Watched>;
 
 /// What a stream may have buffered while nobody reads it, in bytes. A connection may have as much
