@@ -44,6 +44,13 @@ use metrics::Metered;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
 
+/// Longest time of an option that has an effect: what is longer is as good as for ever, and would
+/// overflow a clock.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// Longest interval of TCP keep-alives that Linux takes.
+const MAX_TCP_KEEP_ALIVE: Duration = Duration::from_secs(32_767);
+
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
@@ -88,6 +95,24 @@ impl Default for TransportOptions {
     }
 }
 
+impl TransportOptions {
+    /// Times that clocks can add.
+    fn limited(mut self) -> Self {
+        for time in [
+            &mut self.connect_timeout,
+            &mut self.request_timeout,
+            &mut self.read_timeout,
+            &mut self.lease_timeout,
+            &mut self.keep_alive_interval,
+            &mut self.keep_alive_timeout,
+            &mut self.idle_timeout,
+        ] {
+            *time = (*time).min(FOREVER);
+        }
+        self
+    }
+}
+
 /// Why a request got no answer, or a transport could not be made.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -121,6 +146,16 @@ pub enum Error {
     ProxyRoots {
         /// The whole chain of causes.
         message: String,
+    },
+    /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
+    /// that requests share cannot become. It was not sent.
+    #[error(
+        "{path} needs a connection of its own, for exec, attach or port-forward: send it with \
+         another client, made by kube::Client::try_from(config)"
+    )]
+    Upgrade {
+        /// Path without the query.
+        path: String,
     },
     /// No connection could be opened; the address or the server is wrong, or not up yet.
     #[error("connecting to {host}: {message}")]
@@ -174,6 +209,7 @@ impl Transport {
     ///
     /// When the TLS material or the server's name is unusable, or the proxy.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
+        let options = options.limited();
         // An embedder may have another provider installed, and that is fine; the error says so.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
@@ -183,6 +219,9 @@ impl Transport {
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(options.connect_timeout));
+        // HTTP/1.1 has no pings.
+        tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
+        tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
         let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
         if let Some(name) = &config.tls_server_name {
             let server_name = name.clone().try_into().map_err(|error| Error::ServerName {
@@ -278,6 +317,7 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod pool;
     mod proxy;
     mod streams;
 

@@ -25,6 +25,8 @@ pub(super) struct Connection {
     limit: AtomicUsize,
     // Rung when the last stream leaves.
     emptied: Notify,
+    // Number among the connections of the pool.
+    serial: u64,
 }
 
 #[derive(Clone)]
@@ -48,8 +50,9 @@ pub(super) enum Opened {
 
 impl Connection {
     /// A connection that is being opened, with places for `limit` streams.
-    pub(super) fn opening(limit: usize) -> Self {
+    pub(super) fn opening(limit: usize, serial: u64) -> Self {
         Self {
+            serial,
             state: watch::Sender::new(State::Opening),
             streams: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
@@ -149,6 +152,11 @@ impl Slot {
             Ok(State::Failed(error)) => Err(error.clone()),
             Ok(State::Opening | State::Closed) | Err(_) => Ok(Opened::Elsewhere),
         }
+    }
+
+    /// Number of its connection among those of the pool.
+    pub(super) fn serial(&self) -> u64 {
+        self.connection.serial
     }
 
     /// The connection takes no more streams.

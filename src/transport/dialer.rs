@@ -19,7 +19,7 @@ use hyper_util::{
 use kube::client::Body;
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use tower::ServiceExt;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::{
     Error, Lane, TransportOptions,
@@ -72,10 +72,7 @@ impl Dialer {
         };
         let (sender, driver) = match opened {
             Ok(Some(opened)) => opened,
-            Ok(None) => {
-                info!(host = %self.host, "the API server does not speak HTTP/2, using HTTP/1.1");
-                return connection.is_http1();
-            }
+            Ok(None) => return connection.is_http1(),
             Err(error) => return connection.failed(error),
         };
         let allowed = |driver: &Driver| {
