@@ -11,8 +11,10 @@
 
 mod body;
 mod connection;
+mod credentials;
 mod deadline;
 mod dialer;
+mod identity;
 mod lane;
 mod metrics;
 mod no_proxy;
@@ -21,6 +23,7 @@ mod pool;
 mod server;
 mod tasks;
 mod tunnel;
+mod user_agent;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
@@ -28,18 +31,22 @@ pub use no_proxy::proxy_from_environment;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
+    config::AuthInfo,
 };
+use rustls::client::Resumption;
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
 use body::ResponseBody;
+use credentials::{Authorized, Credentials};
 use deadline::Deadlines;
 use dialer::Dialer;
+use identity::Identity;
 use metrics::Metered;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
@@ -57,7 +64,8 @@ pub struct TransportOptions {
     /// The longest a connection may take to be open, its TLS session included; 5 s.
     pub connect_timeout: Duration,
     /// The longest a request that is no watch may take until its body is complete, and a watch
-    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body.
+    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body. A log
+    /// that is followed has no such limit.
     pub request_timeout: Duration,
     /// The longest a read may take while its body keeps arriving; 5 min.
     pub read_timeout: Duration,
@@ -75,6 +83,11 @@ pub struct TransportOptions {
     pub keep_alive_timeout: Duration,
     /// How long a connection without a stream stays open; 90 s.
     pub idle_timeout: Duration,
+    /// The longest that an exec plugin of the kubeconfig may run; 60 s. It is killed then.
+    pub exec_timeout: Duration,
+    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none. The library
+    /// stands behind it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
+    pub product: Option<String>,
     /// Where requests are counted.
     pub metrics: TransportMetrics,
 }
@@ -90,6 +103,8 @@ impl Default for TransportOptions {
             keep_alive_interval: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(90),
+            exec_timeout: Duration::from_secs(60),
+            product: None,
             metrics: TransportMetrics::default(),
         }
     }
@@ -106,6 +121,7 @@ impl TransportOptions {
             &mut self.keep_alive_interval,
             &mut self.keep_alive_timeout,
             &mut self.idle_timeout,
+            &mut self.exec_timeout,
         ] {
             *time = (*time).min(FOREVER);
         }
@@ -145,6 +161,19 @@ pub enum Error {
     #[error("reading the system's root certificates for the proxy: {message}")]
     ProxyRoots {
         /// The whole chain of causes.
+        message: String,
+    },
+    /// The product for `User-Agent` is unusable; correct [`TransportOptions::product`].
+    #[error("the product {product:?} cannot be sent as User-Agent")]
+    Product {
+        /// As configured.
+        product: String,
+    },
+    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Asked for
+    /// again by later requests.
+    #[error("obtaining credentials for the API server: {message}")]
+    Credentials {
+        /// What failed, and why.
         message: String,
     },
     /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
@@ -200,43 +229,35 @@ pub struct Transport {
     config: Arc<Config>,
     options: TransportOptions,
     pool: Arc<Pool>,
+    credentials: Credentials,
+    user_agent: HeaderValue,
 }
 
 impl Transport {
-    /// Connections for `config`; opens none yet.
+    /// Connections for `config`; opens none yet, and starts no exec plugin. Reads the files of a
+    /// token and of a client certificate.
     ///
     /// # Errors
     ///
-    /// When the TLS material or the server's name is unusable, or the proxy.
+    /// When the TLS material, the credentials, the server's name or the proxy are unusable.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
         let options = options.limited();
         // An embedder may have another provider installed, and that is fine; the error says so.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
-        let tls = config.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(options.connect_timeout));
-        // HTTP/1.1 has no pings.
-        tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
-        tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
-        let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        if let Some(name) = &config.tls_server_name {
-            let server_name = name.clone().try_into().map_err(|error| Error::ServerName {
-                name: name.clone(),
-                message: describe(&error),
-            })?;
-            builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
-        }
-        let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
-        let connector = builder.enable_all_versions().wrap_connector(tunnel);
+        let identity = Arc::new(Identity::default());
+        let connector = connector(&config, &options, identity.clone())?;
         let dialer = Dialer::new(config.cluster_url.clone(), connector, options.clone());
+        let pool = Arc::new(Pool::new(dialer, identity.clone()));
+        let user = &config.auth_info;
+        let credentials = Credentials::new(user, options.exec_timeout, identity, pool.tasks())?;
+        let user_agent = user_agent::value(options.product.as_deref())?;
         // The layers are built once here, so that what is wrong with them is said at the start.
+        let config = credentials::without_sources(&config);
         config.auth_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         config.extra_headers_layer().map_err(|error| Error::Config(Arc::new(error)))?;
-        Ok(Self { config: Arc::new(config), pool: Arc::new(Pool::new(dialer)), options })
+        Ok(Self { config: Arc::new(config), options, pool, credentials, user_agent })
     }
 
     /// The service under [`Transport::client`], to put layers on:
@@ -247,10 +268,13 @@ impl Transport {
     /// When the credentials are unusable.
     pub fn service(&self) -> Result<ApiService, Error> {
         let config = |error| Error::Config(Arc::new(error));
+        let (credentials, user_agent) = (self.credentials.clone(), self.user_agent.clone());
         let service = ServiceBuilder::new()
             .layer(self.config.base_uri_layer())
             .option_layer(self.config.auth_layer().map_err(config)?)
+            .layer_fn(move |inner| Authorized::new(inner, credentials.clone()))
             .layer(self.config.extra_headers_layer().map_err(config)?)
+            .map_request(move |request| user_agent::set(request, &user_agent))
             .map_err(BoxError::from)
             .service(PoolService::new(self.pool.clone()));
         let service = Deadlines::new(service, &self.options);
@@ -291,9 +315,41 @@ impl fmt::Debug for Transport {
 ///
 /// # Errors
 ///
-/// When `config` is unusable: TLS material, credentials, server name, or a proxy.
+/// When `config` is unusable: TLS material, credentials, server name or proxy.
 pub fn client(config: Config, options: TransportOptions) -> Result<Client, Error> {
     Transport::new(config, options)?.client()
+}
+
+/// How connections are opened: TCP or a proxy, and TLS with the client certificate at the time.
+fn connector(
+    config: &Config,
+    options: &TransportOptions,
+    identity: Arc<Identity>,
+) -> Result<dialer::Connector, Error> {
+    let mut anonymous = config.clone();
+    anonymous.auth_info = AuthInfo::default();
+    let mut tls =
+        anonymous.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
+    tls.client_auth_cert_resolver = identity;
+    // A session that is resumed keeps the client certificate that it began with.
+    tls.resumption = Resumption::disabled();
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(options.connect_timeout));
+    // HTTP/1.1 has no pings.
+    tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
+    tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
+    let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
+    let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let server_name = name
+            .clone()
+            .try_into()
+            .map_err(|error| Error::ServerName { name: name.clone(), message: describe(&error) })?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
+    }
+    Ok(builder.enable_all_versions().wrap_connector(tunnel))
 }
 
 fn host(uri: &Uri) -> String {
@@ -317,6 +373,7 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod credentials;
     mod pool;
     mod proxy;
     mod streams;

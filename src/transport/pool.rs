@@ -21,9 +21,10 @@ use tracing::{debug, info};
 use super::{
     Error, Lane,
     body::{Held, ResponseBody},
-    connection::{Connection, Opened, Slot},
+    connection::{Connection, Opened, Origin, Slot},
     describe,
     dialer::{Connector, Dialer},
+    identity::Identity,
     tasks::Tasks,
 };
 
@@ -38,6 +39,7 @@ const HTTP1_FOR: Duration = Duration::from_secs(300);
 /// The connections to one server. Their tasks end when it is dropped.
 pub(super) struct Pool {
     dialer: Dialer,
+    identity: Arc<Identity>,
     lanes: [Mutex<Vec<Arc<Connection>>>; 3],
     /// HTTP/2 connections begun so far.
     begun: AtomicU64,
@@ -48,6 +50,8 @@ pub(super) struct Pool {
 /// State of the fallback to HTTP/1.1.
 struct Http1 {
     client: legacy::Client<Connector, Body>,
+    /// Generation of the client certificate with which the client's connections are opened.
+    identity: u64,
     until: Until,
     /// Whether the fallback has been logged.
     reported: bool,
@@ -65,21 +69,28 @@ enum Until {
 }
 
 impl Pool {
-    pub(super) fn new(dialer: Dialer) -> Self {
+    pub(super) fn new(dialer: Dialer, identity: Arc<Identity>) -> Self {
         let tasks = Tasks::new(dialer.options.metrics.tasks(&dialer.host));
         let plain = dialer.server.scheme() == Some(&http::uri::Scheme::HTTP);
         let http1 = Http1 {
             client: http1_client(&dialer, &tasks),
+            identity: identity.generation(),
             until: if plain { Until::End } else { Until::Past },
             reported: false,
         };
         Self {
             dialer,
+            identity,
             lanes: Default::default(),
             begun: AtomicU64::new(0),
             http1: Mutex::new(http1),
             tasks,
         }
+    }
+
+    /// Owner of the tasks of these connections.
+    pub(super) fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     /// HTTP/2 connections that are open or being opened.
@@ -104,15 +115,20 @@ impl Pool {
             Lane::Leases => &self.lanes[2],
         };
         let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let identity = self.identity.generation();
+        for old in connections.iter().filter(|connection| connection.identity() != identity) {
+            // Its streams go on, and it closes behind the last one.
+            old.retire();
+        }
         connections.retain(|connection| connection.usable());
         // First come, first filled: the later ones run empty and are closed.
         if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
             return slot;
         }
         let dialer = self.dialer.clone();
-        let serial = self.begun.fetch_add(1, Ordering::Relaxed);
+        let origin = Origin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
         let connection =
-            Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), serial));
+            Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), origin));
         let slot = connection.slot(self).expect("a new connection has a place");
         let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
@@ -184,6 +200,12 @@ impl Pool {
                 return None;
             }
             Until::Then(_) | Until::End => {}
+        }
+        let identity = self.identity.generation();
+        if http1.identity != identity {
+            // Requests under way end with the old client, whose idle connections close now.
+            http1.client = http1_client(&self.dialer, &self.tasks);
+            http1.identity = identity;
         }
         Some(http1.client.clone())
     }

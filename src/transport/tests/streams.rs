@@ -76,3 +76,14 @@ async fn limits_without_an_end_are_taken() {
     assert_eq!(text(&client, "/apis/coordination.k8s.io/v1/leases").await, "ok");
     watch(&client).await;
 }
+
+#[tokio::test]
+async fn each_request_names_the_program() {
+    let server = Server::start(H2, 100).await;
+    let client = client(server.config(), TransportOptions::default()).unwrap();
+
+    let headers = text(&client, "/headers").await;
+
+    let program = format!("\npilotlight/{} (", env!("CARGO_PKG_VERSION"));
+    assert!(headers.contains(&program), "{headers}");
+}
