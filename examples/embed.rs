@@ -10,7 +10,7 @@
 //! $ kubectl delete crd widgets.example.com   # the controller stops, and waits again
 //! ```
 
-use std::{collections::BTreeMap, pin::pin, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -22,11 +22,11 @@ use pilotlight::{
         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
     },
     manager::{Manager, ManagerOptions, RunnableOptions},
-    transport::{self, TransportOptions},
+    signals,
+    transport::{self, TransportOptions, proxy_from_environment},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 /// What a widget asks for.
@@ -70,6 +70,14 @@ impl Reconciler for Greeter {
     }
 }
 
+/// How the example calls itself towards the API server.
+fn options() -> TransportOptions {
+    TransportOptions {
+        product: Some("embed-example/1.0".to_owned()),
+        ..TransportOptions::default()
+    }
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     if std::env::args().any(|argument| argument == "crd") {
@@ -78,8 +86,9 @@ async fn main() -> anyhow::Result<()> {
     }
     tracing_subscriber::fmt().with_env_filter("warn,pilotlight=info,embed=info").init();
 
-    let config = kube::Config::infer().await?;
-    let client = transport::client(config, TransportOptions::default())?;
+    let mut config = kube::Config::infer().await?;
+    proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
+    let client = transport::client(config, options())?;
     let (cluster, keeper) = Cluster::new(client, ClusterOptions::default());
 
     // Conditional: it runs while widgets are served, and only then.
@@ -93,12 +102,6 @@ async fn main() -> anyhow::Result<()> {
     manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
     manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
 
-    let stop = CancellationToken::new();
-    let mut run = pin!(manager.run(stop.clone()));
-    tokio::select! {
-        ended = &mut run => return Ok(ended?),
-        signal = tokio::signal::ctrl_c() => signal?,
-    }
-    stop.cancel();
-    Ok(run.await?)
+    // SIGTERM or Ctrl-C drains, a second one ends the process at once.
+    Ok(manager.run(signals::shutdown()?).await?)
 }

@@ -8,7 +8,7 @@
 //! starts it when the type is there, stops it when the type is gone, and starts it again when the
 //! type returns; it would do the same for a gRPC server, a poller or a subprocess.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::{
@@ -23,9 +23,9 @@ use pilotlight::{
         ConditionalRunnable, Epoch, Manager, ManagerOptions, Readiness, RunResult, Runnable,
         RunnableOptions, type_served,
     },
-    transport::{self, TransportOptions},
+    signals,
+    transport::{self, TransportOptions, proxy_from_environment},
 };
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 /// Counts the objects of a type.
@@ -73,12 +73,21 @@ impl ConditionalRunnable for Census {
     }
 }
 
+/// How the example calls itself towards the API server.
+fn options() -> TransportOptions {
+    TransportOptions {
+        product: Some("runnable-example/1.0".to_owned()),
+        ..TransportOptions::default()
+    }
+}
+
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     tracing_subscriber::fmt().with_env_filter("warn,pilotlight=info,runnable=info").init();
 
-    let config = kube::Config::infer().await?;
-    let client = transport::client(config, TransportOptions::default())?;
+    let mut config = kube::Config::infer().await?;
+    proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
+    let client = transport::client(config, options())?;
     let (cluster, keeper) = Cluster::new(client.clone(), ClusterOptions::default());
     let census = Census {
         client,
@@ -90,12 +99,6 @@ async fn main() -> anyhow::Result<()> {
     manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
     manager.add("census", Arc::new(census), RunnableOptions::default())?;
 
-    let stop = CancellationToken::new();
-    let mut run = pin!(manager.run(stop.clone()));
-    tokio::select! {
-        ended = &mut run => return Ok(ended?),
-        signal = tokio::signal::ctrl_c() => signal?,
-    }
-    stop.cancel();
-    Ok(run.await?)
+    // SIGTERM or Ctrl-C drains, a second one ends the process at once.
+    Ok(manager.run(signals::shutdown()?).await?)
 }

@@ -17,7 +17,6 @@ mod metacontroller;
 mod output;
 mod report;
 mod run;
-mod signals;
 mod status;
 mod table;
 mod types;

@@ -12,6 +12,8 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+#[cfg(feature = "signals")]
+pub mod signals;
 mod tally;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -11,34 +11,52 @@
 
 mod body;
 mod connection;
+mod credentials;
 mod deadline;
 mod dialer;
+mod identity;
 mod lane;
 mod metrics;
+mod no_proxy;
 mod pool;
 #[cfg(test)]
 mod server;
 mod tasks;
+mod tunnel;
+mod user_agent;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
+pub use no_proxy::proxy_from_environment;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{Request, Response, Uri};
+use http::{HeaderValue, Request, Response, Uri};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use kube::{
     Client, Config,
     client::{Body, ConfigExt},
+    config::AuthInfo,
 };
+use rustls::client::Resumption;
 use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 
 use body::ResponseBody;
+use credentials::{Authorized, Credentials};
 use deadline::Deadlines;
 use dialer::Dialer;
+use identity::Identity;
 use metrics::Metered;
 use pool::{Pool, PoolService};
+use tunnel::Tunnel;
+
+/// Longest time of an option that has an effect: what is longer is as good as for ever, and would
+/// overflow a clock.
+const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// Longest interval of TCP keep-alives that Linux takes.
+const MAX_TCP_KEEP_ALIVE: Duration = Duration::from_secs(32_767);
 
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
@@ -46,7 +64,8 @@ pub struct TransportOptions {
     /// The longest a connection may take to be open, its TLS session included; 5 s.
     pub connect_timeout: Duration,
     /// The longest a request that is no watch may take until its body is complete, and a watch
-    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body.
+    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body. A log
+    /// that is followed has no such limit.
     pub request_timeout: Duration,
     /// The longest a read may take while its body keeps arriving; 5 min.
     pub read_timeout: Duration,
@@ -64,6 +83,11 @@ pub struct TransportOptions {
     pub keep_alive_timeout: Duration,
     /// How long a connection without a stream stays open; 90 s.
     pub idle_timeout: Duration,
+    /// The longest that an exec plugin of the kubeconfig may run; 60 s. It is killed then.
+    pub exec_timeout: Duration,
+    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none. The library
+    /// stands behind it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
+    pub product: Option<String>,
     /// Where requests are counted.
     pub metrics: TransportMetrics,
 }
@@ -79,8 +103,29 @@ impl Default for TransportOptions {
             keep_alive_interval: Duration::from_secs(30),
             keep_alive_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(90),
+            exec_timeout: Duration::from_secs(60),
+            product: None,
             metrics: TransportMetrics::default(),
         }
+    }
+}
+
+impl TransportOptions {
+    /// Times that clocks can add.
+    fn limited(mut self) -> Self {
+        for time in [
+            &mut self.connect_timeout,
+            &mut self.request_timeout,
+            &mut self.read_timeout,
+            &mut self.lease_timeout,
+            &mut self.keep_alive_interval,
+            &mut self.keep_alive_timeout,
+            &mut self.idle_timeout,
+            &mut self.exec_timeout,
+        ] {
+            *time = (*time).min(FOREVER);
+        }
+        self
     }
 }
 
@@ -99,12 +144,48 @@ pub enum Error {
         /// What is wrong with it.
         message: String,
     },
-    /// Proxies are not supported; unset `proxy-url`, or list the API server in `NO_PROXY`.
+    /// The proxy is none that knows `CONNECT`; name one of http:// or https:// in `proxy-url` or
+    /// `HTTPS_PROXY`.
     #[error(
-        "the API server would be reached through the proxy {0}, which is not supported: \
-         unset proxy-url in the kubeconfig, or list the API server in NO_PROXY"
+        "the proxy {0} is not supported: only http:// and https:// proxies are, so change \
+         proxy-url in the kubeconfig or HTTPS_PROXY, or list the API server in NO_PROXY"
     )]
     Proxy(Uri),
+    /// A variable of the environment holds no URL; correct it.
+    #[error("{variable} is not the URL of a proxy")]
+    ProxyVariable {
+        /// Name of the variable.
+        variable: String,
+    },
+    /// The system's roots, by which a proxy of https:// is judged, cannot be used.
+    #[error("reading the system's root certificates for the proxy: {message}")]
+    ProxyRoots {
+        /// The whole chain of causes.
+        message: String,
+    },
+    /// The product for `User-Agent` is unusable; correct [`TransportOptions::product`].
+    #[error("the product {product:?} cannot be sent as User-Agent")]
+    Product {
+        /// As configured.
+        product: String,
+    },
+    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Asked for
+    /// again by later requests.
+    #[error("obtaining credentials for the API server: {message}")]
+    Credentials {
+        /// What failed, and why.
+        message: String,
+    },
+    /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
+    /// that requests share cannot become. It was not sent.
+    #[error(
+        "{path} needs a connection of its own, for exec, attach or port-forward: send it with \
+         another client, made by kube::Client::try_from(config)"
+    )]
+    Upgrade {
+        /// Path without the query.
+        path: String,
+    },
     /// No connection could be opened; the address or the server is wrong, or not up yet.
     #[error("connecting to {host}: {message}")]
     Connect {
@@ -148,41 +229,35 @@ pub struct Transport {
     config: Arc<Config>,
     options: TransportOptions,
     pool: Arc<Pool>,
+    credentials: Credentials,
+    user_agent: HeaderValue,
 }
 
 impl Transport {
-    /// Connections for `config`; opens none yet.
+    /// Connections for `config`; opens none yet, and starts no exec plugin. Reads the files of a
+    /// token and of a client certificate.
     ///
     /// # Errors
     ///
-    /// When the TLS material or the server's name is unusable, or a proxy is configured.
+    /// When the TLS material, the credentials, the server's name or the proxy are unusable.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
-        if let Some(proxy) = &config.proxy_url {
-            return Err(Error::Proxy(without_credentials(proxy)));
-        }
+        let options = options.limited();
         // An embedder may have another provider installed, and that is fine; the error says so.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
-        let tls = config.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
-        let mut tcp = HttpConnector::new();
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(options.connect_timeout));
-        let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
-        if let Some(name) = &config.tls_server_name {
-            let server_name = name.clone().try_into().map_err(|error| Error::ServerName {
-                name: name.clone(),
-                message: describe(&error),
-            })?;
-            builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
-        }
-        let connector = builder.enable_all_versions().wrap_connector(tcp);
+        let identity = Arc::new(Identity::default());
+        let connector = connector(&config, &options, identity.clone())?;
         let dialer = Dialer::new(config.cluster_url.clone(), connector, options.clone());
+        let pool = Arc::new(Pool::new(dialer, identity.clone()));
+        let user = &config.auth_info;
+        let credentials = Credentials::new(user, options.exec_timeout, identity, pool.tasks())?;
+        let user_agent = user_agent::value(options.product.as_deref())?;
         // The layers are built once here, so that what is wrong with them is said at the start.
+        let config = credentials::without_sources(&config);
         config.auth_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         config.extra_headers_layer().map_err(|error| Error::Config(Arc::new(error)))?;
-        Ok(Self { config: Arc::new(config), pool: Arc::new(Pool::new(dialer)), options })
+        Ok(Self { config: Arc::new(config), options, pool, credentials, user_agent })
     }
 
     /// The service under [`Transport::client`], to put layers on:
@@ -193,10 +268,13 @@ impl Transport {
     /// When the credentials are unusable.
     pub fn service(&self) -> Result<ApiService, Error> {
         let config = |error| Error::Config(Arc::new(error));
+        let (credentials, user_agent) = (self.credentials.clone(), self.user_agent.clone());
         let service = ServiceBuilder::new()
             .layer(self.config.base_uri_layer())
             .option_layer(self.config.auth_layer().map_err(config)?)
+            .layer_fn(move |inner| Authorized::new(inner, credentials.clone()))
             .layer(self.config.extra_headers_layer().map_err(config)?)
+            .map_request(move |request| user_agent::set(request, &user_agent))
             .map_err(BoxError::from)
             .service(PoolService::new(self.pool.clone()));
         let service = Deadlines::new(service, &self.options);
@@ -237,25 +315,45 @@ impl fmt::Debug for Transport {
 ///
 /// # Errors
 ///
-/// When `config` is unusable: TLS material, credentials, server name, or a proxy.
+/// When `config` is unusable: TLS material, credentials, server name or proxy.
 pub fn client(config: Config, options: TransportOptions) -> Result<Client, Error> {
     Transport::new(config, options)?.client()
 }
 
-fn host(uri: &Uri) -> String {
-    uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default()
+/// How connections are opened: TCP or a proxy, and TLS with the client certificate at the time.
+fn connector(
+    config: &Config,
+    options: &TransportOptions,
+    identity: Arc<Identity>,
+) -> Result<dialer::Connector, Error> {
+    let mut anonymous = config.clone();
+    anonymous.auth_info = AuthInfo::default();
+    let mut tls =
+        anonymous.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
+    tls.client_auth_cert_resolver = identity;
+    // A session that is resumed keeps the client certificate that it began with.
+    tls.resumption = Resumption::disabled();
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(options.connect_timeout));
+    // HTTP/1.1 has no pings.
+    tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
+    tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
+    let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
+    let mut builder = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let server_name = name
+            .clone()
+            .try_into()
+            .map_err(|error| Error::ServerName { name: name.clone(), message: describe(&error) })?;
+        builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
+    }
+    Ok(builder.enable_all_versions().wrap_connector(tunnel))
 }
 
-/// A proxy's address often carries a password, and this goes to the log.
-fn without_credentials(uri: &Uri) -> Uri {
-    let (Some(scheme), Some(host)) = (uri.scheme_str(), uri.host()) else { return Uri::default() };
-    let authority = uri.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
-    Uri::builder()
-        .scheme(scheme)
-        .authority(authority)
-        .path_and_query("/")
-        .build()
-        .unwrap_or_default()
+fn host(uri: &Uri) -> String {
+    uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default()
 }
 
 /// An error with all its causes: hyper's say nothing but "client error" by themselves.
@@ -275,6 +373,11 @@ fn describe(error: &(dyn std::error::Error + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    mod credentials;
+    mod pool;
+    mod proxy;
+    mod streams;
+
     use std::time::Duration;
 
     use futures::{StreamExt, stream::FuturesUnordered};
@@ -550,13 +653,13 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_is_refused_without_its_password() {
+    fn a_socks_proxy_is_refused_without_its_password() {
         let mut config = Config::new("https://127.0.0.1:1".parse().unwrap());
-        config.proxy_url = Some("http://me:secret@proxy:3128".parse().unwrap());
+        config.proxy_url = Some("socks5://me:secret@proxy:3128".parse().unwrap());
 
         let error = Transport::new(config, TransportOptions::default()).unwrap_err().to_string();
 
-        assert!(error.contains("http://proxy:3128/"), "{error}");
+        assert!(error.contains("socks5://proxy:3128/"), "{error}");
         assert!(!error.contains("secret"), "{error}");
     }
 

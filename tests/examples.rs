@@ -66,10 +66,10 @@ impl Example {
         timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {parts:?}"));
     }
 
-    /// Ends as Ctrl-C ends it.
-    async fn interrupt(mut self) {
+    /// Drains by this signal, and ends well.
+    async fn end_by(mut self, signal: &str) {
         let id = self.process.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
         while self.log.next_line().await.unwrap().is_some() {}
         assert!(self.process.wait().await.unwrap().success());
     }
@@ -124,6 +124,6 @@ async fn they_start_stop_and_start_again_with_their_type() {
         runnable.says(&["done", "controller=census", epoch, "TypeGone"]).await;
     }
 
-    embed.interrupt().await;
-    runnable.interrupt().await;
+    embed.end_by("-TERM").await;
+    runnable.end_by("-INT").await;
 }

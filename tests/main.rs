@@ -32,6 +32,8 @@ mod flaps;
 mod hook_certificates;
 #[cfg(feature = "cli")]
 mod hooks;
+#[cfg(feature = "cli")]
+mod http_proxy;
 mod identity;
 #[cfg(feature = "cli")]
 mod isolation;

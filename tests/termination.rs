@@ -7,13 +7,16 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use pilotlight::{
-    meta::CompositeController,
-    testing::{ControlPlane, Faults, Verb, proxy::Proxy},
+    meta::{self, CompositeController},
+    testing::{
+        Action, ControlPlane, CrdBuilder, Faults, Rule, Verb, proxy::Proxy,
+        simulated::SimulatedServer,
+    },
 };
 use serde_json::json;
 use tokio::{
     process::Command,
-    time::{Instant, sleep, timeout},
+    time::{Instant, interval, sleep, timeout},
 };
 
 use crate::rig::{HookServer, PATIENCE, install_own_crds, until, workload};
@@ -90,4 +93,64 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     sleep(Duration::from_secs(1)).await;
     assert_eq!(faults.seen().len(), seen, "nothing is asked afterwards");
     controllers.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_the_process_in_the_middle_of_its_drain() {
+    let server = SimulatedServer::new();
+    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+    let faults = Faults::default();
+    let proxy = Proxy::to_api_server(socket.config(), &faults).await.unwrap();
+    let kubeconfig = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(kubeconfig.path(), proxy.kubeconfig()).unwrap();
+    let crd = CrdBuilder::new("drain.test", "Widget");
+    for crd in meta::crds().iter().chain([&crd.build()]) {
+        server.install(crd).unwrap();
+        server.wait_established(crd.metadata.name.as_deref().unwrap()).await;
+    }
+    let hook = HookServer::start().await;
+    hook.answers(workload::sized);
+    let controller = json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": { "name": "drained" },
+        "spec": workload::spec(&crd, &hook.url),
+    });
+    server.apply(controller).unwrap();
+    let parent = json!({
+        "apiVersion": "drain.test/v1",
+        "kind": "Widget",
+        "metadata": { "name": "a", "namespace": "default" },
+        "spec": { "size": 1, "text": "one" },
+    });
+    server.apply(parent).unwrap();
+    // The drain waits for a write under way as long as the grace lasts.
+    faults.add(Rule::new(Action::Hang).verb(Verb::Create).resource("", "configmaps"));
+    let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
+        .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
+        .arg(kubeconfig.path())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let id = process.id().unwrap().to_string();
+    let writes = |faults: &Faults| {
+        faults.seen().iter().any(|it| it.verb == Verb::Create && it.resource == "configmaps")
+    };
+    timeout(PATIENCE, faults.wait_until(writes)).await.unwrap();
+
+    let begin = Instant::now();
+    let mut signals = interval(Duration::from_millis(500));
+    let end = loop {
+        tokio::select! {
+            end = process.wait() => break end.unwrap(),
+            _ = signals.tick() => {
+                assert!(begin.elapsed() < GRACE, "it does not end");
+                drop(Command::new("kill").args(["-TERM", &id]).status().await);
+            }
+        }
+    };
+
+    assert_eq!(end.code(), Some(1), "it did not wait for the end of its drain");
 }

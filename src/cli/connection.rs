@@ -8,7 +8,7 @@ use kube::{
     Config,
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use pilotlight::transport::{Transport, TransportOptions};
+use pilotlight::transport::{Transport, TransportOptions, proxy_from_environment};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "API server")]
@@ -23,8 +23,14 @@ pub(super) struct ConnectionArgs {
 }
 
 impl ConnectionArgs {
-    /// Reads the configuration.
+    /// Reads the configuration, and from the environment the proxy.
     pub(super) async fn config(&self) -> anyhow::Result<Config> {
+        let mut config = self.of_server().await?;
+        proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
+        Ok(config)
+    }
+
+    async fn of_server(&self) -> anyhow::Result<Config> {
         if let Some(file) = &self.kubeconfig {
             let kubeconfig = Kubeconfig::read_from(file)
                 .with_context(|| format!("--kubeconfig {}", file.display()))?;

@@ -17,6 +17,7 @@ use kube::{
     runtime::wait::{await_condition, conditions},
 };
 use pilotlight::{
+    signals,
     testing::{ControlPlane, ControlPlaneOptions, PrintProgress, simulated::SimulatedServer},
     transport::{Transport, TransportOptions},
 };
@@ -28,7 +29,7 @@ use super::{
     address::BindAddress,
     demo::{self, HookServer},
     instance::{Instance, ManagerArgs, ServerArgs},
-    output, signals,
+    output,
 };
 
 /// How long a CRD may take to be usable.
@@ -75,11 +76,8 @@ impl DevArgs {
     }
 
     pub(super) async fn run(&self) -> anyhow::Result<()> {
-        let stop = CancellationToken::new();
-        tokio::select! {
-            ended = self.until(stop.clone()) => ended,
-            failed = signals::stop_on_signal(stop) => failed.context("listening for signals"),
-        }
+        let stop = signals::shutdown().context("listening for signals")?;
+        self.until(stop).await
     }
 
     async fn until(&self, stop: CancellationToken) -> anyhow::Result<()> {

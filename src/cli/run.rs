@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::Args;
-use tokio_util::sync::CancellationToken;
+use pilotlight::signals;
 use tracing::info;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -11,7 +11,6 @@ use super::{
     instance::{Instance, ManagerArgs, ServerArgs},
     logging::LogFormat,
     metacontroller::MetacontrollerArgs,
-    signals,
 };
 
 #[derive(Debug, Args)]
@@ -52,12 +51,8 @@ impl RunArgs {
             probes = instance.probe_address.map(tracing::field::display),
             "starting"
         );
-        let stop = CancellationToken::new();
-        let signals = signals::stop_on_signal(stop.clone());
-        tokio::select! {
-            ended = instance.run(stop) => ended?,
-            failed = signals => failed.context("listening for signals")?,
-        }
+        let stop = signals::shutdown().context("listening for signals")?;
+        instance.run(stop).await?;
         info!("stopped");
         Ok(())
     }

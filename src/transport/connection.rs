@@ -25,6 +25,16 @@ pub(super) struct Connection {
     limit: AtomicUsize,
     // Rung when the last stream leaves.
     emptied: Notify,
+    origin: Origin,
+}
+
+/// What was known when a connection began to be opened.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    /// Number among the connections of the pool.
+    pub(super) serial: u64,
+    /// Generation of the client certificate.
+    pub(super) identity: u64,
 }
 
 #[derive(Clone)]
@@ -48,8 +58,9 @@ pub(super) enum Opened {
 
 impl Connection {
     /// A connection that is being opened, with places for `limit` streams.
-    pub(super) fn opening(limit: usize) -> Self {
+    pub(super) fn opening(limit: usize, origin: Origin) -> Self {
         Self {
+            origin,
             state: watch::Sender::new(State::Opening),
             streams: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
@@ -69,15 +80,27 @@ impl Connection {
         Some(Slot { connection: self.clone(), _pool: pool.clone() })
     }
 
+    /// Generation of the client certificate that it was opened with.
+    pub(super) fn identity(&self) -> u64 {
+        self.origin.identity
+    }
+
     /// Whether new streams may ever find a place.
     pub(super) fn usable(&self) -> bool {
         self.streams.load(Ordering::Acquire) < RETIRED
     }
 
-    /// It is open, and the server allows this many streams.
+    /// It is open, and the server allows this many streams. If it was retired meanwhile, the sender
+    /// is dropped, so that it closes.
     pub(super) fn opened(&self, sender: http2::SendRequest<Body>, limit: usize) {
         self.limit(limit);
-        self.state.send_replace(State::Http2(sender));
+        self.state.send_if_modified(|state| {
+            let opening = matches!(state, State::Opening);
+            if opening {
+                *state = State::Http2(sender);
+            }
+            opening
+        });
     }
 
     /// The server allows this many streams now.
@@ -149,6 +172,11 @@ impl Slot {
             Ok(State::Failed(error)) => Err(error.clone()),
             Ok(State::Opening | State::Closed) | Err(_) => Ok(Opened::Elsewhere),
         }
+    }
+
+    /// Number of its connection among those of the pool.
+    pub(super) fn serial(&self) -> u64 {
+        self.connection.origin.serial
     }
 
     /// The connection takes no more streams.

@@ -10,12 +10,15 @@ use http::{Method, Request, Response};
 use tokio::time::{Instant, timeout_at};
 use tower::{BoxError, Service};
 
-use super::{Error, Lane, TransportOptions, body::ResponseBody};
+use super::{Error, Lane, TransportOptions, body::ResponseBody, lane::follows_a_log};
 
 /// Ends every request that is not answered in time: a black hole looks like a slow server for
 /// many minutes otherwise. A watch has this time for its head alone; how long it may be silent
 /// afterwards is for its informer to judge. The body of a read may go on for as long as it keeps
 /// arriving, up to a limit: a long list, converted object by object, takes its time.
+///
+/// A followed log has no deadline: a container may say nothing for days, and its kubelet sends the
+/// head with the first line. The pings of the connection find out whether the server is there.
 #[derive(Clone, Debug)]
 pub(super) struct Deadlines<S> {
     inner: S,
@@ -49,6 +52,9 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
+        if follows_a_log(&request) {
+            return Box::pin(self.inner.call(request));
+        }
         let lane = Lane::of(&request);
         let after = match lane {
             Lane::Requests | Lane::Watches => self.requests,

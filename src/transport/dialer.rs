@@ -13,23 +13,25 @@ use http::Uri;
 use hyper::client::conn::http2;
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
 use hyper_util::{
-    client::legacy::connect::{Connection as _, HttpConnector},
+    client::legacy::connect::Connection as _,
     rt::{TokioIo, TokioTimer},
 };
 use kube::client::Body;
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
 use tower::ServiceExt;
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::{
     Error, Lane, TransportOptions,
     connection::Connection,
     describe, host,
     tasks::{Tasks, Watched},
+    tunnel::Tunnel,
 };
 
-pub(super) type Connector = HttpsConnector<HttpConnector>;
-type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+pub(super) type Connector = HttpsConnector<Tunnel>;
+// Of the server, over that of a proxy.
+type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
 type Driver = http2::Connection<Stream, Body, Watched>;
 
 /// What a stream may have buffered while nobody reads it, in bytes. A connection may have as much
@@ -70,10 +72,7 @@ impl Dialer {
         };
         let (sender, driver) = match opened {
             Ok(Some(opened)) => opened,
-            Ok(None) => {
-                info!(host = %self.host, "the API server does not speak HTTP/2, using HTTP/1.1");
-                return connection.is_http1();
-            }
+            Ok(None) => return connection.is_http1(),
             Err(error) => return connection.failed(error),
         };
         let allowed = |driver: &Driver| {

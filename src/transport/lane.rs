@@ -7,7 +7,7 @@ use http::Request;
 pub enum Lane {
     /// Reads and writes.
     Requests,
-    /// Watches, which stay open.
+    /// Watches and followed logs, which stay open.
     Watches,
     /// Leases: a renewal that is late costs the leadership.
     Leases,
@@ -20,7 +20,9 @@ impl Lane {
     /// The lane of a request. A watch of leases is a watch.
     pub fn of<B>(request: &Request<B>) -> Self {
         let query = request.uri().query().unwrap_or_default();
-        if query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch")) {
+        let is_watch =
+            query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1" | "watch"));
+        if is_watch || follows_a_log(request) {
             return Self::Watches;
         }
         let path = request.uri().path();
@@ -37,6 +39,15 @@ impl Lane {
             Self::Leases => "leases",
         }
     }
+}
+
+/// Whether a request asks for the log of a pod as it grows.
+pub(super) fn follows_a_log<B>(request: &Request<B>) -> bool {
+    let uri = request.uri();
+    let query = uri.query().unwrap_or_default();
+    uri.path().ends_with("/log")
+        && uri.path().contains("/pods/")
+        && query.split('&').any(|pair| matches!(pair, "follow=true" | "follow=1" | "follow"))
 }
 
 #[cfg(test)]
@@ -62,5 +73,10 @@ mod tests {
         check("/k8s/clusters/c-1/apis/coordination.k8s.io/v1/leases", Lane::Leases);
         check("/apis/coordination.k8s.io/v1/leases?watch=true", Lane::Watches);
         check("/apis/apps/v1/namespaces/leases/deployments", Lane::Requests);
+        check("/api/v1/namespaces/a/pods/b/log?follow=true&container=c", Lane::Watches);
+        check("/api/v1/namespaces/a/pods/b/log?container=c&follow=true", Lane::Watches);
+        check("/api/v1/namespaces/a/pods/b/log?container=c", Lane::Requests);
+        check("/api/v1/namespaces/a/pods/b/log?follow=false", Lane::Requests);
+        check("/apis/example.com/v1/namespaces/a/trees/log?follow=true", Lane::Requests);
     }
 }

@@ -2,53 +2,95 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::future::BoxFuture;
-use http::{Request, Response};
+use http::{Request, Response, header::UPGRADE};
 use hyper::rt::Executor;
 use hyper_util::{client::legacy, rt::TokioTimer};
 use kube::client::Body;
+use tokio::time::Instant;
 use tower::{BoxError, Service};
-use tracing::debug;
+use tracing::{debug, info};
 
 use super::{
     Error, Lane,
     body::{Held, ResponseBody},
-    connection::{Connection, Opened, Slot},
+    connection::{Connection, Opened, Origin, Slot},
     describe,
     dialer::{Connector, Dialer},
+    identity::Identity,
     tasks::Tasks,
 };
 
-/// How often a request may meet a connection that was closed under it, before it is an error.
+/// Connections opened for a request that may end before the server looks at it. Connections that
+/// were there before the request are not counted: all of them may drain at once.
 const ATTEMPTS: usize = 5;
+
+/// Time after which HTTP/2 is tried again with a server that spoke HTTP/1.1 alone: a proxy or an old
+/// server may have been in its place for a while.
+const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// The connections to one server. Their tasks end when it is dropped.
 pub(super) struct Pool {
     dialer: Dialer,
+    identity: Arc<Identity>,
     lanes: [Mutex<Vec<Arc<Connection>>>; 3],
-    http1: legacy::Client<Connector, Body>,
-    // Set once the server has been found to speak nothing better; asked once in a process.
-    http1_only: AtomicBool,
+    /// HTTP/2 connections begun so far.
+    begun: AtomicU64,
+    http1: Mutex<Http1>,
     tasks: Tasks,
 }
 
+/// State of the fallback to HTTP/1.1.
+struct Http1 {
+    client: legacy::Client<Connector, Body>,
+    /// Generation of the client certificate with which the client's connections are opened.
+    identity: u64,
+    until: Until,
+    /// Whether the fallback has been logged.
+    reported: bool,
+}
+
+/// How long HTTP/1.1 is spoken.
+#[derive(Clone, Copy)]
+enum Until {
+    /// Not now.
+    Past,
+    /// Until HTTP/2 is tried again.
+    Then(Instant),
+    /// For ever: HTTP/2 takes TLS here.
+    End,
+}
+
 impl Pool {
-    pub(super) fn new(dialer: Dialer) -> Self {
+    pub(super) fn new(dialer: Dialer, identity: Arc<Identity>) -> Self {
         let tasks = Tasks::new(dialer.options.metrics.tasks(&dialer.host));
-        // The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
-        let http1 = legacy::Client::builder(tasks.clone())
-            .timer(TokioTimer::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(dialer.options.idle_timeout)
-            .build(dialer.connector.clone());
-        let http1_only = dialer.server.scheme() == Some(&http::uri::Scheme::HTTP);
-        Self { dialer, lanes: Default::default(), http1, http1_only: http1_only.into(), tasks }
+        let plain = dialer.server.scheme() == Some(&http::uri::Scheme::HTTP);
+        let http1 = Http1 {
+            client: http1_client(&dialer, &tasks),
+            identity: identity.generation(),
+            until: if plain { Until::End } else { Until::Past },
+            reported: false,
+        };
+        Self {
+            dialer,
+            identity,
+            lanes: Default::default(),
+            begun: AtomicU64::new(0),
+            http1: Mutex::new(http1),
+            tasks,
+        }
+    }
+
+    /// Owner of the tasks of these connections.
+    pub(super) fn tasks(&self) -> &Tasks {
+        &self.tasks
     }
 
     /// HTTP/2 connections that are open or being opened.
@@ -73,13 +115,20 @@ impl Pool {
             Lane::Leases => &self.lanes[2],
         };
         let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let identity = self.identity.generation();
+        for old in connections.iter().filter(|connection| connection.identity() != identity) {
+            // Its streams go on, and it closes behind the last one.
+            old.retire();
+        }
         connections.retain(|connection| connection.usable());
         // First come, first filled: the later ones run empty and are closed.
         if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
             return slot;
         }
         let dialer = self.dialer.clone();
-        let connection = Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed)));
+        let origin = Origin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
+        let connection =
+            Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), origin));
         let slot = connection.slot(self).expect("a new connection has a place");
         let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
@@ -95,21 +144,26 @@ impl Pool {
     ) -> Result<Response<ResponseBody>, Error> {
         let lane = Lane::of(&request);
         let mut last = self.dialer.error("closed as soon as it was open".to_owned());
-        for _ in 0..ATTEMPTS {
+        let there = self.begun.load(Ordering::Relaxed);
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             if self.tasks.are_cancelled() {
                 return Err(Error::Closed);
             }
-            if self.http1_only.load(Ordering::Relaxed) {
-                let answer = self.http1.request(request).await;
+            if let Some(client) = self.http1() {
+                let answer = client.request(request).await;
                 let response = answer.map_err(|error| self.broken(&error))?;
                 let (host, held) = (self.dialer.host.clone(), Held::Pool(self));
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
             let slot = self.slot(lane);
+            if slot.serial() >= there {
+                attempts += 1;
+            }
             let mut sender = match slot.opened().await? {
                 Opened::Http2(sender) => sender,
                 Opened::Http1 => {
-                    self.http1_only.store(true, Ordering::Relaxed);
+                    self.fall_back();
                     continue;
                 }
                 Opened::Elsewhere => continue,
@@ -136,6 +190,42 @@ impl Pool {
         Err(last)
     }
 
+    /// The client for HTTP/1.1, if that is what the server speaks.
+    fn http1(&self) -> Option<legacy::Client<Connector, Body>> {
+        let mut http1 = self.http1_state();
+        match http1.until {
+            Until::Past => return None,
+            Until::Then(then) if then <= Instant::now() => {
+                http1.until = Until::Past;
+                return None;
+            }
+            Until::Then(_) | Until::End => {}
+        }
+        let identity = self.identity.generation();
+        if http1.identity != identity {
+            // Requests under way end with the old client, whose idle connections close now.
+            http1.client = http1_client(&self.dialer, &self.tasks);
+            http1.identity = identity;
+        }
+        Some(http1.client.clone())
+    }
+
+    /// The server speaks HTTP/1.1 alone.
+    fn fall_back(&self) {
+        let mut http1 = self.http1_state();
+        if matches!(http1.until, Until::Past) {
+            if !std::mem::replace(&mut http1.reported, true) {
+                let host = &self.dialer.host;
+                info!(%host, "the API server does not speak HTTP/2, using HTTP/1.1");
+            }
+            http1.until = Until::Then(Instant::now() + HTTP1_FOR);
+        }
+    }
+
+    fn http1_state(&self) -> MutexGuard<'_, Http1> {
+        self.http1.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Error {
         Error::Broken { host: self.dialer.host.to_string(), message: describe(error) }
     }
@@ -145,6 +235,15 @@ impl Drop for Pool {
     fn drop(&mut self) {
         self.tasks.cancel();
     }
+}
+
+/// The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
+fn http1_client(dialer: &Dialer, tasks: &Tasks) -> legacy::Client<Connector, Body> {
+    legacy::Client::builder(tasks.clone())
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .pool_idle_timeout(dialer.options.idle_timeout)
+        .build(dialer.connector.clone())
 }
 
 /// The request once more, where its body allows it.
@@ -192,6 +291,12 @@ impl Service<Request<Body>> for PoolService {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let pool = self.0.clone();
-        Box::pin(async move { pool.send(request).await.map_err(BoxError::from) })
+        Box::pin(async move {
+            if request.headers().contains_key(UPGRADE) {
+                let path = request.uri().path().to_owned();
+                return Err(Error::Upgrade { path }.into());
+            }
+            pool.send(request).await.map_err(BoxError::from)
+        })
     }
 }

@@ -1,29 +1,37 @@
 //! A TLS server to test the transport against.
 
 use std::{
+    collections::HashSet,
     convert::Infallible,
     pin::Pin,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{
+    Request, Response, StatusCode,
+    header::{AUTHORIZATION, USER_AGENT},
+};
 use http_body::Frame;
 use hyper::{body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::Config;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use tokio::{
     net::TcpListener,
     sync::watch,
     task::JoinSet,
     time::{Sleep, sleep},
 };
-use tokio_rustls::{TlsAcceptor, rustls};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{self, RootCertStore, server::WebPkiClientVerifier},
+};
 
 /// What a server does with its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +41,14 @@ enum Order {
     GoAway,
     /// Breaks those that are open now.
     Break,
+    /// Refuses every further stream on those that are open now.
+    RefuseStreams,
+}
+
+/// Client certificate with its key, as PEM.
+pub(super) struct ClientPem {
+    pub(super) certificate: String,
+    pub(super) key: String,
 }
 
 pub(super) struct Server {
@@ -41,23 +57,35 @@ pub(super) struct Server {
     refused: Arc<AtomicUsize>,
     open: watch::Sender<usize>,
     order: watch::Sender<Order>,
+    tls: Arc<Mutex<rustls::ServerConfig>>,
+    unauthorized: Arc<Mutex<HashSet<String>>>,
+    authority: CertifiedIssuer<'static, KeyPair>,
     _accepting: JoinSet<()>,
 }
 
 impl Server {
     pub(super) async fn start(protocols: &[&[u8]], max_streams: u32) -> Self {
         let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let mut tls = rustls::ServerConfig::builder_with_provider(Arc::new(
-            rustls::crypto::aws_lc_rs::default_provider(),
-        ))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![key.cert.der().clone()],
-            key.signing_key.serialize_der().try_into().unwrap(),
-        )
-        .unwrap();
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let mut clients = RootCertStore::empty();
+        clients.add(authority.der().clone()).unwrap();
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::new(clients), provider.clone())
+                .allow_unauthenticated()
+                .build()
+                .unwrap();
+        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(
+                vec![key.cert.der().clone()],
+                key.signing_key.serialize_der().try_into().unwrap(),
+            )
+            .unwrap();
         tls.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -70,26 +98,39 @@ impl Server {
             refused: Arc::default(),
             open: watch::Sender::new(0),
             order: watch::Sender::new(Order::Serve),
+            tls: Arc::new(Mutex::new(tls)),
+            unauthorized: Arc::default(),
+            authority,
             _accepting: JoinSet::new(),
         };
         let (opened, open) = (server.opened.clone(), server.open.clone());
         let order = server.order.clone();
         let refused = server.refused.clone();
-        let acceptor = TlsAcceptor::from(Arc::new(tls));
+        let (tls, unauthorized) = (server.tls.clone(), server.unauthorized.clone());
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let (acceptor, opened, open) = (acceptor.clone(), opened.clone(), open.clone());
-                let refused = refused.clone();
+                let acceptor = TlsAcceptor::from(Arc::new(tls.lock().unwrap().clone()));
+                let (opened, open) = (opened.clone(), open.clone());
+                let (refused, unauthorized) = (refused.clone(), unauthorized.clone());
                 let mut order = order.subscribe();
                 order.mark_unchanged();
                 connections.spawn(async move {
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     opened.fetch_add(1, Ordering::SeqCst);
                     open.send_modify(|open| *open += 1);
-                    let answer = service_fn(move |request| answer(request, refused.clone()));
+                    let certificate = stream.get_ref().1.peer_certificates();
+                    let refusing = Arc::new(AtomicBool::new(false));
+                    let peer = Peer {
+                        certificate: certificate
+                            .map(|chain| String::from_utf8_lossy(&chain[0]).into_owned()),
+                        refused,
+                        refusing: refusing.clone(),
+                        unauthorized,
+                    };
+                    let answer = service_fn(move |request| answer(request, peer.clone()));
                     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let stream = TokioIo::new(stream);
                     if h2 {
@@ -104,6 +145,9 @@ impl Server {
                                     match order {
                                         Order::GoAway => serving.as_mut().graceful_shutdown(),
                                         Order::Break => break,
+                                        Order::RefuseStreams => {
+                                            refusing.store(true, Ordering::SeqCst);
+                                        }
                                         Order::Serve => {}
                                     }
                                 }
@@ -145,34 +189,85 @@ impl Server {
     pub(super) fn break_all(&self) {
         self.order.send_replace(Order::Break);
     }
+
+    pub(super) fn refuse_streams(&self) {
+        self.order.send_replace(Order::RefuseStreams);
+    }
+
+    /// Offers these protocols on connections to come.
+    pub(super) fn speak(&self, protocols: &[&[u8]]) {
+        self.tls.lock().unwrap().alpn_protocols =
+            protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    }
+
+    /// Answers 401 to this value of `Authorization` from now on.
+    pub(super) fn refuse(&self, authorization: &str) {
+        self.unauthorized.lock().unwrap().insert(authorization.to_owned());
+    }
+
+    /// A client certificate that the server accepts, with this common name.
+    pub(super) fn client(&self, name: &str) -> ClientPem {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&key, &self.authority).unwrap();
+        ClientPem { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
 }
 
-/// Answers by path: `/silent` never, `/stuck` with a head alone, `/flood` without end, `/trickle`
-/// with eight bytes in two seconds, a watch with one line and then nothing, and anything else with
-/// `ok`. Refuses the first stream that asks for `/refused-once`.
-async fn answer(
-    request: Request<Incoming>,
+/// What the answers of a connection depend on.
+#[derive(Clone)]
+struct Peer {
+    /// Bytes of the client certificate, which contain its common name.
+    certificate: Option<String>,
     refused: Arc<AtomicUsize>,
-) -> Result<Response<Answer>, h2::Error> {
-    let watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
+    refusing: Arc<AtomicBool>,
+    unauthorized: Arc<Mutex<HashSet<String>>>,
+}
+
+/// Answers by path: `/certificate` with the client's certificate, `/headers` with its `Authorization`
+/// and `User-Agent`, `/silent` never, `/stuck` with a head alone, `/flood` without end, `/trickle`
+/// with eight bytes in two seconds, a watch and a followed log with one line and then nothing, and
+/// anything else with `ok`. Refuses the first stream that asks for `/refused-once`.
+async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
+    let header = |name| {
+        let value = request.headers().get(name);
+        value.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
+    };
+    if peer.refusing.load(Ordering::SeqCst) {
+        peer.refused.fetch_add(1, Ordering::SeqCst);
+        return Err(h2::Reason::REFUSED_STREAM.into());
+    }
+    let authorization = header(AUTHORIZATION);
+    if peer.unauthorized.lock().unwrap().contains(&authorization) {
+        let mut refusal = Response::new(Answer { first: None, then: Then::End });
+        *refusal.status_mut() = StatusCode::UNAUTHORIZED;
+        return Ok(refusal);
+    }
+    let query = request.uri().query().unwrap_or_default();
+    let watch = query.contains("watch=true") || query.contains("follow=true");
+    let text = |text| Answer { first: Some(text), then: Then::End };
     let body = match request.uri().path() {
         "/silent" => std::future::pending().await,
-        "/refused-once" if refused.fetch_max(1, Ordering::SeqCst) == 0 => {
+        _ if query.contains("container=silent") => std::future::pending().await,
+        "/refused-once" if peer.refused.fetch_max(1, Ordering::SeqCst) == 0 => {
             return Err(h2::Reason::REFUSED_STREAM.into());
         }
-        "/stuck" => Answer { first: Some("{"), then: Then::Nothing },
+        "/certificate" => text(peer.certificate.unwrap_or_default().into()),
+        "/headers" => text(format!("{authorization}\n{}", header(USER_AGENT)).into()),
+        "/stuck" => Answer { first: Some("{".into()), then: Then::Nothing },
         "/trickle" => {
             Answer { first: None, then: Then::Trickle { left: 8, next: Box::pin(sleep(TRICKLE)) } }
         }
         "/flood" => Answer { first: None, then: Then::Flood },
-        _ if watch => Answer { first: Some("{}\n"), then: Then::Nothing },
-        _ => Answer { first: Some("ok"), then: Then::End },
+        _ if watch => Answer { first: Some("{}\n".into()), then: Then::Nothing },
+        _ => text("ok".into()),
     };
     Ok(Response::new(body))
 }
 
 struct Answer {
-    first: Option<&'static str>,
+    first: Option<Bytes>,
     then: Then,
 }
 
@@ -195,7 +290,7 @@ impl http_body::Body for Answer {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(first.as_bytes())))));
+            return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         match &mut self.then {
             Then::End | Then::Trickle { left: 0, .. } => Poll::Ready(None),

@@ -1,0 +1,150 @@
+//! Shutdown by SIGTERM and SIGINT, for the `main` of a program.
+//!
+//! Semantics: `SetupSignalHandler` of controller-runtime (`pkg/manager/signals/signal.go`).
+
+use std::{
+    io,
+    sync::{Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use tokio::{
+    runtime,
+    signal::unix::{Signal, SignalKind, signal},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// Time after the first signal in which another one counts as the same request: timeout(1), for
+/// one, signals the process and then its group.
+const BOUNCE: Duration = Duration::from_millis(300);
+
+/// Signals are the process's, and so is the token: it is made once.
+static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
+
+/// A token that is cancelled by the first SIGTERM or SIGINT. The second signal ends the process at
+/// once, with exit code 1.
+///
+/// ```no_run
+/// # use pilotlight::{manager::{Manager, ManagerOptions}, signals};
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let manager = Manager::new(ManagerOptions::default());
+/// manager.run(signals::shutdown()?).await?; // Drains before it returns.
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The signals are listened for until the process ends, on a thread of their own, so that blocking
+/// code on a runtime cannot delay the end. Every call returns a clone of the same token. A signal that
+/// follows the first within 0.3 s counts as the same request, which controller-runtime does not do.
+///
+/// # Errors
+///
+/// When the signals cannot be listened for.
+pub fn shutdown() -> io::Result<CancellationToken> {
+    let mut stop = STOP.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(stop) = &*stop {
+        return Ok(stop.clone());
+    }
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    let (interrupt, terminate) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+    };
+    let token = CancellationToken::new();
+    let listening = listen(token.clone(), interrupt, terminate);
+    // It ends with the process, and nothing waits for it.
+    drop(
+        thread::Builder::new()
+            .name("signals".to_owned())
+            .spawn(move || runtime.block_on(listening))?,
+    );
+    Ok(stop.insert(token).clone())
+}
+
+#[expect(clippy::exit, reason = "a second signal asks for just that")]
+async fn listen(stop: CancellationToken, mut interrupt: Signal, mut terminate: Signal) {
+    let mut first: Option<Instant> = None;
+    loop {
+        let signal = tokio::select! {
+            _ = interrupt.recv() => "SIGINT",
+            _ = terminate.recv() => "SIGTERM",
+        };
+        match first {
+            None => {
+                info!(signal, "stopping; the next signal ends the process at once");
+                first = Some(Instant::now());
+                stop.cancel();
+            }
+            Some(first) if first.elapsed() < BOUNCE => {}
+            Some(_) => {
+                warn!(signal, "ended by a second signal");
+                std::process::exit(1);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        process::{Child, Command, Stdio},
+    };
+
+    use super::*;
+
+    /// Set in the process that is signalled.
+    const ROLE: &str = "PILOTLIGHT_TEST_SIGNALLED";
+
+    /// The process that is signalled: says when it listens and when it stops, and then blocks the
+    /// runtime.
+    fn signalled() {
+        let runtime = runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let stop = shutdown().unwrap();
+            let mut stdout = std::io::stdout();
+            stdout.write_all(b"listening\n").unwrap();
+            stop.cancelled().await;
+            assert!(shutdown().unwrap().is_cancelled(), "it is the same token");
+            stdout.write_all(b"stopping\n").unwrap();
+            thread::park_timeout(Duration::from_secs(60));
+        });
+    }
+
+    fn send(signal: &str, process: &Child) {
+        let id = process.id().to_string();
+        assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    #[test]
+    fn a_second_signal_ends_the_process_at_once_even_while_its_runtime_is_blocked() {
+        if std::env::var_os(ROLE).is_some() {
+            return signalled();
+        }
+        let name = "signals::tests::\
+                    a_second_signal_ends_the_process_at_once_even_while_its_runtime_is_blocked";
+        let mut process = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(ROLE, "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut says = |text| assert!(lines.any(|line| line.ends_with(text)), "{text}");
+        says("listening");
+
+        send("-TERM", &process);
+        says("stopping");
+        // What comes too soon counts as the same request.
+        let end = (0..200).find_map(|_| {
+            send("-INT", &process);
+            thread::park_timeout(Duration::from_millis(100));
+            process.try_wait().unwrap()
+        });
+
+        assert_eq!(end.expect("it ended").code(), Some(1));
+    }
+}

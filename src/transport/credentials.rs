@@ -1,0 +1,198 @@
+//! Credentials of requests: `Authorization` headers and client certificates that are renewed.
+//!
+//! Credentials in files and of exec plugins are obtained here, because kube reads client
+//! certificates once, does not react to a 401 and sets no limit to a plugin. Basic authentication,
+//! a literal token and the legacy `auth-provider` stay with kube's layer.
+
+mod exec;
+mod files;
+mod issuer;
+
+use std::{
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures::future::BoxFuture;
+use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
+use kube::{
+    Config,
+    client::ConfigExt,
+    config::{AuthInfo, ExecConfig},
+};
+use rustls::client::ResolvesClientCert;
+use tower::{BoxError, Service, ServiceExt};
+
+use self::{exec::Plugin, files::Files, issuer::Issuer};
+use super::{Error, identity::Identity, tasks::Tasks};
+
+/// Material that one source has issued.
+#[derive(Clone, Debug, PartialEq)]
+struct Credential {
+    authorization: Option<HeaderValue>,
+    certificate: Option<Certificate>,
+}
+
+/// Client certificate with its key.
+#[derive(Clone, Debug)]
+struct Certificate(Arc<dyn ResolvesClientCert>);
+
+impl PartialEq for Certificate {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Certificate {
+    /// Parses the client certificate and the key of a kubeconfig's user, which holds both as data.
+    fn parse(user: AuthInfo) -> Result<Self, Error> {
+        let mut config = Config::new(http::Uri::from_static("https://localhost"));
+        // No roots: only the client's half of the configuration is used.
+        config.root_cert = Some(Vec::new());
+        config.auth_info = user;
+        let tls = config.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
+        Ok(Self(tls.client_auth_cert_resolver))
+    }
+
+    /// Parses a client certificate and its key, both PEM.
+    fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Self, Error> {
+        Self::parse(AuthInfo {
+            client_certificate_data: Some(STANDARD.encode(certificate)),
+            client_key_data: Some(STANDARD.encode(key).into()),
+            ..AuthInfo::default()
+        })
+    }
+}
+
+/// Credentials of one transport.
+#[derive(Clone)]
+pub(super) struct Credentials {
+    /// The first that issues a header or a certificate wins.
+    issuers: Arc<[Arc<Issuer>]>,
+    identity: Arc<Identity>,
+}
+
+impl Credentials {
+    /// Credentials of `user`; reads files, and starts no exec plugin yet. Client certificates are
+    /// put into `identity`. A plugin may run for `exec_timeout`.
+    ///
+    /// # Errors
+    ///
+    /// When a file cannot be read, a certificate is unusable, or a plugin has no command.
+    pub(super) fn new(
+        user: &AuthInfo,
+        exec_timeout: Duration,
+        identity: Arc<Identity>,
+        tasks: &Tasks,
+    ) -> Result<Self, Error> {
+        let (token_file, exec) = sources(user);
+        let mut issuers = Vec::new();
+        if let Some(exec) = exec {
+            let plugin = Plugin::new(exec.clone(), exec_timeout)?;
+            issuers.push(Issuer::new(plugin, None, tasks.clone()));
+        }
+        let files = Files::new(user, token_file);
+        let read = files.read()?;
+        if let Some(certificate) = &read.credential.certificate {
+            identity.replace(&certificate.0);
+        }
+        issuers.push(Issuer::new(files, Some(read), tasks.clone()));
+        Ok(Self { issuers: issuers.into(), identity })
+    }
+
+    /// Waits until there are credentials for the next request.
+    async fn current(&self) -> Result<Vec<Arc<Credential>>, Error> {
+        let mut credentials = Vec::with_capacity(self.issuers.len());
+        for issuer in &*self.issuers {
+            credentials.push(issuer.current().await?);
+        }
+        let mut certificates = credentials.iter().filter_map(|it| it.certificate.as_ref());
+        if let Some(certificate) = certificates.next() {
+            self.identity.replace(&certificate.0);
+        }
+        Ok(credentials)
+    }
+
+    /// The server answered 401 to these: the next request gets new ones.
+    fn refused(&self, credentials: &[Arc<Credential>]) {
+        for (issuer, credential) in self.issuers.iter().zip(credentials) {
+            issuer.refused(credential);
+        }
+    }
+}
+
+/// Token file and exec plugin of `user`, where kube's order of precedence lets them count: a legacy
+/// provider, a password or a literal token wins over both, and the file over the plugin.
+fn sources(user: &AuthInfo) -> (Option<&str>, Option<&ExecConfig>) {
+    let password = user.username.is_some() && user.password.is_some();
+    if user.auth_provider.is_some() || password || user.token.is_some() {
+        return (None, None);
+    }
+    match (&user.token_file, &user.exec) {
+        (Some(file), _) => (Some(file), None),
+        (None, exec) => (None, exec.as_ref()),
+    }
+}
+
+/// Configuration for kube's own authentication layer: without the sources that are handled here,
+/// since kube would start the plugin at once and block on it.
+pub(super) fn without_sources(config: &Config) -> Config {
+    let mut config = config.clone();
+    config.auth_info.token_file = None;
+    config.auth_info.exec = None;
+    config
+}
+
+/// Adds credentials to requests, and notes their refusal.
+#[derive(Clone)]
+pub(super) struct Authorized<S> {
+    inner: S,
+    credentials: Credentials,
+}
+
+impl<S> Authorized<S> {
+    pub(super) fn new(inner: S, credentials: Credentials) -> Self {
+        Self { inner, credentials }
+    }
+}
+
+impl<S, A, B> Service<Request<A>> for Authorized<S>
+where
+    S: Service<Request<A>, Response = Response<B>, Error = BoxError> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    A: Send + 'static,
+{
+    type Response = Response<B>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        // The inner service is asked when the credentials are there.
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, mut request: Request<A>) -> Self::Future {
+        let (inner, credentials) = (self.inner.clone(), self.credentials.clone());
+        Box::pin(async move {
+            let current = credentials.current().await?;
+            if let Some(value) = current.iter().find_map(|it| it.authorization.clone()) {
+                request.headers_mut().insert(AUTHORIZATION, value);
+            }
+            let response = inner.oneshot(request).await?;
+            if response.status() == StatusCode::UNAUTHORIZED {
+                credentials.refused(&current);
+            }
+            Ok(response)
+        })
+    }
+}
+
+/// Value of `Authorization` for a token.
+fn bearer(token: &str) -> Result<HeaderValue, String> {
+    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
+        .map_err(|_| "the token has characters that a header cannot hold".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
+}

@@ -1,0 +1,357 @@
+//! Credentials at hand: when they are renewed, by one run of their source at a time.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::future::BoxFuture;
+use hyper::rt::Executor;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, warn};
+
+use super::{Credential, Error, Tasks};
+
+/// Pause after a run that failed, so that a thousand requests do not start a thousand plugins.
+const RETRY_GAP: Duration = Duration::from_secs(5);
+
+/// Pause between two renewals for a 401. A server that refuses every credential must not be the
+/// reason for a run with each request.
+const REFUSED_GAP: Duration = Duration::from_secs(5);
+
+/// Source of credentials.
+pub(super) trait Source: Send + Sync + 'static {
+    /// Obtains credentials; may take its time.
+    fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>>;
+}
+
+/// Outcome of one run of a source.
+#[derive(Clone, Debug)]
+pub(super) struct Issued {
+    pub(super) credential: Credential,
+    /// When the credential stops being valid.
+    pub(super) expires: Option<Instant>,
+    /// When the source is asked again, while the credential is still used.
+    pub(super) renew: Option<Instant>,
+}
+
+/// Credentials of one source.
+pub(super) struct Issuer {
+    source: Box<dyn Source>,
+    tasks: Tasks,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    credential: Option<Arc<Credential>>,
+    expires: Option<Instant>,
+    renew: Option<Instant>,
+    /// The server refused the credential: it is replaced before the next request.
+    refused: bool,
+    /// Last refusal that counted.
+    refused_at: Option<Instant>,
+    /// Last run, if it failed.
+    failure: Option<(Instant, Error)>,
+    /// Run under way; cancelled when it has ended, however it ended.
+    run: Option<CancellationToken>,
+}
+
+/// Decision about one request.
+enum Look {
+    Use(Arc<Credential>),
+    Wait(CancellationToken),
+    Failed(Error),
+}
+
+impl Issuer {
+    /// An issuer with what has been issued at the start, if anything. Runs belong to `tasks`.
+    pub(super) fn new(source: impl Source, issued: Option<Issued>, tasks: Tasks) -> Arc<Self> {
+        let mut state = State::default();
+        if let Some(issued) = issued {
+            state.take(issued);
+        }
+        Arc::new(Self { source: Box::new(source), tasks, state: Mutex::new(state) })
+    }
+
+    /// Credential for the next request. Waits only while there is none that is valid, or the server
+    /// has refused it.
+    ///
+    /// # Errors
+    ///
+    /// When there is no valid credential and the source failed.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the run goes on for those who wait for it, and for the next request.
+    pub(super) async fn current(self: &Arc<Self>) -> Result<Arc<Credential>, Error> {
+        while !self.tasks.are_cancelled() {
+            match self.look() {
+                Look::Use(credential) => return Ok(credential),
+                Look::Failed(error) => return Err(error),
+                Look::Wait(run) => run.cancelled().await,
+            }
+        }
+        Err(Error::Closed)
+    }
+
+    /// The server answered 401 to a request with this credential.
+    pub(super) fn refused(&self, credential: &Arc<Credential>) {
+        let now = Instant::now();
+        let mut state = self.state();
+        let is_current =
+            state.credential.as_ref().is_some_and(|current| Arc::ptr_eq(current, credential));
+        let rested = state.refused_at.is_none_or(|at| now >= at + REFUSED_GAP);
+        // Without a time to renew there is nothing to ask for.
+        if is_current && rested && state.renew.is_some() {
+            debug!("the API server refused the credentials");
+            state.refused = true;
+            state.refused_at = Some(now);
+        }
+    }
+
+    fn look(self: &Arc<Self>) -> Look {
+        let now = Instant::now();
+        let mut state = self.state();
+        let valid = state.valid(now);
+        let due = valid.is_none() || state.refused || state.renew.is_some_and(|renew| renew <= now);
+        let rested = state.failure.as_ref().is_none_or(|(at, _)| now >= *at + RETRY_GAP);
+        let mut run = state.run.clone().filter(|run| !run.is_cancelled());
+        if due && rested && run.is_none() {
+            run = Some(self.start(&mut state));
+        }
+        match (valid, run) {
+            (Some(credential), _) if !state.refused => Look::Use(credential),
+            (_, Some(run)) => Look::Wait(run),
+            (Some(credential), None) => Look::Use(credential),
+            (None, None) => Look::Failed(
+                state.failure.as_ref().map_or(Error::Closed, |(_, error)| error.clone()),
+            ),
+        }
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State) -> CancellationToken {
+        let run = CancellationToken::new();
+        let (issuer, ended) = (self.clone(), run.clone().drop_guard());
+        self.tasks.execute(async move {
+            let issued = issuer.source.issue().await;
+            issuer.state().end(issued);
+            drop(ended);
+        });
+        state.run = Some(run.clone());
+        run
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn valid(&self, now: Instant) -> Option<Arc<Credential>> {
+        let expired = self.expires.is_some_and(|expires| expires <= now);
+        self.credential.clone().filter(|_| !expired)
+    }
+
+    fn take(&mut self, issued: Issued) {
+        let same = self.credential.as_ref().is_some_and(|current| **current == issued.credential);
+        if !same {
+            self.credential = Some(Arc::new(issued.credential));
+        }
+        (self.expires, self.renew) = (issued.expires, issued.renew);
+    }
+
+    fn end(&mut self, issued: Result<Issued, Error>) {
+        match issued {
+            Ok(issued) => {
+                self.take(issued);
+                self.refused = false;
+                self.failure = None;
+            }
+            Err(error) => {
+                // Requests report it when there is no credential left, and it is logged once.
+                if self.failure.is_none() && self.valid(Instant::now()).is_some() {
+                    warn!(%error, "credentials not renewed, the ones at hand are used");
+                }
+                self.failure = Some((Instant::now(), error));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::HeaderValue;
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::transport::TransportMetrics;
+
+    /// Source whose runs end when the test says so.
+    #[derive(Clone, Default)]
+    struct Script(Arc<Inner>);
+
+    #[derive(Default)]
+    struct Inner {
+        runs: AtomicUsize,
+        answers: Mutex<Option<Result<Issued, Error>>>,
+        answered: Notify,
+    }
+
+    impl Script {
+        fn answer(&self, answer: Result<Issued, Error>) {
+            *self.0.answers.lock().unwrap() = Some(answer);
+            self.0.answered.notify_one();
+        }
+
+        fn runs(&self) -> usize {
+            self.0.runs.load(Ordering::SeqCst)
+        }
+    }
+
+    impl Source for Script {
+        fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
+            self.0.runs.fetch_add(1, Ordering::SeqCst);
+            Box::pin(async {
+                loop {
+                    if let Some(answer) = self.0.answers.lock().unwrap().take() {
+                        return answer;
+                    }
+                    self.0.answered.notified().await;
+                }
+            })
+        }
+    }
+
+    fn credential(token: &str) -> Credential {
+        Credential { authorization: Some(HeaderValue::from_str(token).unwrap()), certificate: None }
+    }
+
+    /// Valid for 100 s, renewed after 80 s.
+    fn issued(token: &str) -> Issued {
+        let after = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
+        Issued { credential: credential(token), expires: after(100), renew: after(80) }
+    }
+
+    fn failure() -> Error {
+        Error::Credentials { message: "the plugin failed".to_owned() }
+    }
+
+    fn issuer() -> (Script, Arc<Issuer>) {
+        let script = Script::default();
+        let tasks = Tasks::new(TransportMetrics::default().tasks(&"a".into()));
+        (script.clone(), Issuer::new(script, None, tasks))
+    }
+
+    async fn settle() {
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    async fn pass(seconds: u64) {
+        tokio::time::advance(Duration::from_secs(seconds)).await;
+        settle().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_that_wait_share_one_run_and_a_run_outlives_them() {
+        let (script, issuer) = issuer();
+
+        for _ in 0..3 {
+            let wait = || tokio::time::timeout(Duration::from_secs(30), issuer.current());
+            let (one, other) = tokio::join!(wait(), wait());
+            assert!(one.is_err() && other.is_err(), "nothing is issued yet");
+        }
+        script.answer(Ok(issued("a")));
+
+        assert_eq!(*issuer.current().await.unwrap(), credential("a"));
+        assert_eq!(script.runs(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_credential_is_renewed_before_it_expires_and_used_meanwhile() {
+        let (script, issuer) = issuer();
+        script.answer(Ok(issued("a")));
+        issuer.current().await.unwrap();
+
+        pass(79).await;
+        assert_eq!(*issuer.current().await.unwrap(), credential("a"));
+        assert_eq!(script.runs(), 1);
+        pass(2).await;
+        assert_eq!(*issuer.current().await.unwrap(), credential("a"), "it does not wait");
+        settle().await;
+        assert_eq!(script.runs(), 2);
+        script.answer(Ok(issued("b")));
+        settle().await;
+
+        assert_eq!(*issuer.current().await.unwrap(), credential("b"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_that_fails_is_repeated_and_the_old_credential_serves_until_it_expires() {
+        let (script, issuer) = issuer();
+        script.answer(Ok(issued("a")));
+        issuer.current().await.unwrap();
+
+        pass(81).await;
+        script.answer(Err(failure()));
+        issuer.current().await.unwrap();
+        settle().await;
+        issuer.current().await.unwrap();
+        assert_eq!(script.runs(), 2, "not at once");
+        pass(6).await;
+        script.answer(Err(failure()));
+        issuer.current().await.unwrap();
+        settle().await;
+        assert_eq!(script.runs(), 3);
+        pass(20).await;
+        script.answer(Err(failure()));
+        let error = issuer.current().await.unwrap_err().to_string();
+
+        assert!(error.contains("the plugin failed"), "{error}");
+        assert_eq!(script.runs(), 4);
+        issuer.current().await.unwrap_err();
+        assert_eq!(script.runs(), 4, "the next run is later");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_credential_is_replaced_once_and_not_with_every_refusal() {
+        let (script, issuer) = issuer();
+        script.answer(Ok(issued("a")));
+        let old = issuer.current().await.unwrap();
+
+        issuer.refused(&old);
+        script.answer(Ok(issued("b")));
+        let new = issuer.current().await.unwrap();
+        assert_eq!(*new, credential("b"));
+        issuer.refused(&old);
+        issuer.current().await.unwrap();
+        assert_eq!(script.runs(), 2, "a refusal of the old one says nothing of the new one");
+        issuer.refused(&new);
+        issuer.current().await.unwrap();
+        assert_eq!(script.runs(), 2, "too soon");
+        pass(5).await;
+        issuer.refused(&new);
+        script.answer(Ok(issued("c")));
+
+        assert_eq!(*issuer.current().await.unwrap(), credential("c"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refused_credential_that_cannot_be_replaced_is_sent_again() {
+        let (script, issuer) = issuer();
+        script.answer(Ok(issued("a")));
+        let old = issuer.current().await.unwrap();
+
+        issuer.refused(&old);
+        script.answer(Err(failure()));
+
+        assert_eq!(*issuer.current().await.unwrap(), credential("a"));
+        assert_eq!(*issuer.current().await.unwrap(), credential("a"));
+        assert_eq!(script.runs(), 2);
+    }
+}

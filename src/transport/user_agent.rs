@@ -1,0 +1,56 @@
+//! `User-Agent` of requests.
+
+use http::{HeaderValue, Request, header::USER_AGENT};
+
+use super::Error;
+
+/// Value of the header: the embedder's own product, if it has one, and this library.
+///
+/// # Errors
+///
+/// When the product has characters that a header cannot hold.
+pub(super) fn value(product: Option<&str>) -> Result<HeaderValue, Error> {
+    let own = product.map(|product| format!("{product} ")).unwrap_or_default();
+    let text = format!("{own}pilotlight/{} ({}/{})", env!("CARGO_PKG_VERSION"), os(), arch());
+    HeaderValue::try_from(text)
+        .map_err(|_| Error::Product { product: product.unwrap_or_default().to_owned() })
+}
+
+/// Sets the header where a request has none: an embedder may have put it into `Config::headers`.
+pub(super) fn set<B>(mut request: Request<B>, value: &HeaderValue) -> Request<B> {
+    request.headers_mut().entry(USER_AGENT).or_insert_with(|| value.clone());
+    request
+}
+
+/// Operating system under Go's name, as other clients of an API server say it.
+fn os() -> &'static str {
+    match std::env::consts::OS {
+        "macos" => "darwin",
+        other => other,
+    }
+}
+
+/// Architecture under Go's name.
+fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_embedders_product_stands_before_the_library() {
+        let library = format!("pilotlight/{} ({}/{})", env!("CARGO_PKG_VERSION"), os(), arch());
+
+        assert_eq!(value(None).unwrap(), library);
+        assert_eq!(value(Some("myoperator/1.0")).unwrap(), format!("myoperator/1.0 {library}"));
+        let error = value(Some("my\noperator")).unwrap_err().to_string();
+        assert!(error.contains("my\\noperator"), "{error}");
+    }
+}
