@@ -189,7 +189,8 @@ impl Shared {
         }
         match informers.live.get(key) {
             Some(hub) if hub.kind == served.kind => return Some(hub.clone()),
-            // Its kind was changed in place: what is cached was read under the old one.
+            // Its kind was changed in place: what is cached was read under the old one. Its task
+            // frees the store.
             Some(_) => {
                 if let Some(old) = informers.live.remove(key) {
                     old.close(Ended::TypeGone);
@@ -260,14 +261,19 @@ impl Shared {
     }
 
     fn close(&self, condition: impl Fn(&Hub) -> bool, reason: &Ended) {
+        let mut closed = Vec::new();
         self.lock().live.retain(|_, hub| {
             let matches = condition(hub);
             if matches {
                 hub.close(reason.clone());
                 self.discount(&hub.key.identity);
+                closed.push(hub.clone());
             }
             !matches
         });
+        for hub in closed {
+            hub.discard();
+        }
     }
 
     fn close_unused(&self, hub: &Arc<Hub>, reason: Ended) -> bool {
@@ -276,6 +282,8 @@ impl Shared {
         if closed {
             self.forget(&mut informers, hub);
         }
+        drop(informers);
+        hub.discard();
         closed
     }
 
@@ -283,6 +291,8 @@ impl Shared {
         let mut informers = self.lock();
         hub.close(reason);
         self.forget(&mut informers, hub);
+        drop(informers);
+        hub.discard();
     }
 
     /// Takes a hub out, unless another one has its place.
