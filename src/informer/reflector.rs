@@ -215,7 +215,7 @@ impl Reflector {
 
     /// A place among the lists under way; given back when waiting to retry.
     async fn slot(&self) -> Slot {
-        self.lists.clone().acquire_owned().await.ok()
+        Slot::acquire(self.lists.clone()).await
     }
 
     fn quarantine(&self, error: &ObjectError) {
