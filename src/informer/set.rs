@@ -23,7 +23,10 @@ use super::{
     Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
     wire::Wire,
 };
-use crate::kind::{ServedType, TypeIdentity};
+use crate::{
+    duration::after,
+    kind::{ServedType, TypeIdentity},
+};
 
 /// One informer of a set, for status and metrics.
 #[derive(Clone, Debug)]
@@ -354,7 +357,7 @@ async fn unused(ending: &Ending) {
             match since {
                 Some(since) => {
                     let _timer = ending.set.metrics.lingering(&ending.hub.key.identity);
-                    sleep_until(since + linger).await;
+                    sleep_until(after(since, linger)).await;
                 }
                 None => std::future::pending().await,
             }

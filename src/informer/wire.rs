@@ -12,6 +12,7 @@ use tokio::{
 };
 
 use super::{InformerKey, Projection, classify::Failure, decode, reader::WholeReader};
+use crate::duration::after;
 
 /// An error's body is a status of a few hundred bytes, or some proxy's page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
@@ -107,7 +108,7 @@ impl Wire {
         let mut reader = WholeReader::new(response.into_body(), budget);
         loop {
             let chunk = async {
-                let idle = end.min(Instant::now() + self.deadline);
+                let idle = end.min(after(Instant::now(), self.deadline));
                 match timeout_at(idle, reader.more()).await {
                     Ok(Err(Failure::Transport(error))) => Err(Failure::BrokenOff(error)),
                     Ok(more) => more,
@@ -155,7 +156,7 @@ impl Wire {
             .body(Body::empty())
             .map_err(|error| Failure::Transport(chain(&error)))?;
         let late = Failure::Deadline { what: "answer", after: self.deadline };
-        let end = Instant::now() + self.deadline;
+        let end = after(Instant::now(), self.deadline);
         let response = timeout_at(end, self.client.send(request))
             .await
             .map_err(|_elapsed| late.clone())?
