@@ -54,8 +54,9 @@ pub(super) struct Catalog {
     /// identity until the CRD is gone.
     unnamed: HashSet<Arc<str>>,
     /// While APIServices are not known: names of types whose CRDs are gone. Discovery may still
-    /// list them, and nothing else tells that they were not built in.
-    retired: HashSet<(Arc<str>, TypeName)>,
+    /// list them, and nothing else tells that they were not built in. With each, how many complete
+    /// answers in a row did not list it; after [`CONFIRMATIONS`] it is forgotten.
+    retired: HashMap<(Arc<str>, TypeName), u8>,
 }
 
 /// By group, then by plural or version.
@@ -166,7 +167,7 @@ impl Catalog {
         if self.services_listed != Listed::Yes {
             let kinds = old.kinds().map(|kind| TypeName::Kind(kind.to_string()));
             let plural = TypeName::Resource(old.plural.to_string());
-            let names = kinds.chain([plural]).map(|name| (old.group.clone(), name));
+            let names = kinds.chain([plural]).map(|name| ((old.group.clone(), name), 0));
             self.retired.extend(names);
         }
     }
@@ -213,7 +214,7 @@ impl Catalog {
                     .insert(service.version, service.backend);
             }
             self.services_listed = Listed::Yes;
-            self.retired = HashSet::new();
+            self.retired = HashMap::new();
             if self.static_mode.is_none() {
                 self.forget_what_crds_explain();
             }
@@ -286,6 +287,9 @@ impl Catalog {
         };
         if let Some(polled) = polled {
             self.polled(polled, touched);
+        }
+        if answer.complete {
+            self.forget_retired(&answer);
         }
         let mut named = HashSet::new();
         for answered in answer.versions {
@@ -392,12 +396,28 @@ impl Catalog {
         crds && self.services_listed != Listed::NotYet && self.enumerated
     }
 
+    /// Forgets the names of deleted CRDs that discovery has stopped listing.
+    fn forget_retired(&mut self, answer: &Answer) {
+        self.retired.retain(|(group, name), missed| {
+            let is_meant = |resource: &Resource| match name {
+                TypeName::Resource(plural) => *resource.plural == **plural,
+                TypeName::Kind(kind) => *resource.kind == **kind,
+            };
+            let mut versions = answer.versions.iter().filter(|version| version.group == *group);
+            let is_listed = versions.any(|version| {
+                version.resources.as_ref().is_none_or(|all| all.iter().any(is_meant))
+            });
+            *missed = if is_listed { 0 } else { *missed + 1 };
+            *missed < CONFIRMATIONS
+        });
+    }
+
     /// A CRD served it, is gone, and nothing but an old answer could say otherwise.
     fn is_retired(&self, group: &str, name: &TypeName) -> bool {
         // Nearly always empty: the key is built only where it is not.
         self.static_mode.is_none()
             && !self.retired.is_empty()
-            && self.retired.contains(&(group.into(), name.clone()))
+            && self.retired.contains_key(&(group.into(), name.clone()))
     }
 
     fn all_crds(&self) -> impl Iterator<Item = &Crd> {

@@ -179,3 +179,26 @@ fn without_api_services_a_complete_answer_tells_what_crds_do_not() {
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.unsettled(), Unsettled::Nothing);
 }
+
+#[test]
+fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
+    let mut catalog = Catalog::default();
+    catalog.list(vec![]);
+    catalog.services_refused(&mut Touched::default());
+    let listed = [resource("widgets", "Widget")];
+    let late = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+
+    for n in 0..10_000 {
+        let name = format!("t{n}");
+        catalog.apply(crd(&name, &name));
+        catalog.delete(crd(&name, &name));
+    }
+    catalog.apply(crd("widgets", "Widget"));
+    catalog.delete(crd("widgets", "Widget"));
+    for _ in 0..CONFIRMATIONS {
+        catalog.hear(late());
+    }
+
+    assert!(catalog.retired.len() <= 2, "{}", catalog.retired.len());
+    assert_eq!(catalog.word(&widgets()), ABSENT, "an old answer still lists it");
+}
