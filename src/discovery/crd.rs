@@ -11,7 +11,7 @@ use super::{
     raw::{Condition, Conditions, Raw},
     watch::Watched,
 };
-use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName};
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, VersionOrder};
 
 /// Why the server establishes no CRD whose conversion webhook it could not trust.
 const INVALID_CA_BUNDLE: &str = "InvalidCABundle";
@@ -152,6 +152,7 @@ impl Crd {
             kind,
             list_kind,
             subresources: version.subresources,
+            version_order: VersionOrder::Comparable,
         };
         let state = if self.terminating { TypeState::Terminating } else { TypeState::Served };
         Judgement { state, served: Some(Arc::new(served)) }

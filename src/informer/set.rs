@@ -249,6 +249,7 @@ impl Shared {
             self.options.clone(),
             self.lists.clone(),
             metrics,
+            served.version_order,
         );
         let ending = Ending { set: self.clone(), hub: hub.clone() };
         self.tasks.spawn(drive(ending, reflector).instrument(span));

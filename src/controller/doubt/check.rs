@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use super::target::Target;
 use crate::{
     controller::{Context, board::Attached},
-    informer::{Object, ObjectKey},
-    kind::{Scope, TypeIdentity},
+    informer::{Object, ObjectKey, Projection},
+    kind::{Scope, TypeIdentity, VersionOrder},
     manager::retry_after,
 };
 
@@ -30,6 +30,9 @@ const PAGE: u32 = 500;
 #[derive(Default)]
 struct Live {
     version: String,
+    order: VersionOrder,
+    // Cached objects are whole, so that their content can be compared.
+    whole: bool,
     objects: HashMap<ObjectKey, Object>,
     // No cache has these, or not as they are.
     unreadable: HashSet<ObjectKey>,
@@ -109,7 +112,11 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
         limit: target.name.is_none().then_some(PAGE),
         ..ListParams::default()
     };
-    let mut live = Live::default();
+    let mut live = Live {
+        order: cache.served.version_order,
+        whole: cache.key.projection == Projection::Full && !cache.key.managed_fields,
+        ..Live::default()
+    };
     loop {
         let request = Request::new(path.as_str()).list(&parameters)?;
         let page: Page = timeout(DEADLINE, client.request(request)).await??;
@@ -165,37 +172,41 @@ impl Live {
             cached.iter().map(|object| (object.key(), object)).collect();
         let newer = self.objects.values().find(|live| {
             let cached = known.get(live.key());
-            cached.is_none_or(|cached| !is_as_new(cached, live))
+            cached.is_none_or(|cached| !self.is_as_new(cached, live))
         });
         let gone = || {
             cached.iter().find(|cached| {
                 let key = cached.key();
                 !self.objects.contains_key(key)
                     && !self.unreadable.contains(key)
-                    && !is_newer(&cached.header().resource_version, &self.version)
+                    && !self.is_newer(&cached.header().resource_version, &self.version)
             })
         };
         newer.or_else(gone).map(|object| object.key().clone())
     }
-}
 
-fn is_as_new(cached: &Object, live: &Object) -> bool {
-    let (cached, live) = (cached.header(), live.header());
-    (&cached.uid, &cached.resource_version) == (&live.uid, &live.resource_version)
-        || is_newer(&cached.resource_version, &live.resource_version)
-}
+    fn is_as_new(&self, cached: &Object, live: &Object) -> bool {
+        let (mine, theirs) = (cached.header(), live.header());
+        let is_same = if self.whole {
+            cached.is_same_version(live)
+        } else {
+            (&mine.uid, &mine.resource_version) == (&theirs.uid, &theirs.resource_version)
+        };
+        is_same || self.is_newer(&mine.resource_version, &theirs.resource_version)
+    }
 
-/// Versions that are no numbers cannot be compared; the next look will do.
-fn is_newer(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version > than,
-        (Err(_), _) | (_, Err(_)) => false,
+    /// Opaque versions, and those that are no numbers, cannot be compared; the next look will do.
+    fn is_newer(&self, version: &str, than: &str) -> bool {
+        match (self.order, version.parse::<u64>(), than.parse::<u64>()) {
+            (VersionOrder::Comparable, Ok(version), Ok(than)) => version > than,
+            (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::controller::fixture::widget;
@@ -207,11 +218,33 @@ mod tests {
     #[track_caller]
     fn check(live: &[Object], cached: &[Object], missed: Option<&str>) {
         let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
-        let live = Live { version: "10".to_owned(), objects, ..Live::default() };
+        let order = VersionOrder::Comparable;
+        let live = Live { version: "10".to_owned(), order, objects, ..Live::default() };
 
         let key = live.missed_by(cached).map(|key| key.to_string());
 
         assert_eq!(key.as_deref(), missed);
+    }
+
+    #[test]
+    fn opaque_versions_are_not_compared() {
+        let check = |live: &[Object], cached: &[Object], missed: Option<&str>| {
+            let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
+            let order = VersionOrder::Opaque;
+            let (version, whole) = ("10".to_owned(), true);
+            let live = Live { version, order, whole, objects, ..Live::default() };
+            let key = live.missed_by(cached).map(|key| key.to_string());
+            assert_eq!(key.as_deref(), missed);
+        };
+        check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "12")], Some("ns/a"));
+        check(&[], &[object("a", "a", "11")], Some("ns/a"));
+        let bare = |labels: Value| {
+            widget(json!({"name": "a", "uid": "a", "resourceVersion": "", "labels": labels}))
+        };
+        let (plain, labelled) = (bare(json!({})), bare(json!({"x": "y"})));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&plain), Some("ns/a"));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&labelled), None);
     }
 
     #[test]

@@ -18,7 +18,9 @@ use super::{
     },
     Catalog, Document, Listed, entries, find,
 };
-use crate::kind::{GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef};
+use crate::kind::{
+    GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef, VersionOrder,
+};
 
 /// The state of a type and how to talk to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -275,11 +277,29 @@ impl Catalog {
             kind: resource.kind.clone(),
             list_kind: names.unwrap_or_else(|| Names::by_convention(&resource.kind)).list_kind,
             subresources: resource.subresources,
+            version_order: self.version_order(group, version, document, crd),
         };
         let terminating = crd.is_some_and(|crd| crd.terminating);
         let state = if terminating { TypeState::Terminating } else { TypeState::Served };
         let judgement = Judgement { state, served: Some(Arc::new(served)) };
         if listed.is_some() { judgement } else { judgement.doubted() }
+    }
+
+    /// Comparable where it is known that kube-apiserver itself serves the type.
+    fn version_order(
+        &self,
+        group: &str,
+        version: &str,
+        document: &Document,
+        crd: Option<&Crd>,
+    ) -> VersionOrder {
+        let is_own = match find(&self.services, group, version) {
+            Some(Backend::BuiltIn | Backend::Crds) => true,
+            Some(Backend::Aggregated { .. }) => false,
+            // The core group has no other server.
+            None => document.uid.is_none() && (group.is_empty() || crd.is_some()),
+        };
+        if is_own { VersionOrder::Comparable } else { VersionOrder::Opaque }
     }
 
     /// Whether a type that no CRD and no document explains does not exist.

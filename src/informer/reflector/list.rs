@@ -118,7 +118,11 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;
-        self.mark = Some(Mark::new(version));
+        self.mark = Some(Mark::new(version, self.order));
+        if version.is_empty() {
+            // A server without versions has no watch cache, and streams no lists.
+            self.listing.never_stream = true;
+        }
         self.hub.complete();
         debug!(resource_version = version, objects = self.hub.store.len(), "list is complete");
     }
