@@ -1,10 +1,22 @@
-//! Durations as Go writes them: `500ms`, `-1.5h`, `1m30s`, `0`.
+//! Durations as Go writes them (`500ms`, `-1.5h`, `1m30s`, `0`), and deadlines that no duration
+//! overflows.
 //!
 //! Flags, hooks and rules of faults are written in this notation. A public crate's parser for it
 //! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. It is public for the
 //! binary's sake, and no part of what the library promises.
 
 use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Bound of every wait that an option gives, one year: a clock with it added does not overflow,
+/// and a timer can be set for it.
+pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// The end of a wait that begins `now`; a wait beyond [`LONGEST`] ends then.
+pub(crate) fn after(now: Instant, wait: Duration) -> Instant {
+    now + wait.min(LONGEST)
+}
 
 /// The longest duration that Go knows, 63 bits of nanoseconds.
 const LONGEST_NANOS: u128 = i64::MAX as u128;

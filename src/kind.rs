@@ -201,6 +201,21 @@ pub struct Subresources {
     pub scale: bool,
 }
 
+/// How resourceVersions of a type's objects may be used.
+///
+/// The API only promises that a version can be resumed from, and that equal versions are the same
+/// state. The versions of kube-apiserver's own types are numbers that grow, so that the later of
+/// two is known. Another server may number as it likes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum VersionOrder {
+    /// Numbers that grow: built-in types and types of CRDs.
+    Comparable,
+    /// Equal or different, nothing else: types behind an APIService that names a service, and
+    /// types of which it is not known who serves them.
+    #[default]
+    Opaque,
+}
+
 /// A type that the server serves now, at one version: its identity and how to talk to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedType {
@@ -212,6 +227,8 @@ pub struct ServedType {
     pub list_kind: Arc<str>,
     /// Subresources of this version.
     pub subresources: Subresources,
+    /// Whether resourceVersions of its objects can be compared.
+    pub version_order: VersionOrder,
 }
 
 impl ServedType {

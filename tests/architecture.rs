@@ -9,10 +9,10 @@ use std::{
 const ROOMS: [(&str, &[&str]); 8] = [
     ("kind", &[]),
     ("duration", &[]),
-    ("discovery", &["kind"]),
-    ("manager", &["kind", "discovery"]),
-    ("informer", &["kind"]),
-    ("controller", &["kind", "discovery", "manager", "informer"]),
+    ("discovery", &["kind", "duration"]),
+    ("manager", &["kind", "duration", "discovery"]),
+    ("informer", &["kind", "duration"]),
+    ("controller", &["kind", "duration", "discovery", "manager", "informer"]),
     ("meta", &["kind", "duration", "discovery", "manager", "informer", "controller"]),
     ("testing", &["kind", "duration"]),
 ];

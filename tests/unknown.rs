@@ -188,7 +188,7 @@ async fn no_answer_about_crds_stops_a_controller() {
         rig.scope.install_crd(&gone).await.unwrap();
         rig.running("kept", 1).await;
         rig.running("going", 1).await;
-        let is_refusal = matches!(name, "Plain404" | "NotFound" | "Forbidden");
+        let is_refusal = name == "Forbidden";
         let is_silent = matches!(fault, Action::Hang);
         let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
 

@@ -211,13 +211,13 @@ impl Board {
 }
 
 impl Attached {
-    /// How to talk to the type now. Subresources come and go while it stays the same one; nothing
-    /// else does.
+    /// How to talk to the type now. Subresources come and go while it stays the same one, and who
+    /// serves it may become known later; nothing else changes.
     pub(super) fn current(&self) -> Arc<ServedType> {
         let now = self.status.as_ref().and_then(|status| status.borrow().served.clone());
         let is_same = |now: &Arc<ServedType>| {
-            let subresources = self.served.subresources;
-            ServedType { subresources, ..ServedType::clone(now) } == *self.served
+            let ServedType { subresources, version_order, .. } = *self.served;
+            ServedType { subresources, version_order, ..ServedType::clone(now) } == *self.served
         };
         now.filter(is_same).unwrap_or_else(|| Arc::clone(&self.served))
     }

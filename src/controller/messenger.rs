@@ -3,9 +3,17 @@
 //! An informer takes no answer of the server for a proof, so it does not end by itself when its
 //! type is gone, whoever subscribes to it. The registry has the proof.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    future::pending,
+};
 
-use tokio::select;
+use futures::{
+    FutureExt, StreamExt,
+    future::{AbortHandle, Abortable, BoxFuture},
+    stream::FuturesUnordered,
+};
+use tokio::{select, sync::watch};
 use tracing::debug;
 
 use crate::{
@@ -23,34 +31,86 @@ enum News {
     Gone,
 }
 
+/// The next change of a type that has informers.
+type Change = Abortable<BoxFuture<'static, (TypeIdentity, watch::Receiver<TypeStatus>)>>;
+
+/// A type that has informers.
+struct Followed {
+    told: News,
+    /// Ends the wait for its next change.
+    wait: AbortHandle,
+}
+
 /// Follows the types of all informers, for as long as it is polled.
+///
+/// A change of the registry costs nothing unless it concerns one of these types.
 pub(super) async fn tell(types: TypeRegistry, informers: InformerSet) {
     let mut wanted = informers.types();
-    let mut changes = types.changes();
-    let mut told: HashMap<TypeIdentity, News> = HashMap::new();
+    let mut followed: HashMap<TypeIdentity, Followed> = HashMap::new();
+    let mut changes = FuturesUnordered::new();
     loop {
-        changes.mark_unchanged();
-        let identities: Vec<_> = wanted.borrow_and_update().keys().cloned().collect();
-        told.retain(|identity, _| identities.binary_search(identity).is_ok());
-        for identity in identities {
-            let news = News::of(&identity, &types.get(&at_its_version(&identity)));
-            let is_news = told.insert(identity.clone(), news) != Some(news);
-            match news {
-                News::Served if is_news => informers.type_served(&identity),
-                News::Served | News::Unknown => {}
-                // Said again at every look: somebody may have joined in between.
-                News::Gone => {
-                    debug!(resource = %identity, "type is gone, its informers end");
-                    informers.type_gone(&identity);
+        let there: BTreeMap<TypeIdentity, usize> = wanted.borrow_and_update().clone();
+        followed.retain(|identity, of| {
+            let is_there = there.contains_key(identity);
+            if !is_there {
+                of.wait.abort();
+            }
+            is_there
+        });
+        for (identity, _) in there {
+            match followed.get(&identity).map(|of| of.told) {
+                None => {
+                    let status = types.subscribe(&at_its_version(&identity));
+                    let (told, wait) = follow(&identity, status, &changes);
+                    told.tell(&identity, &informers);
+                    followed.insert(identity, Followed { told, wait });
+                }
+                // Told again: another informer may have started in between.
+                Some(News::Gone) => News::Gone.tell(&identity, &informers),
+                Some(News::Served | News::Unknown) => {}
+            }
+        }
+        loop {
+            select! {
+                // The sender is in what this holds.
+                _changed = wanted.changed() => break,
+                Some(change) = changes.next() => {
+                    // One that is aborted has no informers any more.
+                    let Ok((identity, status)) = change else { continue };
+                    let Some(of) = followed.get_mut(&identity) else { continue };
+                    let (news, wait) = follow(&identity, status, &changes);
+                    if std::mem::replace(of, Followed { told: news, wait }).told != news {
+                        news.tell(&identity, &informers);
+                    }
                 }
             }
         }
-        // Both senders are in what this holds.
-        select! {
-            _changed = wanted.changed() => {}
-            _changed = changes.changed() => {}
-        }
     }
+}
+
+/// Reads what is known of a type, and waits for its next change.
+fn follow(
+    identity: &TypeIdentity,
+    mut status: watch::Receiver<TypeStatus>,
+    changes: &FuturesUnordered<Change>,
+) -> (News, AbortHandle) {
+    let news = News::of(identity, &status.borrow_and_update());
+    let (wait, registration) = AbortHandle::new_pair();
+    let change = next(identity.clone(), status).boxed();
+    changes.push(Abortable::new(change, registration));
+    (news, wait)
+}
+
+/// Waits for the next change of a type.
+async fn next(
+    identity: TypeIdentity,
+    mut status: watch::Receiver<TypeStatus>,
+) -> (TypeIdentity, watch::Receiver<TypeStatus>) {
+    // The registry keeps the sender for as long as there is a receiver.
+    if status.changed().await.is_err() {
+        pending::<()>().await;
+    }
+    (identity, status)
 }
 
 fn at_its_version(identity: &TypeIdentity) -> TypeRef {
@@ -58,6 +118,17 @@ fn at_its_version(identity: &TypeIdentity) -> TypeRef {
 }
 
 impl News {
+    fn tell(self, identity: &TypeIdentity, informers: &InformerSet) {
+        match self {
+            Self::Served => informers.type_served(identity),
+            Self::Unknown => {}
+            Self::Gone => {
+                debug!(resource = %identity, "type is gone, its informers end");
+                informers.type_gone(identity);
+            }
+        }
+    }
+
     fn of(identity: &TypeIdentity, status: &TypeStatus) -> Self {
         let is_same = status.served.as_ref().is_some_and(|served| served.identity == *identity);
         match &status.state {
@@ -74,12 +145,25 @@ impl News {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        task::{Context, Wake, Waker},
+    };
 
     use k8s_openapi::jiff::Timestamp;
+    use tokio::task::JoinSet;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::{discovery::InstallingReason, informer::fixture, kind::ServedType};
+    use crate::{
+        discovery::{DiscoveryOptions, InstallingReason},
+        informer::{InformerKey, InformerOptions, fixture},
+        kind::ServedType,
+        testing::{CrdBuilder, simulated::SimulatedServer},
+    };
 
     fn widgets(uid: &str) -> ServedType {
         let mut widgets = fixture::widgets();
@@ -106,5 +190,48 @@ mod tests {
         check(TypeState::Unknown(None), None, News::Unknown);
         check(TypeState::Unknown(Some(Box::new(TypeState::Served))), Some("old"), News::Unknown);
         check(TypeState::Unknown(Some(Box::new(TypeState::Absent))), None, News::Unknown);
+    }
+
+    struct Woken(AtomicBool);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_of_a_type_that_no_informer_watches_wakes_nobody() {
+        let server = SimulatedServer::new();
+        let (types, discovery) = TypeRegistry::new(server.client(), DiscoveryOptions::default());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(discovery.run(CancellationToken::new()));
+        let crd = |kind: &str| CrdBuilder::new("example.com", kind).version("v1").build();
+        let install = async |kind: &str, plural: &str| {
+            let mut status = types.subscribe(&TypeRef::resource("example.com", "v1", plural));
+            server.install(&crd(kind)).unwrap();
+            status.wait_for(|status| status.state == TypeState::Served).await.unwrap();
+        };
+        install("Widget", "widgets").await;
+        let served = types.served(&TypeRef::resource("example.com", "v1", "widgets")).unwrap();
+        let informers = InformerSet::new(server.client(), InformerOptions::default());
+        let _widgets = informers.subscribe(&served, InformerKey::new(served.identity.clone()));
+        let mut tell = Box::pin(tell(types.clone(), informers.clone()));
+        let woken = Arc::new(Woken(AtomicBool::new(true)));
+        let waker = Waker::from(Arc::clone(&woken));
+        while woken.0.swap(false, Ordering::SeqCst) {
+            assert!(tell.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+
+        install("Gadget", "gadgets").await;
+        assert!(!woken.0.load(Ordering::SeqCst), "it is asked about another type");
+
+        server.uninstall("widgets.example.com").unwrap();
+        let mut status = types.subscribe(&at_its_version(&served.identity));
+        status.wait_for(|status| status.state == TypeState::Absent).await.unwrap();
+        while woken.0.swap(false, Ordering::SeqCst) {
+            assert!(tell.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+        }
+        assert!(informers.status().is_empty());
     }
 }

@@ -18,6 +18,8 @@ use std::{
 
 use tokio::time::Instant;
 
+use crate::duration::LONGEST;
+
 /// How many follow one that was answered. One would never be faster than those that wait would be
 /// by themselves; with two all workers are busy after a few answers, and a set of which the most
 /// part fails is not kept going.
@@ -28,9 +30,6 @@ const RECENTLY: Duration = Duration::from_secs(10);
 
 /// By how much a wait is varied, so that what failed together does not come back together.
 const JITTER: f64 = 0.2;
-
-/// Nobody means to wait longer than that, and a sum with it never overflows.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// How often those that wait are tried, all of them together.
 #[derive(Clone, Copy, Debug)]

@@ -29,6 +29,7 @@ use super::{
     spec::Spec,
 };
 use crate::{
+    duration::after,
     informer::Subscription,
     manager::{BoxError, Epoch, RunResult, StopReason},
 };
@@ -447,7 +448,7 @@ impl Run {
         } else {
             self.epoch.grace()
         };
-        let deadline = Instant::now() + grace.min(LONGEST_GRACE);
+        let deadline = after(Instant::now(), grace);
         self.drain_workers(deadline).await;
         drop(timeout_at(deadline, self.context.errands_done()).await);
         self.epoch.fence().close();
@@ -490,9 +491,6 @@ const BURST: Duration = Duration::from_secs(10);
 
 /// A cache that has not caught up by the time it is looked at this seldom is worth a word.
 const LONG_WAIT: Duration = Duration::from_secs(1);
-
-/// What is added to the clock must not overflow it.
-const LONGEST_GRACE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 impl Worker {
     fn new(series: &Arc<Series>) -> Self {

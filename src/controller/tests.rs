@@ -30,6 +30,7 @@ const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
 mod cluster;
+mod durations;
 mod flapping;
 mod handlers;
 mod own_sources;

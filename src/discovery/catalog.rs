@@ -5,13 +5,20 @@
 //! explain is never taken from discovery, so that an old answer cannot bring back what is gone.
 
 mod judgement;
+mod static_mode;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
-pub(super) use self::judgement::Judgement;
+use tokio::time::Instant;
+
+use self::static_mode::{Missing, StaticMode};
+pub(super) use self::{
+    judgement::Judgement,
+    static_mode::{Polled, Reading},
+};
 use super::{
     answer::{Answer, AnsweredVersion, Resource},
     api_service::{AGGREGATOR, ApiService, Backend},
@@ -40,11 +47,16 @@ pub(super) struct Catalog {
     documents: ByGroup<Document>,
     /// Some answer named every group version.
     enumerated: bool,
-    /// CRDs may not be watched: discovery says everything, the CRDs known before lend their uids.
-    static_mode: bool,
+    /// Set while CRDs may not be watched: discovery is the only source of their types. The CRDs
+    /// known before lend their uids and list kinds.
+    static_mode: Option<StaticMode>,
+    /// uids of CRDs whose types static mode published first, without a uid. They keep that
+    /// identity until the CRD is gone.
+    unnamed: HashSet<Arc<str>>,
     /// While APIServices are not known: names of types whose CRDs are gone. Discovery may still
-    /// list them, and nothing else tells that they were not built in.
-    retired: HashSet<(Arc<str>, TypeName)>,
+    /// list them, and nothing else tells that they were not built in. With each, how many complete
+    /// answers in a row did not list it; after [`CONFIRMATIONS`] it is forgotten.
+    retired: HashMap<(Arc<str>, TypeName), u8>,
 }
 
 /// By group, then by plural or version.
@@ -60,16 +72,28 @@ enum Listed {
 }
 
 /// What discovery said of a group version.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Document {
     /// The last that was current; none if there never was one.
     resources: Option<Vec<Resource>>,
+    /// Resources of static mode that are missing from `resources` and not proven to be gone.
+    missing: Vec<Missing>,
     /// uid of the APIService that names the service it came from.
     uid: Option<Arc<str>>,
     /// Something happened since that it does not tell.
     stale: bool,
     /// How many complete answers in a row have not named it.
     missed: u8,
+    /// When static mode first got a complete answer that does not name it.
+    missed_since: Option<Instant>,
+}
+
+impl Document {
+    /// Every resource that is not proven to be gone.
+    fn known(&self) -> impl Iterator<Item = &Resource> {
+        let missing = self.missing.iter().map(|missing| &missing.resource);
+        self.resources.iter().flatten().chain(missing)
+    }
 }
 
 /// So many complete answers must agree that a group version is gone where no APIService tells:
@@ -96,6 +120,10 @@ impl Touched {
 impl Catalog {
     /// All CRDs there are: those that are missing were deleted.
     pub(super) fn crds_listed(&mut self, crds: Vec<Crd>, touched: &mut Touched) {
+        if let Some(static_mode) = &mut self.static_mode {
+            static_mode.relisted = Some(crds);
+            return;
+        }
         let listed: HashSet<(Arc<str>, Arc<str>)> =
             crds.iter().map(|crd| (crd.group.clone(), crd.plural.clone())).collect();
         let gone: Vec<Crd> = self
@@ -123,6 +151,9 @@ impl Catalog {
         }
         if let Some(old) = old {
             touched.crd(old);
+            if old.uid != crd.uid {
+                self.unnamed.remove(&old.uid);
+            }
         }
         touched.crd(&crd);
         group.insert(crd.plural.clone(), crd);
@@ -132,20 +163,26 @@ impl Catalog {
     pub(super) fn crd_deleted(&mut self, crd: &Crd, touched: &mut Touched) {
         let Some(old) = take(&mut self.crds, &crd.group, &crd.plural) else { return };
         touched.crd(&old);
+        self.unnamed.remove(&old.uid);
         if self.services_listed != Listed::Yes {
             let kinds = old.kinds().map(|kind| TypeName::Kind(kind.to_string()));
             let plural = TypeName::Resource(old.plural.to_string());
-            let names = kinds.chain([plural]).map(|name| (old.group.clone(), name));
+            let names = kinds.chain([plural]).map(|name| ((old.group.clone(), name), 0));
             self.retired.extend(names);
         }
     }
 
     /// The CRDs are watched (again): they say what they serve.
     pub(super) fn crds_watched(&mut self, touched: &mut Touched) {
-        if !std::mem::replace(&mut self.static_mode, false) {
-            return;
-        }
+        let Some(static_mode) = self.static_mode.take() else { return };
         touched.all = true;
+        if let Some(crds) = static_mode.relisted {
+            let unnamed = crds.iter().filter(|crd| self.is_published_unnamed(crd));
+            let unnamed: Vec<Arc<str>> = unnamed.map(|crd| crd.uid.clone()).collect();
+            self.unnamed.extend(unnamed);
+            self.crds_listed(crds, touched);
+        }
+        self.forget_what_is_missing();
         match self.services_listed {
             Listed::Yes => self.forget_what_crds_explain(),
             // What was learned meanwhile may belong to CRDs that are gone.
@@ -177,8 +214,10 @@ impl Catalog {
                     .insert(service.version, service.backend);
             }
             self.services_listed = Listed::Yes;
-            self.retired = HashSet::new();
-            self.forget_what_crds_explain();
+            self.retired = HashMap::new();
+            if self.static_mode.is_none() {
+                self.forget_what_crds_explain();
+            }
             touched.all = true;
             return self.unsettled() == Unsettled::Silent && self.enumerated;
         }
@@ -216,7 +255,7 @@ impl Catalog {
         touched.group(&group);
         let names_service = matches!(backend, Backend::Aggregated { .. })
             || matches!(old, Some(Backend::Aggregated { .. }));
-        if !backend.is_discovered() && !self.static_mode {
+        if !backend.is_discovered() && self.static_mode.is_none() {
             take(&mut self.documents, &group, &version);
         } else if names_service
             && let Some(document) = find_mut(&mut self.documents, &group, &version)
@@ -241,14 +280,21 @@ impl Catalog {
     }
 
     /// Discovery answered.
-    pub(super) fn answered(&mut self, answer: Answer, watching: bool, touched: &mut Touched) {
-        if !watching && answer.complete && !std::mem::replace(&mut self.static_mode, true) {
-            touched.all = true;
+    pub(super) fn answered(&mut self, answer: Answer, reading: Reading, touched: &mut Touched) {
+        let polled = match reading {
+            Reading::Static(polled) if answer.complete => Some(polled),
+            Reading::Static(_) | Reading::Watching => None,
+        };
+        if let Some(polled) = polled {
+            self.polled(polled, touched);
+        }
+        if answer.complete {
+            self.forget_retired(&answer);
         }
         let mut named = HashSet::new();
         for answered in answer.versions {
             named.insert((answered.group.clone(), answered.version.clone()));
-            self.version_answered(answered, touched);
+            self.version_answered(answered, polled, touched);
         }
         if !answer.complete {
             return;
@@ -262,26 +308,25 @@ impl Catalog {
             .collect();
         for (group, version) in missing {
             touched.group(&group);
-            let backend = find(&self.services, &group, &version);
-            let is_expected = match self.services_listed {
-                Listed::Yes => backend.is_some_and(|b| self.static_mode || b.is_discovered()),
-                Listed::NotYet | Listed::Refused => true,
-            };
-            let Some(document) = find_mut(&mut self.documents, &group, &version) else { continue };
+            let Some(mut document) = take(&mut self.documents, &group, &version) else { continue };
             document.stale = true;
             document.missed = document.missed.saturating_add(1);
-            let is_confirmed =
-                self.services_listed != Listed::Yes && document.missed >= CONFIRMATIONS;
-            if !is_expected || is_confirmed {
-                take(&mut self.documents, &group, &version);
+            document.missed_since = document.missed_since.or(polled.map(|polled| polled.now));
+            if !self.is_unnamed_for_good(&group, &version, &document, polled) {
+                self.documents.entry(group).or_default().insert(version, document);
             }
         }
-        if self.static_mode {
-            self.forget_crds_not_discovered();
+        if self.static_mode.is_some() {
+            self.forget_crds_not_discovered(touched);
         }
     }
 
-    fn version_answered(&mut self, answered: AnsweredVersion, touched: &mut Touched) {
+    fn version_answered(
+        &mut self,
+        answered: AnsweredVersion,
+        polled: Option<Polled>,
+        touched: &mut Touched,
+    ) {
         let (group, version) = (&answered.group, &answered.version);
         if **group == *AGGREGATOR {
             let own = self.services.entry(group.clone()).or_default();
@@ -293,13 +338,17 @@ impl Catalog {
             Some(Backend::BuiltIn | Backend::Crds) | None => None,
         };
         let is_discovered = backend.is_some_and(Backend::is_discovered);
-        if self.services_listed == Listed::Yes && !self.static_mode && !is_discovered {
+        let is_static = self.static_mode.is_some();
+        let old = find(&self.documents, group, version);
+        if self.services_listed == Listed::Yes
+            && (!is_static && !is_discovered || self.is_orphan(group, version, old))
+        {
             // Of CRDs, or an answer older than the removal of its APIService.
             return;
         }
         let crds = self.crds.get(group);
         let resources = answered.resources.map(|mut resources| {
-            if self.services_listed == Listed::Refused && !self.static_mode {
+            if self.services_listed == Listed::Refused && !is_static {
                 resources.retain(|resource| {
                     let is_crd = crds.is_some_and(|crds| crds.contains_key(&resource.plural));
                     let plural = TypeName::Resource(resource.plural.to_string());
@@ -308,18 +357,26 @@ impl Catalog {
             }
             resources
         });
-        let documents = self.documents.entry(group.clone()).or_default();
-        let old = documents.get(version);
         let new = match (resources, old) {
-            (Some(resources), _) => {
-                Document { resources: Some(resources), uid, stale: false, missed: 0 }
+            (Some(resources), old) => {
+                let missing = old
+                    .filter(|old| old.uid == uid)
+                    .map(|old| self.missing_from(&resources, old, (group, version), polled));
+                Document {
+                    resources: Some(resources),
+                    missing: missing.unwrap_or_default(),
+                    uid,
+                    ..Document::default()
+                }
             }
-            (None, Some(old)) => Document { stale: true, missed: 0, ..old.clone() },
-            (None, None) => Document { resources: None, uid, stale: true, missed: 0 },
+            (None, Some(old)) => {
+                Document { stale: true, missed: 0, missed_since: None, ..old.clone() }
+            }
+            (None, None) => Document { uid, stale: true, ..Document::default() },
         };
         if old != Some(&new) {
             touched.group(group);
-            documents.insert(version.clone(), new);
+            self.documents.entry(group.clone()).or_default().insert(version.clone(), new);
         }
     }
 
@@ -335,32 +392,32 @@ impl Catalog {
 
     /// Whether nothing stands out that could explain a type.
     pub(super) fn is_complete(&self) -> bool {
-        let crds = self.crds_listed || self.static_mode;
+        let crds = self.crds_listed || self.static_mode.is_some();
         crds && self.services_listed != Listed::NotYet && self.enumerated
     }
 
-    /// In static mode a CRD is gone when no version of its group lists its type any more.
-    fn forget_crds_not_discovered(&mut self) {
-        let documents = &self.documents;
-        self.crds.retain(|group, crds| {
-            crds.retain(|plural, _| {
-                documents.get(group).is_some_and(|versions| {
-                    versions.values().any(|document| {
-                        document.stale
-                            || document.resources.iter().flatten().any(|r| r.plural == *plural)
-                    })
-                })
+    /// Forgets the names of deleted CRDs that discovery has stopped listing.
+    fn forget_retired(&mut self, answer: &Answer) {
+        self.retired.retain(|(group, name), missed| {
+            let is_meant = |resource: &Resource| match name {
+                TypeName::Resource(plural) => *resource.plural == **plural,
+                TypeName::Kind(kind) => *resource.kind == **kind,
+            };
+            let mut versions = answer.versions.iter().filter(|version| version.group == *group);
+            let is_listed = versions.any(|version| {
+                version.resources.as_ref().is_none_or(|all| all.iter().any(is_meant))
             });
-            !crds.is_empty()
+            *missed = if is_listed { 0 } else { *missed + 1 };
+            *missed < CONFIRMATIONS
         });
     }
 
     /// A CRD served it, is gone, and nothing but an old answer could say otherwise.
     fn is_retired(&self, group: &str, name: &TypeName) -> bool {
         // Nearly always empty: the key is built only where it is not.
-        !self.static_mode
+        self.static_mode.is_none()
             && !self.retired.is_empty()
-            && self.retired.contains(&(group.into(), name.clone()))
+            && self.retired.contains_key(&(group.into(), name.clone()))
     }
 
     fn all_crds(&self) -> impl Iterator<Item = &Crd> {

@@ -11,7 +11,7 @@ use super::{
     raw::{Condition, Conditions, Raw},
     watch::Watched,
 };
-use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName};
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, VersionOrder};
 
 /// Why the server establishes no CRD whose conversion webhook it could not trust.
 const INVALID_CA_BUNDLE: &str = "InvalidCABundle";
@@ -38,6 +38,13 @@ pub(super) struct Crd {
 pub(super) struct Names {
     pub(super) kind: Arc<str>,
     pub(super) list_kind: Arc<str>,
+}
+
+impl Names {
+    /// The names of a type whose CRD is not known: discovery does not tell the list kind.
+    pub(super) fn by_convention(kind: &Arc<str>) -> Self {
+        Self { kind: kind.clone(), list_kind: format!("{kind}List").into() }
+    }
 }
 
 /// One version of a CRD.
@@ -97,8 +104,20 @@ impl Crd {
         served
     }
 
-    /// What is said to somebody who asks for it by `name` at `version`.
-    pub(super) fn judge(&self, version: &str, name: &TypeName) -> Judgement {
+    /// The names that its type is published with, under its uid or without.
+    pub(super) fn names_under(&self, uid: Option<&Arc<str>>) -> Names {
+        let names = self.names();
+        if uid.is_some() { names.clone() } else { Names::by_convention(&names.kind) }
+    }
+
+    /// The judgement for a request by `name` at `version`. The type is published with this `uid`:
+    /// the CRD's, or none.
+    pub(super) fn judge(
+        &self,
+        version: &str,
+        name: &TypeName,
+        uid: Option<&Arc<str>>,
+    ) -> Judgement {
         let refused = match &self.readiness {
             Readiness::NamesNotAccepted(message) => {
                 return Judgement::installing(InstallingReason::NamesNotAccepted(message.clone()));
@@ -121,18 +140,19 @@ impl Crd {
             let served = self.served_versions();
             return Judgement::installing(InstallingReason::VersionNotServed { served });
         };
-        let names = self.names();
+        let Names { kind, list_kind } = self.names_under(uid);
         let served = ServedType {
             identity: TypeIdentity {
                 group: self.group.clone(),
                 version: version.name.clone(),
                 plural: self.plural.clone(),
                 scope: self.scope,
-                uid: Some(self.uid.clone()),
+                uid: uid.cloned(),
             },
-            kind: names.kind.clone(),
-            list_kind: names.list_kind.clone(),
+            kind,
+            list_kind,
             subresources: version.subresources,
+            version_order: VersionOrder::Comparable,
         };
         let state = if self.terminating { TypeState::Terminating } else { TypeState::Served };
         Judgement { state, served: Some(Arc::new(served)) }

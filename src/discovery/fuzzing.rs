@@ -28,7 +28,7 @@ pub fn crd(data: &[u8]) {
     for name in &names {
         assert!(crd.answers_to(name));
         for version in &versions {
-            let judgement = crd.judge(version, name);
+            let judgement = crd.judge(version, name, Some(&crd.uid));
             match (&judgement.state, &judgement.served) {
                 (TypeState::Served | TypeState::Terminating, Some(found)) => {
                     assert!(crd.holds(name));

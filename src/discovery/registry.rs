@@ -26,10 +26,11 @@ use crate::kind::{GroupResource, ServedType, TypeIdentity, TypeName, TypeRef};
 #[derive(Clone, Debug)]
 pub struct DiscoveryOptions {
     /// Discovery is asked at least this often, give or take a tenth, in case that an event was
-    /// missed. Less than 100 ms counts as 100 ms. Default: 10 minutes.
+    /// missed. Less than 100 ms counts as 100 ms, more than a year as a year. Default: 10 minutes.
     pub backstop: Duration,
-    /// The same while CRDs may not be watched. Less than 100 ms counts as 100 ms. Default: 30
-    /// seconds.
+    /// The same while CRDs may not be watched. A type is absent then when two complete answers
+    /// that are this far apart, and at least 5 s, are without it. Less than 100 ms counts as
+    /// 100 ms, more than a year as a year. Default: 30 seconds.
     pub static_interval: Duration,
     /// How long a request to discovery may take. Default: 10 seconds.
     pub request_deadline: Duration,
@@ -284,7 +285,7 @@ impl Known {
                 since: status.since,
                 served_versions: self.catalog.served_versions(name),
                 origin: self.catalog.origin(name),
-                uid: identity.and_then(|identity| identity.uid.as_deref().map(String::from)),
+                uid: identity.and_then(|identity| self.catalog.uid(identity)).map(String::from),
                 subscribers: asked.get(name).copied().unwrap_or(0),
             }
         }));

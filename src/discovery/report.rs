@@ -44,7 +44,7 @@ pub struct TypeReport {
     pub origin: Origin,
     /// uid of its CRD or APIService.
     pub uid: Option<String>,
-    /// How many conditions and lookups watch this row.
+    /// How many conditions, lookups and informers watch this row.
     pub subscribers: usize,
 }
 

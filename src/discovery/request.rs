@@ -54,9 +54,11 @@ impl Error {
         }
     }
 
-    /// Whether the server says that it will never say: no right, or no such endpoint.
+    /// Whether the server refuses the request for good: no right, or no such verb.
+    ///
+    /// A 404 is an error like any other: a server that is starting, or a proxy, sends it too.
     pub(super) fn is_refusal(&self) -> bool {
-        matches!(self.code(), Some(403..=405))
+        matches!(self.code(), Some(403 | 405))
     }
 }
 
@@ -128,4 +130,19 @@ pub(super) async fn get_json<T: DeserializeOwned>(
 ) -> Result<T, Error> {
     let body = get(client, path, accept, deadline).await?;
     serde_json::from_slice(&body).map_err(|source| Error::Decode { path: path.into(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn not_found_is_an_error_and_no_refusal() {
+        for (code, expected) in [(401, false), (403, true), (404, false), (405, true), (500, false)]
+        {
+            let error = Error::Status { path: "/apis".into(), code, message: String::new() };
+
+            assert_eq!(error.is_refusal(), expected, "{code}");
+        }
+    }
 }

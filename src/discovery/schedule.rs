@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::duration::LONGEST;
+
 /// The first gap between two requests, doubling from there.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 /// The widest gap while something is unsettled.
@@ -38,7 +40,7 @@ impl Schedule {
     /// Asks at once, and at least every `interval`; one that is next to nothing would ask without
     /// pause, and counts as the first delay.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
-        let interval = interval.max(FIRST_DELAY);
+        let interval = interval.clamp(FIRST_DELAY, LONGEST);
         Self { interval, due: now, asked: None, asking: false, again: false, delay: FIRST_DELAY }
     }
 
@@ -60,7 +62,7 @@ impl Schedule {
 
     /// Another interval, from now on.
     pub(super) fn set_interval(&mut self, now: Instant, interval: Duration) {
-        let interval = interval.max(FIRST_DELAY);
+        let interval = interval.clamp(FIRST_DELAY, LONGEST);
         if self.interval != interval {
             self.interval = interval;
             self.changed(now);
@@ -167,6 +169,22 @@ mod tests {
                 assert!(gaps.iter().all(|gap| *gap >= 90), "{unsettled:?}: {gaps:?}");
             }
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endless_interval_asks_once_a_year() {
+        let now = Instant::now();
+        let mut schedule = Schedule::new(now, Duration::MAX);
+        for unsettled in [Unsettled::Silent, Unsettled::Announced, Unsettled::Nothing] {
+            gaps(&mut schedule, unsettled, 20);
+        }
+        schedule.set_interval(now, INTERVAL);
+        schedule.set_interval(now, Duration::MAX);
+
+        let gaps = gaps(&mut schedule, Unsettled::Nothing, 2);
+
+        let day = 24 * 3_600_000;
+        assert!((328 * day..=402 * day).contains(&gaps[1]), "{gaps:?}");
     }
 
     #[tokio::test(start_paused = true)]

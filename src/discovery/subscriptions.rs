@@ -72,25 +72,31 @@ impl Subscriptions {
         judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
     ) {
         if touched.all {
-            for (group, names) in &mut self.groups {
-                for (name, versions) in names {
-                    self.count -= publish_name(group, name, versions, now, &judge);
-                }
-            }
+            self.groups.retain(|group, names| {
+                self.count -= publish_group(group, names, now, &judge);
+                !names.is_empty()
+            });
             return;
         }
         for group in &touched.groups {
-            for (name, versions) in self.groups.get_mut(&**group).into_iter().flatten() {
-                self.count -= publish_name(group, name, versions, now, &judge);
+            let Some(names) = self.groups.get_mut(&**group) else { continue };
+            self.count -= publish_group(group, names, now, &judge);
+            if names.is_empty() {
+                self.groups.remove(&**group);
             }
         }
         for (type_, kinds) in &touched.types {
             let Some(names) = self.groups.get_mut(&type_.group) else { continue };
             let by_kind = kinds.iter().map(|kind| TypeName::Kind(kind.to_string()));
             for name in by_kind.chain([TypeName::Resource(type_.resource.clone())]) {
-                if let Some(versions) = names.get_mut(&name) {
-                    self.count -= publish_name(&type_.group, &name, versions, now, &judge);
+                let Some(versions) = names.get_mut(&name) else { continue };
+                self.count -= publish_name(&type_.group, &name, versions, now, &judge);
+                if versions.is_empty() {
+                    names.remove(&name);
                 }
+            }
+            if names.is_empty() {
+                self.groups.remove(&type_.group);
             }
         }
     }
@@ -125,6 +131,22 @@ impl Subscriptions {
     }
 }
 
+/// Publishes to every name of a group, and drops those without a receiver; the number of entries
+/// dropped.
+fn publish_group(
+    group: &str,
+    names: &mut HashMap<TypeName, Versions>,
+    now: Timestamp,
+    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
+) -> usize {
+    let mut dropped = 0;
+    names.retain(|name, versions| {
+        dropped += publish_name(group, name, versions, now, &judge);
+        !versions.is_empty()
+    });
+    dropped
+}
+
 /// Publishes to one name at every version asked for; the number of entries dropped.
 fn publish_name(
     group: &str,
@@ -157,4 +179,34 @@ fn publish_name(
 /// The status of a type that was never judged.
 pub(super) fn blank(now: Timestamp) -> TypeStatus {
     TypeStatus { state: TypeState::Unknown(None), served: None, since: now }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_nobody_listens_to_are_forgotten_with_the_next_change() {
+        let mut subscriptions = Subscriptions::default();
+        let now = Timestamp::UNIX_EPOCH;
+        let judge = |_: &TypeRef, _: Option<&TypeIdentity>| Judgement::absent();
+        let all = || Touched { all: true, ..Touched::default() };
+        let group = || Touched { groups: ["example.com".into()].into(), ..Touched::default() };
+        let type_ = |name: &str| {
+            let type_ref = TypeRef::resource("example.com", "v1", name);
+            let name = crate::kind::GroupResource { group: type_ref.group, resource: name.into() };
+            Touched { types: [(name, Default::default())].into(), ..Touched::default() }
+        };
+
+        for n in 0..10_000 {
+            let name = format!("t{n}");
+            let type_ref = TypeRef::resource("example.com", "v1", &*name);
+            drop(subscriptions.subscribe(&type_ref, || blank(now)));
+            let touched = [all(), group(), type_(&name)].into_iter().nth(n % 3).unwrap();
+            subscriptions.publish(&touched, now, judge);
+        }
+
+        let names: usize = subscriptions.groups.values().map(HashMap::len).sum();
+        assert_eq!((names, subscriptions.groups.len(), subscriptions.count), (0, 0, 0));
+    }
 }

@@ -1,6 +1,6 @@
 //! The task that keeps the registry current.
 
-use std::{fmt, future, pin::Pin, sync::Arc};
+use std::{fmt, future, pin::Pin, sync::Arc, time::Duration};
 
 use futures::{FutureExt, Stream, StreamExt, future::BoxFuture};
 use k8s_openapi::jiff::Timestamp;
@@ -14,7 +14,7 @@ use super::{
     answer::Answer,
     api_service::ApiService,
     ask::ask,
-    catalog::Touched,
+    catalog::{Polled, Reading, Touched},
     crd::Crd,
     metrics::{Outcome, Request, Resource},
     registry::Shared,
@@ -28,6 +28,9 @@ use super::{
 const REFUSALS: u32 = 7;
 /// Without APIServices discovery alone must do, however they fail.
 const SERVICE_FAILURES: u32 = 9;
+/// Two answers that agree on an absence are at least this far apart: a server that is starting
+/// leaves out groups for a second or two.
+const SHORTEST_PERIOD: Duration = Duration::from_secs(5);
 /// What is ready is taken in before it is published, but no more than this: a burst must not
 /// hold up the first of its changes.
 const BATCH: usize = 64;
@@ -231,12 +234,20 @@ impl Running {
 
     fn on_answered(&mut self, answer: Result<Answer, Error>, touched: &mut Touched) {
         self.request = None;
-        let watching = *self.shared.mode.borrow() == Mode::Watching;
+        let reading = match &*self.shared.mode.borrow() {
+            Mode::Watching => Reading::Watching,
+            Mode::Static(_) => {
+                // The schedule may ask a tenth earlier.
+                let interval = self.options.static_interval;
+                let period = (interval - interval / 10).max(SHORTEST_PERIOD);
+                Reading::Static(Polled { now: Instant::now(), period })
+            }
+        };
         let mut known = self.shared.write();
         let outcome = match answer {
             Ok(answer) => {
                 let outcome = if answer.complete { Outcome::complete } else { Outcome::partial };
-                known.catalog.answered(answer, watching, touched);
+                known.catalog.answered(answer, reading, touched);
                 outcome
             }
             Err(error) => {

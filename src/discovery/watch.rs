@@ -247,7 +247,9 @@ impl<T: Watched> Reader<T> {
     }
 
     fn failed_watch(&mut self, resource_version: String, error: Error) -> Change<T> {
-        let phase = if error.code() == Some(410) || (self.attempt + 1).is_multiple_of(RESUMES) {
+        // After a refusal a list says what happened meanwhile, before the watch is open again.
+        let is_lost = error.code() == Some(410) || error.is_refusal();
+        let phase = if is_lost || (self.attempt + 1).is_multiple_of(RESUMES) {
             Phase::List
         } else {
             Phase::Open { resource_version }

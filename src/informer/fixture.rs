@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Object;
-use crate::kind::{Scope, ServedType, Subresources, TypeIdentity};
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
 /// A `Widget` in the making.
 pub(crate) struct Fixture {
@@ -22,6 +22,7 @@ pub(crate) fn widgets() -> ServedType {
         kind: "Widget".into(),
         list_kind: "WidgetList".into(),
         subresources: Subresources::default(),
+        version_order: VersionOrder::Comparable,
     }
 }
 

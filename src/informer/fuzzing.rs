@@ -10,7 +10,7 @@ use super::{
     reader::Lines,
     wire::{Bookmark, Event, Page, error_event, in_stream},
 };
-use crate::kind::{Scope, ServedType, Subresources, TypeIdentity};
+use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
 /// The lines of a watch are the same wherever the chunks are cut, and what is made of each is what
 /// a tree of it would say.
@@ -151,5 +151,6 @@ fn widgets() -> ServedType {
         kind: text("Widget"),
         list_kind: text("WidgetList"),
         subresources: Subresources::default(),
+        version_order: VersionOrder::Comparable,
     }
 }

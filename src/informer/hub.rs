@@ -91,20 +91,31 @@ impl Hub {
         Some(mailbox)
     }
 
-    /// Removes a subscriber; whether it was the last one. Nobody reads from a closed hub's store
-    /// after that.
+    /// Removes a subscriber; whether it was the last one. If the hub is closed, its objects are
+    /// freed then.
     pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) -> bool {
         let mut state = self.lock();
         let before = state.subscribers.len();
         state.subscribers.retain(|other| !Arc::ptr_eq(other, mailbox));
         let last = state.subscribers.is_empty() && before > 0;
-        if last && state.closed.is_some() {
-            self.store.clear();
-        }
         if last {
             self.idle.send_replace(Some(Instant::now()));
         }
+        drop(state);
+        self.discard();
         last
+    }
+
+    /// Frees the objects of a closed hub without subscribers. Not for a caller that holds a lock:
+    /// a large store takes long.
+    pub(super) fn discard(&self) {
+        let state = self.lock();
+        let is_unused = state.closed.is_some() && state.subscribers.is_empty();
+        drop(state);
+        // Nothing is put into the store of a closed hub, and it is not joined any more.
+        if is_unused {
+            self.store.clear();
+        }
     }
 
     pub(super) fn subscribers(&self) -> usize {
@@ -211,8 +222,8 @@ impl Hub {
     /// Ends it: subscribers are told, the task is asked to end. The first reason stands. Whether
     /// this was the first.
     ///
-    /// The store is emptied when the last subscriber leaves: what is still being worked on must
-    /// not take objects for deleted.
+    /// The store stays as it is: what is still being worked on must not take objects for deleted.
+    /// [`Hub::discard`] empties it when the last subscriber has left.
     pub(super) fn close(&self, reason: Ended) -> bool {
         self.close_if(reason, |_subscribers| true)
     }
@@ -231,9 +242,6 @@ impl Hub {
         state.quarantine.clear();
         for mailbox in &state.subscribers {
             mailbox.end(reason.clone());
-        }
-        if state.subscribers.is_empty() {
-            self.store.clear();
         }
         drop(state);
         self.progress.send_replace(Progress::Ended(reason));

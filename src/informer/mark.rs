@@ -2,32 +2,51 @@
 
 use std::sync::Arc;
 
-/// The position from which a watch resumes. It never goes back but by a complete list.
+use crate::kind::VersionOrder;
+
+/// The position from which a watch resumes.
 ///
-/// A resourceVersion is a number for every server we know; two that are not both numbers are not
-/// compared, and the later one to arrive counts.
+/// Where versions are comparable it never goes back but by a complete list. Where they are opaque,
+/// the version that arrived last is the position. After a list without a version there is no
+/// position: nothing says which changes between that list and an event were missed.
 #[derive(Clone, Debug)]
 pub(super) struct Mark {
     version: Arc<str>,
+    order: VersionOrder,
 }
 
 impl Mark {
-    pub(super) fn new(version: &str) -> Self {
-        Self { version: version.into() }
+    /// The position of a list, which may be none.
+    pub(super) fn new(version: &str, order: VersionOrder) -> Self {
+        Self { version: version.into(), order }
     }
 
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// Whether a version is from before this one.
+    /// Whether a watch can go on from here.
+    pub(super) fn is_position(&self) -> bool {
+        !self.version.is_empty()
+    }
+
+    /// Whether a version is known to be from before this one.
     pub(super) fn is_past(&self, version: &str) -> bool {
-        is_older(version, &self.version)
+        is_older(version, &self.version, self.order)
+    }
+
+    /// Whether a list of this version shows that a silent watch from here misses changes: the
+    /// server is behind, or, where that cannot be known, not where the watch is.
+    pub(super) fn is_contradicted(&self, version: &str) -> bool {
+        match self.order {
+            VersionOrder::Comparable => self.is_past(version),
+            VersionOrder::Opaque => !version.is_empty() && *self.version != *version,
+        }
     }
 
     /// Moves to a version, unless that is older or none at all; whether it is not older.
     pub(super) fn advance(&mut self, version: &str) -> bool {
-        if version.is_empty() || self.is_past(version) {
+        if version.is_empty() || !self.is_position() || self.is_past(version) {
             return false;
         }
         if *self.version != *version {
@@ -38,10 +57,10 @@ impl Mark {
 }
 
 /// Whether one version is older than another; no, when they cannot be compared.
-pub(super) fn is_older(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version < than,
-        (Err(_), _) | (_, Err(_)) => false,
+pub(super) fn is_older(version: &str, than: &str, order: VersionOrder) -> bool {
+    match (order, version.parse::<u64>(), than.parse::<u64>()) {
+        (VersionOrder::Comparable, Ok(version), Ok(than)) => version < than,
+        (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
     }
 }
 
@@ -51,7 +70,12 @@ mod tests {
 
     #[track_caller]
     fn check(from: &str, to: &str, expected: &str) {
-        let mut mark = Mark::new(from);
+        check_by(VersionOrder::Comparable, from, to, expected);
+    }
+
+    #[track_caller]
+    fn check_by(order: VersionOrder, from: &str, to: &str, expected: &str) {
+        let mut mark = Mark::new(from, order);
 
         let advanced = mark.advance(to);
 
@@ -65,7 +89,24 @@ mod tests {
         check("10", "9", "10");
         check("10", "10", "10");
         check("10", "", "10");
-        check("", "7", "7");
+    }
+
+    #[test]
+    fn a_list_without_a_version_has_no_position_whatever_comes_after_it() {
+        for order in [VersionOrder::Comparable, VersionOrder::Opaque] {
+            check_by(order, "", "7", "");
+            assert!(!Mark::new("", order).is_position());
+        }
+    }
+
+    #[test]
+    fn where_versions_are_opaque_the_last_to_arrive_counts() {
+        check_by(VersionOrder::Opaque, "10", "9", "9");
+        check_by(VersionOrder::Opaque, "10", "", "10");
+        let mark = Mark::new("10", VersionOrder::Opaque);
+        assert!(!mark.is_past("9"));
+        assert!(mark.is_contradicted("9") && mark.is_contradicted("11"));
+        assert!(!mark.is_contradicted("10") && !mark.is_contradicted(""));
     }
 
     #[test]

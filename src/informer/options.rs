@@ -18,7 +18,8 @@ pub struct InformerOptions {
     pub max_page_bytes: usize,
     /// The longest event of a watch that is read; 16 MiB.
     pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is slow to answer does not count.
+    /// Lists under way at once; 16. One that the server is silent about for a second does not
+    /// count until the server goes on.
     pub max_concurrent_lists: usize,
     /// How long the server may take to begin an answer, and to go on with a list; 30 s.
     pub request_deadline: Duration,

@@ -28,6 +28,7 @@ use super::{
     metrics::{EventKind, TypeMetrics},
     wire::{Slot, Wire},
 };
+use crate::kind::VersionOrder;
 
 /// Some load balancers drop a connection that has been idle for 240 s, and tell nobody.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
@@ -44,6 +45,8 @@ pub(super) struct Reflector {
     lists: Arc<Semaphore>,
     metrics: TypeMetrics,
     backoff: Backoff,
+    /// How versions of the type may be used.
+    order: VersionOrder,
     /// Where the watch goes on; none asks for a list.
     mark: Option<Mark>,
     listing: Listing,
@@ -81,6 +84,7 @@ impl Reflector {
         options: Arc<InformerOptions>,
         lists: Arc<Semaphore>,
         metrics: TypeMetrics,
+        order: VersionOrder,
     ) -> Self {
         let listing = Listing {
             limit: options.page_limit.max(1),
@@ -97,6 +101,7 @@ impl Reflector {
             lists,
             metrics,
             backoff: Backoff::default(),
+            order,
             mark: None,
             listing,
             long_lines: (0, String::new()),
@@ -129,6 +134,10 @@ impl Reflector {
         let mut verdict = classify(phase, &failure);
         if phase == Phase::Watch && matches!(failure, Failure::TooLong { .. }) {
             verdict.step = self.long_line();
+        }
+        if verdict.step == Step::Again && self.mark.as_ref().is_some_and(|it| !it.is_position()) {
+            // What went while nothing was watched is found by a list alone.
+            verdict.step = Step::Relist;
         }
         match verdict.step {
             Step::Again => {}
@@ -215,7 +224,7 @@ impl Reflector {
 
     /// A place among the lists under way; given back when waiting to retry.
     async fn slot(&self) -> Slot {
-        self.lists.clone().acquire_owned().await.ok()
+        Slot::acquire(self.lists.clone()).await
     }
 
     fn quarantine(&self, error: &ObjectError) {

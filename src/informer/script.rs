@@ -19,6 +19,7 @@ use super::{
     InformerKey, InformerOptions, InformerSet, Object, Progress, Subscription,
     fixture::{Fixture, widgets},
 };
+use crate::kind::{ServedType, VersionOrder};
 
 type Chunk = io::Result<Frame<Bytes>>;
 type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
@@ -263,6 +264,7 @@ pub(super) struct Rig {
     pub(super) set: InformerSet,
     pub(super) script: Script,
     pub(super) key: InformerKey,
+    served: ServedType,
 }
 
 impl Rig {
@@ -273,11 +275,18 @@ impl Rig {
     pub(super) fn with(options: InformerOptions) -> Self {
         let (client, script) = script();
         let set = InformerSet::new(client, options);
-        Self { set, script, key: InformerKey::new(widgets().identity) }
+        Self { set, script, key: InformerKey::new(widgets().identity), served: widgets() }
+    }
+
+    /// Of a type whose versions cannot be compared.
+    pub(super) fn opaque() -> Self {
+        let mut rig = Self::new();
+        rig.served.version_order = VersionOrder::Opaque;
+        rig
     }
 
     pub(super) fn subscribe(&self) -> Subscription {
-        self.set.subscribe(&widgets(), self.key.clone())
+        self.set.subscribe(&self.served, self.key.clone())
     }
 
     /// A subscriber in sync with these objects, and the watch from position 10.

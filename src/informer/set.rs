@@ -23,7 +23,10 @@ use super::{
     Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
     wire::Wire,
 };
-use crate::kind::{ServedType, TypeIdentity};
+use crate::{
+    duration::after,
+    kind::{ServedType, TypeIdentity},
+};
 
 /// One informer of a set, for status and metrics.
 #[derive(Clone, Debug)]
@@ -189,7 +192,8 @@ impl Shared {
         }
         match informers.live.get(key) {
             Some(hub) if hub.kind == served.kind => return Some(hub.clone()),
-            // Its kind was changed in place: what is cached was read under the old one.
+            // Its kind was changed in place: what is cached was read under the old one. Its task
+            // frees the store.
             Some(_) => {
                 if let Some(old) = informers.live.remove(key) {
                     old.close(Ended::TypeGone);
@@ -245,6 +249,7 @@ impl Shared {
             self.options.clone(),
             self.lists.clone(),
             metrics,
+            served.version_order,
         );
         let ending = Ending { set: self.clone(), hub: hub.clone() };
         self.tasks.spawn(drive(ending, reflector).instrument(span));
@@ -260,14 +265,19 @@ impl Shared {
     }
 
     fn close(&self, condition: impl Fn(&Hub) -> bool, reason: &Ended) {
+        let mut closed = Vec::new();
         self.lock().live.retain(|_, hub| {
             let matches = condition(hub);
             if matches {
                 hub.close(reason.clone());
                 self.discount(&hub.key.identity);
+                closed.push(hub.clone());
             }
             !matches
         });
+        for hub in closed {
+            hub.discard();
+        }
     }
 
     fn close_unused(&self, hub: &Arc<Hub>, reason: Ended) -> bool {
@@ -276,6 +286,8 @@ impl Shared {
         if closed {
             self.forget(&mut informers, hub);
         }
+        drop(informers);
+        hub.discard();
         closed
     }
 
@@ -283,6 +295,8 @@ impl Shared {
         let mut informers = self.lock();
         hub.close(reason);
         self.forget(&mut informers, hub);
+        drop(informers);
+        hub.discard();
     }
 
     /// Takes a hub out, unless another one has its place.
@@ -344,7 +358,7 @@ async fn unused(ending: &Ending) {
             match since {
                 Some(since) => {
                     let _timer = ending.set.metrics.lingering(&ending.hub.key.identity);
-                    sleep_until(since + linger).await;
+                    sleep_until(after(since, linger)).await;
                 }
                 None => std::future::pending().await,
             }

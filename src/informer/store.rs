@@ -242,18 +242,26 @@ impl Store {
 
     /// Drops every object and the memory of the maps.
     pub(super) fn clear(&self) {
-        let mut indexes = self.write();
-        self.shared.objects.clear();
-        self.shared.objects.shrink_to_fit();
-        for (_, buckets) in indexes.custom.values_mut().flatten() {
-            *buckets = HashMap::new();
+        if self.is_empty() && self.bytes() == 0 {
+            return;
         }
-        *indexes = Indexes {
-            custom: mem::take(&mut indexes.custom),
-            next_reader: indexes.next_reader,
-            ..Indexes::default()
-        };
-        self.shared.bytes.store(0, Ordering::Relaxed);
+        // Freed last, under no lock of the store: what is held here keeps the objects alive.
+        let objects = self.list();
+        let mut freed = Indexes::default();
+        let mut values = Vec::new();
+        {
+            let mut indexes = self.write();
+            self.shared.objects.clear();
+            self.shared.objects.shrink_to_fit();
+            for (_, buckets) in indexes.custom.values_mut().flatten() {
+                values.push(mem::take(buckets));
+            }
+            mem::swap(&mut *indexes, &mut freed);
+            indexes.custom = mem::take(&mut freed.custom);
+            indexes.next_reader = freed.next_reader;
+            self.shared.bytes.store(0, Ordering::Relaxed);
+        }
+        drop((freed, values, objects));
     }
 
     // No code of ours panics under this lock, and an index is whole between two statements.

@@ -1,23 +1,24 @@
 //! The requests of an informer, and what of their answers is not an object.
 
-use std::{borrow::Cow, collections::HashMap, error::Error, time::Duration};
+use std::{borrow::Cow, collections::HashMap, error::Error, sync::Arc, time::Duration};
 
 use http::{Request, Response, header};
 use kube::{Client, client::Body};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
 
 use super::{InformerKey, Projection, classify::Failure, decode, reader::WholeReader};
+use crate::duration::after;
 
 /// An error's body is a status of a few hundred bytes, or some proxy's page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
 const MESSAGE_MAX: usize = 1024;
-/// A list that has said nothing for this long no longer counts among those under way: a server
-/// that does not answer for one type must not hold up the lists of others.
+/// A list that has been silent for this long does not count among those under way until the server
+/// goes on: a server that does not answer for one type must not hold up the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest one page may take, however steadily it trickles.
 const PAGE_MAX: Duration = Duration::from_secs(300);
@@ -34,7 +35,42 @@ pub(super) struct Wire {
 }
 
 /// A place among the lists under way.
-pub(super) type Slot = Option<OwnedSemaphorePermit>;
+#[derive(Debug)]
+pub(super) struct Slot {
+    lists: Arc<Semaphore>,
+    /// None while the server is silent.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Slot {
+    /// Waits for a place, in the order in which lists ask.
+    pub(super) async fn acquire(lists: Arc<Semaphore>) -> Self {
+        let mut slot = Self { lists, permit: None };
+        slot.resume().await;
+        slot
+    }
+
+    /// Waits for the server, and gives the place up meanwhile when that takes long. What it
+    /// answers then is taken in once there is a place again.
+    pub(super) async fn wait<T>(
+        &mut self,
+        answer: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
+        let mut answer = std::pin::pin!(answer);
+        if let Ok(prompt) = timeout(PATIENCE, answer.as_mut()).await {
+            return prompt;
+        }
+        self.permit = None;
+        let late = answer.await?;
+        self.resume().await;
+        Ok(late)
+    }
+
+    async fn resume(&mut self) {
+        // It is never closed.
+        self.permit = self.lists.clone().acquire_owned().await.ok();
+    }
+}
 
 impl Wire {
     pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration) -> Self {
@@ -68,17 +104,21 @@ impl Wire {
             push_parameter(&mut query, "continue", token);
         }
         let end = Instant::now() + PAGE_MAX;
-        let response = patient(slot, self.send(&query, "PartialObjectMetadataList")).await?;
+        let response = slot.wait(self.send(&query, "PartialObjectMetadataList")).await?;
         let mut reader = WholeReader::new(response.into_body(), budget);
         loop {
-            let chunk = timeout_at(end.min(Instant::now() + self.deadline), reader.more());
-            let after = self.deadline;
-            match patient(slot, chunk).await {
-                Ok(Ok(true)) => {}
-                Ok(Ok(false)) => return Ok(reader.into_bytes()),
-                Ok(Err(Failure::Transport(error))) => return Err(Failure::BrokenOff(error)),
-                Ok(Err(failure)) => return Err(failure),
-                Err(_elapsed) => return Err(Failure::Deadline { what: "rest of a list", after }),
+            let chunk = async {
+                let idle = end.min(after(Instant::now(), self.deadline));
+                match timeout_at(idle, reader.more()).await {
+                    Ok(Err(Failure::Transport(error))) => Err(Failure::BrokenOff(error)),
+                    Ok(more) => more,
+                    Err(_elapsed) => {
+                        Err(Failure::Deadline { what: "rest of a list", after: self.deadline })
+                    }
+                }
+            };
+            if !slot.wait(chunk).await? {
+                return Ok(reader.into_bytes());
             }
         }
     }
@@ -96,7 +136,7 @@ impl Wire {
             "watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
              &resourceVersionMatch=NotOlderThan&timeoutSeconds={seconds}"
         );
-        Ok(patient(slot, self.send(&query, "PartialObjectMetadata")).await?.into_body())
+        Ok(slot.wait(self.send(&query, "PartialObjectMetadata")).await?.into_body())
     }
 
     /// Sends, and turns everything but a success into a failure.
@@ -116,7 +156,7 @@ impl Wire {
             .body(Body::empty())
             .map_err(|error| Failure::Transport(chain(&error)))?;
         let late = Failure::Deadline { what: "answer", after: self.deadline };
-        let end = Instant::now() + self.deadline;
+        let end = after(Instant::now(), self.deadline);
         let response = timeout_at(end, self.client.send(request))
             .await
             .map_err(|_elapsed| late.clone())?
@@ -157,18 +197,6 @@ async fn refusal(response: Response<Body>) -> Failure {
             Failure::Status { code, reason: String::new(), message, retry_after }
         }
     }
-}
-
-/// Waits, and gives the place up when that takes long.
-pub(super) async fn patient<F: Future>(slot: &mut Slot, future: F) -> F::Output {
-    let mut future = std::pin::pin!(future);
-    if slot.is_some() {
-        match timeout(PATIENCE, future.as_mut()).await {
-            Ok(output) => return output,
-            Err(_elapsed) => drop(slot.take()),
-        }
-    }
-    future.await
 }
 
 /// An error with its sources: a status shows nothing but text.

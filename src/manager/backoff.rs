@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Nobody means to wait longer than that; a clock with it added does not overflow, and a timer can
-/// be set for it.
-const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+use crate::duration::LONGEST;
 
 /// Doubles from `first` to `longest`, with jitter; forgets after `healthy`.
 #[derive(Clone, Debug, PartialEq, Eq)]

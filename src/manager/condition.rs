@@ -40,7 +40,7 @@ pub struct Basis {
 
 impl From<&ServedType> for Basis {
     fn from(served: &ServedType) -> Self {
-        let ServedType { identity, kind, list_kind, subresources: _ } = served;
+        let ServedType { identity, kind, list_kind, .. } = served;
         Self { identity: identity.clone(), kind: kind.clone(), list_kind: list_kind.clone() }
     }
 }

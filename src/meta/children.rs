@@ -233,7 +233,7 @@ fn delete(child: &Child) -> Step {
 #[cfg(test)]
 pub(crate) mod fixtures {
     use super::*;
-    use crate::kind::{Scope, Subresources, TypeIdentity};
+    use crate::kind::{Scope, Subresources, TypeIdentity, VersionOrder};
 
     pub(crate) fn served(group: &str, plural: &str, kind: &str, scope: Scope) -> Arc<ServedType> {
         Arc::new(ServedType {
@@ -247,6 +247,7 @@ pub(crate) mod fixtures {
             kind: kind.into(),
             list_kind: format!("{kind}List").into(),
             subresources: Subresources { status: true, scale: false },
+            version_order: VersionOrder::Comparable,
         })
     }
 

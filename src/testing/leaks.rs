@@ -27,6 +27,7 @@ pub use self::{
     trend::{Slope, Trend},
 };
 use super::{AuditLog, AuditMark, Faults, open_watches};
+use crate::duration::after;
 
 /// Between two looks: what ends a task or closes a socket tells nobody.
 const LOOK: Duration = Duration::from_millis(5);
@@ -264,7 +265,7 @@ impl LeakOracle {
     ///
     /// Cancel safe.
     pub async fn compare(&self, baseline: &Measure) -> Result<(), Growth> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = after(Instant::now(), self.patience);
         loop {
             let now = self.measure();
             let mut growth = now.grown_since(baseline);

@@ -18,8 +18,8 @@ use tokio::time::timeout;
 use super::target::Target;
 use crate::{
     controller::{Context, board::Attached},
-    informer::{Object, ObjectKey},
-    kind::{Scope, TypeIdentity},
+    informer::{Object, ObjectKey, Projection},
+    kind::{Scope, TypeIdentity, VersionOrder},
     manager::retry_after,
 };
 
@@ -35,6 +35,9 @@ const METADATA: HeaderValue = HeaderValue::from_static(
 #[derive(Debug, Default)]
 pub(super) struct Live {
     version: String,
+    order: VersionOrder,
+    // Cached objects are whole, so that their content can be compared.
+    whole: bool,
     objects: HashMap<ObjectKey, Object>,
     // No cache has these, or not as they are.
     unreadable: HashSet<ObjectKey>,
@@ -129,7 +132,14 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
         limit: target.name.is_none().then_some(PAGE),
         ..ListParams::default()
     };
-    let mut live = Live::default();
+    let mut live = Live {
+        order: cache.served.version_order,
+        // A collection is read as metadata.
+        whole: target.name.is_some()
+            && cache.key.projection == Projection::Full
+            && !cache.key.managed_fields,
+        ..Live::default()
+    };
     loop {
         let mut request = Request::new(path.as_str()).list(&parameters)?;
         if target.name.is_none() {
@@ -188,45 +198,50 @@ impl Live {
             cached.iter().map(|object| (object.key(), object)).collect();
         let newer = self.objects.values().filter(|live| {
             let cached = known.get(live.key());
-            cached.is_none_or(|cached| !is_as_new(cached, live))
+            cached.is_none_or(|cached| !self.is_as_new(cached, live))
         });
         let gone = cached.iter().filter(|cached| {
             let key = cached.key();
             !self.objects.contains_key(key)
                 && !self.unreadable.contains(key)
-                && !is_newer(&cached.header().resource_version, &self.version)
+                && !self.is_newer(&cached.header().resource_version, &self.version)
         });
         newer.chain(gone).map(|object| object.key().clone()).collect()
     }
 
     /// What it has of each of these objects, which may be nothing.
     fn parted(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
-        let Self { version, mut objects, unreadable: _ } = self;
+        let Self { version, order, whole, mut objects, unreadable: _ } = self;
         keys.into_iter().map(move |key| {
             let object = objects.remove_entry(&key);
             let version = version.clone();
-            (key, Self { version, objects: object.into_iter().collect(), ..Self::default() })
+            let objects = object.into_iter().collect();
+            (key, Self { version, order, whole, objects, ..Self::default() })
         })
     }
-}
 
-fn is_as_new(cached: &Object, live: &Object) -> bool {
-    let (cached, live) = (cached.header(), live.header());
-    (&cached.uid, &cached.resource_version) == (&live.uid, &live.resource_version)
-        || is_newer(&cached.resource_version, &live.resource_version)
-}
+    fn is_as_new(&self, cached: &Object, live: &Object) -> bool {
+        let (mine, theirs) = (cached.header(), live.header());
+        let is_same = if self.whole {
+            cached.is_same_version(live)
+        } else {
+            (&mine.uid, &mine.resource_version) == (&theirs.uid, &theirs.resource_version)
+        };
+        is_same || self.is_newer(&mine.resource_version, &theirs.resource_version)
+    }
 
-/// Versions that are no numbers cannot be compared; the next look will do.
-fn is_newer(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version > than,
-        (Err(_), _) | (_, Err(_)) => false,
+    /// Opaque versions, and those that are no numbers, cannot be compared; the next look will do.
+    fn is_newer(&self, version: &str, than: &str) -> bool {
+        match (self.order, version.parse::<u64>(), than.parse::<u64>()) {
+            (VersionOrder::Comparable, Ok(version), Ok(than)) => version > than,
+            (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::controller::fixture::widget;
@@ -238,11 +253,33 @@ mod tests {
     #[track_caller]
     fn check(live: &[Object], cached: &[Object], missed: Option<&str>) {
         let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
-        let live = Live { version: "10".to_owned(), objects, ..Live::default() };
+        let order = VersionOrder::Comparable;
+        let live = Live { version: "10".to_owned(), order, objects, ..Live::default() };
 
         let keys: Vec<_> = live.missed_by(cached).iter().map(ToString::to_string).collect();
 
         assert_eq!(keys, Vec::from_iter(missed));
+    }
+
+    #[test]
+    fn opaque_versions_are_not_compared() {
+        let check = |live: &[Object], cached: &[Object], missed: Option<&str>| {
+            let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
+            let order = VersionOrder::Opaque;
+            let (version, whole) = ("10".to_owned(), true);
+            let live = Live { version, order, whole, objects, ..Live::default() };
+            let keys: Vec<_> = live.missed_by(cached).iter().map(ToString::to_string).collect();
+            assert_eq!(keys, Vec::from_iter(missed));
+        };
+        check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "12")], Some("ns/a"));
+        check(&[], &[object("a", "a", "11")], Some("ns/a"));
+        let bare = |labels: Value| {
+            widget(json!({"name": "a", "uid": "a", "resourceVersion": "", "labels": labels}))
+        };
+        let (plain, labelled) = (bare(json!({})), bare(json!({"x": "y"})));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&plain), Some("ns/a"));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&labelled), None);
     }
 
     #[test]

@@ -13,12 +13,14 @@ use super::{
         InstallingReason, Origin, TypeState,
         answer::Resource,
         api_service::{AGGREGATOR, Backend},
-        crd::Crd,
+        crd::{Crd, Names},
         schedule::Unsettled,
     },
     Catalog, Document, Listed, entries, find,
 };
-use crate::kind::{GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef};
+use crate::kind::{
+    GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef, VersionOrder,
+};
 
 /// The state of a type and how to talk to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -94,9 +96,10 @@ impl Catalog {
             });
         let known = entries(&self.documents)
             .filter(|(group, version, document)| {
-                let is_told = self.services_listed == Listed::Yes && !self.static_mode;
+                let is_told = self.services_listed == Listed::Yes && self.static_mode.is_none();
                 let is_down = find(&self.services, group, version).is_some_and(Backend::is_down);
-                self.is_orphan(group, version) || (document.stale && !is_told && !is_down)
+                self.is_orphan(group, version, Some(document))
+                    || (document.stale && !is_told && !is_down)
             })
             .map(|_| Unsettled::Silent);
         expected.chain(known).max().unwrap_or(Unsettled::Nothing)
@@ -104,9 +107,9 @@ impl Catalog {
 
     /// Whether hints about this type are worth a look: nobody else tells of its end.
     pub(in crate::discovery) fn is_discovered(&self, identity: &TypeIdentity) -> bool {
-        self.static_mode
+        self.static_mode.is_some()
             || find(&self.crds, &identity.group, &identity.plural)
-                .is_none_or(|crd| Some(&crd.uid) != identity.uid.as_ref())
+                .is_none_or(|crd| self.uid_of(crd) != identity.uid.as_ref())
     }
 
     /// Every type that is known.
@@ -122,7 +125,7 @@ impl Catalog {
             .get(group)
             .into_iter()
             .flat_map(BTreeMap::values)
-            .flat_map(|document| document.resources.iter().flatten())
+            .flat_map(Document::known)
             .map(|resource| &resource.plural);
         crds.chain(resources)
             .map(|plural| GroupResource { group: group.into(), resource: plural.to_string() })
@@ -135,7 +138,7 @@ impl Catalog {
             || self.documents.get(name.group.as_str()).is_some_and(|versions| {
                 versions
                     .values()
-                    .flat_map(|document| document.resources.iter().flatten())
+                    .flat_map(Document::known)
                     .any(|resource| *resource.plural == *name.resource)
             })
     }
@@ -158,9 +161,15 @@ impl Catalog {
         self.documents
             .get(name.group.as_str())?
             .values()
-            .flat_map(|document| document.resources.iter().flatten())
+            .flat_map(Document::known)
             .find(|resource| *resource.plural == *name.resource)
             .map(|resource| (resource.kind.clone(), resource.scope))
+    }
+
+    /// uid of what serves a type: of its CRD, also where the identity has none.
+    pub(in crate::discovery) fn uid<'a>(&'a self, identity: &'a TypeIdentity) -> Option<&'a str> {
+        let crd = || find(&self.crds, &identity.group, &identity.plural);
+        identity.uid.as_deref().or_else(|| crd().map(|crd| &*crd.uid))
     }
 
     /// Where a type comes from.
@@ -180,11 +189,11 @@ impl Catalog {
     fn at(&self, group: &str, version: &str, name: &TypeName) -> Judgement {
         let aggregated =
             matches!(find(&self.services, group, version), Some(Backend::Aggregated { .. }));
-        if !self.static_mode
+        if self.static_mode.is_none()
             && !aggregated
             && let Some(crd) = self.crd(group, name)
         {
-            return crd.judge(version, name);
+            return crd.judge(version, name, self.uid_of(crd));
         }
         if !aggregated && self.is_retired(group, name) {
             return Judgement::absent();
@@ -205,13 +214,13 @@ impl Catalog {
         let is_explained = match self.services_listed {
             Listed::Yes => true,
             Listed::NotYet => false,
-            Listed::Refused => self.crds_listed || self.static_mode,
+            Listed::Refused => self.crds_listed || self.static_mode.is_some(),
         };
         if !is_explained && !group.is_empty() {
             return Judgement::unknown();
         }
         let down = find(&self.services, group, version).is_some_and(Backend::is_down);
-        let doubtful = document.stale || down || self.is_orphan(group, version);
+        let doubtful = document.stale || down || self.is_orphan(group, version, Some(document));
         match judgement.state {
             TypeState::Unknown(_) => judgement,
             TypeState::Absent
@@ -236,41 +245,66 @@ impl Catalog {
         resources: &[Resource],
         document: &Document,
     ) -> Judgement {
-        let found = resources
-            .iter()
-            .filter(|resource| match name {
-                TypeName::Resource(plural) => *resource.plural == **plural,
-                TypeName::Kind(kind) => *resource.kind == **kind,
-            })
-            .max_by_key(|resource| resource.watchable);
-        let Some(resource) = found else {
+        let is_meant = |resource: &&Resource| match name {
+            TypeName::Resource(plural) => *resource.plural == **plural,
+            TypeName::Kind(kind) => *resource.kind == **kind,
+        };
+        let listed = resources.iter().filter(is_meant).max_by_key(|resource| resource.watchable);
+        let missing = || document.missing.iter().map(|it| &it.resource).find(is_meant);
+        let Some(resource) = listed.or_else(missing) else {
             // A CRD may add a type to a built-in group.
-            return if self.crds_listed || self.static_mode {
-                Judgement::absent()
-            } else {
-                Judgement::unknown()
-            };
+            return if self.knows_all_crds() { Judgement::absent() } else { Judgement::unknown() };
         };
         if !resource.watchable {
             return Judgement::not_watchable();
         }
-        let uid = match find(&self.crds, group, &resource.plural) {
-            Some(crd) if self.static_mode => Some(crd.uid.clone()),
-            _ => document.uid.clone(),
+        let crd = find(&self.crds, group, &resource.plural).filter(|crd| {
+            self.static_mode.is_some() && document.uid.is_none() && crd.scope == resource.scope
+        });
+        let uid = match crd {
+            Some(crd) => self.uid_of(crd),
+            None => document.uid.as_ref(),
         };
+        let names = crd.map(|crd| crd.names_under(uid)).filter(|it| it.kind == resource.kind);
         let served = ServedType {
             identity: TypeIdentity {
                 group: group.into(),
                 version: version.into(),
                 plural: resource.plural.clone(),
                 scope: resource.scope,
-                uid,
+                uid: uid.cloned(),
             },
             kind: resource.kind.clone(),
-            list_kind: format!("{}List", resource.kind).into(),
+            list_kind: names.unwrap_or_else(|| Names::by_convention(&resource.kind)).list_kind,
             subresources: resource.subresources,
+            version_order: self.version_order(group, version, document, crd),
         };
-        Judgement { state: TypeState::Served, served: Some(Arc::new(served)) }
+        let terminating = crd.is_some_and(|crd| crd.terminating);
+        let state = if terminating { TypeState::Terminating } else { TypeState::Served };
+        let judgement = Judgement { state, served: Some(Arc::new(served)) };
+        if listed.is_some() { judgement } else { judgement.doubted() }
+    }
+
+    /// Comparable where it is known that kube-apiserver itself serves the type.
+    fn version_order(
+        &self,
+        group: &str,
+        version: &str,
+        document: &Document,
+        crd: Option<&Crd>,
+    ) -> VersionOrder {
+        let is_own = match find(&self.services, group, version) {
+            Some(Backend::BuiltIn | Backend::Crds) => true,
+            Some(Backend::Aggregated { .. }) => false,
+            // The core group has no other server.
+            None => document.uid.is_none() && (group.is_empty() || crd.is_some()),
+        };
+        if is_own { VersionOrder::Comparable } else { VersionOrder::Opaque }
+    }
+
+    /// Whether a type that no CRD and no document explains does not exist.
+    fn knows_all_crds(&self) -> bool {
+        self.static_mode.as_ref().map_or(self.crds_listed, |known| known.agreed)
     }
 
     /// The best version that can be talked to; else the most telling reason why there is none.
@@ -328,26 +362,35 @@ impl Catalog {
 
     /// Whether it is proven that a group version serves nothing that no CRD serves.
     fn is_proven_absent(&self, group: &str, version: Option<&str>) -> bool {
-        if !self.crds_listed && !self.static_mode {
+        if !self.knows_all_crds() {
             return false;
         }
+        let is_static = self.static_mode.is_some();
+        let is_expected = |backend: &Backend| is_static || backend.is_discovered();
         let expected = self.services.get(group).is_some_and(|versions| match version {
-            Some(version) => versions.get(version).is_some_and(Backend::is_discovered),
-            None => versions.values().any(Backend::is_discovered),
+            Some(version) => versions.get(version).is_some_and(is_expected),
+            None => versions.values().any(is_expected),
         });
         if expected {
             return false;
         }
         match self.services_listed {
-            Listed::Yes if !self.static_mode && group != AGGREGATOR => true,
+            Listed::Yes if !is_static && group != AGGREGATOR => true,
             Listed::Yes | Listed::NotYet | Listed::Refused => self.enumerated,
         }
     }
 
     /// Its APIService is gone, and discovery has not yet agreed.
-    fn is_orphan(&self, group: &str, version: &str) -> bool {
+    pub(super) fn is_orphan(
+        &self,
+        group: &str,
+        version: &str,
+        document: Option<&Document>,
+    ) -> bool {
+        // In static mode the others may be of CRDs.
+        let is_aggregated = document.is_some_and(|document| document.uid.is_some());
         self.services_listed == Listed::Yes
-            && !self.static_mode
+            && (self.static_mode.is_none() || is_aggregated)
             && find(&self.services, group, version).is_none()
     }
 }

@@ -5,7 +5,10 @@ mod crds;
 mod laws;
 mod services;
 
+use std::{sync::LazyLock, time::Duration};
+
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::{
     super::{
@@ -17,6 +20,8 @@ use super::{
 };
 use crate::kind::{Scope, TypeIdentity, TypeRef};
 
+/// The period of static mode.
+const PERIOD: Duration = Duration::from_secs(30);
 const SERVED: &str = "Served";
 const ABSENT: &str = "Absent";
 const TERMINATING: &str = "Terminating";
@@ -63,6 +68,11 @@ impl CrdBuilder {
             .map(|(name, served)| json!({ "name": name, "served": served }))
             .collect();
         self.set("/spec/versions", json!(versions))
+    }
+
+    fn list_kind(self, list_kind: &str) -> Self {
+        self.set("/spec/names/listKind", json!(list_kind))
+            .set("/status/acceptedNames/listKind", json!(list_kind))
     }
 
     fn new_born(self) -> Self {
@@ -165,7 +175,22 @@ impl Catalog {
     }
 
     fn hear(&mut self, answer: Answer) {
-        self.answered(answer, true, &mut Touched::default());
+        self.answered(answer, Reading::Watching, &mut Touched::default());
+    }
+
+    /// An answer in static mode, so many seconds after some instant.
+    fn poll(&mut self, answer: Answer, seconds: u64) -> Touched {
+        static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+        let mut touched = Touched::default();
+        let polled = Polled { now: *BEGIN + Duration::from_secs(seconds), period: PERIOD };
+        self.answered(answer, Reading::Static(polled), &mut touched);
+        touched
+    }
+
+    /// CRDs can be listed and watched again.
+    fn read_again(&mut self, crds: Vec<Crd>) {
+        self.list(crds);
+        self.crds_watched(&mut Touched::default());
     }
 
     fn serve(&mut self, service: ApiService) -> bool {

@@ -13,7 +13,7 @@ use crate::informer::{
     mark::Mark,
     metrics::EventKind,
     reader::LineReader,
-    wire::{self, Bookmark, Event, Page, Slot, error_event, patient},
+    wire::{self, Bookmark, Event, Page, Slot, error_event},
 };
 
 /// A streaming list that has been silent for this long has no end.
@@ -118,7 +118,11 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;
-        self.mark = Some(Mark::new(version));
+        self.mark = Some(Mark::new(version, self.order));
+        if version.is_empty() {
+            // A server without versions has no watch cache, and streams no lists.
+            self.listing.never_stream = true;
+        }
         self.hub.complete();
         debug!(resource_version = version, objects = self.hub.store.len(), "list is complete");
     }
@@ -148,11 +152,11 @@ impl Reflector {
         let mut roll = self.roll();
         let mut count = 0;
         loop {
-            let line = timeout(STREAM_IDLE, lines.next());
-            let line = patient(slot, line)
-                .await
-                .map_err(|_elapsed| Failure::Endless)??
-                .ok_or(Failure::Closed)?;
+            let line = async {
+                let line = timeout(STREAM_IDLE, lines.next()).await;
+                line.map_err(|_elapsed| Failure::Endless)??.ok_or(Failure::Closed)
+            };
+            let line = slot.wait(line).await?;
             let line = decode::text(&line);
             let event = match serde_json::from_str::<Event<'_>>(&line) {
                 Ok(event) => event,
@@ -549,5 +553,31 @@ mod tests {
 
         assert!(started.elapsed() < Duration::from_secs(31));
         rig.script.list().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_silent_waits_for_a_place_again() {
+        let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+        let mut rig = Rig::with(options);
+        let first = rig.subscribe();
+        let slow = rig.script.list().await;
+        rig.key.namespace = Some("ns".into());
+        let second = rig.subscribe();
+        let half = rig.script.list().await.open();
+        half.text(r#"{"metadata":{"resourceVersion":"10"},"#);
+
+        // Its bytes flow while the other one has the only place.
+        slow.page(10, "more", &[widget("a", 1)]);
+        settle().await;
+        assert_eq!(stored(&first), names(&[]));
+        rig.script.assert_quiet();
+
+        half.text(r#""items":[]}"#);
+        drop(half);
+        second.drained().await;
+        let mut asked = [rig.script.next().await, rig.script.next().await];
+        asked.sort_by_key(|asked| asked.is_watch());
+        assert_eq!(asked[0].query.get("continue").map(String::as_str), Some("more"));
+        assert_eq!(stored(&first), names(&[("a", 1)]));
     }
 }

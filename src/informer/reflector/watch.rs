@@ -167,7 +167,7 @@ impl Reflector {
         let is_stale = self.hub.store.get(&key).is_some_and(|cached| {
             let cached = cached.header();
             let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
-            let newer = is_older(&version, &cached.resource_version);
+            let newer = is_older(&version, &cached.resource_version, self.order);
             newer || (other && self.is_past(&version))
         });
         if is_stale {
@@ -221,7 +221,9 @@ impl Reflector {
                 let text = decode::text(&bytes);
                 let page: Page<'_> = serde_json::from_str(&text).ok()?;
                 let version = page.metadata.unwrap_or_default().resource_version?;
-                self.is_past(&version).then_some(Failure::Suspect("the server has gone back"))
+                let contradicted =
+                    self.mark.as_ref().is_some_and(|it| it.is_contradicted(&version));
+                contradicted.then_some(Failure::Suspect("the server is elsewhere than the watch"))
             }
         }
     }
@@ -518,5 +520,73 @@ mod tests {
         let probe = rig.script.list().await;
         probe.page(10, "", &[]);
         rig.script.watch(10).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn lists_without_a_version_are_made_again_on_each_reconnect() {
+        let mut rig = Rig::opaque();
+        let list = |names: &[&str]| {
+            let items: Vec<_> = names.iter().map(|name| widget(name, 1)).collect();
+            json!({"kind": "WidgetList", "metadata": {}, "items": items}).to_string()
+        };
+        let mut subscription = rig.subscribe();
+        rig.script.list().await.text(StatusCode::OK, &list(&["a", "b"]));
+        for _ in 0..2 {
+            subscription.next().await.unwrap();
+        }
+        let watch = rig.script.next().await;
+        assert!(watch.is_watch());
+        let watch = watch.open();
+        // A version of an object is no position of the list.
+        watch.event("MODIFIED", &widget("a", 7));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 7));
+        watch.event("MODIFIED", &widget("b", 3));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 1, 3));
+
+        watch.reset();
+        rig.script.list().await.text(StatusCode::OK, &list(&["a"]));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 7, 1));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 3, 0));
+        let watch = rig.script.next().await;
+        assert!(watch.is_watch());
+        drop(watch.open());
+        rig.script.list().await.text(StatusCode::OK, &list(&[]));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_versions_are_opaque_only_equal_ones_are_dropped() {
+        let mut rig = Rig::opaque();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 9), widget("b", 2)]).await;
+
+        watch.event("MODIFIED", &widget("a", 3));
+        assert_eq!(change(&mut subscription).await, ("a".into(), 9, 3));
+        watch.event("MODIFIED", &widget("a", 3));
+        watch.event("DELETED", &widget("b", 1));
+        assert_eq!(change(&mut subscription).await, ("b".into(), 2, 0));
+        watch.event("ADDED", &widget("c", 1));
+        assert_eq!(change(&mut subscription).await, ("c".into(), 0, 1));
+        watch.bookmark(4);
+        settle().await;
+        watch.reset();
+
+        // The position is the one that came last.
+        rig.script.watch(4).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_versions_are_opaque_a_silent_watch_is_followed_by_a_list_unless_nothing_moved() {
+        let mut rig = Rig::opaque();
+        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+
+        watch.dropped().await;
+        rig.script.list().await.page(10, "", &[]);
+        let watch = rig.script.watch(10).await.open();
+        watch.dropped().await;
+        rig.script.list().await.page(12, "", &[]);
+        let stream = rig.script.stream().await.open();
+        stream.end_of_list(12);
+
+        assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
     }
 }

@@ -398,3 +398,19 @@ async fn an_index_leaves_with_who_asked_for_it() {
     assert_eq!(Arc::strong_count(&held), 1, "its function is kept, and called for every object");
     drop(other);
 }
+
+#[tokio::test(start_paused = true)]
+async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
+    let mut rig = Rig::new();
+    let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
+    let (hub, store) = (first.hub(), first.store());
+    drop(first);
+
+    let guard = rig.set.shared.lock();
+    assert!(hub.close_if_unused(Ended::Released));
+    assert_eq!(store.len(), 1, "whoever holds the set's lock holds up everybody");
+    drop(guard);
+
+    settle().await;
+    assert!(store.is_empty());
+}

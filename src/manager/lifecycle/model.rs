@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::*;
 use crate::{
     discovery::{InstallingReason, TypeState, TypeStatus},
-    kind::{Scope, ServedType, Subresources, TypeIdentity, TypeRef},
+    kind::{Scope, ServedType, Subresources, TypeIdentity, TypeRef, VersionOrder},
     manager::condition::{Basis, judge},
 };
 
@@ -93,6 +93,7 @@ fn served(uid: char) -> ServedType {
         kind: "Widget".into(),
         list_kind: "WidgetList".into(),
         subresources: Subresources::default(),
+        version_order: VersionOrder::Comparable,
     }
 }
 

@@ -206,10 +206,11 @@ impl Cluster {
     }
 
     pub(super) fn schedule(&mut self, delay: Duration, job: Job) {
-        let planned = self.jobs.iter().any(|((due, _), it)| *due <= self.now + delay && *it == job);
+        let at = self.now.saturating_add(delay);
+        let planned = self.jobs.iter().any(|((due, _), it)| *due <= at && *it == job);
         if !planned {
             self.last_job += 1;
-            self.jobs.insert((self.now + delay, self.last_job), job);
+            self.jobs.insert((at, self.last_job), job);
         }
     }
 

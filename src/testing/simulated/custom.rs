@@ -243,7 +243,7 @@ impl Cluster {
             // The cache is filled for whoever asks first, and knows nothing of what was before.
             self.history.restart_cache(&storage.into());
         }
-        let ready = *custom.cache_ready.get_or_insert(now + ready_after);
+        let ready = *custom.cache_ready.get_or_insert(now.saturating_add(ready_after));
         // Pages are read past the cache.
         if now < ready && !pages { Err(Refusal::initializing()) } else { Ok(()) }
     }

@@ -20,6 +20,7 @@ use super::{
     shared::{Next, RequestGuard, Shared},
     watches::WatchId,
 };
+use crate::duration::after;
 
 /// Answers requests in the name of one user. Goes under [`kube::Client::new`], with layers around
 /// it if wanted: [`Faults`](crate::testing::Faults), for one.
@@ -189,7 +190,7 @@ impl WatchBody {
                 Next::Wait(wait) => wait,
             };
             // The alarm is set anew each time: what is due next may have changed.
-            let alarm = Instant::now() + wait.max(Duration::from_nanos(1));
+            let alarm = after(Instant::now(), wait.max(Duration::from_nanos(1)));
             let sleep = match &mut self.sleep {
                 Some(sleep) => {
                     sleep.as_mut().reset(alarm);

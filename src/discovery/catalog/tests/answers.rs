@@ -66,17 +66,135 @@ fn in_static_mode_discovery_tells_everything() {
     catalog.hear(with.clone());
     assert_eq!(catalog.status(&widgets()), Judgement::unknown());
 
-    catalog.answered(with, false, &mut Touched::default());
+    catalog.poll(with, 0);
     assert_eq!(catalog.word(&widgets()), SERVED);
     assert_eq!(catalog.identity(&widgets()).uid, None);
     assert!(catalog.is_discovered(&catalog.identity(&widgets())));
 
-    catalog.answered(answer(&[apps()]), false, &mut Touched::default());
-    catalog.check_doubted(&widgets(), TypeState::Served);
-    for _ in 1..CONFIRMATIONS {
-        catalog.answered(answer(&[apps()]), false, &mut Touched::default());
+    catalog.poll(answer(&[apps()]), 1);
+    for seconds in 2..31 {
+        catalog.poll(answer(&[apps()]), seconds);
+        catalog.check_doubted(&widgets(), TypeState::Served);
     }
+    catalog.poll(answer(&[apps()]), 31);
     assert_eq!(catalog.word(&widgets()), ABSENT);
+}
+
+#[test]
+fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
+    let other = [resource("gadgets", "Gadget")];
+    let listed = [resource("gadgets", "Gadget"), resource("widgets", "Widget")];
+    let with = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&listed[..]))]);
+    let without_group = || answer(&[apps(), metrics()]);
+    let without_type = || answer(&[apps(), metrics(), ("example.com", "v1", Some(&other[..]))]);
+    for without in [&without_group as &dyn Fn() -> Answer, &without_type] {
+        let mut catalog = Catalog::complete();
+        let odd = crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
+        catalog.list(vec![odd.build()]);
+        let before = catalog.status(&widgets()).served;
+
+        // The first answers after the right is lost.
+        catalog.poll(without(), 0);
+        catalog.check_doubted(&widgets(), TypeState::Served);
+        assert_eq!(catalog.status(&widgets()).served, before);
+        catalog.poll(Answer { complete: false, ..without() }, 40);
+        catalog.check_doubted(&widgets(), TypeState::Served);
+        catalog.poll(with(), 41);
+        assert_eq!(catalog.status(&widgets()).served, before);
+        assert_eq!(catalog.word(&widgets()), SERVED);
+
+        catalog.poll(without(), 50);
+        catalog.poll(without(), 79);
+        catalog.check_doubted(&widgets(), TypeState::Served);
+        assert_eq!(catalog.status(&widgets()).served, before);
+        catalog.poll(without(), 80);
+        assert_eq!(catalog.word(&widgets()), ABSENT);
+
+        // What comes back may be another type.
+        catalog.poll(with(), 81);
+        assert_eq!(catalog.identity(&widgets()).uid, None);
+    }
+}
+
+#[test]
+fn in_static_mode_a_type_that_no_answer_has_named_is_unknown_for_a_period() {
+    let mut catalog = Catalog::default();
+    catalog.services_refused(&mut Touched::default());
+
+    catalog.poll(answer(&[apps()]), 0);
+    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    catalog.poll(answer(&[apps()]), 29);
+    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+
+    assert!(catalog.poll(answer(&[apps()]), 30).all);
+    assert_eq!(catalog.word(&widgets()), ABSENT);
+}
+
+#[test]
+fn in_static_mode_api_services_that_are_read_late_take_nothing_away() {
+    let listed = [resource("widgets", "Widget")];
+    let with = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+    let mut catalog = Catalog::default();
+    catalog.services_refused(&mut Touched::default());
+    catalog.poll(with(), 0);
+    catalog.poll(with(), 30);
+
+    let services =
+        vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
+    catalog.services_listed(services, &mut Touched::default());
+
+    assert_eq!(catalog.word(&widgets()), SERVED);
+    assert_eq!(catalog.word(&deployments()), SERVED);
+}
+
+#[test]
+fn in_static_mode_another_scope_is_another_crd() {
+    let mut catalog = Catalog::complete();
+    catalog.list(vec![crd("widgets", "Widget").build()]);
+    let cluster = [Resource { scope: Scope::Cluster, ..resource("widgets", "Widget") }];
+
+    catalog.poll(answer(&[apps(), metrics(), ("example.com", "v1", Some(&cluster[..]))]), 0);
+
+    assert_eq!(catalog.identity(&widgets()).uid, None);
+}
+
+#[test]
+fn in_static_mode_an_old_answer_about_an_aggregated_type_changes_no_identity() {
+    let mut catalog = Catalog::complete();
+    let before = catalog.identity(&loads());
+    catalog.poll(answer(&[apps(), metrics()]), 0);
+
+    catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
+    catalog.poll(answer(&[apps(), metrics()]), 1);
+    catalog.check_doubted(&loads(), TypeState::Served);
+    assert_eq!(catalog.identity(&loads()), before);
+
+    catalog.poll(answer(&[apps()]), 2);
+    catalog.poll(answer(&[apps()]), 40);
+    assert_eq!(catalog.word(&loads()), ABSENT);
+}
+
+#[test]
+fn a_crd_that_static_mode_found_first_has_no_uid_until_it_is_another_one() {
+    let listed = [resource("widgets", "Widget")];
+    let with = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+    let mut catalog = Catalog::default();
+    let services =
+        vec![service("apps", "v1", Backend::BuiltIn), service("example.com", "v1", Backend::Crds)];
+    catalog.services_listed(services, &mut Touched::default());
+    catalog.poll(with(), 0);
+    let before = catalog.status(&widgets()).served;
+
+    let same = || crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
+    catalog.read_again(vec![same().build()]);
+    assert_eq!(catalog.status(&widgets()).served, before);
+    assert!(!catalog.is_discovered(&catalog.identity(&widgets())), "its end is pushed");
+    catalog.poll(with(), 60);
+    assert_eq!(catalog.status(&widgets()).served, before);
+
+    catalog.read_again(vec![same().uid("uid-2").build()]);
+    assert_eq!(catalog.identity(&widgets()).uid.as_deref(), Some("uid-2"));
+    assert!(catalog.unnamed.is_empty());
 }
 
 #[test]
@@ -87,37 +205,38 @@ fn in_static_mode_an_api_service_that_stands_keeps_its_types() {
     catalog.services_listed(services, &mut Touched::default());
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), ("example.com", "v1", Some(listed.as_slice()))];
-    catalog.answered(answer(&with), false, &mut Touched::default());
+    catalog.poll(answer(&with), 0);
 
-    for _ in 0..20 {
-        catalog.answered(answer(&[apps()]), false, &mut Touched::default());
+    for minutes in 1..20 {
+        catalog.poll(answer(&[apps()]), minutes * 60);
     }
     catalog.check_doubted(&widgets(), TypeState::Served);
 
     catalog.service_deleted(&"example.com".into(), &"v1".into(), &mut Touched::default());
-    catalog.answered(answer(&[apps()]), false, &mut Touched::default());
+    catalog.poll(answer(&[apps()]), 20 * 60);
     assert_eq!(catalog.word(&widgets()), ABSENT);
 }
 
 #[test]
 fn losing_the_right_to_watch_crds_changes_no_identity() {
     let mut catalog = Catalog::complete();
-    catalog.list(vec![crd("widgets", "Widget").build()]);
-    let before = catalog.identity(&widgets());
+    let odd = || crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
+    catalog.list(vec![odd().build()]);
+    let before = catalog.status(&widgets()).served;
     let versions = [apps(), metrics(), ("example.com", "v1", None)];
     let listed = [resource("widgets", "Widget")];
     let with = [apps(), metrics(), ("example.com", "v1", Some(listed.as_slice()))];
 
-    catalog.answered(Answer { complete: false, ..answer(&[]) }, false, &mut Touched::default());
-    assert_eq!(catalog.identity(&widgets()), before);
-    catalog.answered(answer(&versions), false, &mut Touched::default());
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
-    catalog.answered(answer(&with), false, &mut Touched::default());
-    assert_eq!(catalog.identity(&widgets()), before);
+    catalog.poll(Answer { complete: false, ..answer(&[]) }, 0);
+    assert_eq!(catalog.status(&widgets()).served, before);
+    catalog.poll(answer(&versions), 1);
+    catalog.check_doubted(&widgets(), TypeState::Served);
+    assert_eq!(catalog.status(&widgets()).served, before);
+    catalog.poll(answer(&with), 2);
+    assert_eq!(catalog.status(&widgets()).served, before);
 
-    catalog.list(vec![crd("widgets", "Widget").build()]);
-    catalog.crds_watched(&mut Touched::default());
-    assert_eq!(catalog.identity(&widgets()), before);
+    catalog.read_again(vec![odd().build()]);
+    assert_eq!(catalog.status(&widgets()).served, before);
     assert_eq!(catalog.word(&deployments()), SERVED);
 }
 

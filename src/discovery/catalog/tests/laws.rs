@@ -17,6 +17,8 @@ struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Kind {
     uid: u8,
+    /// Its list kind is not the usual one.
+    odd: bool,
     newer: bool,
     older: bool,
     life: Life,
@@ -34,12 +36,8 @@ fn kind() -> impl Strategy<Value = Option<Kind>> {
         1 => Just(Life::NewBorn), 3 => Just(Life::Established), 1 => Just(Life::Terminating)
     ];
     prop::option::of(
-        (1..3_u8, any::<bool>(), any::<bool>(), life).prop_map(|(uid, newer, older, life)| Kind {
-            uid,
-            newer,
-            older,
-            life,
-        }),
+        (1..3_u8, any::<bool>(), any::<(bool, bool)>(), life)
+            .prop_map(|(uid, odd, (newer, older), life)| Kind { uid, odd, newer, older, life }),
     )
 }
 
@@ -60,6 +58,7 @@ impl Cluster {
             let made = crd(plural, name)
                 .uid(&format!("{plural}-{}", kind.uid))
                 .versions(&[("v2", kind.newer), ("v1", kind.older)]);
+            let made = if kind.odd { made.list_kind(&format!("{name}Array")) } else { made };
             match kind.life {
                 Life::NewBorn => made.new_born(),
                 Life::Established => made,
@@ -103,12 +102,33 @@ impl Cluster {
         answer(&versions)
     }
 
+    /// What discovery says of everything, the types of CRDs included.
+    fn discovered(&self) -> Answer {
+        let mut all = self.answer();
+        for (version, is_served) in
+            [("v2", (|kind| kind.newer) as fn(&Kind) -> bool), ("v1", |kind| kind.older)]
+        {
+            let listed = |kind: &Option<Kind>, plural, name| {
+                let is_listed = |kind: &Kind| is_served(kind) && kind.life != Life::NewBorn;
+                kind.as_ref().is_some_and(is_listed).then(|| resource(plural, name))
+            };
+            let resources: Vec<Resource> = listed(&self.widgets, "widgets", "Widget")
+                .into_iter()
+                .chain(listed(&self.gadgets, "gadgets", "Gadget"))
+                .collect();
+            if !resources.is_empty() {
+                all.versions.extend(answer(&[("example.com", version, Some(&resources))]).versions);
+            }
+        }
+        all
+    }
+
     /// A catalog that has read this cluster and nothing else.
     fn read(&self) -> Catalog {
         let (mut catalog, mut touched) = (Catalog::default(), Touched::default());
         catalog.crds_listed(self.crds(), &mut touched);
         catalog.services_listed(self.services(), &mut touched);
-        catalog.answered(self.answer(), true, &mut touched);
+        catalog.answered(self.answer(), Reading::Watching, &mut touched);
         catalog
     }
 }
@@ -165,7 +185,7 @@ impl Event {
             Self::ServicesListed(services) => {
                 catalog.services_listed(services, touched);
             }
-            Self::Answered(answer) => catalog.answered(answer, true, touched),
+            Self::Answered(answer) => catalog.answered(answer, Reading::Watching, touched),
         }
     }
 }
@@ -298,5 +318,88 @@ proptest! {
         // The next good look clears every doubt.
         catalog.hear(cluster.answer());
         prop_assert_eq!(answers(&catalog), before);
+    }
+
+    /// The right to watch CRDs is lost and granted again. Answers that leave something out, for
+    /// less than a period, change nothing either.
+    #[test]
+    fn static_mode_changes_no_identity(
+        cluster in cluster(),
+        partial in prop::collection::vec((any::<bool>(), any::<[u8; 5]>()), 1..6),
+    ) {
+        let mut catalog = cluster.read();
+        let before = answers(&catalog);
+        let frozen = |old: &Judgement, new: &Judgement| {
+            new.served == old.served
+                && (new.state == old.state
+                    || new.state == TypeState::Unknown(Some(Box::new(old.state.clone()))))
+        };
+
+        for (seconds, (complete, parts)) in (0..).zip(partial) {
+            let mut answer = cluster.discovered();
+            answer.complete = complete;
+            let mut parts = parts.into_iter().cycle();
+            answer.versions.retain_mut(|version| match parts.next().unwrap_or_default() % 4 {
+                0 => false,
+                1 => {
+                    version.resources = None;
+                    true
+                }
+                2 if *version.group == *"example.com" => {
+                    version.resources = Some(Vec::new());
+                    true
+                }
+                _ => true,
+            });
+            let known = answers(&catalog);
+            let touched = catalog.poll(answer, seconds);
+            for ((of, (_, known)), (_, old)) in questions().iter().zip(known).zip(&before) {
+                let new = catalog.status(of);
+                prop_assert!(new == known || is_touched(&touched, of), "{}", of);
+                if old.served.is_some() {
+                    prop_assert!(frozen(old, &new), "{} was {:?}, is {:?}", of, old, new);
+                } else {
+                    prop_assert!(new.served.is_none(), "{} is {:?}", of, new);
+                }
+            }
+        }
+        for seconds in [10, 100] {
+            catalog.poll(cluster.discovered(), seconds);
+            for (of, old) in &before {
+                let new = answers(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
+                if old.served.is_some() {
+                    prop_assert_eq!(&new, old, "{}", of);
+                }
+            }
+        }
+        catalog.read_again(cluster.crds());
+        catalog.hear(cluster.answer());
+        prop_assert_eq!(answers(&catalog), before);
+    }
+
+    /// Types that were found without the right to watch CRDs stay the same when it is granted.
+    #[test]
+    fn leaving_static_mode_changes_no_identity(cluster in cluster(), services in any::<bool>()) {
+        let mut catalog = Catalog::default();
+        if services {
+            catalog.services_listed(cluster.services(), &mut Touched::default());
+        } else {
+            catalog.services_refused(&mut Touched::default());
+        }
+        for seconds in [0, 100] {
+            catalog.poll(cluster.discovered(), seconds);
+        }
+        let before = answers(&catalog);
+
+        catalog.read_again(cluster.crds());
+        catalog.hear(if services { cluster.answer() } else { cluster.discovered() });
+
+        for ((_, old), (of, new)) in before.into_iter().zip(answers(&catalog)) {
+            let identity = |it: &Judgement| {
+                let served = it.served.clone();
+                served.map(|it| (it.identity.clone(), it.kind.clone(), it.list_kind.clone()))
+            };
+            prop_assert_eq!(identity(&new), identity(&old), "{}", of);
+        }
     }
 }

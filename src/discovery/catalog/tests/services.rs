@@ -1,6 +1,7 @@
 //! What APIServices say, and what stands while they cannot be read.
 
 use super::*;
+use crate::kind::VersionOrder;
 
 #[test]
 fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
@@ -178,4 +179,52 @@ fn without_api_services_a_complete_answer_tells_what_crds_do_not() {
     catalog.hear(answer(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.unsettled(), Unsettled::Nothing);
+}
+
+#[test]
+fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
+    let mut catalog = Catalog::default();
+    catalog.list(vec![]);
+    catalog.services_refused(&mut Touched::default());
+    let listed = [resource("widgets", "Widget")];
+    let late = || answer(&[apps(), ("example.com", "v1", Some(&listed[..]))]);
+
+    for n in 0..10_000 {
+        let name = format!("t{n}");
+        catalog.apply(crd(&name, &name));
+        catalog.delete(crd(&name, &name));
+    }
+    catalog.apply(crd("widgets", "Widget"));
+    catalog.delete(crd("widgets", "Widget"));
+    for _ in 0..CONFIRMATIONS {
+        catalog.hear(late());
+    }
+
+    assert!(catalog.retired.len() <= 2, "{}", catalog.retired.len());
+    assert_eq!(catalog.word(&widgets()), ABSENT, "an old answer still lists it");
+}
+
+#[test]
+fn versions_are_comparable_where_the_api_server_itself_is_known_to_serve_the_type() {
+    let order = |catalog: &Catalog, type_ref: &TypeRef| {
+        catalog.status(type_ref).served.map(|served| served.version_order)
+    };
+    let mut catalog = Catalog::complete();
+    catalog.apply(crd("widgets", "Widget"));
+    assert_eq!(order(&catalog, &deployments()), Some(VersionOrder::Comparable));
+    assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));
+    assert_eq!(order(&catalog, &loads()), Some(VersionOrder::Opaque));
+    catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
+    assert_eq!(order(&catalog, &loads()), Some(VersionOrder::Opaque));
+
+    let mut catalog = Catalog::default();
+    catalog.list(vec![crd("widgets", "Widget").build()]);
+    catalog.services_refused(&mut Touched::default());
+    let core = [resource("pods", "Pod")];
+    catalog.hear(answer(&[("", "v1", Some(&core[..])), apps(), metrics()]));
+    assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));
+    let pods = TypeRef::resource("", "v1", "pods");
+    assert_eq!(order(&catalog, &pods), Some(VersionOrder::Comparable));
+    assert_eq!(order(&catalog, &deployments()), Some(VersionOrder::Opaque));
+    assert_eq!(order(&catalog, &loads()), Some(VersionOrder::Opaque));
 }

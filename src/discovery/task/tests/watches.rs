@@ -173,8 +173,59 @@ async fn without_the_right_to_watch_crds_discovery_is_polled_until_it_is_granted
         .await
         .unwrap()
         .unwrap();
-    sleep(Duration::from_secs(1)).await;
-    assert_eq!(rig.identity(&widgets()).uid.as_deref(), Some("a"));
+    status.mark_unchanged();
+    sleep(Duration::from_secs(1000)).await;
+    assert!(!status.has_changed().unwrap());
+    assert_eq!(rig.identity(&widgets()).uid, None, "it is the type that it was");
+    let row = rig.registry.report().into_iter().find(|row| row.name == "widgets.example.com");
+    assert_eq!(row.unwrap().uid.as_deref(), Some("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn crds_that_are_not_found_are_an_error_and_freeze_what_is_known() {
+    let rig = Rig::ready().await;
+    let mut status = rig.registry.subscribe(&widgets());
+    rig.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    until(&mut status, SERVED).await;
+
+    rig.server.fail(&format!("watch {CRDS}"), 404, Duration::ZERO);
+    rig.server.fail(&format!("list {CRDS}"), 404, Duration::ZERO);
+    rig.server.cut(CRDS);
+    sleep(Duration::from_secs(1000)).await;
+
+    assert_eq!(*rig.registry.mode().borrow(), Mode::Watching);
+    assert!(rig.registry.health().crds.stale_since.is_some());
+    assert!(!status.has_changed().unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_type_created_without_the_right_to_watch_crds_outlives_its_grant() {
+    let rig = Rig::ready().await;
+    rig.server.fail(&format!("watch {CRDS}"), 403, Duration::ZERO);
+    rig.server.cut(CRDS);
+    let mut mode = rig.registry.mode();
+    timeout(Duration::from_secs(600), mode.wait_for(|it| *it != Mode::Watching))
+        .await
+        .unwrap()
+        .unwrap();
+    rig.server.set_service("example.com", "v1", json!({}), false);
+    rig.server.silently(CRDS, |server| {
+        server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    });
+    let widget_group = group("example.com", "Current", &[("widgets", "Widget")]);
+    rig.server.discover("/apis", json!([apps(), widget_group]));
+    let mut status = rig.registry.subscribe(&widgets());
+    let before = until(&mut status, SERVED).await;
+    let seen = rig.registry.subscribe(&widgets());
+
+    rig.server.heal(&format!("watch {CRDS}"));
+    timeout(Duration::from_secs(600), mode.wait_for(|it| *it == Mode::Watching))
+        .await
+        .unwrap()
+        .unwrap();
+    sleep(Duration::from_secs(10)).await;
+
+    assert!(!seen.has_changed().unwrap(), "{before:?}, then {:?}", *seen.borrow());
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,7 +233,10 @@ async fn a_right_that_is_revoked_later_stops_nothing() {
     let rig = Rig::ready().await;
     let mut status = rig.registry.subscribe(&widgets());
     rig.server.set_service("example.com", "v1", json!({}), false);
-    rig.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    let mut odd = crd("widgets", "Widget", "a");
+    odd["spec"]["names"]["listKind"] = json!("WidgetArray");
+    odd["status"]["acceptedNames"]["listKind"] = json!("WidgetArray");
+    rig.server.apply_crd("widgets", odd);
     rig.server.discover(
         "/apis",
         json!([apps(), group("example.com", "Current", &[("widgets", "Widget")])]),

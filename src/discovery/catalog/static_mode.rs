@@ -1,0 +1,224 @@
+//! Static mode: CRDs may not be watched, so that discovery is the only source of their types.
+//!
+//! Static mode changes no identity. A CRD that was known before lends its uid and its list kind
+//! for as long as discovery lists its type. A type that static mode published first, without a
+//! uid, keeps that identity when its CRD becomes readable.
+//!
+//! One answer proves no absence: a server that is starting leaves out groups. A type is absent
+//! when two complete answers, a period apart, are without it and no answer between them lists it.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    super::{
+        answer::Resource,
+        api_service::Backend,
+        crd::{Crd, Readiness},
+    },
+    Catalog, Document, Listed, Touched, find,
+};
+
+/// How discovery is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::discovery) enum Reading {
+    /// CRDs are watched; discovery speaks for the other types.
+    Watching,
+    /// CRDs may not be watched; discovery speaks for all types.
+    Static(Polled),
+}
+
+/// Time of an answer in static mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::discovery) struct Polled {
+    /// When the answer arrived.
+    pub(in crate::discovery) now: Instant,
+    /// Two answers that agree on an absence are at least this far apart.
+    pub(in crate::discovery) period: Duration,
+}
+
+/// State of static mode.
+#[derive(Debug)]
+pub(super) struct StaticMode {
+    /// When the first complete answer arrived.
+    since: Instant,
+    /// A complete answer arrived a period or more after the first: a type that no answer has
+    /// listed is absent.
+    pub(super) agreed: bool,
+    /// CRDs of a list that was answered meanwhile. Applied when the watch is open, so that the
+    /// catalog leaves static mode in one step.
+    pub(super) relisted: Option<Vec<Crd>>,
+}
+
+/// A resource that discovery listed before, or that a CRD served, and that is not proven gone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Missing {
+    pub(super) resource: Resource,
+    /// When the first complete answer without it arrived.
+    since: Option<Instant>,
+}
+
+impl Polled {
+    /// Whether a period has passed.
+    pub(super) fn agrees(&self, since: Instant) -> bool {
+        self.now.saturating_duration_since(since) >= self.period
+    }
+}
+
+impl Catalog {
+    /// Takes note of a complete answer in static mode; the first one enters it.
+    pub(super) fn polled(&mut self, polled: Polled, touched: &mut Touched) {
+        match &mut self.static_mode {
+            Some(known) if !known.agreed && polled.agrees(known.since) => known.agreed = true,
+            Some(_) => return,
+            None => {
+                let entered = StaticMode { since: polled.now, agreed: false, relisted: None };
+                self.static_mode = Some(entered);
+                self.expect_what_crds_serve();
+            }
+        }
+        touched.all = true;
+    }
+
+    /// What the known CRDs serve is missing until an answer lists it.
+    fn expect_what_crds_serve(&mut self) {
+        let (documents, services) = (&mut self.documents, &self.services);
+        for crd in self.crds.values().flat_map(|crds| crds.values()) {
+            if !matches!(crd.readiness, Readiness::Established { .. }) {
+                continue;
+            }
+            for version in crd.versions.iter().filter(|version| version.served) {
+                let backend = find(services, &crd.group, &version.name);
+                if matches!(backend, Some(Backend::Aggregated { .. })) {
+                    continue;
+                }
+                let document = documents
+                    .entry(crd.group.clone())
+                    .or_default()
+                    .entry(version.name.clone())
+                    .or_insert_with(|| Document {
+                        resources: Some(Vec::new()),
+                        ..Document::default()
+                    });
+                if document.known().any(|resource| resource.plural == crd.plural) {
+                    continue;
+                }
+                let resource = Resource {
+                    plural: crd.plural.clone(),
+                    kind: crd.names().kind.clone(),
+                    scope: crd.scope,
+                    watchable: true,
+                    subresources: version.subresources,
+                };
+                document.missing.push(Missing { resource, since: None });
+            }
+        }
+    }
+
+    /// Resources of a document that an answer is without and that are not proven gone.
+    ///
+    /// `polled` is the time of a complete answer; a partial one proves nothing.
+    pub(super) fn missing_from(
+        &self,
+        answered: &[Resource],
+        old: &Document,
+        (group, version): (&str, &str),
+        polled: Option<Polled>,
+    ) -> Vec<Missing> {
+        if self.static_mode.is_none() {
+            return Vec::new();
+        }
+        // An APIService tells of its end; a CRD of the same group does not.
+        let backend = find(&self.services, group, version);
+        let is_told = old.uid.is_some() || backend.is_some_and(Backend::is_discovered);
+        let is_crd = |plural: &str| find(&self.crds, group, plural).is_some();
+        let listed = old.resources.iter().flatten().map(|resource| (resource, None));
+        let missing = old.missing.iter().map(|missing| (&missing.resource, missing.since));
+        listed
+            .chain(missing)
+            .filter(|(resource, _)| answered.iter().all(|other| other.plural != resource.plural))
+            .filter(|(resource, _)| !is_told || is_crd(&resource.plural))
+            .map(|(resource, since)| Missing {
+                resource: resource.clone(),
+                since: since.or(polled.map(|polled| polled.now)),
+            })
+            .filter(|missing| match (polled, missing.since) {
+                (Some(polled), Some(since)) => !polled.agrees(since),
+                (None, _) | (_, None) => true,
+            })
+            .collect()
+    }
+
+    /// A CRD is gone when its type is absent, and another one when its scope is.
+    pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut Touched) {
+        let agreed = self.static_mode.as_ref().is_some_and(|known| known.agreed);
+        let (documents, unnamed) = (&self.documents, &mut self.unnamed);
+        self.crds.retain(|group, crds| {
+            crds.retain(|plural, crd| {
+                let documents = || documents.get(group).into_iter().flat_map(|it| it.values());
+                let rows =
+                    documents().flat_map(Document::known).filter(|row| row.plural == *plural);
+                let mut scopes = rows.map(|row| row.scope).peekable();
+                let is_known = match scopes.peek() {
+                    Some(_) => scopes.any(|scope| scope == crd.scope),
+                    None => !agreed || documents().any(|document| document.stale),
+                };
+                if !is_known {
+                    touched.crd(crd);
+                    unnamed.remove(&crd.uid);
+                }
+                is_known
+            });
+            !crds.is_empty()
+        });
+    }
+
+    /// Whether static mode published the type of this CRD without having known the CRD.
+    pub(super) fn is_published_unnamed(&self, crd: &Crd) -> bool {
+        let documents = self.documents.get(&crd.group);
+        find(&self.crds, &crd.group, &crd.plural).is_none()
+            && documents.into_iter().flat_map(|versions| versions.values()).any(|document| {
+                document.uid.is_none()
+                    && document.known().any(|resource| {
+                        resource.plural == crd.plural
+                            && resource.scope == crd.scope
+                            && resource.watchable
+                    })
+            })
+    }
+
+    /// The uid that the identity of a CRD's type has; none if it was published without.
+    pub(super) fn uid_of<'a>(&self, crd: &'a Crd) -> Option<&'a Arc<str>> {
+        (!self.unnamed.contains(&crd.uid)).then_some(&crd.uid)
+    }
+
+    /// Static mode is over.
+    pub(super) fn forget_what_is_missing(&mut self) {
+        for document in self.documents.values_mut().flat_map(|versions| versions.values_mut()) {
+            document.missing = Vec::new();
+            document.missed_since = None;
+        }
+    }
+
+    /// Whether a group version that a complete answer does not name is gone.
+    pub(super) fn is_unnamed_for_good(
+        &self,
+        group: &str,
+        version: &str,
+        document: &Document,
+        polled: Option<Polled>,
+    ) -> bool {
+        let backend = find(&self.services, group, version);
+        let is_static = self.static_mode.is_some();
+        let is_expected = self.services_listed != Listed::Yes
+            || backend.is_some_and(|it| is_static || it.is_discovered());
+        let is_silent = self.services_listed != Listed::Yes || !is_expected;
+        match polled {
+            // An APIService is gone that tells of its end, and discovery agrees.
+            _ if !is_expected && (document.uid.is_some() || !is_static) => true,
+            Some(polled) => is_silent && document.missed_since.is_some_and(|it| polled.agrees(it)),
+            None => is_silent && document.missed >= super::CONFIRMATIONS,
+        }
+    }
+}
