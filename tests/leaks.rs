@@ -115,7 +115,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
 async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
     let (rig, leaks, baseline) = rig("leaks-client").await;
     let (keeper, mut kept) = mpsc::channel(1);
-    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.client.clone(), keeper))).await;
+    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.unfenced_client().clone(), keeper))).await;
     rig.state("leaky", ControllerState::Running).await;
 
     rig.manager.remove("leaky").await;

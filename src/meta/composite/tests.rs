@@ -41,7 +41,7 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
-    let recorder = Recorder::new(cluster.client.clone());
+    let recorder = Recorder::new(cluster.unfenced_client().clone());
     CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 
