@@ -28,6 +28,7 @@ mod run;
 mod runnable;
 mod snapshot;
 mod status;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
