@@ -117,7 +117,7 @@ impl Owned {
         let mut stage = self.slot.lock();
         match mem::replace(&mut *stage, Stage::Polled) {
             Stage::Held(held, _) => Some(held),
-            other => {
+            other @ (Stage::Polled | Stage::Late | Stage::Cut) => {
                 *stage = other;
                 None
             }
