@@ -86,7 +86,7 @@ pub(super) async fn run(
     let end = run.work().await;
     if end.is_err() || epoch.stop_reason().is_none() {
         // Told before it drains, which may take the grace, or for ever.
-        epoch.ends(end.as_ref().map(|()| ()).map_err(|error| error as _));
+        epoch.ends(end.as_ref().err().map(ToString::to_string));
     }
     run.stop().await;
     end.map_err(BoxError::from)

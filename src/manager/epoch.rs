@@ -1,10 +1,6 @@
 //! One run of a runnable, seen from inside.
 
-use std::{
-    fmt::{self, Display},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use kube::Client;
 use tokio::{
@@ -201,11 +197,8 @@ impl Epoch {
     }
 
     /// The run ends by itself, for a reason of its own, and drains before it returns.
-    pub(crate) fn ends(&self, result: Result<(), &dyn Display>) {
-        self.returned(match result {
-            Ok(()) => RunEnd::Completed,
-            Err(error) => RunEnd::Failed(error.to_string()),
-        });
+    pub(crate) fn ends(&self, error: Option<String>) {
+        self.returned(error.map_or(RunEnd::Completed, RunEnd::Failed));
     }
 
     /// The run has ended; only the first end counts. Its tasks are asked to stop.
