@@ -1,5 +1,11 @@
 //! A conditional controller manager for Kubernetes: a controller of controllers.
 
+#[cfg(panic = "abort")]
+compile_error!(
+    "Pilotlight keeps a panic to the controller, the reconcile or the task that it happens in, by \
+     unwinding: remove `panic = \"abort\"` from the profile and from RUSTFLAGS"
+);
+
 pub mod controller;
 pub mod discovery;
 #[doc(hidden)]

@@ -28,6 +28,7 @@ mod run;
 mod runnable;
 mod snapshot;
 mod status;
+mod tasks;
 #[cfg(test)]
 mod tests;
 
@@ -44,7 +45,7 @@ pub use condition::{
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
-pub use fence::{Fence, FenceClosed, Passage};
+pub use fence::{Fence, FenceClosed};
 pub(crate) use fence::{Witness, Write, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;

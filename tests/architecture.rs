@@ -137,3 +137,25 @@ fn every_test_that_the_table_of_faults_names_exists() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(named > 80, "they are read: {named}");
 }
+
+#[test]
+fn no_example_and_no_document_uses_a_client_without_a_fence() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut open = vec![root.join("examples"), root.join("docs"), root.join("deploy")];
+    let mut files = vec![root.join("README.md")];
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { open.push(path) } else { files.push(path) }
+        }
+    }
+
+    let uses = |file: &PathBuf| {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        text.contains("unfenced_client") || text.contains("cluster.client")
+    };
+    let wrong: Vec<_> = files.iter().filter(|file| uses(file)).collect();
+
+    assert!(wrong.is_empty(), "{wrong:?}");
+    assert!(files.len() > 10, "they are read: {}", files.len());
+}

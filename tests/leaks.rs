@@ -8,7 +8,8 @@ use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     kind::TypeRef,
     manager::{
-        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable, always,
+        ConditionalRunnable, ControllerState, Epoch, Readiness, RunResult, Runnable,
+        RunnableOptions, always,
     },
     testing::{LeakOracle, Measure, simulated::SimulatedServer},
 };
@@ -21,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a run does with what belongs to its epoch.
 enum Leaky {
-    /// Leaves a task that ends when it is told to.
+    /// Leaves a task that ends when it is told to, or when the grace is over.
     Task(Arc<Notify>),
     /// Gives its client to somebody who keeps it.
     Client(Client, mpsc::Sender<Client>),
@@ -33,7 +34,7 @@ impl Runnable for Leaky {
         match self {
             Self::Task(release) => {
                 let release = Arc::clone(release);
-                drop(epoch.tasks().spawn(async move { release.notified().await }));
+                epoch.spawn(async move { release.notified().await });
             }
             Self::Client(client, keeper) => keeper.try_send(epoch.client(client)).unwrap(),
             Self::Fails => return Box::pin(async { Err("as the test wants it".into()) }),
@@ -91,13 +92,16 @@ async fn controller(rig: &Rig<'_>, name: &str, widgets: TypeRef) {
 async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
     let (rig, leaks, baseline) = rig("leaks-task").await;
     let release = Arc::new(Notify::new());
-    rig.add("leaky", Arc::new(Leaky::Task(Arc::clone(&release)))).await;
+    // Longer than the oracle looks.
+    let options = RunnableOptions { grace: PATIENCE * 100, ..RunnableOptions::default() };
+    let leaky = Arc::new(Leaky::Task(Arc::clone(&release)));
+    rig.manager.add("leaky", leaky, options).await.unwrap();
     rig.state("leaky", ControllerState::Running).await;
     let manager = rig.manager.clone();
 
     let removed = async { manager.remove("leaky").await };
     let told = async {
-        rig.until("leaky", "is stuck", |it| it.stuck).await;
+        rig.state("leaky", ControllerState::Stopping).await;
         let lines = [
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"epoch\"}: 1, 0",
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"run\"}: 1, 0",
@@ -115,7 +119,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
 async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
     let (rig, leaks, baseline) = rig("leaks-client").await;
     let (keeper, mut kept) = mpsc::channel(1);
-    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.client.clone(), keeper))).await;
+    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.unfenced_client().clone(), keeper))).await;
     rig.state("leaky", ControllerState::Running).await;
 
     rig.manager.remove("leaky").await;

@@ -22,6 +22,7 @@ mod control_plane;
 mod crash;
 #[cfg(feature = "cli")]
 mod deploy;
+mod epochs;
 #[cfg(feature = "cli")]
 mod etag;
 #[cfg(feature = "cli")]

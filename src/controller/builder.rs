@@ -321,7 +321,7 @@ impl Builder {
             inputs.push(Input { source, mode: input.mode });
         }
         let spec = Spec {
-            client: cluster.client.clone(),
+            client: cluster.unfenced_client().clone(),
             inputs,
             primary,
             reconcile: erase(reconciler),

@@ -25,8 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Cluster {
-    /// Connection to the API server.
-    pub client: Client,
+    // Without a fence: what it sends outlives every epoch.
+    client: Client,
     /// What the cluster serves.
     pub types: TypeRegistry,
     /// Shared caches.
@@ -111,6 +111,15 @@ impl Cluster {
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
         Self::keeping(Keeps::Messenger, client, types, informers, namespace)
+    }
+
+    /// Connection to the API server, without a fence.
+    ///
+    /// For what belongs to no epoch: tests, tools, and runnables that put it behind a fence with
+    /// [`Epoch::client`]. What it sends is not stopped with a controller, and is not counted. In a
+    /// reconciler use [`Context::client`](super::Context::client).
+    pub fn unfenced_client(&self) -> &Client {
+        &self.client
     }
 
     fn keeping(

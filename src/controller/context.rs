@@ -4,11 +4,12 @@ use std::{fmt, marker::PhantomData, sync::Arc};
 
 use kube::Client;
 use serde::de::DeserializeOwned;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     Queue, Request,
     board::{Attached, Board, Mode, Row, State},
+    doubt,
 };
 use crate::{
     informer::{InformerKey, Object, ObjectKey, Store},
@@ -20,6 +21,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<Shared>,
+    // None when the reconciler is called by hand.
+    request: Option<Request>,
     attempt: u32,
     reconcile_id: u64,
     after_unknown: bool,
@@ -35,8 +38,6 @@ struct Shared {
     board: Arc<Board>,
     // None when the reconciler is called by hand.
     queue: Option<Queue<Request>>,
-    // What reconciles left behind: the fence is not closed before it has had its time.
-    errands: TaskTracker,
 }
 
 impl Context {
@@ -73,16 +74,19 @@ impl Context {
         board: Arc<Board>,
         queue: Option<Queue<Request>>,
     ) -> Self {
-        let errands = TaskTracker::new();
-        let shared = Shared { epoch, client, cancel, board, queue, errands };
-        let shared = Arc::new(shared);
-        Self { shared, attempt: 0, reconcile_id: 0, after_unknown: false }
+        let shared = Arc::new(Shared { epoch, client, cancel, board, queue });
+        Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
 
     /// The context of one reconcile.
-    pub(super) fn of_reconcile(&self, attempt: u32, after_unknown: bool) -> Self {
-        let shared = Arc::clone(&self.shared);
-        Self { shared, attempt, reconcile_id: fastrand::u64(..), after_unknown }
+    pub(super) fn of_reconcile(
+        &self,
+        request: &Request,
+        attempt: u32,
+        after_unknown: bool,
+    ) -> Self {
+        let (shared, request) = (Arc::clone(&self.shared), Some(request.clone()));
+        Self { shared, request, attempt, reconcile_id: fastrand::u64(..), after_unknown }
     }
 
     /// Every cache there is of a type, at whatever version.
@@ -100,19 +104,22 @@ impl Context {
         &self.shared.client
     }
 
-    /// Leaves work behind that the reconcile does not wait for.
+    /// Spawns a task that the reconcile does not wait for, in the current span.
     ///
-    /// It is the epoch's: it may end within the grace, and the epoch is not done before it has.
-    #[cfg(any(feature = "meta", test))]
-    pub(crate) fn leave(&self, errand: impl Future<Output = ()> + Send + 'static) {
-        let errand = self.shared.epoch.tasks().track_future(errand);
-        drop(self.shared.errands.spawn(errand));
-    }
-
-    /// Resolves when everything has ended that was left behind, and nothing more is. Cancel safe.
-    pub(super) async fn errands_done(&self) {
-        self.shared.errands.close();
-        self.shared.errands.wait().await;
+    /// The task is the epoch's, as of [`Epoch::spawn`]: it may go on, and write, until the grace is
+    /// over, and is then dropped at its next await. A write of the task whose outcome is unknown
+    /// counts for the request of this reconcile, as its own would. A task of `tokio::spawn` has none
+    /// of that: its writes end when the last task of the epoch does, and count for every request
+    /// that is being reconciled.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        match &self.request {
+            Some(request) => self.shared.epoch.spawn(doubt::asking(request.clone(), task)),
+            None => self.shared.epoch.spawn(task),
+        }
     }
 
     /// Resolves when the reconcile should end: the epoch stops. Cancel safe.

@@ -32,7 +32,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 task_local! {
-    // Whose reconcile runs in this task.
+    // The request whose reconcile, or whose reconcile's task, runs in this task.
     static ASKING: Request;
 }
 
@@ -167,7 +167,7 @@ impl Turn {
 
     /// Runs what a request is reconciled with, so that its writes are known as this request's.
     pub(super) async fn take<T>(&self, reconcile: impl Future<Output = T>) -> T {
-        ASKING.scope(self.request.clone(), reconcile).await
+        asking(self.request.clone(), reconcile).await
     }
 }
 
@@ -192,6 +192,11 @@ impl Doubt {
         }
         Ok(())
     }
+}
+
+/// Runs work of a request, so that its writes are known as this request's.
+pub(super) fn asking<F: Future>(request: Request, work: F) -> impl Future<Output = F::Output> {
+    ASKING.scope(request, work)
 }
 
 impl Drop for Turn {

@@ -29,7 +29,6 @@ use super::{
     spec::Spec,
 };
 use crate::{
-    duration::after,
     informer::Subscription,
     manager::{BoxError, Epoch, RunResult, StopReason},
 };
@@ -83,8 +82,12 @@ pub(super) async fn run(
     epoch: Epoch,
     prepared: HashMap<usize, Subscription>,
 ) -> RunResult {
-    let mut run = Run::start(spec, epoch, prepared);
+    let mut run = Run::start(spec, epoch.clone(), prepared);
     let end = run.work().await;
+    if end.is_err() || epoch.stop_reason().is_none() {
+        // Told before it drains, which may take the grace, or for ever.
+        epoch.ends(end.as_ref().err().map(ToString::to_string));
+    }
     run.stop().await;
     end.map_err(BoxError::from)
 }
@@ -154,7 +157,7 @@ impl Run {
                 source = %input.source().name(),
             );
             let follow = follower.run().instrument(span);
-            self.sources.spawn(self.epoch.tasks().track_future(follow));
+            self.sources.spawn(self.epoch.tracker().track_future(follow));
         }
     }
 
@@ -231,7 +234,7 @@ impl Run {
         }
         let receipt = self.deliveries.receipt(&item.key);
         let mut turn = self.spec.handover.doubts.turn(&item.key);
-        let context = self.context.of_reconcile(item.failures, turn.is_in_doubt());
+        let context = self.context.of_reconcile(&item.key, item.failures, turn.is_in_doubt());
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
@@ -263,7 +266,7 @@ impl Run {
                 },
             }
         };
-        let reconcile = self.epoch.tasks().track_future(reconcile.instrument(span.clone()));
+        let reconcile = self.epoch.tracker().track_future(reconcile.instrument(span.clone()));
         let id = self.workers.spawn(reconcile).id();
         self.active.insert(id, Active { item, since: Instant::now(), span, receipt });
     }
@@ -441,25 +444,25 @@ impl Run {
             // Nothing is put back from now on.
             drop(self.queue.close());
         }
-        let grace = if reason == Some(StopReason::LeaseLost) {
-            // Another replica may lead already.
-            self.epoch.fence().close();
-            Duration::ZERO
-        } else {
-            self.epoch.grace()
-        };
-        let deadline = after(Instant::now(), grace);
-        self.drain_workers(deadline).await;
-        drop(timeout_at(deadline, self.context.errands_done()).await);
-        self.epoch.fence().close();
-        // What is still under way was taken elsewhere by the reconciler; it has had its time.
-        drop(timeout_at(deadline + SLACK, self.epoch.fence().quiet()).await);
+        self.drain_workers().await;
+        // Tasks that reconciles have left behind have the rest of the grace.
+        self.epoch.drain().await;
+        let deadline = Instant::now() + SLACK;
+        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
+            self.reconciled(end);
+        }
         self.release.cancel();
         while let Some(end) = self.sources.join_next().await {
             debug!(?end, "source released");
         }
         self.board.clear();
         // One that blocks its thread is waited for: it may still be writing.
+        if !self.active.is_empty() {
+            let late =
+                self.active.values().map(|active| format!("reconcile of {}", active.item.key));
+            let late = late.collect();
+            self.epoch.report(|report| report.unfinished = late);
+        }
         while let Some(end) = self.workers.join_next_with_id().await {
             self.reconciled(end);
         }
@@ -468,16 +471,19 @@ impl Run {
         }
     }
 
-    /// Lets reconciles finish until the deadline, then drops them at their next await.
-    async fn drain_workers(&mut self, deadline: Instant) {
-        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
-            self.reconciled(end);
+    /// Lets reconciles finish until the grace is over, then drops them at their next await.
+    async fn drain_workers(&mut self) {
+        let epoch = self.epoch.clone();
+        let mut over = std::pin::pin!(epoch.grace_over());
+        loop {
+            select! {
+                biased;
+                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
+                () = &mut over, if !self.workers.is_empty() => break,
+                else => return,
+            }
         }
         self.workers.abort_all();
-        let deadline = deadline + SLACK;
-        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
-            self.reconciled(end);
-        }
     }
 }
 

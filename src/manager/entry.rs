@@ -11,7 +11,9 @@ use tokio_util::{sync::CancellationToken, time::delay_queue};
 
 use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Report,
-    RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle, run,
+    RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
+    lifecycle::{Cause, Lifecycle},
+    run,
 };
 
 /// A specification and its supervision. What never changes of it is asked once.
@@ -95,13 +97,15 @@ pub(super) struct Entry {
     pub(super) removers: Vec<oneshot::Sender<()>>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
+    /// The run of the epoch has ended.
+    pub(super) returned: bool,
     /// When the epoch that starts was begun.
     pub(super) begun_at: Option<Instant>,
-    /// When the epoch that stops was asked to.
+    /// When the epoch that stops was asked to, or its run returned.
     pub(super) stopped_at: Option<Instant>,
     /// The timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
-    /// The timer that tells of a stop that takes too long.
+    /// The timer that ends the grace of a stop, and then tells of one that takes too long.
     pub(super) overdue: Option<delay_queue::Key>,
     pub(super) status: Arc<RunnableStatus>,
 }
@@ -181,11 +185,18 @@ impl Entry {
                 ("Degraded", format!("optional types are missing: {}", missing.join(", ")))
             }
             ControllerState::Running => ("Running", String::new()),
-            ControllerState::Stopping if self.lifecycle.stuck() => (
-                "Stuck",
-                "the run does not end: something in it blocks without yielding".to_owned(),
-            ),
-            ControllerState::Stopping => ("Draining", String::new()),
+            ControllerState::Stopping if self.lifecycle.stuck() => {
+                let late = self.epoch.as_ref().map(Epoch::late).unwrap_or_default();
+                ("Stuck", format!("does not end, something blocks without yielding: {late}"))
+            }
+            ControllerState::Stopping => {
+                let error = match self.lifecycle.stopping() {
+                    Some(Cause::Returned(reason)) => reason.error(),
+                    Some(Cause::Asked(_)) | None => None,
+                };
+                let failed = |error| format!("the run failed: {error}");
+                ("Draining", error.map(failed).unwrap_or_default())
+            }
             ControllerState::BackingOff if self.lifecycle.flaps() => (
                 "ConditionFlaps",
                 "its condition comes and goes; it starts again a little later".to_owned(),

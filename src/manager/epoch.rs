@@ -3,11 +3,15 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use kube::Client;
-use tokio::sync::watch;
+use tokio::{
+    select,
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence};
-use crate::kind::TypeRef;
+use super::{ControllerName, Fence, lifecycle::RunEnd, tasks::Tasks};
+use crate::{duration::after, kind::TypeRef};
 
 /// Why an epoch is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,7 +20,7 @@ pub enum StopReason {
     TypeGone,
     /// The same runnable with another specification takes its place.
     Superseded,
-    /// It was removed, or the manager stops.
+    /// It was removed, the manager stops, or the run has ended by itself.
     Cancelled,
     /// This replica leads no more; nothing may be written from now on.
     LeaseLost,
@@ -51,6 +55,8 @@ pub struct Report {
     pub missing: Vec<TypeRef>,
     /// The last error of its work.
     pub last_error: Option<String>,
+    /// Work that does not end though the grace is over, each by its name.
+    pub unfinished: Vec<String>,
     /// Its watches.
     pub watches: Vec<WatchReport>,
 }
@@ -69,10 +75,20 @@ struct Inner {
     number: u64,
     grace: Duration,
     token: CancellationToken,
-    stop: watch::Sender<Option<StopReason>>,
+    stop: watch::Sender<Option<Stop>>,
+    returned: watch::Sender<Option<RunEnd>>,
     report: watch::Sender<Report>,
     fence: Fence,
-    tasks: TaskTracker,
+    tasks: Tasks,
+    // Tasks that the run itself ends; counted and awaited, never aborted from here.
+    tracker: TaskTracker,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Stop {
+    reason: StopReason,
+    /// The end of the grace.
+    deadline: Instant,
 }
 
 impl Epoch {
@@ -85,9 +101,11 @@ impl Epoch {
                 grace,
                 token: CancellationToken::new(),
                 stop: watch::Sender::new(None),
+                returned: watch::Sender::new(None),
                 report: watch::Sender::default(),
                 fence: Fence::new(),
-                tasks: TaskTracker::new(),
+                tasks: Tasks::new(),
+                tracker: TaskTracker::new(),
             }),
         }
     }
@@ -102,7 +120,8 @@ impl Epoch {
         self.inner.number
     }
 
-    /// How long running work may take to finish once the stop is asked for.
+    /// How long running work may take to finish, and to write, once the stop is asked for or the
+    /// run has returned. A year at most counts.
     pub fn grace(&self) -> Duration {
         self.inner.grace
     }
@@ -116,37 +135,159 @@ impl Epoch {
     pub async fn stopping(&self) -> StopReason {
         let mut stop = self.inner.stop.subscribe();
         match stop.wait_for(Option::is_some).await {
-            Ok(reason) => reason.unwrap_or(StopReason::Cancelled),
+            Ok(stop) => stop.map_or(StopReason::Cancelled, |stop| stop.reason),
             Err(_) => StopReason::Cancelled,
         }
     }
 
     /// Why the stop was asked for, if it was.
     pub fn stop_reason(&self) -> Option<StopReason> {
-        *self.inner.stop.borrow()
+        self.inner.stop.borrow().map(|stop| stop.reason)
     }
 
-    /// Asks the run to stop; only the first reason counts. A lost lease closes the fence too.
+    /// Asks the run to stop; only the first reason counts. The grace begins with the first call. A
+    /// lost lease ends it at once: another replica may write already.
     pub fn stop(&self, reason: StopReason) {
+        let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
+        let deadline = after(now, if lost { Duration::ZERO } else { self.inner.grace });
         self.inner.stop.send_if_modified(|current| match current {
+            Some(stop) if lost && stop.deadline > now => {
+                stop.deadline = now;
+                true
+            }
             Some(_) => false,
             None => {
-                *current = Some(reason);
+                *current = Some(Stop { reason, deadline });
                 true
             }
         });
-        if reason == StopReason::LeaseLost {
-            self.inner.fence.close();
+        if lost {
+            self.close();
         }
         self.inner.token.cancel();
     }
 
-    /// Every task of the run belongs here: the epoch is not done before the last one has ended,
-    /// and one that never yields holds the runnable in `Stopping`, named in its status.
+    /// Spawns a task of the epoch, in the current span.
     ///
-    /// Wrap what is spawned elsewhere with [`TaskTracker::track_future`].
-    pub fn tasks(&self) -> &TaskTracker {
+    /// The task may go on, and write, until the grace is over; then it is dropped at its next await.
+    /// The epoch is not done before its last task has ended: one that blocks its thread holds the
+    /// runnable in `Stopping` with the reason `Stuck`. A panic is logged with the controller's name
+    /// and the epoch's number, and ends this task alone. A task that is spawned when the grace is
+    /// over never begins.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.tasks.spawn(&self.inner.controller, self.inner.number, task);
+    }
+
+    /// Tasks that [`Epoch::spawn`] has spawned.
+    pub(super) fn tasks(&self) -> &Tasks {
         &self.inner.tasks
+    }
+
+    /// Counts tasks that the run itself ends. The epoch is not done before the last one has ended.
+    pub(crate) fn tracker(&self) -> &TaskTracker {
+        &self.inner.tracker
+    }
+
+    /// The run ends by itself, for a reason of its own, and drains before it returns.
+    pub(crate) fn ends(&self, error: Option<String>) {
+        self.returned(error.map_or(RunEnd::Completed, RunEnd::Failed));
+    }
+
+    /// The run has ended; only the first end counts. Its tasks are asked to stop.
+    pub(super) fn returned(&self, end: RunEnd) {
+        self.inner.returned.send_if_modified(|current| match current {
+            Some(_) => false,
+            None => {
+                *current = Some(end);
+                true
+            }
+        });
+        self.stop(StopReason::Cancelled);
+    }
+
+    /// How the run has ended, once it has.
+    pub(super) fn subscribe_returned(&self) -> watch::Receiver<Option<RunEnd>> {
+        self.inner.returned.subscribe()
+    }
+
+    /// The end of the grace, once it has begun.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.inner.stop.borrow().map(|stop| stop.deadline)
+    }
+
+    /// Resolves when the stop was asked for, or the run has ended, and the grace since is over.
+    /// Cancel safe.
+    pub(crate) async fn grace_over(&self) {
+        let mut stop = self.inner.stop.subscribe();
+        loop {
+            let deadline = stop.borrow_and_update().map(|stop| stop.deadline);
+            let over = async {
+                match deadline {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            select! {
+                biased;
+                () = over => return,
+                // The sender lives in `self`, so this cannot fail.
+                _ = stop.changed() => {}
+            }
+        }
+    }
+
+    /// Lets tasks and requests end by themselves until the grace is over, and closes the epoch.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the epoch stays open.
+    pub(crate) async fn drain(&self) {
+        let idle = async {
+            while !self.inner.tasks.tracker().is_empty() || self.inner.fence.under_way() > 0 {
+                self.inner.tasks.ended().await;
+                self.inner.fence.quiet().await;
+            }
+        };
+        select! {
+            biased;
+            () = idle => {}
+            () = self.grace_over() => {}
+        }
+        self.close();
+    }
+
+    /// Aborts the tasks and closes the fence: the grace is over.
+    pub(super) fn close(&self) {
+        self.inner.tasks.abort();
+        self.inner.fence.close();
+    }
+
+    /// Resolves when no task is left, and the closed fence owns nothing. Cancel safe.
+    pub(crate) async fn ended(&self) {
+        self.inner.tasks.ended().await;
+        self.inner.tracker.close();
+        self.inner.tracker.wait().await;
+        self.inner.fence.released().await;
+    }
+
+    /// What has not ended, in words; empty if nothing is left.
+    pub(super) fn late(&self) -> String {
+        let count = |number: usize, what: &str| match number {
+            0 => None,
+            1 => Some(format!("1 {what}")),
+            _ => Some(format!("{number} {what}s")),
+        };
+        let tasks = self.inner.tasks.tracker().len() + self.inner.tracker.len();
+        let run = self.inner.returned.borrow().is_none().then(|| "its run".to_owned());
+        let requests = count(self.inner.fence.under_way(), "request");
+        let mut late: Vec<_> =
+            [run, count(tasks, "task"), requests].into_iter().flatten().collect();
+        late.extend(self.inner.report.borrow().unfinished.iter().cloned());
+        late.join(", ")
     }
 
     /// The last check before the wire.

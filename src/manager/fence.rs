@@ -1,14 +1,17 @@
 //! The last check before the wire.
 //!
-//! Once a fence is closed nothing passes it again, and what passed before is counted until it
-//! is answered or dropped. Of what it lets through it looks at the method alone: a read that
-//! nobody waits for changes nothing, a write may have been carried out all the same.
+//! A fence owns each request that it lets pass, from its first poll to the end of the response's
+//! body (`exchange.rs`). Closing it drops all of them, whether or not a task polls them: a request
+//! that waits for a connection is not sent, and a body is not read on. A read that is dropped
+//! changes nothing; the outcome of a write that is dropped is unknown.
 
-mod answer;
+mod exchange;
 mod refusal;
 mod write;
 
-use std::{fmt, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
+
+use futures::FutureExt;
 
 use kube::{Client, client::Body};
 use tokio::sync::watch;
@@ -16,7 +19,7 @@ use tokio_util::task::TaskTracker;
 use tower::service_fn;
 use tracing::debug;
 
-use self::answer::Answer;
+use self::exchange::{Exchange, Slot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
 pub(crate) use self::{refusal::retry_after, write::Write};
@@ -29,29 +32,33 @@ pub(crate) type Witness = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send +
 /// Lets requests pass until it is closed, and counts those under way.
 #[derive(Clone)]
 pub struct Fence {
-    // The writer of both: whether it is closed, and how many passed and are not yet answered.
     state: Arc<watch::Sender<State>>,
     // The clients that were made. Each has a task of kube's, which ends with the last clone.
     clients: TaskTracker,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Default)]
 struct State {
     closed: bool,
+    /// Requests that have passed and are not answered.
     under_way: usize,
     unknown: usize,
+    /// Requests and bodies that are owned, by number.
+    exchanges: HashMap<u64, Arc<Slot>>,
+    next: u64,
 }
 
-/// The epoch is over: the request was not sent.
+/// The epoch is over: the request was not sent, or it was given up before its whole response had
+/// arrived. In the second case the outcome of a write is unknown, and counted so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the epoch is over, the request was not sent")]
+#[error("the epoch is over, the request was given up")]
 pub struct FenceClosed;
 
 /// A request that has passed; under way until it is answered.
 ///
 /// Dropped without an answer, what the server made of the request is unknown, and counted so.
 #[must_use = "the outcome counts as unknown when this is dropped"]
-pub struct Passage {
+pub(crate) struct Passage {
     fence: Fence,
     answered: bool,
     // Called when the outcome is unknown.
@@ -60,7 +67,7 @@ pub struct Passage {
 
 impl Passage {
     /// The request has been answered, or was not sent.
-    pub fn answered(mut self) {
+    pub(crate) fn answered(mut self) {
         self.told = None;
         self.answered = true;
     }
@@ -77,12 +84,13 @@ impl Fence {
         Self { state: Arc::default(), clients: TaskTracker::new() }
     }
 
-    /// Passes, unless the fence is closed.
+    /// Passes, unless the fence is closed. The passage counts, and its holder sends: closing the
+    /// fence does not end what the holder does.
     ///
     /// # Errors
     ///
     /// [`FenceClosed`] for ever after [`Fence::close`].
-    pub fn pass(&self) -> Result<Passage, FenceClosed> {
+    pub(crate) fn pass(&self) -> Result<Passage, FenceClosed> {
         let open = self.state.send_if_modified(|state| {
             state.under_way += usize::from(!state.closed);
             !state.closed
@@ -93,9 +101,45 @@ impl Fence {
         Ok(Passage { fence: self.clone(), answered: false, told: None })
     }
 
-    /// Lets nothing pass from now on.
+    /// Lets nothing pass from now on, and drops the requests under way and the bodies of their
+    /// responses. Their callers get [`FenceClosed`].
     pub fn close(&self) {
-        self.state.send_modify(|state| state.closed = true);
+        let mut open = Vec::new();
+        self.state.send_if_modified(|state| {
+            if !state.closed {
+                open.extend(state.exchanges.iter().map(|(id, slot)| (*id, Arc::clone(slot))));
+            }
+            !std::mem::replace(&mut state.closed, true)
+        });
+        // Outside of the lock: what is dropped calls back.
+        for (id, slot) in open {
+            if slot.cut() {
+                self.forget(id);
+            }
+        }
+    }
+
+    /// Owns an exchange, unless the fence is closed; its number.
+    fn remember(&self, slot: &Arc<Slot>) -> Option<u64> {
+        let mut id = None;
+        self.state.send_if_modified(|state| {
+            if !state.closed {
+                state.next += 1;
+                state.exchanges.insert(state.next, Arc::clone(slot));
+                id = Some(state.next);
+            }
+            false
+        });
+        id
+    }
+
+    /// An exchange has ended, or what was left of it has been dropped.
+    fn forget(&self, id: u64) {
+        // Only a closed fence is waited for until it owns nothing.
+        self.state.send_if_modified(|state| {
+            state.exchanges.remove(&id);
+            state.closed && state.exchanges.is_empty()
+        });
     }
 
     /// How many requests have passed and are neither answered nor dropped.
@@ -108,11 +152,20 @@ impl Fence {
         self.state.borrow().unknown
     }
 
-    /// Resolves when nothing is under way. Cancel safe.
+    /// Resolves when no request is under way. Bodies of reads do not count. Cancel safe.
     pub async fn quiet(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
         drop(state.wait_for(|state| state.under_way == 0).await);
+    }
+
+    /// Resolves when a fence that has been closed owns nothing any more: at once, unless a thread
+    /// polls a request at this moment. Cancel safe.
+    pub(crate) async fn released(&self) {
+        let mut state = self.state.subscribe();
+        let left = |state: &State| !state.exchanges.is_empty() || state.under_way > 0;
+        // The sender lives in `self`, so this cannot fail.
+        drop(state.wait_for(|state| !left(state)).await);
     }
 
     /// The tasks of the clients behind this fence.
@@ -129,10 +182,10 @@ impl Fence {
 
     /// `client` behind this fence.
     ///
-    /// A read counts as answered when the head of its response has arrived, or when nobody waits
-    /// for it any longer. The outcome of a write is unknown unless its whole answer was read: when
-    /// nobody waits for it, when the connection is lost, or when a gateway answers in the server's
-    /// place (502, 504).
+    /// A read counts as answered when the head of its response has arrived, or when its future is
+    /// dropped; its body can be read until the fence closes. The outcome of a write is unknown
+    /// unless its whole answer was read: when its future is dropped, when the connection is lost, or
+    /// when a gateway answers in the server's place (502, 504).
     ///
     /// kube moves requests through a task of its own, one for each call of this: clone what this
     /// returns rather than call it again.
@@ -166,9 +219,11 @@ impl Fence {
                     // Nothing becomes of a read.
                     None => passage.answered = true,
                 }
-                let response = inner.send(request).await?;
-                let response = refusal::with_retry_after(response).await;
-                Ok::<_, BoxError>(Answer::to(passage, response))
+                let send = async move {
+                    let response = inner.send(request).await?;
+                    Ok(refusal::with_retry_after(response).await)
+                };
+                Exchange::new(passage, send.boxed()).await
             }
         });
         Client::new(service, client.default_namespace())
@@ -197,7 +252,12 @@ impl Drop for Passage {
 
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Fence").field("state", &*self.state.borrow()).finish()
+        let state = self.state.borrow();
+        f.debug_struct("Fence")
+            .field("closed", &state.closed)
+            .field("under_way", &state.under_way)
+            .field("unknown", &state.unknown)
+            .finish_non_exhaustive()
     }
 }
 

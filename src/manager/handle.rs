@@ -14,9 +14,10 @@ use super::{
 pub struct RunnableOptions {
     /// What happens to a run that ends while its condition holds.
     pub restart: RestartPolicy,
-    /// What a failed run means for the manager.
+    /// What a failed run means for the manager, as soon as the run has returned.
     pub on_failure: FailurePolicy,
-    /// How long a run may take to drain; 5 s.
+    /// How long a run and its tasks may take to drain, and to write, once the stop is asked for or the
+    /// run has returned; 5 s.
     pub grace: Duration,
 }
 

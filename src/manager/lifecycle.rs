@@ -9,6 +9,15 @@ use super::{
     Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, backoff::Flaps,
 };
 
+/// Why an epoch is stopping.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Cause {
+    /// The epoch was asked to stop.
+    Asked(StopReason),
+    /// The run has ended by itself.
+    Returned(DoneReason),
+}
+
 /// What happens to a run that ends while its condition holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
@@ -40,9 +49,11 @@ pub(super) enum Input {
     Allowed(bool),
     /// The epoch has started up.
     Running,
-    /// The epoch's run has ended and nothing of it is left.
-    Ended(RunEnd),
-    /// The run outlived its grace.
+    /// The run has ended by itself; its tasks and requests may not have ended yet.
+    Returned(RunEnd),
+    /// The run has ended and nothing of the epoch is left.
+    Ended,
+    /// The epoch outlived its grace.
     Overdue,
     /// Its specification is replaced: this epoch ends, the next one has the new one.
     Supersede,
@@ -59,6 +70,8 @@ pub(super) enum Action {
     Start,
     /// Ask the epoch to stop.
     Stop(StopReason),
+    /// Give what the run has left behind its grace.
+    Drain,
     /// Announce the end of the epoch.
     Done(DoneReason),
     /// Come back at this time.
@@ -86,7 +99,7 @@ pub(super) struct Lifecycle {
 enum State {
     Waiting,
     Live { since: Instant, running: bool, basis: Vec<Basis> },
-    Stopping { reason: StopReason, overdue: bool },
+    Stopping { cause: Cause, overdue: bool },
     BackingOff,
     Stopped,
 }
@@ -123,9 +136,10 @@ impl Lifecycle {
         matches!(self.state, State::Live { .. } | State::Stopping { .. })
     }
 
-    pub(super) fn stopping(&self) -> Option<StopReason> {
-        match self.state {
-            State::Stopping { reason, .. } => Some(reason),
+    /// Why the epoch is stopping, if it is.
+    pub(super) fn stopping(&self) -> Option<&Cause> {
+        match &self.state {
+            State::Stopping { cause, .. } => Some(cause),
             State::Waiting | State::Live { .. } | State::BackingOff | State::Stopped => None,
         }
     }
@@ -201,8 +215,9 @@ impl Lifecycle {
                     return self.stop(StopReason::Superseded, now);
                 }
             }
+            Input::Returned(end) => return self.returned(end, now, jitter),
             // The caller may put another specification in place now, so nothing is started here.
-            Input::Ended(end) => return self.ended(end, now, jitter),
+            Input::Ended => return self.ended(now, jitter),
         }
         self.settle(now)
     }
@@ -255,50 +270,56 @@ impl Lifecycle {
         {
             self.failures = 0;
         }
-        self.state = State::Stopping { reason, overdue: false };
+        self.state = State::Stopping { cause: Cause::Asked(reason), overdue: false };
         vec![Action::Stop(reason)]
     }
 
-    fn ended(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
-        let state = std::mem::replace(&mut self.state, State::Waiting);
-        let reason = match state {
-            State::Stopping { reason, .. } => {
-                if reason == StopReason::TypeGone
+    /// The back-off counts from here: what the run has left behind does not prolong it.
+    fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
+        // A run that was asked to stop ends for that reason, however it ends.
+        let State::Live { since, .. } = self.state else { return Vec::new() };
+        let reason = match end {
+            RunEnd::Completed => DoneReason::Completed,
+            RunEnd::Failed(error) => DoneReason::Failed(error),
+            RunEnd::Panicked(error) => DoneReason::Panicked(error),
+            RunEnd::Aborted => DoneReason::Cancelled,
+        };
+        if self.restarts(&reason) {
+            let healthy = now.duration_since(since) >= self.backoff.healthy;
+            self.failures = if healthy { 1 } else { self.failures.saturating_add(1) };
+            self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
+            self.flapping = false;
+        }
+        self.state = State::Stopping { cause: Cause::Returned(reason), overdue: false };
+        vec![Action::Drain]
+    }
+
+    fn restarts(&self, reason: &DoneReason) -> bool {
+        match self.policy {
+            RestartPolicy::Always => true,
+            RestartPolicy::OnFailure => reason.error().is_some(),
+            RestartPolicy::Never => false,
+        }
+    }
+
+    fn ended(&mut self, now: Instant, jitter: f64) -> Vec<Action> {
+        // An end without a return is a defect of the caller; the epoch is over all the same.
+        drop(self.returned(RunEnd::Aborted, now, jitter));
+        let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
+        let (reason, state) = match cause {
+            Cause::Asked(reason) => {
+                if *reason == StopReason::TypeGone
                     && let Some(until) = self.flaps.lost(now, &self.backoff)
                 {
                     self.not_before = Some(until);
                     self.flapping = true;
                 }
-                DoneReason::from(reason)
+                (DoneReason::from(*reason), State::Waiting)
             }
-            State::Live { since, .. } => {
-                let reason = match end {
-                    RunEnd::Completed => DoneReason::Completed,
-                    RunEnd::Failed(error) => DoneReason::Failed(error),
-                    RunEnd::Panicked(error) => DoneReason::Panicked(error),
-                    RunEnd::Aborted => DoneReason::Cancelled,
-                };
-                let again = match self.policy {
-                    RestartPolicy::Always => true,
-                    RestartPolicy::OnFailure => reason.error().is_some(),
-                    RestartPolicy::Never => false,
-                };
-                if again {
-                    let healthy = now.duration_since(since) >= self.backoff.healthy;
-                    self.failures = if healthy { 1 } else { self.failures.saturating_add(1) };
-                    self.not_before = Some(now + self.backoff.wait(self.failures, jitter));
-                    self.flapping = false;
-                } else {
-                    self.state = State::Stopped;
-                }
-                reason
-            }
-            // An end without an epoch is a defect of the caller; it changes nothing.
-            State::Waiting | State::BackingOff | State::Stopped => {
-                self.state = state;
-                return Vec::new();
-            }
+            Cause::Returned(reason) if self.restarts(reason) => (reason.clone(), State::Waiting),
+            Cause::Returned(reason) => (reason.clone(), State::Stopped),
         };
+        self.state = state;
         vec![Action::Done(reason)]
     }
 }
@@ -362,6 +383,13 @@ mod tests {
         fn step(&mut self, input: Input) -> Vec<Action> {
             self.lifecycle.step(input, self.now, 0.0)
         }
+
+        /// The run ends, and nothing of it is left.
+        fn end(&mut self, end: RunEnd) -> Vec<Action> {
+            let drain = self.step(Input::Returned(end));
+            let done = self.step(Input::Ended);
+            [drain, done].concat()
+        }
     }
 
     #[test]
@@ -369,10 +397,7 @@ mod tests {
         let mut life = Life::running();
 
         assert_eq!(life.step(Input::Verdict(unmet())), [Action::Stop(StopReason::TypeGone)]);
-        assert_eq!(
-            life.step(Input::Ended(RunEnd::Completed)),
-            [Action::Done(DoneReason::TypeGone)]
-        );
+        assert_eq!(life.end(RunEnd::Completed), [Action::Done(DoneReason::TypeGone)]);
         assert!(life.step(Input::Wake).is_empty());
         assert_eq!(life.step(Input::Verdict(met("2"))), [Action::Start]);
     }
@@ -393,10 +418,7 @@ mod tests {
         let mut life = Life::running();
 
         assert_eq!(life.step(Input::Verdict(met("2"))), [Action::Stop(StopReason::TypeGone)]);
-        assert_eq!(
-            life.step(Input::Ended(RunEnd::Completed)),
-            [Action::Done(DoneReason::TypeGone)]
-        );
+        assert_eq!(life.end(RunEnd::Completed), [Action::Done(DoneReason::TypeGone)]);
         assert_eq!(life.step(Input::Wake), [Action::Start]);
     }
 
@@ -406,7 +428,7 @@ mod tests {
         life.step(Input::Verdict(unmet()));
 
         assert!(life.step(Input::Verdict(met("1"))).is_empty());
-        assert_eq!(life.step(Input::Ended(RunEnd::Aborted)), [Action::Done(DoneReason::TypeGone)]);
+        assert_eq!(life.end(RunEnd::Aborted), [Action::Done(DoneReason::TypeGone)]);
         assert_eq!(life.step(Input::Wake), [Action::Start]);
     }
 
@@ -414,8 +436,8 @@ mod tests {
     fn a_failed_run_starts_again_after_the_back_off() {
         let mut life = Life::running();
 
-        let done = life.step(Input::Ended(RunEnd::Failed("boom".into())));
-        assert_eq!(done, [Action::Done(DoneReason::Failed("boom".into()))]);
+        let done = life.end(RunEnd::Failed("boom".into()));
+        assert_eq!(done, [Action::Drain, Action::Done(DoneReason::Failed("boom".into()))]);
         let until = life.now + Duration::from_secs(1);
         assert_eq!(life.step(Input::Wake), [Action::WakeAt(until)]);
         assert_eq!(life.lifecycle.state(), ControllerState::BackingOff);
@@ -425,9 +447,51 @@ mod tests {
     }
 
     #[test]
+    fn the_back_off_counts_from_the_return_and_the_next_epoch_waits_for_done_too() {
+        for (drains, waits) in [(0, 1), (3, 0)] {
+            let mut life = Life::running();
+            let boom = || RunEnd::Failed("boom".into());
+            assert_eq!(life.step(Input::Returned(boom())), [Action::Drain]);
+            assert_eq!(life.lifecycle.state(), ControllerState::Stopping);
+            let until = life.now + Duration::from_secs(1);
+
+            life.now += Duration::from_secs(drains);
+            assert!(life.step(Input::Wake).is_empty(), "nothing begins before done");
+            assert_eq!(life.step(Input::Ended), [Action::Done(DoneReason::Failed("boom".into()))]);
+
+            let expected = if waits > 0 { Action::WakeAt(until) } else { Action::Start };
+            assert_eq!(life.step(Input::Wake), [expected]);
+        }
+    }
+
+    #[test]
+    fn a_run_that_returned_is_stopping_whatever_else_happens() {
+        let mut life = Life::running();
+        life.step(Input::Returned(RunEnd::Completed));
+
+        for input in [
+            Input::Running,
+            Input::Verdict(unmet()),
+            Input::Verdict(met("1")),
+            Input::Supersede,
+            Input::Returned(RunEnd::Failed("late".into())),
+            Input::Allowed(false),
+            Input::Allowed(true),
+            Input::Wake,
+            Input::Overdue,
+        ] {
+            assert!(life.step(input).is_empty());
+            assert_eq!(life.lifecycle.state(), ControllerState::Stopping);
+        }
+
+        assert!(life.lifecycle.stuck());
+        assert_eq!(life.step(Input::Ended), [Action::Done(DoneReason::Completed)]);
+    }
+
+    #[test]
     fn the_back_off_outlives_a_flap_of_the_condition() {
         let mut life = Life::running();
-        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+        life.end(RunEnd::Failed("boom".into()));
         life.step(Input::Wake);
 
         life.step(Input::Verdict(unmet()));
@@ -441,13 +505,13 @@ mod tests {
     fn ten_healthy_minutes_forget_the_failures() {
         let mut life = Life::running();
         for _ in 0..5 {
-            life.step(Input::Ended(RunEnd::Failed("boom".into())));
+            life.end(RunEnd::Failed("boom".into()));
             life.now += Duration::from_secs(300);
             assert_eq!(life.step(Input::Wake), [Action::Start]);
         }
 
         life.now += Duration::from_secs(600);
-        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+        life.end(RunEnd::Failed("boom".into()));
 
         assert_eq!(life.lifecycle.failures(), 1);
     }
@@ -456,7 +520,7 @@ mod tests {
     fn a_healthy_epoch_forgets_the_failures_however_it_ends() {
         let mut life = Life::running();
         for _ in 0..9 {
-            life.step(Input::Ended(RunEnd::Failed("boom".into())));
+            life.end(RunEnd::Failed("boom".into()));
             life.now += Duration::from_secs(300);
             assert_eq!(life.step(Input::Wake), [Action::Start]);
         }
@@ -464,9 +528,9 @@ mod tests {
         // Well for a day, until its type is replaced.
         life.now += Duration::from_secs(24 * 3600);
         life.step(Input::Verdict(met("2")));
-        life.step(Input::Ended(RunEnd::Completed));
+        life.end(RunEnd::Completed);
         assert_eq!(life.step(Input::Wake), [Action::Start]);
-        life.step(Input::Ended(RunEnd::Failed("boom".into())));
+        life.end(RunEnd::Failed("boom".into()));
 
         assert_eq!(life.lifecycle.failures(), 1);
         let until = life.now + Duration::from_secs(1);
@@ -484,7 +548,7 @@ mod tests {
             let mut life = Life::new(policy);
             life.step(Input::Verdict(met("1")));
 
-            life.step(Input::Ended(end));
+            life.end(end);
             life.step(Input::Wake);
 
             assert_eq!(life.lifecycle.state(), state, "{policy:?}");
@@ -496,7 +560,7 @@ mod tests {
         let mut life = Life::running();
         for number in 0..300 {
             life.step(Input::Verdict(met(&number.to_string())));
-            life.step(Input::Ended(RunEnd::Completed));
+            life.end(RunEnd::Completed);
             life.step(Input::Wake);
             life.step(Input::Running);
         }
@@ -514,7 +578,7 @@ mod tests {
         let mut life = Life::running();
 
         assert_eq!(life.step(Input::Remove), [Action::Stop(StopReason::Cancelled)]);
-        life.step(Input::Ended(RunEnd::Completed));
+        life.end(RunEnd::Completed);
         assert_eq!(life.step(Input::Wake), [Action::Forget]);
     }
 
@@ -530,7 +594,8 @@ mod tests {
                 Just(RunEnd::Failed("x".into())),
                 Just(RunEnd::Panicked("x".into())),
                 Just(RunEnd::Aborted)
-            ].prop_map(Input::Ended),
+            ].prop_map(Input::Returned),
+            4 => Just(Input::Ended),
             1 => Just(Input::Overdue),
             1 => Just(Input::Supersede),
             2 => Just(Input::Wake),
@@ -559,6 +624,7 @@ mod tests {
                             prop_assert!(live && !asked_to_stop);
                             asked_to_stop = true;
                         }
+                        Action::Drain => prop_assert!(live && !asked_to_stop),
                         Action::Done(_) => {
                             prop_assert!(live, "done without an epoch");
                             live = false;
@@ -574,7 +640,7 @@ mod tests {
             let mut actions = lifecycle.step(Input::Allowed(true), now, 0.5);
             actions.extend(lifecycle.step(Input::Verdict(met("9")), now, 0.5));
             while lifecycle.live() && lifecycle.stopping().is_some() {
-                lifecycle.step(Input::Ended(RunEnd::Aborted), now, 0.5);
+                lifecycle.step(Input::Ended, now, 0.5);
             }
             now += Duration::from_secs(600);
             lifecycle.step(Input::Wake, now, 0.5);

@@ -27,7 +27,7 @@ pub(super) struct Owned {
 }
 
 /// The tasks of one epoch.
-pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 2]);
+pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct State {
@@ -102,7 +102,7 @@ impl ManagerMetrics {
         registry.register(
             "pilotlight_controller_timers",
             "Timers set: to look again after a back-off (wake), to tell of a stop that takes too \
-             long (overdue), to prepare again (retry)",
+             long (overdue), to end the grace of a stop (grace), to prepare again (retry)",
             self.timers.clone(),
         );
     }
@@ -111,9 +111,10 @@ impl ManagerMetrics {
     /// on.
     pub(super) fn run(&self, epoch: &Epoch) -> EpochTasks {
         let of = |kind| self.tasks.of(Self::owned(epoch.controller(), kind));
-        let own = of("epoch").follow(epoch.tasks());
+        let spawned = of("epoch").follow(epoch.tasks().tracker());
+        let tracked = of("epoch").follow(epoch.tracker());
         let clients = of("client").follow(epoch.fence().clients());
-        (of("run").count(), [own, clients])
+        (of("run").count(), [spawned, tracked, clients])
     }
 
     /// Counts the task of a preparation.

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use self::{phase::Phase, replacement::drop_pending};
 use super::{
-    AddError, ControllerName, ControllerState, FailurePolicy, ManagerError, ManagerMetrics,
+    AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, RunResult, RunnableStatus, Snapshot, StopReason, Transition,
     TransitionKind,
     entry::{Entry, Spec},
@@ -38,6 +38,7 @@ enum Event {
     Command(Command),
     Verdict(Id, u64, Readiness),
     Reported(Id, u64, watch::Receiver<Report>),
+    Returned(Id, u64, RunEnd),
     Ended(Id, RunEnd),
     Prepared(Id, u64, RunResult),
     Timer(Id, Timer),
@@ -51,6 +52,7 @@ type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
 #[derive(Clone, Copy, Debug)]
 enum Timer {
     Wake,
+    Grace(u64),
     Overdue(u64),
     Retry(u64),
 }
@@ -60,6 +62,7 @@ impl Timer {
     fn word(self) -> &'static str {
         match self {
             Self::Wake => "wake",
+            Self::Grace(_) => "grace",
             Self::Overdue(_) => "overdue",
             Self::Retry(_) => "retry",
         }
@@ -190,6 +193,7 @@ impl Owner {
             Event::Command(command) => self.on_command(command),
             Event::Verdict(id, serial, readiness) => self.on_verdict(id, serial, readiness),
             Event::Reported(id, epoch, report) => self.on_reported(id, epoch, report),
+            Event::Returned(id, epoch, end) => self.on_returned(id, epoch, end),
             Event::Ended(id, end) => self.on_ended(id, end),
             Event::Prepared(id, serial, result) => self.on_prepared(id, serial, result),
             Event::Timer(id, timer) => self.on_timer(id, timer),
@@ -247,6 +251,7 @@ impl Owner {
                 removers: Vec::new(),
                 watching,
                 last_done: None,
+                returned: false,
                 begun_at: None,
                 stopped_at: None,
                 wake: None,
@@ -292,8 +297,13 @@ impl Owner {
         }
     }
 
-    fn on_ended(&mut self, id: Id, end: RunEnd) {
+    /// The run has ended; what it has left behind may go on until the grace is over.
+    fn on_returned(&mut self, id: Id, epoch: u64, end: RunEnd) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
+        if entry.returned || entry.epoch.is_none() || entry.epoch_number != epoch {
+            return;
+        }
+        entry.returned = true;
         if let RunEnd::Failed(error) | RunEnd::Panicked(error) = &end {
             let policy = entry.spec.options.on_failure;
             // Whoever fails while it is being stopped has nothing more to end.
@@ -305,16 +315,24 @@ impl Owner {
                 });
             }
             self.metrics.failed(&entry.name);
-            if stopping {
-                warn!(controller = %entry.name, %error, "run failed while it was stopping");
+            match stopping {
+                true => warn!(controller = %entry.name, %error, "run failed while it was stopping"),
+                false => warn!(controller = %entry.name, epoch, %error, "run failed"),
             }
         }
-        self.step(id, Input::Ended(end));
-        self.swap_if_due(id);
-        self.step(id, Input::Wake);
+        self.step(id, Input::Returned(end));
         if self.failure.is_some() {
             self.close();
         }
+    }
+
+    fn on_ended(&mut self, id: Id, end: RunEnd) {
+        let Some(entry) = self.entries.get(&id) else { return };
+        // It may have been polled before the return was.
+        self.on_returned(id, entry.epoch_number, end);
+        self.step(id, Input::Ended);
+        self.swap_if_due(id);
+        self.step(id, Input::Wake);
     }
 
     fn on_timer(&mut self, id: Id, timer: Timer) {
@@ -324,10 +342,17 @@ impl Owner {
                 entry.wake = None;
                 self.step(id, Input::Wake);
             }
+            Timer::Grace(epoch) => {
+                entry.overdue = None;
+                if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
+                    self.grace_over(id);
+                }
+            }
             Timer::Overdue(epoch) => {
                 entry.overdue = None;
                 if entry.epoch_number == epoch && entry.lifecycle.stopping().is_some() {
-                    warn!(controller = %entry.name, epoch, "the run does not end");
+                    let late = entry.epoch.as_ref().map(Epoch::late).unwrap_or_default();
+                    warn!(controller = %entry.name, epoch, late, "the epoch does not end");
                     self.step(id, Input::Overdue);
                 }
             }
@@ -363,6 +388,17 @@ impl Owner {
         self.watches.push(
             async move { report.changed().await.ok().map(|()| Event::Reported(id, epoch, report)) }
                 .boxed(),
+        );
+    }
+
+    fn watch_return(&self, id: Id, epoch: u64, mut end: watch::Receiver<Option<RunEnd>>) {
+        // Ends with the epoch, whose last clone takes the sender along.
+        self.watches.push(
+            async move {
+                let end = end.wait_for(Option::is_some).await.ok()?.clone()?;
+                Some(Event::Returned(id, epoch, end))
+            }
+            .boxed(),
         );
     }
 
@@ -403,7 +439,7 @@ impl Drop for Owner {
     fn drop(&mut self) {
         for epoch in self.entries.values().filter_map(|entry| entry.epoch.as_ref()) {
             epoch.stop(StopReason::Cancelled);
-            epoch.fence().close();
+            epoch.close();
         }
     }
 }

@@ -4,12 +4,15 @@ use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{sleep, timeout};
-use tracing::warn;
 
 use super::{Epoch, RunResult, lifecycle::RunEnd};
 
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
+
+/// How long after the grace an epoch that is not done counts as stuck: an end that is only slow is
+/// no news.
+pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// How long the tasks of an epoch's clients are waited for.
 const CLIENTS: Duration = Duration::from_millis(100);
@@ -23,6 +26,9 @@ pub(super) enum Overrun {
 
 /// Runs `run` until it ends or is dropped after its grace, and returns when nothing of it is left:
 /// no task, nothing that may still be sent.
+///
+/// That the run has ended is told through [`Epoch::subscribe_returned`] before. From then on, what
+/// it has left behind has the grace.
 pub(super) async fn drive(
     epoch: Epoch,
     run: BoxFuture<'static, RunResult>,
@@ -31,19 +37,9 @@ pub(super) async fn drive(
     // Also what happens when it is dropped, and when its error is told, is the runnable's code.
     let end = AssertUnwindSafe(lived(&epoch, run, overrun)).catch_unwind().await;
     let end = end.unwrap_or_else(|panic| RunEnd::Panicked(message(panic.as_ref())));
-    epoch.stop(super::StopReason::Cancelled);
-    epoch.fence().close();
-    epoch.tasks().close();
-    epoch.tasks().wait().await;
-    // Nobody of the epoch is left to wait for these; whoever still does took the client away.
-    if timeout(epoch.grace(), epoch.fence().quiet()).await.is_err() {
-        warn!(
-            controller = %epoch.controller(),
-            epoch = epoch.number(),
-            requests = epoch.fence().under_way(),
-            "requests outlived their epoch, their outcome is unknown"
-        );
-    }
+    epoch.returned(end.clone());
+    epoch.drain().await;
+    epoch.ended().await;
     // They end by themselves, except where a runnable keeps a client beyond its run: that one has
     // no use, since nothing passes the fence.
     timeout(CLIENTS, epoch.fence().clients_gone()).await.unwrap_or_default();
@@ -62,8 +58,8 @@ async fn lived(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overr
 }
 
 async fn overdue(epoch: &Epoch) {
-    epoch.token().cancelled().await;
-    sleep(epoch.grace().saturating_add(SLACK)).await;
+    epoch.grace_over().await;
+    sleep(SLACK).await;
 }
 
 /// What a panic said.
@@ -75,11 +71,4 @@ pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     } else {
         "a panic without a message".to_owned()
     }
-}
-
-/// When a stop that was asked for now counts as stuck.
-pub(super) fn overdue_after(grace: Duration) -> Duration {
-    // A timer cannot be set for years ahead.
-    let longest = Duration::from_secs(24 * 60 * 60);
-    (grace.saturating_mul(2).saturating_add(SLACK * 2)).min(longest)
 }

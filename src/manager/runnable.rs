@@ -68,8 +68,9 @@ pub enum RunnableGroup {
 pub trait Runnable: Send + Sync + 'static {
     /// Runs one epoch: until [`Epoch::stopping`] resolves, or until the work is done.
     ///
-    /// The end of the returned future is *done*: nothing of the epoch may run after it. It is
-    /// called again for every epoch, so what it needs is described by `self` and built here.
+    /// When the returned future ends, the epoch is stopping: tasks of [`Epoch::spawn`] have the grace,
+    /// and are then dropped at their next await. The epoch is done when nothing of it is left. Start
+    /// is called again for every epoch, so what it needs is described by `self` and built here.
     /// When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult>;
 

@@ -13,7 +13,7 @@ pub enum ControllerState {
     Starting,
     /// An epoch works.
     Running,
-    /// An epoch drains.
+    /// An epoch drains: it was asked to stop, or its run has returned.
     Stopping,
     /// A run has failed; the next one begins after a while.
     BackingOff,
@@ -111,8 +111,9 @@ pub struct Done {
     pub reason: DoneReason,
     /// When.
     pub at: Timestamp,
-    /// Writes and hook calls that were sent and whose outcome nobody learned: the grace was over,
-    /// the caller did not wait, or the answer was lost.
+    /// Writes whose outcome is unknown: the grace was over before the answer, the caller did not wait,
+    /// or the answer was lost. A write that still waited for a connection counts too, and was not
+    /// sent.
     pub unknown_requests: usize,
 }
 
@@ -141,7 +142,8 @@ pub struct RunnableStatus {
     pub last_done: Option<Done>,
     /// Why a new specification has not taken over yet.
     pub pending: Option<String>,
-    /// Its run outlived the grace and does not end; no new epoch begins.
+    /// The epoch outlived the grace and does not end; no new one begins. The message names what is
+    /// late.
     pub stuck: bool,
     /// Failed runs in a row.
     pub failures: u32,

@@ -1,6 +1,7 @@
 //! The manager seen from outside, under paused time.
 
 mod conditions;
+mod ending;
 mod fence;
 mod groups;
 mod replacement;
@@ -44,7 +45,8 @@ enum Body {
     Panics,
     IgnoresStop,
     NeverRuns,
-    LeavesATask(Arc<Notify>),
+    /// A task that blocks its thread until it is told.
+    LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
     PanicsWhenDropped,
 }
@@ -129,9 +131,11 @@ impl Runnable for Probe {
                 let _bomb = Bomb;
                 std::future::pending().await
             }),
-            Body::LeavesATask(release) => {
-                let release = release.clone();
-                epoch.tasks().spawn(async move { release.notified().await });
+            Body::LeavesATask(blocked) => {
+                let blocked = blocked.clone();
+                epoch.spawn(async move {
+                    blocked.lock().unwrap().recv().ok();
+                });
                 Box::pin(async move {
                     epoch.stopping().await;
                     Ok(())
@@ -349,12 +353,14 @@ async fn a_run_that_ignores_the_stop_is_dropped_after_its_grace() {
     rig.stop().await.unwrap();
 }
 
-#[tokio::test(start_paused = true)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_does_not_end_holds_the_runnable_in_stopping_and_is_reported() {
     let mut rig = Rig::new();
-    let release = Arc::new(Notify::new());
-    let probe = Probe::new(Body::LeavesATask(release.clone())).arc();
-    rig.add("stuck", &probe).await;
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let probe = Probe::new(Body::LeavesATask(Arc::new(Mutex::new(blocked)))).arc();
+    let options =
+        RunnableOptions { grace: Duration::from_millis(10), ..RunnableOptions::default() };
+    rig.handle.add("stuck", probe.clone(), options).await.unwrap();
     rig.until("stuck", ControllerState::Running).await;
 
     probe.verdict.send_replace(unmet());
@@ -365,12 +371,12 @@ async fn a_task_that_does_not_end_holds_the_runnable_in_stopping_and_is_reported
     let status = &snapshot[&ControllerName::from("stuck")];
     assert_eq!((status.state, status.epoch), (ControllerState::Stopping, 1));
     assert_eq!(status.reason, "Stuck");
+    assert!(status.message.ends_with("1 task"), "{}", status.message);
 
-    release.notify_one();
+    unblock.send(()).unwrap();
     assert_eq!(rig.next_done().await.0, 1);
-    release.notify_one();
     assert_eq!(rig.until("stuck", ControllerState::Running).await.epoch, 2);
-    release.notify_one();
+    unblock.send(()).unwrap();
     rig.stop().await.unwrap();
 }
 

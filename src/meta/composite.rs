@@ -155,7 +155,7 @@ impl Runnable for CompositeRunnable {
         let remains = Remains {
             roster: Arc::clone(&self.roster),
             hook: Some(Arc::clone(&self.hook)),
-            tasks: epoch.tasks().clone(),
+            tasks: epoch.tracker().clone(),
         };
         let run = self.controller.start(epoch);
         Box::pin(async move {

@@ -155,7 +155,9 @@ impl Recorder {
         match self.outbox.put(entry, self.room) {
             Put::Begins => {
                 let delivery = self.outbox.delivery();
-                context.leave(self.clone().deliver(delivery, context.clone()));
+                // Of the epoch and not of the request that happens to be first: the outbox is one for
+                // all of them.
+                context.epoch().spawn(self.clone().deliver(delivery, context.clone()));
             }
             Put::Dropped(1) => {
                 let controller = context.epoch().controller();

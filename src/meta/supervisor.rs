@@ -110,7 +110,7 @@ impl Supervisor {
             cluster: cluster.clone(),
             manager,
             options,
-            recorder: Recorder::new(cluster.client.clone()),
+            recorder: Recorder::new(cluster.unfenced_client().clone()),
             changes,
         };
         let controller = Controller::builder(SUPERVISOR)

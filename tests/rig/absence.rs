@@ -78,7 +78,7 @@ impl Rig<'_> {
     /// Opens the connections that are kept, so that they are there before anything is counted; from
     /// where Pilotlight runs, since their tasks are where they were opened.
     pub(crate) async fn warm_up(&self) {
-        let namespaces = Api::<Namespace>::all(self.cluster.client.clone());
+        let namespaces = Api::<Namespace>::all(self.cluster.unfenced_client().clone());
         let mut opening = JoinSet::new();
         let opened = async move {
             let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();

@@ -23,12 +23,15 @@ use crate::{
     controller::{
         ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
         ReconcileError, SourceContext, SourceEnd, SourceStart,
-        handover::Handovers,
+        handover::{Handover, Handovers},
         input::{Input, InputSource},
         queue::QueueOptions,
     },
     informer::ObjectKey,
-    manager::{ControllerName, Readiness, Runnable, RunnableGroup, Unmet, Verdict},
+    manager::{
+        ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
+        Runnable, RunnableGroup, RunnableOptions, Unmet, Verdict,
+    },
 };
 
 /// A source whose every turn is the test's.
@@ -155,6 +158,7 @@ impl Log {
 /// A controller of fake sources, and one run of it.
 struct Rig {
     controller: Controller,
+    handover: Arc<Handover>,
     metrics: ControllerMetrics,
     runs: JoinSet<Result<(), String>>,
     epoch: Epoch,
@@ -189,8 +193,40 @@ impl Make {
         R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
     {
         let metrics = ControllerMetrics::default();
+        let spec = self.spec(&metrics, reconcile);
+        let mut rig = Rig {
+            handover: Arc::clone(&spec.handover),
+            controller: Controller::new(spec, RunnableGroup::LeaderElection),
+            metrics,
+            runs: JoinSet::new(),
+            epoch: Epoch::new("widgets", 0, GRACE),
+            start: Instant::now(),
+        };
+        rig.start();
+        rig
+    }
+
+    fn controller<R>(
+        self,
+        reconcile: impl Fn(Request, Context) -> R + Send + Sync + 'static,
+    ) -> Controller
+    where
+        R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
+    {
+        let spec = self.spec(&ControllerMetrics::default(), reconcile);
+        Controller::new(spec, RunnableGroup::LeaderElection)
+    }
+
+    fn spec<R>(
+        self,
+        metrics: &ControllerMetrics,
+        reconcile: impl Fn(Request, Context) -> R + Send + Sync + 'static,
+    ) -> Spec
+    where
+        R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
+    {
         let name = ControllerName::from("widgets");
-        let spec = Spec {
+        Spec {
             client: self.client,
             inputs: self.inputs,
             primary: None,
@@ -203,16 +239,7 @@ impl Make {
             handover: Handovers::default().of(&name),
             crowd: Arc::default(),
             name,
-        };
-        let mut rig = Rig {
-            controller: Controller::new(spec, RunnableGroup::LeaderElection),
-            metrics,
-            runs: JoinSet::new(),
-            epoch: Epoch::new("widgets", 0, GRACE),
-            start: Instant::now(),
-        };
-        rig.start();
-        rig
+        }
     }
 }
 

@@ -118,3 +118,75 @@ async fn write_is_under_way_until_its_answer_has_been_read() {
 
     assert_eq!((fence.under_way(), fence.unknown()), (0, 0));
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_a_thread_polls_at_the_close_is_waited_for_and_then_dropped() {
+    /// Counts when it is dropped: what a request holds.
+    struct Held(Arc<AtomicUsize>);
+    impl Drop for Held {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let (entered, mut inside) = tokio::sync::mpsc::unbounded_channel();
+    let (blocked, dropped) = (Arc::new(std::sync::Mutex::new(blocked)), Arc::default());
+    let held = Arc::clone(&dropped);
+    let service = service_fn(move |_request: Request<Body>| {
+        let (blocked, entered) = (Arc::clone(&blocked), entered.clone());
+        let held = Held(Arc::clone(&held));
+        async move {
+            let _held = held;
+            entered.send(()).ok();
+            blocked.lock().unwrap().recv().ok();
+            std::future::pending::<Result<Response<Body>, io::Error>>().await
+        }
+    });
+    let fence = Fence::new();
+    let client = fence.client(&Client::new(service, "default"));
+    let mut callers = tokio::task::JoinSet::new();
+    let request = Request::post("/api/v1/namespaces/ns/pods").body(Body::empty()).unwrap();
+    callers.spawn(async move { client.send(request).await.map(drop) });
+    inside.recv().await;
+
+    fence.close();
+    let mut released = Box::pin(fence.released());
+    assert!(futures::poll!(&mut released).is_pending());
+    unblock.send(()).unwrap();
+    released.await;
+
+    assert_eq!(dropped.load(Ordering::SeqCst), 1);
+    assert_eq!((fence.under_way(), fence.unknown()), (0, 1));
+    assert!(callers.join_next().await.unwrap().unwrap().is_err());
+}
+
+#[tokio::test]
+async fn a_request_that_panics_when_it_is_dropped_hurts_nobody_else() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("boom")
+        }
+    }
+    let service = service_fn(move |_request: Request<Body>| async move {
+        let _bomb = Bomb;
+        std::future::pending::<Result<Response<Body>, io::Error>>().await
+    });
+    let fence = Fence::new();
+    let client = fence.client(&Client::new(service, "default"));
+    let request = || Request::get("/version").body(Body::empty()).unwrap();
+    let mut asked: Vec<_> = (0..2).map(|_| Box::pin(client.send(request()))).collect();
+    for _ in 0..10 {
+        for asked in &mut asked {
+            assert!(futures::poll!(asked).is_pending());
+        }
+        tokio::task::yield_now().await;
+    }
+
+    fence.close();
+
+    fence.released().await;
+    for asked in asked {
+        assert!(asked.await.is_err());
+    }
+}

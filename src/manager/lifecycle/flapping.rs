@@ -61,7 +61,7 @@ impl World {
                     assert!(at > self.now && at - self.now <= INTERVAL, "held down for longer");
                     self.wake = Some(at);
                 }
-                Action::Stop(_) | Action::Done(_) | Action::Forget => {}
+                Action::Stop(_) | Action::Drain | Action::Done(_) | Action::Forget => {}
             }
         }
     }
@@ -81,7 +81,7 @@ impl World {
             Event::Unknown => self.feed(Input::Verdict(Verdict::Unknown(Vec::new()))),
             Event::Ended => {
                 if self.machine.stopping().is_some() {
-                    self.feed(Input::Ended(RunEnd::Aborted));
+                    self.feed(Input::Ended);
                     self.feed(Input::Wake);
                 }
             }

@@ -103,10 +103,12 @@ enum Event {
     Type(Type),
     Allowed(bool),
     Running,
-    /// The run ends; the owner wakes the machine right after.
-    Ended(RunEnd),
-    /// The run ends, and another specification takes over at that moment.
-    Replaced(RunEnd, RestartPolicy, Type),
+    /// The run ends; what it has left behind may not have ended yet.
+    Returned(RunEnd),
+    /// Nothing of the epoch is left; the owner wakes the machine right after.
+    Ended,
+    /// Nothing of the epoch is left, and another specification takes over at that moment.
+    Replaced(RestartPolicy, Type),
     /// Another specification takes over while nothing is live.
     Renewed(RestartPolicy, Type),
     Supersede,
@@ -118,10 +120,8 @@ enum Event {
 }
 
 fn events() -> Vec<Event> {
-    let ends = || {
-        let why = || "boom".to_owned();
-        [RunEnd::Completed, RunEnd::Failed(why()), RunEnd::Panicked(why()), RunEnd::Aborted]
-    };
+    let why = || "boom".to_owned();
+    let ends = [RunEnd::Completed, RunEnd::Failed(why()), RunEnd::Panicked(why()), RunEnd::Aborted];
     // What a specification starts with: each kind of verdict once.
     let first = [Type::Served('a'), Type::Served('b'), Type::Absent, Type::Unknown];
     let specs = || {
@@ -129,12 +129,11 @@ fn events() -> Vec<Event> {
     };
     let mut all: Vec<Event> = TYPES.into_iter().map(Event::Type).collect();
     all.extend([true, false].map(Event::Allowed));
-    all.extend(ends().map(Event::Ended));
+    all.extend(ends.map(Event::Returned));
     all.extend(specs().map(|(policy, of)| Event::Renewed(policy, of)));
-    for end in ends() {
-        all.extend(specs().map(|(policy, of)| Event::Replaced(end.clone(), policy, of)));
-    }
+    all.extend(specs().map(|(policy, of)| Event::Replaced(policy, of)));
     all.extend([
+        Event::Ended,
         Event::Running,
         Event::Supersede,
         Event::Overdue,
@@ -167,6 +166,15 @@ struct Epoch {
     basis: Vec<Basis>,
     since: Instant,
     asked: Option<StopReason>,
+    /// How its run ended by itself.
+    returned: Option<DoneReason>,
+}
+
+impl Epoch {
+    /// Whether its run goes on, and nobody has asked it to stop.
+    fn runs(&self) -> bool {
+        self.asked.is_none() && self.returned.is_none()
+    }
 }
 
 type Judged = Result<(), &'static str>;
@@ -193,11 +201,12 @@ impl World {
     fn possible(&self, event: &Event) -> bool {
         match event {
             Event::Renewed(..) => !self.machine.live() && !self.machine.removed,
-            Event::Replaced(..) => self.machine.live() && !self.machine.removed,
+            Event::Ended => self.stops(),
+            Event::Replaced(..) => self.stops() && !self.machine.removed,
             Event::Type(_)
             | Event::Allowed(_)
             | Event::Running
-            | Event::Ended(_)
+            | Event::Returned(_)
             | Event::Supersede
             | Event::Overdue
             | Event::Remove
@@ -206,12 +215,16 @@ impl World {
         }
     }
 
+    fn stops(&self) -> bool {
+        self.epoch.as_ref().is_some_and(|epoch| !epoch.runs())
+    }
+
     fn happen(&mut self, event: &Event) -> Judged {
         match event.clone() {
             Event::Type(Type::Terminating(uid)) => {
                 let before = self.machine.state();
                 let runs_on_it = self.epoch.as_ref().is_some_and(|epoch| {
-                    epoch.asked.is_none() && epoch.basis == [Basis::from(&served(uid))]
+                    epoch.runs() && epoch.basis == [Basis::from(&served(uid))]
                 });
                 self.feed(Input::Verdict(Type::Terminating(uid).verdict()))?;
                 must(!runs_on_it || self.machine.state() == before, "P6: terminating is not gone")
@@ -219,12 +232,17 @@ impl World {
             Event::Type(of) => self.feed(Input::Verdict(of.verdict())),
             Event::Allowed(allowed) => self.feed(Input::Allowed(allowed)),
             Event::Running => self.feed(Input::Running),
-            Event::Ended(end) => {
-                self.feed(Input::Ended(end))?;
+            Event::Returned(end) => {
+                let ran_on = self.epoch.as_ref().is_some_and(Epoch::runs);
+                self.feed(Input::Returned(end))?;
+                must(!ran_on || self.stops(), "a run that has returned is drained")
+            }
+            Event::Ended => {
+                self.feed(Input::Ended)?;
                 self.feed(Input::Wake)
             }
-            Event::Replaced(end, policy, of) => {
-                self.feed(Input::Ended(end))?;
+            Event::Replaced(policy, of) => {
+                self.feed(Input::Ended)?;
                 self.renew(policy, of)?;
                 self.feed(Input::Wake)
             }
@@ -255,6 +273,7 @@ impl World {
             match action {
                 Action::Start => self.started()?,
                 Action::Stop(reason) => self.stopped(reason, &input)?,
+                Action::Drain => self.drained(&input)?,
                 Action::Done(reason) => self.done(&reason, &input)?,
                 Action::WakeAt(at) => {
                     must(at > self.now, "a timer is set for later")?;
@@ -279,13 +298,14 @@ impl World {
         let Verdict::Met(basis) = &self.machine.verdict else {
             return Err("nothing starts without a condition that is met");
         };
-        self.epoch = Some(Epoch { basis: basis.clone(), since: self.now, asked: None });
+        self.epoch =
+            Some(Epoch { basis: basis.clone(), since: self.now, asked: None, returned: None });
         Ok(())
     }
 
     fn stopped(&mut self, reason: StopReason, input: &Input) -> Judged {
         let Some(epoch) = &mut self.epoch else { return Err("a stop has an epoch") };
-        must(epoch.asked.is_none(), "a run is asked to stop once")?;
+        must(epoch.runs(), "a run is asked to stop once, and not after its end")?;
         must(
             match reason {
                 StopReason::TypeGone => match &self.machine.verdict {
@@ -306,20 +326,17 @@ impl World {
         Ok(())
     }
 
-    fn done(&mut self, reason: &DoneReason, input: &Input) -> Judged {
-        let Input::Ended(end) = input else { return Err("P2: done means that the run has ended") };
-        let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
-        let expected = match (epoch.asked, end) {
-            (Some(asked), _) => DoneReason::from(asked),
-            (None, RunEnd::Completed) => DoneReason::Completed,
-            (None, RunEnd::Failed(error)) => DoneReason::Failed(error.clone()),
-            (None, RunEnd::Panicked(error)) => DoneReason::Panicked(error.clone()),
-            (None, RunEnd::Aborted) => DoneReason::Cancelled,
+    fn drained(&mut self, input: &Input) -> Judged {
+        let Input::Returned(end) = input else { return Err("what runs is not drained") };
+        let Some(epoch) = self.epoch.as_mut().filter(|epoch| epoch.runs()) else {
+            return Err("a run ends once");
         };
-        must(*reason == expected, "done tells why")?;
-        if epoch.asked.is_some() {
-            return Ok(());
-        }
+        epoch.returned = Some(match end {
+            RunEnd::Completed => DoneReason::Completed,
+            RunEnd::Failed(error) => DoneReason::Failed(error.clone()),
+            RunEnd::Panicked(error) => DoneReason::Panicked(error.clone()),
+            RunEnd::Aborted => DoneReason::Cancelled,
+        });
         let failed = matches!(end, RunEnd::Failed(_) | RunEnd::Panicked(_));
         match (self.machine.policy, failed) {
             (RestartPolicy::Always, _) | (RestartPolicy::OnFailure, true) => {
@@ -334,14 +351,31 @@ impl World {
         Ok(())
     }
 
+    fn done(&mut self, reason: &DoneReason, input: &Input) -> Judged {
+        must(matches!(input, Input::Ended), "P2: done means that nothing is left")?;
+        let Some(epoch) = self.epoch.take() else { return Err("P2: each epoch is done once") };
+        let expected = match (epoch.asked, epoch.returned) {
+            (Some(asked), _) => DoneReason::from(asked),
+            (None, Some(returned)) => returned,
+            (None, None) => return Err("P2: what runs is not done"),
+        };
+        must(*reason == expected, "done tells why")
+    }
+
     /// What holds between any two inputs.
     fn judge(&self) -> Judged {
         must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
-        let asked = self.epoch.as_ref().and_then(|epoch| epoch.asked);
-        must(self.machine.stopping() == asked, "the state tells that it stops, and why")?;
-        must(!self.machine.stuck() || asked.is_some(), "only what stops is stuck")?;
+        let cause = self.epoch.as_ref().and_then(|epoch| match (epoch.asked, &epoch.returned) {
+            (Some(asked), _) => Some(Cause::Asked(asked)),
+            (None, Some(returned)) => Some(Cause::Returned(returned.clone())),
+            (None, None) => None,
+        });
+        must(self.machine.stopping() == cause.as_ref(), "the state tells that it stops, and why")?;
+        let stopping = self.machine.state() == ControllerState::Stopping;
+        must(stopping == cause.is_some(), "what has returned or was asked to stop is stopping")?;
+        must(!self.machine.stuck() || stopping, "only what stops is stuck")?;
         must(self.machine.failures() == self.failures, "failures in a row are counted")?;
-        let Some(epoch) = self.epoch.as_ref().filter(|epoch| epoch.asked.is_none()) else {
+        let Some(epoch) = self.epoch.as_ref().filter(|epoch| epoch.runs()) else {
             return Ok(());
         };
         must(self.machine.allowed && !self.machine.removed, "what may not run is being stopped")?;
@@ -359,10 +393,10 @@ impl World {
     /// in the one state that the last verdict and the last orders determine.
     fn converges(&self) -> Judged {
         let mut world = self.clone();
-        let ran_on = self.epoch.as_ref().filter(|epoch| epoch.asked.is_none());
+        let ran_on = self.epoch.as_ref().filter(|epoch| epoch.runs());
         for _ in 0..PATIENCE {
             if world.machine.stopping().is_some() {
-                world.happen(&Event::Ended(RunEnd::Aborted))?;
+                world.happen(&Event::Ended)?;
             } else if world.machine.state() == ControllerState::Starting {
                 world.feed(Input::Running)?;
             } else if let Some(at) = world.wake.take() {
@@ -412,9 +446,9 @@ impl World {
         };
         let epoch = self.epoch.as_ref().map(|epoch| {
             let healthy = (self.now - epoch.since).min(BACKOFF.healthy);
-            // The length of a run counts for one that was not asked to stop.
-            let age = if epoch.asked.is_some() { Duration::ZERO } else { healthy };
-            (epoch.basis.clone(), epoch.asked, age)
+            // The length of a run counts until it stops.
+            let age = if epoch.runs() { healthy } else { Duration::ZERO };
+            (epoch.basis.clone(), epoch.asked, epoch.returned.clone(), age)
         });
         let clocks =
             (left(self.machine.not_before), left(self.rest), self.wake.map(|_| left(self.wake)));

@@ -32,6 +32,7 @@ impl Owner {
             match action {
                 Action::Start => self.start(id, now),
                 Action::Stop(reason) => self.stop(id, reason, now),
+                Action::Drain => self.drain(id, now),
                 Action::Done(reason) => self.done(id, reason, now),
                 Action::WakeAt(at) => self.wake_at(id, at),
                 Action::Forget => return self.forget(id),
@@ -91,6 +92,7 @@ impl Owner {
         let span = info_span!("runnable", controller = %entry.name, epoch = *count);
         let (number, report) = (*count, epoch.subscribe());
         entry.epoch = Some(epoch.clone());
+        entry.returned = false;
         // Building the future is the runnable's code too: its panic must not be ours.
         let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
         let run = async move { runnable.start(inside).await };
@@ -99,6 +101,7 @@ impl Owner {
             false => Overrun::Dropped,
         };
         let tasks = self.metrics.run(&epoch);
+        let returned = epoch.subscribe_returned();
         let driven = run::drive(epoch, run.boxed(), overrun);
         let driven = async move {
             let _tasks = tasks;
@@ -106,6 +109,7 @@ impl Owner {
         };
         self.runs.spawn(driven.instrument(span));
         self.watch_report(id, number, report);
+        self.watch_return(id, number, returned);
     }
 
     pub(super) fn started(&mut self, id: Id, now: Instant) {
@@ -118,15 +122,33 @@ impl Owner {
 
     pub(super) fn stop(&mut self, id: Id, reason: StopReason, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        entry.stopped_at = Some(now);
         if let Some(epoch) = &entry.epoch {
             epoch.stop(reason);
         }
+        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
+        self.drain(id, now);
+    }
+
+    /// Gives the epoch its grace. The timer is the owner's, so that a run which blocks its thread
+    /// cannot hold it up.
+    pub(super) fn drain(&mut self, id: Id, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        entry.stopped_at = Some(now);
+        let deadline = entry.epoch.as_ref().and_then(Epoch::deadline).unwrap_or(now);
+        let grace = Timer::Grace(entry.epoch_number);
+        let counted = self.metrics.timer(&entry.name, grace.word());
+        entry.overdue = Some(self.timers.insert_at((id, grace, counted), deadline));
+    }
+
+    /// The grace is over: tasks are aborted, requests are dropped.
+    pub(super) fn grace_over(&mut self, id: Id) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        if let Some(epoch) = &entry.epoch {
+            epoch.close();
+        }
         let overdue = Timer::Overdue(entry.epoch_number);
         let counted = self.metrics.timer(&entry.name, overdue.word());
-        let after = run::overdue_after(entry.spec.options.grace);
-        entry.overdue = Some(self.timers.insert((id, overdue, counted), after));
-        info!(controller = %entry.name, epoch = entry.epoch_number, ?reason, "stopping");
+        entry.overdue = Some(self.timers.insert((id, overdue, counted), run::LATE));
     }
 
     pub(super) fn done(&mut self, id: Id, reason: DoneReason, now: Instant) {
@@ -141,7 +163,8 @@ impl Owner {
         }
         let (name, epoch) = (entry.name.clone(), entry.epoch_number);
         match reason.error() {
-            Some(error) => warn!(controller = %name, epoch, error, "run failed"),
+            // Told when it returned.
+            Some(error) => debug!(controller = %name, epoch, error, "done"),
             None => info!(controller = %name, epoch, reason = reason.word(), "done"),
         }
         if unknown_requests > 0 {

@@ -22,6 +22,7 @@ use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
         Basis, ConditionalRunnable, Epoch, Runnable, RunnableOptions, Verdict, entry::Preparation,
+        lifecycle::Cause,
     },
 };
 
@@ -84,7 +85,9 @@ enum Step {
     Running,
     /// What an earlier epoch says of itself arrives late.
     LateReport,
-    Ended(RunEnd),
+    Returned(RunEnd),
+    /// Nothing of the epoch is left.
+    Ended,
     Prepared(bool),
     /// The answer to a preparation that was given up arrives late.
     LatePrepared,
@@ -140,6 +143,8 @@ struct World {
     probes: Vec<Arc<Probe>>,
     live: Option<u64>,
     epochs: u64,
+    /// The last epoch whose run has returned by itself.
+    returned: Option<u64>,
     attempts: HashSet<u64>,
 }
 
@@ -166,6 +171,7 @@ impl World {
             probes: Vec::new(),
             live: None,
             epochs: 0,
+            returned: None,
             attempts: HashSet::new(),
         }
     }
@@ -204,9 +210,9 @@ impl World {
         if entry.epoch.is_some() {
             let boom = || "boom".to_owned();
             steps.push(Step::Running);
-            steps.push(Step::Ended(RunEnd::Completed));
-            steps.push(Step::Ended(RunEnd::Failed(boom())));
-            steps.push(Step::Ended(RunEnd::Panicked(boom())));
+            steps.push(Step::Returned(RunEnd::Completed));
+            steps.push(Step::Returned(RunEnd::Failed(boom())));
+            steps.push(Step::Ended);
         }
         if entry.epoch_number > 0 {
             steps.push(Step::LateReport);
@@ -250,9 +256,18 @@ impl World {
             }
             Step::Running => self.report(0),
             Step::LateReport => self.report(1),
-            Step::Ended(end) => {
+            Step::Returned(end) => {
+                let (id, entry) = self.entry().unwrap();
+                let epoch = entry.epoch_number;
+                self.owner.handle(Event::Returned(id, epoch, end.clone()));
+                self.returned = Some(epoch);
+                let state = self.entry().unwrap().1.lifecycle.state();
+                assert_eq!(state, ControllerState::Stopping, "a run that returned is not running");
+            }
+            // Perhaps before the owner has heard that the run has returned.
+            Step::Ended => {
                 let (id, _) = self.entry().unwrap();
-                self.owner.handle(Event::Ended(id, end.clone()));
+                self.owner.handle(Event::Ended(id, RunEnd::Panicked("boom".to_owned())));
             }
             Step::Prepared(well) => {
                 let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
@@ -336,6 +351,8 @@ impl World {
         assert_eq!(entry.lifecycle.live(), self.live.is_some());
         let told = self.owner.snapshot.borrow()[&entry.name].clone();
         assert_eq!(told.state, entry.lifecycle.state(), "P10: the status tells the state");
+        let stopping = told.state == ControllerState::Stopping;
+        assert!(self.live.is_none() || self.returned != self.live || stopping, "shown as stopping");
         assert_eq!(told.epoch, self.epochs);
         assert_eq!(told.pending.is_some(), entry.pending.is_some());
         if let Some(attempt) = attempt
@@ -350,7 +367,7 @@ impl World {
         for _ in 0..PATIENCE + self.owner.timers.len() {
             let Some((_, entry)) = self.entry() else { break };
             let step = match entry.lifecycle.state() {
-                ControllerState::Stopping => Step::Ended(RunEnd::Aborted),
+                ControllerState::Stopping => Step::Ended,
                 ControllerState::Starting => Step::Running,
                 ControllerState::Waiting
                 | ControllerState::Running
@@ -418,7 +435,12 @@ impl World {
             });
             let orders =
                 (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
-            let stopping = (machine.stopping(), machine.stuck());
+            let asked = machine.stopping().map(|cause| match cause {
+                Cause::Asked(reason) => Some(*reason),
+                // However it ended, its policy starts it again.
+                Cause::Returned(_) => None,
+            });
+            let stopping = (asked, machine.stuck(), entry.returned);
             (machine.state(), basis, Word::of(machine.verdict()), pending, orders, stopping)
         });
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))
@@ -439,6 +461,12 @@ impl World {
                 Timer::Wake => {
                     entry.wake = Some(key);
                     told.push("wake");
+                }
+                Timer::Grace(epoch) => {
+                    entry.overdue = Some(key);
+                    if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
+                        told.push("grace");
+                    }
                 }
                 Timer::Overdue(epoch) => {
                     entry.overdue = Some(key);

@@ -41,7 +41,7 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
-    let recorder = Recorder::new(cluster.client.clone());
+    let recorder = Recorder::new(cluster.unfenced_client().clone());
     CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 
@@ -58,8 +58,8 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     drop(run);
     assert!(runnable.roster.parents().is_empty());
     assert_eq!(runnable.health().borrow().failing, 0);
-    epoch.tasks().close();
-    epoch.tasks().wait().await;
+    epoch.drain().await;
+    epoch.ended().await;
 
     assert_eq!(hook.released.load(Ordering::SeqCst), 1, "released before the epoch is done");
 }
@@ -72,8 +72,8 @@ async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
 
     epoch.stop(crate::manager::StopReason::Cancelled);
     runnable.start(epoch.clone()).await.unwrap();
-    epoch.tasks().close();
-    epoch.tasks().wait().await;
+    epoch.drain().await;
+    epoch.ended().await;
 
     assert_eq!(hook.released.load(Ordering::SeqCst), 1);
 }

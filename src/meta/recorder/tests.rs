@@ -50,8 +50,8 @@ impl Sent {
 async fn end(context: &Context, reason: StopReason) -> Duration {
     let begin = Instant::now();
     context.epoch().stop(reason);
-    context.epoch().tasks().close();
-    context.epoch().tasks().wait().await;
+    context.epoch().drain().await;
+    context.epoch().ended().await;
     begin.elapsed()
 }
 

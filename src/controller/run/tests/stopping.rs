@@ -128,7 +128,7 @@ async fn done_leaves_no_task() {
         rig.stop(reason).await.unwrap();
 
         assert_eq!(Handle::current().metrics().num_alive_tasks(), before, "{reason:?}");
-        assert!(rig.epoch.tasks().is_empty());
+        assert!(rig.epoch.tracker().is_empty());
     }
 }
 
@@ -175,13 +175,13 @@ async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_s
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_reconcile_left_behind_has_the_grace_before_the_fence_closes() {
-    for (takes, expected) in [(GRACE / 2, Some(true)), (GRACE * 2, Some(false))] {
+async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_aborted() {
+    for (takes, expected) in [(GRACE / 2, Ok(true)), (GRACE * 2, Err(()))] {
         let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
         let mut rig = make().input(Mode::Required, Fake::new("fake", &["a"])).run(
             move |_request, context| {
                 let (result, left) = (result.clone(), context.clone());
-                context.leave(async move {
+                context.spawn(async move {
                     left.cancelled().await;
                     sleep(takes).await;
                     result.send(send(&left).await.is_ok()).ok();
@@ -194,10 +194,77 @@ async fn what_a_reconcile_left_behind_has_the_grace_before_the_fence_closes() {
 
         let asked = Instant::now();
         rig.stop(StopReason::Cancelled).await.unwrap();
-        assert_eq!(asked.elapsed(), takes.min(GRACE));
 
-        rig.epoch.tasks().close();
-        rig.epoch.tasks().wait().await;
-        assert_eq!(results.recv().await, expected);
+        assert_eq!(asked.elapsed(), takes.min(GRACE));
+        rig.epoch.ended().await;
+        assert_eq!(results.try_recv().map_err(drop), expected);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_write_of_a_reconciles_task_that_is_given_up_leaves_its_own_request_in_doubt() {
+    let mut spec = make().workers(2).input(Mode::Required, Fake::new("fake", &["a", "b"]));
+    spec.client = client(pending);
+    let mut rig = spec.run(|request, context| async move {
+        if &*request.name == "b" {
+            context.cancelled().await;
+            return ok();
+        }
+        let left = context.clone();
+        context.spawn(async move {
+            // When the reconcile has ended.
+            settle().await;
+            let pod = HttpRequest::post("/api/v1/namespaces/ns/pods").body(Body::empty());
+            drop(left.client().send(pod.unwrap()).await);
+        });
+        ok()
+    });
+    rig.running().await;
+    settle().await;
+    settle().await;
+    assert_eq!(rig.epoch.fence().under_way(), 1);
+
+    rig.stop(StopReason::Cancelled).await.unwrap();
+    rig.epoch.ended().await;
+
+    assert_eq!(rig.epoch.fence().unknown(), 1);
+    let doubts: Vec<_> = rig.handover.doubts.requests().iter().map(ToString::to_string).collect();
+    assert_eq!(doubts, ["ns/a"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_whose_source_fails_while_a_reconcile_blocks_is_stopping_and_then_stuck() {
+    let fake = Fake::new("fake", &["a"]);
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let (blocked, entered) = (Arc::new(Mutex::new(blocked)), Arc::new(Notify::new()));
+    let inside = Arc::clone(&entered);
+    let controller = make().input(Mode::Required, fake.clone()).controller(move |_, _| {
+        let (blocked, inside) = (Arc::clone(&blocked), Arc::clone(&inside));
+        async move {
+            inside.notify_one();
+            blocked.lock().unwrap().recv().ok();
+            ok()
+        }
+    });
+    let manager = Manager::new(ManagerOptions::default());
+    let (handle, stop, mut runs) = (manager.handle(), CancellationToken::new(), JoinSet::new());
+    runs.spawn(manager.run(stop.clone()));
+    let grace = Duration::from_millis(10);
+    let options = RunnableOptions { grace, ..RunnableOptions::fail_fast() };
+    handle.add("widgets", Arc::new(controller), options).await.unwrap();
+    entered.notified().await;
+    let (mut statuses, name) = (handle.watch(), ControllerName::from("widgets"));
+
+    fake.shared.fails.send_replace(Some("boom"));
+
+    let stuck = statuses.wait_for(|all| all.get(&name).is_some_and(|status| status.stuck));
+    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("it is told").unwrap();
+    let (state, message) = (stuck[&name].state, stuck[&name].message.clone());
+    drop(stuck);
+    assert_eq!(state, ControllerState::Stopping);
+    assert!(message.contains("its run") || message.contains("1 task"), "{message}");
+    assert!(message.contains("reconcile of ns/a"), "{message}");
+    unblock.send(()).unwrap();
+    let end = runs.join_next().await.unwrap().unwrap();
+    assert!(matches!(end, Err(ManagerError::RunnableFailed { .. })), "{end:?}");
 }

@@ -1,0 +1,304 @@
+//! A request and its response, owned by the fence that let the request pass.
+//!
+//! A future that is not polled is not cancelled by a signal. So the fence and the caller share a
+//! slot that holds the request's future, and later the response's body. The caller takes the
+//! content out of the slot for each poll; [`Fence::close`] takes it for good and drops it.
+
+use std::{
+    mem,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Response, StatusCode};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use kube::client::Body;
+
+use super::{BoxError, Fence, FenceClosed, Passage};
+
+/// Head of a response, still to come.
+type Request = BoxFuture<'static, Result<Response<Body>, BoxError>>;
+
+/// Place of one exchange, shared by its caller and its fence.
+#[derive(Debug, Default)]
+pub(super) struct Slot(Mutex<Stage>);
+
+#[derive(Default)]
+enum Stage {
+    /// The caller's, who polls the content at this moment.
+    #[default]
+    Polled,
+    /// Cut while the caller polled the content; the caller drops it.
+    Late,
+    /// Between two polls. The waker is the caller's.
+    Held(Held, Waker),
+    /// Cut, and the content is dropped by the fence.
+    Cut,
+}
+
+/// What remains of an exchange.
+struct Held {
+    content: Content,
+    // Of a write until its outcome is known, of a read until its head has arrived.
+    passage: Option<Passage>,
+}
+
+enum Content {
+    Request(Request),
+    Body(Body),
+    Nothing,
+}
+
+/// The caller's end of a slot. Dropping it drops the content.
+struct Owned {
+    fence: Fence,
+    id: u64,
+    slot: Arc<Slot>,
+}
+
+/// A request under way.
+pub(super) struct Exchange(Option<Owned>);
+
+/// Body of a response. That of a write stays under way until it has been read.
+pub(super) struct Answer {
+    owned: Owned,
+    // The caller has got the error that says so.
+    cut: bool,
+}
+
+impl Slot {
+    /// Cuts the exchange; whether the fence has dropped its content.
+    pub(super) fn cut(&self) -> bool {
+        let mut stage = self.lock();
+        let (held, waker) = match mem::replace(&mut *stage, Stage::Cut) {
+            Stage::Held(held, waker) => (held, waker),
+            Stage::Polled | Stage::Late => {
+                *stage = Stage::Late;
+                return false;
+            }
+            Stage::Cut => return false,
+        };
+        drop(stage);
+        drop_quietly(held);
+        waker.wake();
+        true
+    }
+
+    // Nothing panics half-way through a change of it.
+    fn lock(&self) -> MutexGuard<'_, Stage> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The content is the code of whoever made the client, and may panic.
+fn drop_quietly(held: Held) {
+    if catch_unwind(AssertUnwindSafe(|| drop(held))).is_err() {
+        tracing::warn!("a request panicked when it was dropped");
+    }
+}
+
+impl Owned {
+    /// Polls the content; `None` once it has been cut.
+    fn poll<T>(
+        &self,
+        context: &mut Context<'_>,
+        poll: impl FnOnce(&mut Held, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let mut held = self.take()?;
+        let polled = poll(&mut held, context);
+        self.put(held, context.waker().clone()).then_some(polled)
+    }
+
+    fn take(&self) -> Option<Held> {
+        let mut stage = self.slot.lock();
+        match mem::replace(&mut *stage, Stage::Polled) {
+            Stage::Held(held, _) => Some(held),
+            other @ (Stage::Polled | Stage::Late | Stage::Cut) => {
+                *stage = other;
+                None
+            }
+        }
+    }
+
+    /// Puts the content back; `false` if it has been cut meanwhile.
+    fn put(&self, held: Held, waker: Waker) -> bool {
+        let mut stage = self.slot.lock();
+        if matches!(*stage, Stage::Late) {
+            drop(stage);
+            drop(held);
+            self.finished();
+            return false;
+        }
+        *stage = Stage::Held(held, waker);
+        true
+    }
+
+    /// The content is gone: the fence has nothing more to wait for.
+    fn finished(&self) {
+        *self.slot.lock() = Stage::Cut;
+        self.fence.forget(self.id);
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        let stage = mem::replace(&mut *self.slot.lock(), Stage::Cut);
+        match stage {
+            Stage::Held(held, _) => drop(held),
+            // A poll has panicked, and dropped the content.
+            Stage::Polled | Stage::Late => {}
+            // Whoever dropped the content has said so.
+            Stage::Cut => return,
+        }
+        self.fence.forget(self.id);
+    }
+}
+
+impl Held {
+    fn poll_head(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<http::response::Parts, BoxError>> {
+        let Content::Request(request) = &mut self.content else {
+            return Poll::Ready(Err(FenceClosed.into()));
+        };
+        let response = ready!(request.as_mut().poll(context));
+        self.content = Content::Nothing;
+        let response = match response {
+            Ok(response) => response,
+            Err(error) => {
+                self.passage = None;
+                return Poll::Ready(Err(error));
+            }
+        };
+        let (head, body) = response.into_parts();
+        let ended = HttpBody::is_end_stream(&body);
+        if let Some(passage) = self.passage.take() {
+            self.passage = of_head(passage, head.status, ended);
+        }
+        if !ended {
+            self.content = Content::Body(body);
+        }
+        Poll::Ready(Ok(head))
+    }
+
+    fn poll_frame(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
+        let Content::Body(body) = &mut self.content else { return Poll::Ready(None) };
+        let frame = ready!(Pin::new(&mut *body).poll_frame(context));
+        match &frame {
+            Some(Ok(_)) if !HttpBody::is_end_stream(body) => return Poll::Ready(frame),
+            Some(Ok(_)) | None => {
+                if let Some(passage) = self.passage.take() {
+                    passage.answered();
+                }
+            }
+            // Cut off: dropped without an answer.
+            Some(Err(_)) => drop(self.passage.take()),
+        }
+        self.content = Content::Nothing;
+        Poll::Ready(frame)
+    }
+}
+
+/// What a write came to shows only in its whole answer, unless nothing came of it.
+fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage> {
+    match status {
+        _ if passage.told.is_some() && status.is_success() && !ended => return Some(passage),
+        // The server itself was not asked to the end.
+        StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => drop(passage),
+        _ if status.is_server_error() => passage.answered_vaguely(),
+        _ => passage.answered(),
+    }
+    None
+}
+
+impl Exchange {
+    /// Sends a request that has passed when it is polled first.
+    pub(super) fn new(passage: Passage, request: Request) -> Self {
+        let fence = passage.fence.clone();
+        let slot = Arc::new(Slot::default());
+        let Some(id) = fence.remember(&slot) else {
+            // Closed since it has passed, and not sent.
+            passage.answered();
+            return Self(None);
+        };
+        let owned = Owned { fence, id, slot };
+        let held = Held { content: Content::Request(request), passage: Some(passage) };
+        owned.put(held, Waker::noop().clone());
+        Self(Some(owned))
+    }
+}
+
+impl Future for Exchange {
+    type Output = Result<Response<Answer>, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let head = match &self.0 {
+            Some(owned) => owned.poll(context, Held::poll_head),
+            None => None,
+        };
+        match (head, self.0.take()) {
+            (Some(Poll::Pending), owned) => {
+                self.0 = owned;
+                Poll::Pending
+            }
+            (Some(Poll::Ready(Ok(head))), Some(owned)) => {
+                Poll::Ready(Ok(Response::from_parts(head, Answer { owned, cut: false })))
+            }
+            (Some(Poll::Ready(Err(error))), _) => Poll::Ready(Err(error)),
+            (Some(Poll::Ready(Ok(_))) | None, _) => Poll::Ready(Err(FenceClosed.into())),
+        }
+    }
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.owned.poll(context, Held::poll_frame) {
+            Some(frame) => frame.map(|frame| frame.map(|frame| frame.map_err(BoxError::from))),
+            None if self.cut => Poll::Ready(None),
+            None => {
+                self.cut = true;
+                Poll::Ready(Some(Err(FenceClosed.into())))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &*self.owned.slot.lock() {
+            Stage::Held(held, _) => matches!(held.content, Content::Nothing),
+            Stage::Polled | Stage::Late | Stage::Cut => self.cut,
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &*self.owned.slot.lock() {
+            Stage::Held(Held { content: Content::Body(body), .. }, _) => HttpBody::size_hint(body),
+            Stage::Held(Held { content: Content::Nothing, .. }, _) => SizeHint::with_exact(0),
+            Stage::Held(..) | Stage::Polled | Stage::Late | Stage::Cut => SizeHint::default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Polled => "Polled",
+            Self::Late => "Late",
+            Self::Held(..) => "Held",
+            Self::Cut => "Cut",
+        })
+    }
+}

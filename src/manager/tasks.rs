@@ -1,0 +1,56 @@
+//! Tasks of an epoch: counted, traced, and aborted together.
+
+use std::panic::AssertUnwindSafe;
+
+use futures::FutureExt;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::{Instrument, Span, error};
+
+use super::{ControllerName, run::message};
+
+/// Tasks that an epoch has spawned and may abort.
+#[derive(Debug)]
+pub(super) struct Tasks {
+    tracker: TaskTracker,
+    abort: CancellationToken,
+}
+
+impl Tasks {
+    pub(super) fn new() -> Self {
+        Self { tracker: TaskTracker::new(), abort: CancellationToken::new() }
+    }
+
+    /// Spawns a task in the current span. Its panic is logged and ends no other task.
+    pub(super) fn spawn(
+        &self,
+        controller: &ControllerName,
+        epoch: u64,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let (controller, abort) = (controller.clone(), self.abort.clone());
+        let task = async move {
+            // Covers the drop of an aborted task too.
+            let task = AssertUnwindSafe(abort.run_until_cancelled_owned(task)).catch_unwind();
+            if let Err(panic) = task.await {
+                error!(%controller, epoch, error = message(panic.as_ref()), "task panicked");
+            }
+        };
+        drop(self.tracker.spawn(task.instrument(Span::current())));
+    }
+
+    /// Drops each task at its next await, and each later one before it begins.
+    pub(super) fn abort(&self) {
+        self.abort.cancel();
+    }
+
+    /// Counts the tasks that have not ended.
+    pub(super) fn tracker(&self) -> &TaskTracker {
+        &self.tracker
+    }
+
+    /// Resolves when no task is left. Cancel safe.
+    pub(super) async fn ended(&self) {
+        self.tracker.close();
+        self.tracker.wait().await;
+    }
+}
