@@ -37,8 +37,8 @@
 //!   budgets, autoscalers, webhooks and all others answer 404, as types do that are not there.
 //! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
 //!   no pod ever runs.
-//! - Defaults of built-in types, and validation beyond their metadata, the names of their fields and
-//!   the types of values; empty fields are kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
+//! - Defaults of built-in types, and validation beyond their metadata and the strings in config maps
+//!   and secrets; unknown, wrong and empty fields are kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
 //!   and default what is written; a CRD whose schema says more is refused with 501, and so is one
 //!   with a conversion webhook. Of the rules for CRDs themselves there are only those that the rest rests on.
 //! - Fields that stand twice in one patch: the last one counts, without a warning.
@@ -46,8 +46,8 @@
 //! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
 //!   the former is refused, the latter owns such lists as a whole.
 //! - Graceful deletion of pods: they go at once.
-//! - Answers in protobuf, and fields in protobuf that Kubernetes 1.36 does not know; CBOR, YAML and
-//!   tables; aggregated discovery as `v2beta1`, which the real server has removed; OpenAPI beyond what
+//! - Protobuf: a body in protobuf, as `kubectl create configmap` and `kubectl auth can-i` send it, is
+//!   refused with 415. CBOR, YAML and tables; aggregated discovery as `v2beta1`, which the real server has removed; OpenAPI beyond what
 //!   kubectl asks before it applies, and thus `kubectl explain`.
 //! - Go's own words for what is wrong with JSON, beyond its early end, and those of its router for
 //!   media types: code and reason are the same, the message is not.
@@ -67,18 +67,17 @@ mod custom;
 mod decode;
 mod delete;
 mod discovery;
-mod fields;
 mod groups;
 mod history;
 mod labels;
 mod managed;
+mod metadata;
 mod names;
 mod namespaces;
 mod naming;
 mod object;
 mod options;
 mod patch;
-mod protobuf;
 mod read;
 mod refusal;
 mod render;

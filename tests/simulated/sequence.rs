@@ -20,8 +20,6 @@ pub(crate) struct Step {
     path: String,
     kind: &'static str,
     body: Value,
-    /// Sent instead, as they are.
-    bytes: Vec<u8>,
     accept: &'static str,
     user: &'static str,
     keep: Option<&'static str>,
@@ -85,7 +83,6 @@ fn step(method: &'static str, path: &str, kind: &'static str, body: Value) -> St
         path: path.to_owned(),
         kind,
         body,
-        bytes: Vec::new(),
         accept: "",
         user: "",
         keep: None,
@@ -172,11 +169,6 @@ impl Step {
     /// In the name of a user who has no rights but those that were granted.
     pub(crate) fn by(self, user: &'static str) -> Self {
         Self { user, ..self }
-    }
-
-    /// A body that is no JSON.
-    pub(crate) fn bytes(self, kind: &'static str, bytes: Vec<u8>) -> Self {
-        Self { kind, bytes, ..self }
     }
 
     /// The same body in another format.
@@ -323,11 +315,7 @@ fn request(step: &Step, memory: &Memory) -> Request<Body> {
     if !step.accept.is_empty() {
         request = request.header(header::ACCEPT, step.accept);
     }
-    let bytes = match step.bytes.as_slice() {
-        [] => memory.filled(&body).into_bytes(),
-        bytes => bytes.to_vec(),
-    };
-    request.body(Body::from(bytes)).unwrap()
+    request.body(Body::from(memory.filled(&body).into_bytes())).unwrap()
 }
 
 fn tell_headers(step: &Step, headers: &HeaderMap, shown: &mut Value) {

@@ -210,7 +210,7 @@ impl Cluster {
         if resource.kind != "SelfSubjectAccessReview" {
             return Err(Refusal::not_simulated(resource.qualified()));
         }
-        let mut review = call.object(&resource.kind, resource.message())?.object;
+        let mut review = call.object(&resource.kind)?.object;
         let attributes = &review["spec"]["resourceAttributes"];
         let path = &review["spec"]["nonResourceAttributes"];
         let text = |from: &serde_json::Value, field: &str| {

@@ -8,8 +8,6 @@ use serde_json::Value;
 
 use super::{
     decode::{self, Body},
-    fields::Message,
-    protobuf,
     refusal::Refusal,
     resource::Resource,
     watches::WatchId,
@@ -19,8 +17,7 @@ use crate::testing::{RequestInfo, Verb};
 /// The formats of objects that the real server reads; this one does not read YAML.
 const OBJECT_TYPES: &str =
     "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-/// Custom types have no numbers for their fields.
-const CUSTOM_TYPES: &str = "application/json, application/yaml";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
 /// What is asked, by whom.
 #[derive(Clone, Debug)]
@@ -163,23 +160,24 @@ impl Call {
     }
 
     /// The format of the body, without its parameters.
-    pub(super) fn media_type(&self) -> &str {
+    fn media_type(&self) -> &str {
         self.content_type.split(';').next().unwrap_or_default().trim()
     }
 
-    /// The object in the body. `message` says what its type is made of, if that is built in.
-    pub(super) fn object(
-        &self,
-        kind: &str,
-        message: Option<&'static Message>,
-    ) -> Result<Body, Refusal> {
+    /// Refuses a body in protobuf.
+    pub(super) fn refuse_protobuf(&self) -> Result<(), Refusal> {
+        match self.media_type() {
+            PROTOBUF => Err(Refusal::protobuf()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Decodes the object in the body.
+    pub(super) fn object(&self, kind: &str) -> Result<Body, Refusal> {
+        self.refuse_protobuf()?;
         let media_type = self.media_type();
         match media_type {
-            protobuf::MEDIA_TYPE if message.is_some() => {
-                return protobuf::read(&self.body).map(Body::from);
-            }
             "" | "application/json" | "application/yaml" => {}
-            protobuf::MEDIA_TYPE => return Err(Refusal::unsupported(CUSTOM_TYPES)),
             _ => return Err(Refusal::unsupported(OBJECT_TYPES)),
         }
         let unrecognized = |why: String| {
@@ -189,7 +187,7 @@ impl Call {
                 "the object provided is unrecognized (must be of type {kind}): {why} ({shown})"
             ))
         };
-        let body = decode::read(&self.body, message).map_err(said).map_err(|why| {
+        let body = decode::read(&self.body).map_err(said).map_err(|why| {
             if media_type.contains("yaml") {
                 return Refusal::not_simulated("a body in YAML that is no JSON");
             }

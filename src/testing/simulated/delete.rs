@@ -9,7 +9,7 @@ use super::{
     cluster::{CRDS, Cluster, NAMESPACES},
     history::Key,
     namespaces::IMMORTAL,
-    object, protobuf,
+    object,
     refusal::{FieldFault, Refusal},
     render::render,
     resource::{Resource, Storage},
@@ -47,10 +47,9 @@ impl Deletion {
     }
 
     fn of(call: &Call) -> Result<Self, Refusal> {
+        call.refuse_protobuf()?;
         let body = if call.body.is_empty() {
             Value::Null
-        } else if call.media_type() == protobuf::MEDIA_TYPE {
-            protobuf::read(&call.body)?
         } else {
             call.json().map_err(|why| {
                 let why = format!("couldn't get version/kind; json parse error: {why}");

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::Cluster,
-    decode::{self, Body},
+    decode::Body,
     history::Key,
-    managed, object,
+    managed, metadata, object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
     resource::Resource,
-    scale, schema,
+    scale,
     write::{require_version, writer},
 };
 
@@ -50,12 +50,7 @@ impl Cluster {
                 let object = if is_scale {
                     scale::scaled(resource, &live, &object)?
                 } else {
-                    let body = match resource.message() {
-                        Some(message) => decode::check(object, message, ""),
-                        None => Body::from(object),
-                    };
-                    let Body { mut object, oddities, wrong } = body;
-                    self.prune(resource, &mut object, oddities, wrong, call)?;
+                    self.prune(resource, &mut object, Vec::new(), call)?;
                     self.check_identity(resource, &live, &object, &key)?;
                     stored(resource, object)
                 };
@@ -127,21 +122,9 @@ impl Cluster {
         wanted: &Value,
         key: &Key,
     ) -> Result<(), Refusal> {
-        let unknown = match resource.message() {
-            Some(message) => {
-                let body = decode::check(wanted.clone(), message, "");
-                body.wrong.into_iter().chain(body.oddities).collect()
-            }
-            None => {
-                let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-                let schema = schemas.and_then(|it| it.get(&resource.version));
-                let mut object = wanted.clone();
-                let mut unknown = schema::prune_metadata(&mut object);
-                let pruned = schema.iter().flat_map(|it| schema::prune(it, &mut object));
-                unknown.extend(pruned.map(|it| format!("unknown field {it:?}")));
-                unknown
-            }
-        };
+        let wrong_type = metadata::wrong_type(&resource.kind, wanted);
+        let unknown = self.prune_unknown(resource, &mut wanted.clone());
+        let unknown: Vec<_> = wrong_type.into_iter().chain(unknown).collect();
         if unknown.is_empty() {
             return Ok(());
         }

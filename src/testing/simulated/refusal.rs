@@ -118,6 +118,15 @@ impl Refusal {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
+    /// Refuses a body in protobuf, which the simulated server does not decode.
+    pub(super) fn protobuf() -> Self {
+        let message = "the simulated API server decodes no protobuf: send the object as JSON, for \
+                       example with `kubectl create --dry-run=client -o yaml ... | kubectl apply -f \
+                       -`, or use a real control plane (pilotlight::testing::ControlPlane, or \
+                       `pilotlight dev`)";
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
     /// No such verb for a custom type, or a part of it.
     pub(super) fn not_supported(resource: &Resource, verb: &str) -> Self {
         let message =

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use super::fields::{self, Message};
-
 /// A type as it is served at one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Resource {
@@ -46,11 +44,6 @@ impl Resource {
     /// `plural.group`, as messages name a type.
     pub(super) fn qualified(&self) -> String {
         qualified(&self.group, &self.plural)
-    }
-
-    /// What its objects are made of, if it is built in.
-    pub(super) fn message(&self) -> Option<&'static Message> {
-        if self.custom { None } else { fields::message_of(&self.group, &self.kind) }
     }
 
     /// `group/version`.

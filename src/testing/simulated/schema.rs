@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use super::{decode, fields, refusal::FieldFault};
+use super::refusal::FieldFault;
 
 /// What a schema may say that nobody looks at here.
 const REFUSED: [&str; 16] = [
@@ -134,15 +134,18 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     }
 }
 
-/// Removes what no metadata have, and says what that was.
-pub(super) fn prune_metadata(object: &mut Value) -> Vec<String> {
-    let metadata = object.get_mut("metadata").filter(|it| it.is_object());
-    let (Some(metadata), Some(message)) = (metadata, fields::message("meta.ObjectMeta")) else {
-        return Vec::new();
-    };
-    let body = decode::check(metadata.take(), message, "metadata");
-    *metadata = body.object;
-    body.oddities
+/// Validates the value of one field.
+pub(super) fn validate_field(schema: &Value, value: &Value, path: &str) -> Vec<FieldFault> {
+    let mut faults = Vec::new();
+    check(schema, value, path, &mut faults);
+    faults
+}
+
+/// Removes the unknown fields of the value of one field and returns their paths.
+pub(super) fn prune_field(schema: &Value, value: &mut Value, path: &str) -> Vec<String> {
+    let mut pruned = Vec::new();
+    prune_at(schema, value, path, &[], &mut pruned);
+    pruned
 }
 
 /// Removes the fields that a schema does not know, and says which.

@@ -10,10 +10,9 @@ use super::{
     cluster::{CRDS, Cluster, NAMESPACES},
     custom::{default_crd, refuse_unheard, validate_crd},
     decode::Body,
-    fields,
     history::Key,
     managed::{self, Writer},
-    names,
+    metadata, names,
     namespaces::default_namespace,
     object,
     refusal::{FieldFault, Refusal},
@@ -63,7 +62,7 @@ impl Cluster {
             return Ok(Answer::Later(hold));
         }
         let shape = call.shape(resource)?;
-        let body = call.object(&resource.kind, resource.message())?;
+        let body = call.object(&resource.kind)?;
         let created = self.create_as(resource, body, call, None)?;
         Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
     }
@@ -77,9 +76,9 @@ impl Cluster {
         managed: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run();
-        let Body { object, oddities, wrong } = body;
+        let Body { object, duplicates } = body;
         let mut object = self.decode(resource, object, &call.info.namespace)?;
-        self.prune(resource, &mut object, oddities, wrong, call)?;
+        self.prune(resource, &mut object, duplicates, call)?;
         let metadata = object::metadata(&mut object);
         let version = metadata.remove("resourceVersion");
         for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
@@ -233,32 +232,28 @@ impl Cluster {
         Ok(stored(resource, object))
     }
 
-    /// Takes away what the schema does not know, and tells that and whatever else was odd, or
-    /// refuses it if that is what was asked for. What is of a wrong type is refused always.
+    /// Removes the fields that the metadata and the schema do not know.
+    ///
+    /// Unknown and duplicate fields are ignored, become warnings or are refused, as
+    /// `fieldValidation` says. A value of a wrong type is refused in every mode.
     pub(super) fn prune(
         &mut self,
         resource: &Resource,
         object: &mut Value,
-        mut oddities: Vec<String>,
-        wrong: Option<String>,
+        duplicates: Vec<String>,
         call: &Call,
     ) -> Result<(), Refusal> {
-        if resource.custom {
-            oddities.extend(schema::prune_metadata(object));
-            let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-            if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
-                let unknown = schema::prune(schema, object);
-                oddities.extend(unknown.iter().map(|it| format!("unknown field {it:?}")));
-            }
-        }
-        let message = match (wrong, call.param("fieldValidation")) {
+        let mut findings = duplicates;
+        let wrong_type = metadata::wrong_type(&resource.kind, object);
+        findings.extend(self.prune_unknown(resource, object));
+        let message = match (wrong_type, call.param("fieldValidation")) {
             (Some(wrong), _) => wrong,
             (None, "Ignore") => return Ok(()),
-            (None, "Strict") if !oddities.is_empty() => {
-                format!("strict decoding error: {}", oddities.join(", "))
+            (None, "Strict") if !findings.is_empty() => {
+                format!("strict decoding error: {}", findings.join(", "))
             }
             (None, _) => {
-                self.warnings.extend(oddities);
+                self.warnings.extend(findings);
                 return Ok(());
             }
         };
@@ -272,6 +267,16 @@ impl Cluster {
         let fault = FieldFault::invalid("patch", &shown, &message);
         let name = object::name(object);
         Err(Refusal::invalid(&resource.group, &resource.kind, name, &[fault]))
+    }
+
+    /// Removes unknown fields and returns a sentence about each.
+    pub(super) fn prune_unknown(&self, resource: &Resource, object: &mut Value) -> Vec<String> {
+        let mut unknown = metadata::prune(object);
+        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+        if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
+            unknown.extend(schema::prune(schema, object));
+        }
+        unknown.iter().map(|path| format!("unknown field {path:?}")).collect()
     }
 
     fn default_object(&self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
@@ -344,10 +349,10 @@ impl Cluster {
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
         if call.info.subresource == "scale" {
-            let body = call.object("Scale", fields::message("autoscaling.Scale"))?;
+            let body = call.object("Scale")?;
             return self.update_scale(resource, call, body);
         }
-        let body = call.object(&resource.kind, resource.message())?;
+        let body = call.object(&resource.kind)?;
         let key = Self::key_of(resource, call);
         let updated = self.update_object(resource, &key, body, call)?;
         Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
@@ -360,9 +365,9 @@ impl Cluster {
         body: Body,
         call: &Call,
     ) -> Result<Arc<Value>, Refusal> {
-        let Body { object, oddities, wrong } = body;
+        let Body { object, duplicates } = body;
         let mut object = self.decode(resource, object, &key.0)?;
-        self.prune(resource, &mut object, oddities, wrong, call)?;
+        self.prune(resource, &mut object, duplicates, call)?;
         if object::name(&object) != key.1 {
             let given = object::name(&object);
             let message = if given.is_empty() {
