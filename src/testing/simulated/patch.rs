@@ -40,7 +40,7 @@ impl Cluster {
                 } else {
                     render(resource, &live, super::call::Shape::Whole)
                 };
-                // The version is the live one unless the patch says something of it.
+                // A patch without a version applies to the live one.
                 let patch = call.json().map_err(undecodable)?;
                 match media_type {
                     "application/json-patch+json" => json_patch(&mut object, patch)?,
@@ -95,7 +95,7 @@ impl Cluster {
         let uid = object::uid(object);
         if !uid.is_empty() && uid != object::uid(live) {
             let fault = FieldFault::invalid("metadata.uid", &uid.into(), "field is immutable");
-            // The rules of each type include the general ones, which were asked before.
+            // The rules of each type repeat the general ones, which were checked before.
             return Err(Refusal::invalid(group, kind, &key.1, &[fault.clone(), fault]));
         }
         require_version(resource, object::text(object, "resourceVersion"), &key.1)?;
@@ -115,7 +115,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What an apply names is declared by the schema, or nobody knows how it would be merged.
+    /// Refuses fields in an apply that the schema does not declare, since their merge is undefined.
     fn check_declared(
         &self,
         resource: &Resource,
@@ -128,9 +128,9 @@ impl Cluster {
         if unknown.is_empty() {
             return Ok(());
         }
-        let undeclared = |told: &String| match told.strip_prefix("unknown field ") {
+        let undeclared = |finding: &String| match finding.strip_prefix("unknown field ") {
             Some(path) => format!(".{}: field not declared in schema", path.trim_matches('"')),
-            None => told.clone(),
+            None => finding.clone(),
         };
         let unknown: Vec<_> = unknown.iter().map(undeclared).collect();
         let said = match unknown.as_slice() {
@@ -187,7 +187,7 @@ impl Cluster {
         }
         let is_status = call.info.subresource == "status";
         if is_status || resource.status {
-            // The other half is not this request's business.
+            // The main resource does not write the status, and the reverse.
             let fields = object::fields(&mut wanted);
             let kept = |name: &str| (name == "status") == is_status;
             fields.retain(|name, _| {
@@ -274,7 +274,7 @@ fn merge(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Strategic merge, as far as it is a plain merge.
+/// Applies a strategic merge patch without lists.
 fn strategic(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     let mut lists = Vec::new();
     find_lists(patch, "", &mut lists);

@@ -1,4 +1,4 @@
-//! The server as a client meets it.
+//! Behaviour of the server towards a client.
 
 mod fields;
 mod objects;
@@ -22,7 +22,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const MERGE: &str = "application/merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
 
-/// A server with widgets, without delays, and one who asks.
+/// Client of a server with widgets and without delays.
 struct Asker {
     server: SimulatedServer,
 }
@@ -103,7 +103,7 @@ fn names(list: &Value) -> Vec<&str> {
     list["items"].as_array().unwrap().iter().map(object::name).collect()
 }
 
-fn told(event: &Value) -> (&str, &str) {
+fn type_and_name(event: &Value) -> (&str, &str) {
     (event["type"].as_str().unwrap(), object::name(&event["object"]))
 }
 
@@ -322,7 +322,7 @@ async fn whoever_knows_the_discovery_is_told_so_without_a_type() {
 
     assert_eq!(answer.status(), StatusCode::NOT_MODIFIED);
     assert_eq!(answer.headers()[header::ETAG], known.as_str());
-    // It would replace that of what the client has kept.
+    // A content type would replace that of the cached answer.
     assert!(!answer.headers().contains_key(header::CONTENT_TYPE));
 }
 

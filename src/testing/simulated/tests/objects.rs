@@ -1,4 +1,4 @@
-//! Objects are created, changed, patched, applied and deleted.
+//! Creates, updates, patches, applies and deletions.
 
 use super::*;
 
@@ -66,7 +66,7 @@ async fn an_update_needs_the_version_that_it_changes() {
 
     let version = asker.server.resource_version();
     let (code, same) = put(updated.clone()).await;
-    assert_eq!((code, same), (200, updated), "what changes nothing writes nothing");
+    assert_eq!((code, same), (200, updated), "an update without a change is not written");
     assert_eq!(asker.server.resource_version(), version);
 }
 
@@ -123,7 +123,7 @@ async fn apply_creates_merges_and_conflicts() {
     assert_eq!(asker.patch(&by("alice"), APPLY, wanted.clone()).await.0, 201);
     let version = asker.server.resource_version();
     assert_eq!(asker.patch(&by("alice"), APPLY, wanted).await.0, 200);
-    assert_eq!(asker.server.resource_version(), version, "the same again changes nothing");
+    assert_eq!(asker.server.resource_version(), version, "an equal apply is not written");
     let other = widget("a", json!({ "size": 2 }));
     let (code, refused) = asker.patch(&by("bob"), APPLY, other.clone()).await;
     assert_eq!(code, 409);
