@@ -1,4 +1,4 @@
-//! Lets what was sent go out before an answer breaks.
+//! Flush of sent bytes before an answer breaks.
 
 use std::{
     pin::Pin,
@@ -13,24 +13,25 @@ use tower::BoxError;
 
 use crate::testing::FaultBody;
 
-/// hyper drops what it has not written yet when a body breaks, and does not say when it has written
-/// it. Whoever asked would see an answer that breaks off earlier than the fault says.
-const PARTING: Duration = Duration::from_millis(10);
+/// Delay before a body breaks, in which hyper writes what was sent. hyper drops unwritten bytes
+/// when a body breaks, and does not report when it has written them. Without the delay the client
+/// would see an answer that breaks earlier than the fault specifies.
+const FLUSH_DELAY: Duration = Duration::from_millis(10);
 
-/// An answer whose bytes are on the wire when it breaks.
+/// Body whose bytes are on the wire when it breaks.
 #[derive(Debug)]
-pub(super) struct PartingBody {
+pub(super) struct FlushedBody {
     inner: FaultBody,
-    parting: Option<(Pin<Box<Sleep>>, Option<BoxError>)>,
+    pending: Option<(Pin<Box<Sleep>>, Option<BoxError>)>,
 }
 
-impl PartingBody {
+impl FlushedBody {
     pub(super) fn new(inner: FaultBody) -> Self {
-        Self { inner, parting: None }
+        Self { inner, pending: None }
     }
 }
 
-impl Body for PartingBody {
+impl Body for FlushedBody {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -39,19 +40,21 @@ impl Body for PartingBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        if this.parting.is_none() {
+        if this.pending.is_none() {
             match ready!(Pin::new(&mut this.inner).poll_frame(context)) {
-                Some(Err(error)) => this.parting = Some((Box::pin(sleep(PARTING)), Some(error))),
+                Some(Err(error)) => {
+                    this.pending = Some((Box::pin(sleep(FLUSH_DELAY)), Some(error)))
+                }
                 frame => return Poll::Ready(frame),
             }
         }
-        let Some((sleep, error)) = &mut this.parting else { return Poll::Ready(None) };
+        let Some((sleep, error)) = &mut this.pending else { return Poll::Ready(None) };
         ready!(sleep.as_mut().poll(context));
         Poll::Ready(error.take().map(Err))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.parting.is_none() && self.inner.is_end_stream()
+        self.pending.is_none() && self.inner.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
