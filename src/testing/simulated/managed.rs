@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_manager_set_differently_conflicts_unless_forced() {
+    fn a_different_value_of_another_manager_conflicts_unless_forced() {
         let live = created("alice", json!({ "spec": { "size": 1, "color": "red" } }));
         let wanted = json!({ "spec": { "size": 2, "color": "red" } });
 
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_applied_no_longer_goes_unless_somebody_else_owns_it() {
+    fn a_field_that_is_no_longer_applied_is_removed_unless_another_manager_owns_it() {
         let first =
             json!({ "metadata": { "finalizers": ["x.test/a"] }, "spec": { "a": 1, "b": 1 } });
         let live = apply(&json!({}), &first, writer("alice"), false).unwrap();
@@ -498,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_map_takes_nothing_from_whoever_owns_what_is_in_it() {
+    fn an_empty_map_does_not_change_the_owners_of_its_fields() {
         let live = created("alice", json!({ "spec": { "a": { "b": 1 } } }));
 
         let end = apply(&live, &json!({ "spec": { "a": {} } }), writer("bob"), false).unwrap();
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_the_place_of_a_map_conflicts_with_whoever_owns_that() {
+    fn a_value_in_place_of_a_map_conflicts_with_its_owner() {
         let live =
             apply(&json!({}), &json!({ "spec": { "a": { "b": 1 } } }), writer("alice"), false);
         let (live, wanted) = (live.unwrap(), json!({ "spec": { "a": 5 } }));

@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_schema_does_not_know_is_pruned() {
+    fn unknown_fields_are_pruned() {
         let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
             "properties": {
                 "size": { "type": "integer" },
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_gets_its_default() {
+    fn missing_fields_get_their_defaults() {
         let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
             "properties": {
                 "size": { "type": "integer", "default": 3 },
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keyword_that_nobody_looks_at_is_found() {
+    fn an_unsupported_keyword_is_found() {
         let either = json!({ "x-kubernetes-int-or-string": true,
             "anyOf": [{ "type": "integer" }, { "type": "string" }] });
         let schema = |inner: Value| {

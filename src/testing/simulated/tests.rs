@@ -147,7 +147,7 @@ async fn dependents_go_with_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_type_owns_that_is_not_served_is_judged_when_it_comes() {
+async fn dependents_of_an_unserved_type_are_collected_once_it_is_served() {
     let asker = Asker::new();
     let owner = json!({ "apiVersion": "x.test/v1", "kind": "Widget", "name": "a", "uid": "no" });
     let owned = json!({ "metadata": { "name": "owned", "ownerReferences": [owner] } });
@@ -274,7 +274,7 @@ async fn every_request_is_on_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_simulated_is_refused_with_a_sentence() {
+async fn a_feature_that_is_not_simulated_is_refused_with_a_sentence() {
     let asker = Asker::new();
     let pod = "/api/v1/namespaces/default/pods";
     asker.post(pod, json!({ "metadata": { "name": "p" } })).await;
@@ -305,7 +305,7 @@ async fn what_is_not_simulated_is_refused_with_a_sentence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_knows_the_discovery_is_told_so_without_a_type() {
+async fn unchanged_discovery_is_answered_without_a_content_type() {
     let asker = Asker::new();
     let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let ask = async |etag: &str| {

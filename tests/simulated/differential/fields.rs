@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{ALL_WIDGETS, MAPS, WIDGETS, agree, map, with_widgets};
 use crate::simulated::sequence::{APPLY, MERGE, STRATEGIC, Step, delete, get, patch, post, put};
 
-/// The answers to one request under each of the three modes.
+/// Returns one request under each of the three modes, and without a mode.
 fn in_each_mode(step: impl Fn(&str) -> Step) -> impl Iterator<Item = Step> {
     ["?fieldValidation=Strict", "?fieldValidation=Ignore", "?fieldValidation=Warn", ""]
         .into_iter()
@@ -61,7 +61,7 @@ async fn unknown_and_duplicate_fields_of_metadata_are_dropped_warned_of_or_refus
     for kind in [MERGE, STRATEGIC] {
         let change = json!({ "metadata": { "label": { "a": "b" } }, "data": { "m": "1" } });
         let patched = |mode: &str| patch(kind, &format!("{path}{mode}"), change.clone());
-        // The whole object is in the message.
+        // The message contains the whole object.
         steps.extend(in_each_mode(patched).enumerate().map(|(at, step)| match at {
             0 => step.brief(),
             _ => step,

@@ -40,7 +40,7 @@ async fn creates_that_make_no_sense_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_served_is_a_404_in_plain_text() {
+async fn an_unserved_type_is_a_404_in_plain_text() {
     let asker = Asker::new();
     assert_eq!(asker.get(ALL_WIDGETS).await, (404, json!("404 page not found\n")));
     asker.server.install(&widgets().build()).unwrap();

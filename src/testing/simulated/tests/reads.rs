@@ -52,7 +52,7 @@ async fn a_list_is_of_the_version_that_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_happens_after_a_version() {
+async fn a_watch_delivers_the_changes_after_a_version() {
     let asker = Asker::with_widgets();
     asker.created(widget("a", json!({}))).await;
     let then = asker.server.resource_version();
@@ -74,7 +74,7 @@ async fn a_watch_tells_what_happens_after_a_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stops_matching_a_selector_is_deleted_for_the_watch() {
+async fn an_object_that_stops_matching_a_selector_is_deleted_for_the_watch() {
     let asker = Asker::with_widgets();
     let mut watch = asker.watch(&format!("{ALL_WIDGETS}?watch=1&labelSelector=app%3Dx")).await;
     let mut object = widget("a", json!({}));
