@@ -122,14 +122,14 @@ impl BinarySources {
         let Some(assets) = &self.assets else { return Ok(()) };
         let unusable = |problem| Err(Error::Assets { directory: assets.clone(), problem });
         if !assets.is_dir() {
-            return unusable("is no directory".to_owned());
+            return unusable("is not a directory".to_owned());
         }
         let has = |binary: &Binary| is_executable(&assets.join(binary.file_name()));
         if binaries.is_empty() || binaries.iter().any(has) {
             return Ok(());
         }
         let names: Vec<_> = binaries.iter().map(|binary| binary.file_name()).collect();
-        unusable(format!("holds no executable file of the name {}", names.join(" or ")))
+        unusable(format!("has no executable file named {}", names.join(" or ")))
     }
 
     /// Returns the directory of built binaries.
@@ -167,7 +167,7 @@ mod tests {
         put(&sources.built(), "kube-controller-manager", 0o755);
 
         assert_eq!(sources.find(Binary::Etcd), Some(assets.join("etcd")));
-        assert_eq!(sources.find(Binary::KubeApiserver), None, "it is not executable");
+        assert_eq!(sources.find(Binary::KubeApiserver), None, "the file is not executable");
         assert_eq!(
             sources.find(Binary::KubeControllerManager),
             Some(sources.built().join("kube-controller-manager"))

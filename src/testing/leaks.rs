@@ -331,7 +331,7 @@ mod tests {
 
     fn counted(number: &Arc<AtomicU64>) -> impl Fn() -> BTreeMap<String, u64> + use<> {
         let number = Arc::clone(number);
-        move || one("somebody", number.load(Ordering::SeqCst))
+        move || one("owner", number.load(Ordering::SeqCst))
     }
 
     #[tokio::test(start_paused = true)]
@@ -344,7 +344,7 @@ mod tests {
         number.store(3, Ordering::SeqCst);
 
         let grown = oracle.compare(&baseline).await.unwrap_err().to_string();
-        assert!(grown.contains("things of somebody: 3, 2 before"), "{grown}");
+        assert!(grown.contains("things of owner: 3, 2 before"), "{grown}");
         let lenient = oracle.expect_more("things", "some");
         lenient.assert_baseline(&baseline).await;
     }
@@ -360,17 +360,17 @@ mod tests {
 
         let (baseline, ()) = tokio::join!(oracle.baseline(), rise);
 
-        assert_eq!(baseline.count("things", "somebody"), 4);
+        assert_eq!(baseline.count("things", "owner"), 4);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_least_counts_in_a_process_that_is_never_idle() {
         let looks = AtomicU64::new(0);
-        let probe = move || one("somebody", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
+        let probe = move || one("owner", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
 
         let baseline = LeakOracle::new().probe("things", probe).baseline().await;
 
-        assert_eq!(baseline.count("things", "somebody"), 3);
+        assert_eq!(baseline.count("things", "owner"), 3);
     }
 
     #[tokio::test(start_paused = true)]

@@ -152,7 +152,7 @@ impl Step<'_> {
             .spawn()
             .map_err(|source| no_go(source, missing))?;
         let mut go = Go(child);
-        let output = Output::read(go.0.stderr.take().expect("it was asked for"));
+        let output = Output::read(go.0.stderr.take().expect("standard error is piped"));
         let mut next_report = start;
         let status = loop {
             let ended = go.0.try_wait().map_err(Error::io("waiting for go"))?;

@@ -236,7 +236,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
             return Value::Null;
         }
         Then::End(name) => {
-            let body = memory.watches.remove(name).expect("it was begun under this name");
+            let body = memory.watches.remove(name).expect("a watch was begun under this name");
             return events_of(body).await;
         }
         Then::Compare | Then::Until(_) | Then::Settled(_) | Then::Events | Then::Open(_) => {}

@@ -60,7 +60,7 @@ impl Side {
         match user {
             "" => &self.admin,
             "alice" => &self.alice,
-            other => panic!("nobody is called {other}"),
+            other => panic!("unknown user {other}"),
         }
     }
 

@@ -10,7 +10,7 @@ use super::{Action, RequestInfo, Verb, random, text};
 ///
 /// ```
 /// # use pilotlight::testing::{Action, Reply, Rule, Verb};
-/// // The second and third watch of widgets are told that their history is gone.
+/// // The second and third watch of widgets find their history expired.
 /// let rule = Rule::new(Action::Reply(Reply::status(410, "Expired", "too old")))
 ///     .verb(Verb::Watch)
 ///     .resource("x.test", "widgets")

@@ -73,7 +73,7 @@ pub(super) fn fields(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    value.as_object_mut().expect("it was made an object just above")
+    value.as_object_mut().expect("an object since the line above")
 }
 
 /// Copies a field from another object, or removes it if that has none.

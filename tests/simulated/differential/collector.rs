@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{MAPS, agree};
 use crate::simulated::sequence::{MERGE, Step, Wanted, delete, get, patch, post};
 
-const NOBODY: &str = "11111111-1111-1111-1111-111111111111";
+const ABSENT_UID: &str = "11111111-1111-1111-1111-111111111111";
 
 fn map(name: &str, owners: &[(&str, &str, &str)], finalizers: Value) -> Step {
     let references = owners.iter().map(|(kind, name, uid)| {
@@ -101,8 +101,8 @@ async fn an_owner_is_whom_all_of_its_reference_names() {
         map("owner", &[], json!([])).keep("owner"),
         map("right", &[("ConfigMap", "owner", "$uid.owner")], json!([])),
         // The state of owners of an unserved type is unknown.
-        map("unknown", &[("Nothing", "owner", NOBODY)], json!([])),
-        map("other-uid", &[("ConfigMap", "owner", NOBODY)], json!([])),
+        map("unknown", &[("Nothing", "owner", ABSENT_UID)], json!([])),
+        map("other-uid", &[("ConfigMap", "owner", ABSENT_UID)], json!([])),
         map("other-name", &[("ConfigMap", "another", "$uid.owner")], json!([])),
         map("other-kind", &[("Secret", "owner", "$uid.owner")], json!([])),
         then(|list, _| {
