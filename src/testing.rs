@@ -1,8 +1,9 @@
-//! A throw-away Kubernetes control plane for development and tests, and faults to put in front of it.
+//! Temporary Kubernetes control plane for development and tests, with faults between client and
+//! server.
 //!
-//! etcd, kube-apiserver and kube-controller-manager are real processes on loopback, with RBAC on,
-//! certificates of their own and data in a temporary directory. They end with the process that
-//! started them, however that ends. The binaries are found or built: see [`BinarySources`].
+//! etcd, kube-apiserver and kube-controller-manager are real processes on loopback, with RBAC
+//! enabled, their own certificates, and data in a temporary directory. They end with the process
+//! that started them, even if it is killed. The binaries are found or built: see [`BinarySources`].
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -23,13 +24,13 @@
 //! # }
 //! ```
 //!
-//! A healthy server gives no 404, 403, 410 or partial discovery on demand: [`Faults`] does, as a
-//! layer between a [`kube::Client`] and the server.
+//! A healthy server returns no 404, 403, 410 or partial discovery on demand. [`Faults`] returns
+//! them, as a layer between a [`kube::Client`] and the server.
 //!
-//! [`simulated`] is an API server without processes, for tests by the thousand under paused time.
+//! [`simulated`] is an API server without processes, for thousands of tests under paused time.
 //!
-//! The control plane is not a cluster: there is no scheduler, no kubelet and no service account controller, and
-//! of the controller manager only the garbage collector, the namespace controller and the
+//! The control plane is not a cluster. Scheduler, kubelet and service account controller are
+//! absent; of the controller manager only the garbage collector, the namespace controller and the
 //! aggregation of ClusterRoles run.
 
 mod audit;
@@ -68,127 +69,127 @@ pub use self::{
     scope::TestScope,
 };
 
-/// The guide's examples are compiled.
+/// Guide whose examples are compiled.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/testing.md")]
 struct Guide;
 
-/// Why a control plane could not be found, built, started or used.
+/// Error of finding, building, starting or using a control plane.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// No Go toolchain, and no prebuilt binary either: install or set what the message names.
+    /// Missing binary without a Go toolchain to build it: install or set what the message names.
     #[error(
         "{missing} is missing and cannot be built, since `go` is not on the PATH: install Go \
          {wanted} or newer, or set KUBEBUILDER_ASSETS to a directory that holds {missing}"
     )]
     NoGo {
-        /// The binaries that are neither in `$KUBEBUILDER_ASSETS` nor in the cache.
+        /// Names of the binaries that are neither in `$KUBEBUILDER_ASSETS` nor in the cache.
         missing: String,
-        /// The Go version that the pinned module asks for.
+        /// Go version that the pinned module requires.
         wanted: &'static str,
     },
-    /// The directory of prebuilt binaries is of no use: set the variable named to another, or not.
+    /// Unusable directory of prebuilt binaries: correct or unset the variable.
     #[error(
         "KUBEBUILDER_ASSETS: {directory:?} {problem}: set it to the directory that \
          `setup-envtest use -p path` prints, or unset it to use the cache and a build"
     )]
     Assets {
-        /// [`BinarySources::assets`].
+        /// Directory in [`BinarySources::assets`].
         directory: PathBuf,
-        /// What is wrong with it.
+        /// Problem of the directory.
         problem: String,
     },
-    /// Nowhere to keep binaries: set one of the variables named.
+    /// No cache directory for binaries: set one of the variables named.
     #[error(
         "no cache directory: set PILOTLIGHT_CACHE (or XDG_CACHE_HOME, or HOME) to a directory \
          where the control plane's binaries can be kept"
     )]
     NoCacheDirectory,
-    /// The Go build failed; the end of its output says why.
+    /// Failed Go build; the end of its output shows the reason.
     #[error(
         "building {part} failed ({status}); the build needs a Go toolchain, access to a Go module \
          proxy and about 4 GB of disk; it said:\n{output}"
     )]
     Build {
-        /// The binary's file name.
+        /// File name of the binary.
         part: &'static str,
-        /// How `go` ended.
+        /// Exit status of `go`.
         status: String,
-        /// The end of what it printed.
+        /// End of the output of `go`.
         output: String,
     },
-    /// A process ended while it was being started; the end of its log says why.
+    /// Process that ended during its start; the end of its log shows the reason.
     #[error("{name} ended while starting ({status}); the end of its log:\n{log}")]
     Exited {
-        /// The binary's file name.
+        /// File name of the binary.
         name: &'static str,
-        /// How it ended.
+        /// Exit status of the process.
         status: String,
-        /// The end of its log.
+        /// End of its log.
         log: String,
     },
-    /// A process runs but does not become ready; the end of its log may say why.
+    /// Process that runs without becoming ready; the end of its log may show the reason.
     #[error("{name} is not ready after {waited:?} ({problem}); the end of its log:\n{log}")]
     NotReady {
-        /// The binary's file name.
+        /// File name of the binary.
         name: &'static str,
-        /// For how long it was asked.
+        /// Time for which its readiness was checked.
         waited: Duration,
-        /// Its last answer.
+        /// Result of the last check.
         problem: String,
-        /// The end of its log.
+        /// End of its log.
         log: String,
     },
-    /// A file, a process or a port could not be used.
+    /// File, process or port that could not be used.
     #[error("{what}: {source}")]
     Io {
-        /// What was attempted, and on what.
+        /// Operation and its object.
         what: String,
-        /// What the system said.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// A certificate or a key could not be made.
+    /// Certificate or key that could not be created.
     #[error("making the certificate of {name}: {source}")]
     Certificate {
-        /// Whose certificate.
+        /// Name in the certificate.
         name: String,
-        /// What the certificate library said.
+        /// Error of the certificate library.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A client certificate holds two groups at most: bind more rights to those.
+    /// More groups than a client certificate can hold, which is two: bind more rights to those.
     #[error("user {user} was given {given} groups; a client certificate holds two at most")]
     TooManyGroups {
-        /// The user asked for.
+        /// Requested user.
         user: String,
-        /// How many groups were asked for.
+        /// Number of requested groups.
         given: usize,
     },
-    /// The API server refused a request of the test machinery.
+    /// Request of the test machinery that the API server refused.
     #[error("{what}: {source}")]
     Api {
-        /// What was attempted.
+        /// Operation.
         what: String,
-        /// What the client said.
+        /// Error of the client.
         source: Box<kube::Error>,
     },
-    /// What was waited for did not happen in time.
+    /// Condition that was not met in time.
     #[error("{what} did not happen within {waited:?}")]
     Timeout {
-        /// What was waited for.
+        /// Condition.
         what: String,
-        /// For how long.
+        /// Time for which it was awaited.
         waited: Duration,
     },
-    /// A line of the audit log is no audit event.
+    /// Line of the audit log that is not an audit event.
     #[error("{path}: a line is no audit event: {source}")]
     AuditLine {
-        /// The log.
+        /// Path of the log.
         path: PathBuf,
-        /// What the parser said.
+        /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The control plane was started without its audit log: set `ControlPlaneOptions::audit`.
+    /// Audit log that was not enabled: set `ControlPlaneOptions::audit`.
     #[error("this control plane keeps no audit log: set `audit: true` in ControlPlaneOptions")]
     NoAudit,
 }

@@ -1,4 +1,4 @@
-//! The simulated server: a manager lives on it, and it answers as the real control plane does.
+//! Simulated server: a manager runs on it, and its answers equal those of the real control plane.
 
 mod differential;
 mod mask;

@@ -1,7 +1,7 @@
-//! Who asked the API server for what: its audit log.
+//! Audit log of the API server: its record of all requests.
 //!
-//! This is the proof of absence (nothing polls, a stopped controller is silent) that no counter on
-//! the client's side can give.
+//! The log proves absence (no polling, a stopped controller sends nothing), which no counter in the
+//! client can prove.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +15,8 @@ use serde::Deserialize;
 
 use super::Error;
 
-/// Two events of a request at most. When the server starts to answer is logged too: a watch would
-/// otherwise appear only at its end.
+/// Audit policy with at most two events per request. The start of the answer is logged too:
+/// otherwise a watch would appear only at its end.
 pub(super) const POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -27,66 +27,66 @@ rules:
 - level: Metadata
 ";
 
-/// The API server's audit log. Clones read the same one.
+/// Audit log of the API server. Clones read the same log.
 #[derive(Clone, Debug)]
 pub struct AuditLog {
     path: PathBuf,
 }
 
-/// A place in an [`AuditLog`].
+/// Position in an [`AuditLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AuditMark(u64);
 
-/// One stage of one request.
+/// Stage of one request.
 #[derive(Clone, Debug)]
 pub struct AuditEvent {
-    /// The same for all stages of a request.
+    /// Identifier of the request, equal for all its stages.
     pub audit_id: String,
-    /// How far the request has come.
+    /// Stage that the request has reached.
     pub stage: AuditStage,
-    /// Who asked.
+    /// Name of the user.
     pub user: String,
-    /// What the client calls itself.
+    /// User agent of the client.
     pub user_agent: String,
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`; the HTTP
-    /// method in lower case for what is no resource.
+    /// Verb: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`;
+    /// the HTTP method in lower case for a path without a type.
     pub verb: String,
     /// Path and query.
     pub uri: String,
-    /// The API group asked for; empty for the core group and for what is no resource.
+    /// API group; empty for the core group and for a path without a type.
     pub group: String,
-    /// The version of the group.
+    /// Version of the group.
     pub version: String,
-    /// The plural name of the type; empty for what is no resource.
+    /// Plural name of the type; empty for a path without a type.
     pub resource: String,
-    /// `status`, `scale` and the like; empty for the object itself.
+    /// Subresource, such as `status` or `scale`; empty for the object itself.
     pub subresource: String,
-    /// The namespace; empty for all of them and for what has none.
+    /// Namespace; empty for all of them and for cluster-scoped types.
     pub namespace: String,
-    /// The object's name; empty for requests about many and for most creations.
+    /// Name of the object; empty for requests about many and for most creates.
     pub name: String,
-    /// The HTTP status, once the server answers.
+    /// HTTP status code, once the server answers.
     pub code: Option<u16>,
-    /// When the request came in.
+    /// Time at which the request arrived.
     pub received: MicroTime,
-    /// When this stage was reached.
+    /// Time at which this stage was reached.
     pub reached: MicroTime,
 }
 
-/// How far a request has come.
+/// Stage of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[non_exhaustive]
 pub enum AuditStage {
-    /// The head of the answer was sent, its body follows: watches only.
+    /// Head of the answer sent, body follows: watches only.
     ResponseStarted,
-    /// The answer was sent whole.
+    /// Answer sent completely.
     ResponseComplete,
-    /// The server panicked.
+    /// Panic in the server.
     Panic,
 }
 
 impl AuditEvent {
-    /// Whether it is about this type, any version, any subresource.
+    /// Returns true for a request about this type, at any version and subresource.
     pub fn is_about(&self, group: &str, resource: &str) -> bool {
         self.group == group && self.resource == resource
     }
@@ -97,16 +97,16 @@ impl AuditLog {
         Self { path }
     }
 
-    /// Where the log lies.
+    /// Returns the path of the log.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The present end of the log.
+    /// Returns the current end of the log.
     ///
-    /// An answer may reach its client shortly before its event reaches the log: wait for
-    /// [`ControlPlane::audit_settled`](super::ControlPlane::audit_settled) first where earlier
-    /// requests must not count.
+    /// An answer may reach its client shortly before its event reaches the log. Where earlier
+    /// requests must not count, wait for
+    /// [`ControlPlane::audit_settled`](super::ControlPlane::audit_settled) first.
     ///
     /// # Errors
     ///
@@ -116,11 +116,11 @@ impl AuditLog {
         Ok(AuditMark(length))
     }
 
-    /// The events after `mark`, in the order in which the server wrote them.
+    /// Returns the events after `mark`, in the order of the log.
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the log cannot be read, [`Error::AuditLine`] when it holds something else.
+    /// [`Error::Io`] when the log cannot be read, [`Error::AuditLine`] for an invalid line.
     pub fn since(&self, mark: AuditMark) -> Result<Vec<AuditEvent>, Error> {
         let mut file = self.open()?;
         let mut text = Vec::new();
@@ -130,24 +130,24 @@ impl AuditLog {
         };
         file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        // The server may have been writing a line when the mark was set: what it tells had
-        // happened by then.
+        // The server may have been writing a line when the mark was set; its event had happened by
+        // then.
         let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
         let (_, after) = text.split_at(begin);
         self.parse(after)
     }
 
-    /// All events since the control plane was started.
+    /// Returns all events since the start of the control plane.
     ///
     /// # Errors
     ///
-    /// As of [`since`](Self::since).
+    /// As for [`since`](Self::since).
     pub fn all(&self) -> Result<Vec<AuditEvent>, Error> {
         self.since(AuditMark(0))
     }
 
     fn parse(&self, text: &[u8]) -> Result<Vec<AuditEvent>, Error> {
-        // The server may be writing the last line just now.
+        // The server may still be writing the last line.
         let whole = text.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
         let (whole, _) = text.split_at(whole);
         whole
@@ -167,9 +167,9 @@ impl AuditLog {
     }
 }
 
-/// The watches among `events` that have begun and not ended.
+/// Returns the watches among `events` that have begun and not ended.
 ///
-/// A killed API server writes no end: ask for events since its restart.
+/// A killed API server logs no end: use the events since its restart.
 pub fn open_watches(events: &[AuditEvent]) -> Vec<&AuditEvent> {
     let mut open = BTreeMap::new();
     for (order, event) in events.iter().enumerate() {
@@ -188,7 +188,7 @@ pub fn open_watches(events: &[AuditEvent]) -> Vec<&AuditEvent> {
     open.into_iter().map(|(_, event)| event).collect()
 }
 
-/// `audit.k8s.io/v1`, as far as it is read.
+/// Fields of `audit.k8s.io/v1` that are read.
 mod wire {
     use super::{AuditEvent, AuditStage, Deserialize, MicroTime};
 

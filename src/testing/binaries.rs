@@ -1,4 +1,4 @@
-//! Where the control plane's binaries come from.
+//! Sources of the control plane's binaries.
 
 use std::{
     env, fs,
@@ -8,27 +8,27 @@ use std::{
 
 use super::{Error, Progress, toolchain::Toolchain};
 
-/// The Kubernetes version that is built when no binary is found.
+/// Kubernetes version that is built when no binary is found.
 pub const KUBERNETES_VERSION: &str = "v1.36.3";
-/// The etcd version that is built when no binary is found.
+/// etcd version that is built when no binary is found.
 pub const ETCD_VERSION: &str = "v3.6.16";
 
-/// A program that belongs to the control plane.
+/// Program of the control plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Binary {
-    /// The store.
+    /// Storage backend, etcd.
     Etcd,
-    /// The API server.
+    /// API server.
     KubeApiserver,
-    /// Garbage collection and namespaces.
+    /// Garbage collector and namespace controller.
     KubeControllerManager,
-    /// For people; no control plane needs it.
+    /// Command line client for users, which the control plane does not need.
     Kubectl,
 }
 
 impl Binary {
-    /// The name of its file, in `$KUBEBUILDER_ASSETS` and in the cache.
+    /// Returns its file name in `$KUBEBUILDER_ASSETS` and in the cache.
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -39,21 +39,22 @@ impl Binary {
     }
 }
 
-/// Where to look for binaries, in this order, each of them on its own: setup-envtest, for one, ships
-/// no kube-controller-manager.
+/// Sources of binaries, searched in this order for each binary separately, since setup-envtest, for
+/// example, provides no kube-controller-manager.
 ///
-/// 1. `assets`: prebuilt ones. A directory that is not there, or that holds none of the binaries asked
-///    for, is an error: who names it means it.
-/// 2. `cache`: those built before, in `controlplane/v1.36.3/`.
-/// 3. A build with the Go toolchain into `cache`, from a pinned Go module that is part of this crate:
-///    Kubernetes v1.36.3 and etcd v3.6.16, about 6 minutes on 2 cores, once. It needs `go` and its
-///    module proxy, and no C compiler. An interrupted or concurrent build leaves no half binary.
+/// 1. `assets`: prebuilt binaries. A directory that does not exist, or that has none of the
+///    requested binaries, is an error, since it was named on purpose.
+/// 2. `cache`: earlier builds, in `controlplane/v1.36.3/`.
+/// 3. A build with the Go toolchain into `cache`, from a pinned Go module that is part of this
+///    crate: Kubernetes v1.36.3 and etcd v3.6.16, about 6 minutes on 2 cores, once. It needs `go`
+///    and its module proxy, and no C compiler. An interrupted or concurrent build leaves no
+///    incomplete binary.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BinarySources {
-    /// A directory with prebuilt binaries, as `setup-envtest use` prints it. They should be of one
-    /// version: a controller manager newer than its API server is not supported by Kubernetes.
+    /// Directory of prebuilt binaries, as `setup-envtest use` prints it. They should have one
+    /// version: Kubernetes does not support a controller manager newer than its API server.
     pub assets: Option<PathBuf>,
-    /// Where built binaries are kept.
+    /// Directory of built binaries.
     pub cache: PathBuf,
 }
 
@@ -78,7 +79,7 @@ impl BinarySources {
         Ok(Self { assets: get("KUBEBUILDER_ASSETS"), cache })
     }
 
-    /// The path of `binary`, if it need not be built.
+    /// Returns the path of `binary`, if it need not be built.
     pub fn find(&self, binary: Binary) -> Option<PathBuf> {
         let cached = self.built();
         [self.assets.as_deref(), Some(&*cached)]
@@ -88,16 +89,16 @@ impl BinarySources {
             .find(|path| is_executable(path))
     }
 
-    /// The paths of `binaries`, in the same order; what is missing is built.
+    /// Returns the paths of `binaries`, in the same order; missing ones are built.
     ///
     /// # Errors
     ///
-    /// [`Error::Assets`] when `assets` is of no use. [`Error::NoGo`] or [`Error::Build`] when a binary
-    /// is missing and cannot be built.
+    /// [`Error::Assets`] when `assets` is unusable. [`Error::NoGo`] or [`Error::Build`] when a
+    /// binary is missing and cannot be built.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: a build that is dropped is killed, and leaves the binaries it had finished.
+    /// Cancel safe: dropping the future kills the build and keeps the binaries that are finished.
     pub async fn find_or_build(
         &self,
         binaries: &[Binary],
@@ -116,22 +117,22 @@ impl BinarySources {
             .collect())
     }
 
-    /// Whether `assets` has anything of what is asked for.
+    /// Checks that `assets` has any of the requested binaries.
     fn check_assets(&self, binaries: &[Binary]) -> Result<(), Error> {
         let Some(assets) = &self.assets else { return Ok(()) };
-        let useless = |problem| Err(Error::Assets { directory: assets.clone(), problem });
+        let unusable = |problem| Err(Error::Assets { directory: assets.clone(), problem });
         if !assets.is_dir() {
-            return useless("is no directory".to_owned());
+            return unusable("is not a directory".to_owned());
         }
         let has = |binary: &Binary| is_executable(&assets.join(binary.file_name()));
         if binaries.is_empty() || binaries.iter().any(has) {
             return Ok(());
         }
         let names: Vec<_> = binaries.iter().map(|binary| binary.file_name()).collect();
-        useless(format!("holds no executable file of the name {}", names.join(" or ")))
+        unusable(format!("has no executable file named {}", names.join(" or ")))
     }
 
-    /// The directory of the binaries that were built.
+    /// Returns the directory of built binaries.
     fn built(&self) -> PathBuf {
         self.cache.join("controlplane").join(KUBERNETES_VERSION)
     }
@@ -166,7 +167,7 @@ mod tests {
         put(&sources.built(), "kube-controller-manager", 0o755);
 
         assert_eq!(sources.find(Binary::Etcd), Some(assets.join("etcd")));
-        assert_eq!(sources.find(Binary::KubeApiserver), None, "it is not executable");
+        assert_eq!(sources.find(Binary::KubeApiserver), None, "the file is not executable");
         assert_eq!(
             sources.find(Binary::KubeControllerManager),
             Some(sources.built().join("kube-controller-manager"))
@@ -189,15 +190,15 @@ mod tests {
 
         let absent = error().await;
         put(&assets, "kube-apiserver", 0o644);
-        let useless = error().await;
+        let unusable = error().await;
         put(&assets, "etcd", 0o755);
         let found = sources.find_or_build(&binaries, &Silent).await.unwrap();
 
-        for text in [&absent, &useless] {
+        for text in [&absent, &unusable] {
             assert!(text.contains("KUBEBUILDER_ASSETS"), "{text}");
             assert!(text.contains(assets.to_str().unwrap()), "{text}");
         }
-        assert!(useless.contains("etcd or kube-apiserver"), "{useless}");
+        assert!(unusable.contains("etcd or kube-apiserver"), "{unusable}");
         assert_eq!(found, [assets.join("etcd"), sources.built().join("kube-apiserver")]);
     }
 

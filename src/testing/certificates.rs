@@ -1,4 +1,4 @@
-//! The certificate authority of one control plane.
+//! Certificate authority of one control plane.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -9,16 +9,16 @@ use rcgen::{
 
 use super::Error;
 
-/// OrganizationName once more: rcgen holds one value for each type of attribute.
+/// OrganizationName again, since rcgen holds one value for each attribute type.
 const SECOND_ORGANIZATION: &[u64] = &[2, 5, 4, 10];
 
-/// Signs certificates that the API server and its clients trust.
+/// Authority that the API server and its clients trust.
 #[derive(Debug)]
 pub(super) struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
 }
 
-/// A certificate and its private key, as PEM.
+/// Certificate and private key, as PEM.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) certificate: String,
@@ -45,7 +45,7 @@ impl Authority {
         self.issuer.der().to_vec()
     }
 
-    /// For a server on loopback.
+    /// Issues a certificate for a server on loopback.
     pub(super) fn server(&self) -> Result<Identity, Error> {
         let mut params = CertificateParams::new(["localhost".to_owned()])
             .map_err(certificate_error("the server"))?;
@@ -55,7 +55,8 @@ impl Authority {
         self.sign("the server", params)
     }
 
-    /// For a user: the API server takes the common name for the user, organizations for groups.
+    /// Issues a certificate for a user: the API server takes the common name as user and
+    /// organizations as groups.
     pub(super) fn user(&self, name: &str, groups: &[&str]) -> Result<Identity, Error> {
         let mut params = CertificateParams::default();
         params.distinguished_name = distinguished_name(name);
@@ -77,7 +78,7 @@ impl Authority {
     }
 }
 
-/// The keys that sign and verify service account tokens.
+/// Keys that sign and verify service account tokens.
 #[derive(Debug)]
 pub(super) struct ServiceAccountKeys {
     pub(super) public: String,

@@ -1,4 +1,4 @@
-//! etcd, kube-apiserver and kube-controller-manager as one value.
+//! Control plane: etcd, kube-apiserver and kube-controller-manager as one value.
 
 mod cluster;
 
@@ -18,22 +18,23 @@ use super::{
     kubeconfig::Credentials, own_thread,
 };
 
-/// An event is in the log some milliseconds after its answer.
+/// Limit for an event to reach the audit log, which takes some milliseconds after the answer.
 const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
 
-/// What a control plane consists of.
+/// Options of a control plane.
 #[derive(Clone, Debug)]
 pub struct ControlPlaneOptions {
-    /// Runs kube-controller-manager with garbage collection and namespace deletion. On by default.
-    /// The garbage collector notices a new type within 30 s.
+    /// True to run kube-controller-manager with garbage collection and namespace deletion. On by
+    /// default. The garbage collector notices a new type within 30 s.
     pub controller_manager: bool,
-    /// Keeps the API server's audit log. On by default.
+    /// True to keep the API server's audit log. On by default.
     pub audit: bool,
-    /// More flags for kube-apiserver, such as `--goaway-chance=0.01`; the last one of a name wins.
+    /// Additional flags for kube-apiserver, such as `--goaway-chance=0.01`; the last one of a name
+    /// wins.
     pub api_server_flags: Vec<String>,
-    /// Where binaries come from; by default what [`BinarySources::from_env`] says.
+    /// Sources of binaries; by default those of [`BinarySources::from_env`].
     pub binaries: Option<BinarySources>,
-    /// Learns what is built and started. By default nobody does.
+    /// Receiver of progress events; silent by default.
     pub progress: Arc<dyn Progress>,
 }
 
@@ -49,42 +50,42 @@ impl Default for ControlPlaneOptions {
     }
 }
 
-/// A running control plane on loopback, thrown away at its end.
+/// Running control plane on loopback, removed at its end.
 ///
-/// It belongs to no runtime: its processes are plain children, and what waits for them runs on a
-/// thread of its own. They end, and their data goes, with [`stop`](Self::stop), with this value, and
-/// with this process, however that ends.
+/// The control plane belongs to no runtime: its processes are plain children, and a separate thread
+/// waits for them. The processes end and their data is removed with [`stop`](Self::stop), when this
+/// value is dropped, and when this process ends, even if it is killed.
 #[derive(Debug)]
 pub struct ControlPlane {
     cluster: Arc<Cluster>,
 }
 
 impl ControlPlane {
-    /// Finds or builds the binaries, starts the processes and waits until they are ready: some
-    /// seconds once binaries exist.
+    /// Finds or builds the binaries, starts the processes and waits until they are ready. It takes
+    /// some seconds once binaries exist.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from running, with the end of the log of the process that failed.
+    /// Any error that prevents the start, with the end of the log of the process that failed.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: what was started is ended.
+    /// Cancel safe: started processes are ended.
     pub async fn start(options: ControlPlaneOptions) -> Result<Self, Error> {
         own_thread::run(|| Cluster::start(options)).await.map(Self::new)
     }
 
-    /// Like [`start`](Self::start), but blocks; inside a runtime too.
+    /// Starts a control plane as [`start`](Self::start) does, but blocks; inside a runtime too.
     ///
     /// # Errors
     ///
-    /// As of [`start`](Self::start).
+    /// As for [`start`](Self::start).
     pub fn start_blocking(options: ControlPlaneOptions) -> Result<Self, Error> {
         own_thread::block_on(|| Cluster::start(options)).map(Self::new)
     }
 
-    /// The control plane that all tests of this process share, started by whoever asks first; the
-    /// others block until it runs. It has everything that is on by default, and prints its progress.
+    /// Returns the control plane that all tests of this process share. The first call starts it and
+    /// later calls block until it runs. It has the default options, and prints its progress.
     ///
     /// # Panics
     ///
@@ -99,27 +100,27 @@ impl ControlPlane {
         shared.as_ref().unwrap_or_else(|error| panic!("no control plane: {error}"))
     }
 
-    /// The kubeconfig file of a user with every right, in the data directory.
+    /// Returns the kubeconfig file of a user with full access, in the data directory.
     pub fn kubeconfig(&self) -> &Path {
         &self.cluster.kubeconfig
     }
 
-    /// The configuration of a user with every right; kube's own retries are off.
+    /// Returns the configuration of a user with full access; kube's own retries are disabled.
     pub fn config(&self) -> Config {
         self.cluster.endpoint.config(&self.cluster.admin)
     }
 
-    /// A client with every right. It belongs to the runtime in which it is made.
+    /// Returns a client with full access. It belongs to the runtime that creates it.
     ///
     /// # Errors
     ///
-    /// [`Error::Api`] when no client can be made of the configuration.
+    /// [`Error::Api`] when the configuration is unusable.
     pub fn client(&self) -> Result<Client, Error> {
         client(self.config())
     }
 
-    /// The configuration of this user, who has only the rights that RBAC gives to the name and the
-    /// groups. Two groups at most.
+    /// Returns the configuration of a user who has only the rights that RBAC gives to the name and
+    /// the groups, of which there are at most two.
     ///
     /// # Errors
     ///
@@ -129,26 +130,26 @@ impl ControlPlane {
         Ok(self.cluster.endpoint.config(&Credentials::Certificate(identity)))
     }
 
-    /// A client of [`user`](Self::user).
+    /// Returns a client of [`user`](Self::user).
     ///
     /// # Errors
     ///
-    /// As of [`user`](Self::user) and [`client`](Self::client).
+    /// As for [`user`](Self::user) and [`client`](Self::client).
     pub fn client_as(&self, name: &str, groups: &[&str]) -> Result<Client, Error> {
         client(self.user(name, groups)?)
     }
 
-    /// The kubeconfig file of [`user`](Self::user), written into the data directory.
+    /// Writes the kubeconfig file of [`user`](Self::user) into the data directory.
     ///
     /// # Errors
     ///
-    /// As of [`user`](Self::user), and [`Error::Io`].
+    /// As for [`user`](Self::user), and [`Error::Io`].
     pub fn user_kubeconfig(&self, name: &str, groups: &[&str]) -> Result<PathBuf, Error> {
         let identity = self.cluster.authority.user(name, groups)?;
         self.write_kubeconfig(&Credentials::Certificate(identity))
     }
 
-    /// Asks the API server for a token of this service account, which must exist; good for an hour.
+    /// Requests a token of a service account, which must exist; valid for an hour.
     ///
     /// # Errors
     ///
@@ -167,12 +168,12 @@ impl ControlPlane {
         Ok(answer.status.map(|status| status.token).unwrap_or_default())
     }
 
-    /// The configuration of whoever holds this token.
+    /// Returns the configuration of the bearer of this token.
     pub fn token_config(&self, token: &str) -> Config {
         self.cluster.endpoint.config(&Credentials::Token(token.to_owned()))
     }
 
-    /// The kubeconfig file of whoever holds this token, written into the data directory.
+    /// Writes the kubeconfig file of the bearer of this token into the data directory.
     ///
     /// # Errors
     ///
@@ -181,10 +182,10 @@ impl ControlPlane {
         self.write_kubeconfig(&Credentials::Token(token.to_owned()))
     }
 
-    /// A certificate and its key, as PEM, for a test's own TLS server on loopback, signed by the
-    /// authority that clients of this control plane trust.
+    /// Issues a certificate and its key, as PEM, for a test's own TLS server on loopback. Clients
+    /// of this control plane trust its authority.
     ///
-    /// The backend of an aggregated API, for one: its APIService names a Service of type
+    /// An example is the backend of an aggregated API: its APIService names a Service of type
     /// `ExternalName` with `externalName: localhost` and the server's port.
     ///
     /// # Errors
@@ -195,8 +196,8 @@ impl ControlPlane {
         Ok((identity.certificate, identity.key))
     }
 
-    /// Creates a namespace for one test, and finds an API group that nobody uses. The name is for
-    /// people; it is made unique.
+    /// Creates a namespace for one test, with an unused API group. The name is for readers and is
+    /// made unique.
     ///
     /// # Errors
     ///
@@ -205,16 +206,16 @@ impl ControlPlane {
         TestScope::create(name, self.client()?).await
     }
 
-    /// The API server's audit log.
+    /// Returns the API server's audit log.
     ///
     /// # Errors
     ///
-    /// [`Error::NoAudit`] when it was not asked for.
+    /// [`Error::NoAudit`] when it is not enabled.
     pub fn audit(&self) -> Result<&AuditLog, Error> {
         self.cluster.audit.as_ref().ok_or(Error::NoAudit)
     }
 
-    /// Waits until all that was answered before this call is in the audit log.
+    /// Waits until the audit log has all requests that were answered before this call.
     ///
     /// # Errors
     ///
@@ -243,7 +244,7 @@ impl ControlPlane {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe; the kill may then not have happened.
+    /// Cancel safe; a dropped call may not have killed it.
     pub async fn stop_api_server(&self) {
         let cluster = Arc::clone(&self.cluster);
         own_thread::run(|| async move {
@@ -253,12 +254,12 @@ impl ControlPlane {
         .await;
     }
 
-    /// Starts the API server that was stopped, with the same address, certificates and data, and
-    /// waits until it is ready. Does nothing when it runs.
+    /// Starts a stopped API server with the same address, certificates and data, and waits until it
+    /// is ready. Does nothing while it runs.
     ///
     /// # Errors
     ///
-    /// [`Error::Exited`] or [`Error::NotReady`] when it does not come back.
+    /// [`Error::Exited`] or [`Error::NotReady`] when it does not start.
     pub async fn start_api_server(&self) -> Result<(), Error> {
         let cluster = Arc::clone(&self.cluster);
         own_thread::run(|| async move {
@@ -272,18 +273,18 @@ impl ControlPlane {
     ///
     /// # Errors
     ///
-    /// As of [`start_api_server`](Self::start_api_server).
+    /// As for [`start_api_server`](Self::start_api_server).
     pub async fn restart_api_server(&self) -> Result<(), Error> {
         self.stop_api_server().await;
         self.start_api_server().await
     }
 
-    /// Kills kube-controller-manager, starts it again and waits until it is ready: its garbage
-    /// collector forgets which owners it took for absent. Does nothing where there is none.
+    /// Kills kube-controller-manager, starts it again and waits until it is ready. Its garbage
+    /// collector drops its memory of absent owners. Does nothing without a controller manager.
     ///
     /// # Errors
     ///
-    /// As of [`start_api_server`](Self::start_api_server).
+    /// As for [`start_api_server`](Self::start_api_server).
     pub async fn restart_controller_manager(&self) -> Result<(), Error> {
         let cluster = Arc::clone(&self.cluster);
         own_thread::run(|| async move {
@@ -293,12 +294,13 @@ impl ControlPlane {
         .await
     }
 
-    /// The running processes.
+    /// Returns the running processes.
     pub fn processes(&self) -> Vec<(Binary, u32)> {
         self.cluster.processes().iter().map(|process| (process.part(), process.id())).collect()
     }
 
-    /// Logs, certificates, kubeconfigs and etcd's data; gone with the control plane.
+    /// Returns the directory of logs, certificates, kubeconfigs and etcd's data, which is removed
+    /// with the control plane.
     pub fn data(&self) -> PathBuf {
         self.cluster.files.path("")
     }

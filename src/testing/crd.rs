@@ -13,9 +13,9 @@ use serde_json::Value;
 
 use crate::kind::TypeRef;
 
-/// Describes a CRD whose objects may hold anything.
+/// Builder of a CRD whose objects may have any fields.
 ///
-/// Without further calls: namespaced, the plural is the kind in lower case and an `s`, the one
+/// By default the type is namespaced, its plural is the kind in lower case with an `s`, and its one
 /// version is `v1`, with a status subresource.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CrdBuilder {
@@ -24,12 +24,12 @@ pub struct CrdBuilder {
     plural: String,
     namespaced: bool,
     status: bool,
-    /// Name and served; the first one is stored.
+    /// Name and whether it is served; the first one is the storage version.
     versions: Vec<(String, bool)>,
 }
 
 impl CrdBuilder {
-    /// A CRD of this group and kind.
+    /// Creates a builder for a group and kind.
     pub fn new(group: impl Into<String>, kind: impl Into<String>) -> Self {
         let kind = kind.into();
         let plural = format!("{}s", kind.to_lowercase());
@@ -44,21 +44,21 @@ impl CrdBuilder {
         self
     }
 
-    /// Its objects belong to no namespace.
+    /// Makes the type cluster-scoped.
     #[must_use]
     pub fn cluster_scoped(mut self) -> Self {
         self.namespaced = false;
         self
     }
 
-    /// Leaves the status subresource out.
+    /// Omits the status subresource.
     #[must_use]
     pub fn without_status(mut self) -> Self {
         self.status = false;
         self
     }
 
-    /// Adds a version; the first one added is the one stored.
+    /// Adds a version; the first one is the storage version.
     #[must_use]
     pub fn version(mut self, name: impl Into<String>) -> Self {
         self.versions.push((name.into(), true));
@@ -72,32 +72,33 @@ impl CrdBuilder {
         self
     }
 
-    /// The CRD's own name: plural and group.
+    /// Returns the name of the CRD: plural and group.
     pub fn name(&self) -> String {
         format!("{}.{}", self.plural, self.group)
     }
 
-    /// The kind at `version`.
+    /// Returns the kind at `version`.
     pub fn gvk(&self, version: &str) -> GroupVersionKind {
         GroupVersionKind::gvk(&self.group, version, &self.kind)
     }
 
-    /// The type at `version`, for a dynamic `Api`.
+    /// Returns the type at `version`, for a dynamic `Api`.
     pub fn api_resource(&self, version: &str) -> ApiResource {
         ApiResource::from_gvk_with_plural(&self.gvk(version), &self.plural)
     }
 
-    /// The type at `version` by its plural, as conditions and controllers name it.
+    /// Returns the type at `version` by its plural, as conditions and controllers name it.
     pub fn type_ref(&self, version: &str) -> TypeRef {
         TypeRef::resource(self.group.as_str(), version, self.plural.as_str())
     }
 
-    /// Whether its objects belong to namespaces.
+    /// Returns true for a namespaced type.
     pub fn is_namespaced(&self) -> bool {
         self.namespaced
     }
 
-    /// An object of the stored version with this `spec`, in the namespace of the `Api` that creates it.
+    /// Returns an object of the storage version with this `spec`, in the namespace of the `Api`
+    /// that creates it.
     pub fn object(&self, name: &str, spec: Value) -> DynamicObject {
         let resource = self.api_resource(&self.stored().0);
         let types = TypeMeta { api_version: resource.api_version, kind: resource.kind };
@@ -105,7 +106,7 @@ impl CrdBuilder {
         DynamicObject { types: Some(types), metadata, data: serde_json::json!({ "spec": spec }) }
     }
 
-    /// The CRD itself.
+    /// Returns the CRD.
     pub fn build(&self) -> CustomResourceDefinition {
         let stored = self.stored();
         let mut versions = self.versions.clone();

@@ -1,4 +1,5 @@
-//! Faults between a client and the API server: what a healthy server does not do on demand.
+//! Faults between a client and the API server: answers and failures that a healthy server does not
+//! produce on demand.
 
 mod action;
 mod body;
@@ -34,9 +35,9 @@ pub use self::{
 
 use super::Error;
 
-/// Rules that disturb requests, and a record of the requests. Clones share both.
+/// Set of rules that disturb requests, with a record of the requests. Clones share both.
 ///
-/// The first rule added that acts on a request wins; a request that no rule acts on passes. Rules
+/// The first added rule that acts on a request wins; without such a rule the request passes. Rules
 /// may be added and removed while requests run.
 ///
 /// ```no_run
@@ -58,34 +59,34 @@ pub struct Faults {
     shared: Arc<Shared>,
 }
 
-/// Names a rule.
+/// Identifier of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleId(u64);
 
-/// A request that is not answered yet, or whose answer is not at its end.
+/// Request whose answer has not begun or not ended.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct OpenRequest {
-    /// What was asked.
+    /// Verb, type and path of the request.
     pub info: RequestInfo,
-    /// Whether the head of the answer has come: an open watch, for one.
+    /// True once the head of the answer has arrived, for example for an open watch.
     pub answered: bool,
-    /// Since when.
+    /// Start of the request.
     pub since: tokio::time::Instant,
 }
 
-/// A fault that has happened: the request was answered otherwise, the connection did break, the
-/// event did come twice. A rule that cuts after more bytes than there are does not get this far.
+/// Record of a fault that has happened: the answer was replaced, the connection broke, the event
+/// was repeated. A rule that cuts after more bytes than the answer has leaves no record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fired {
-    /// By which rule.
+    /// Rule of the fault.
     pub rule: RuleId,
-    /// Which of the requests that the rule matches, counted from 1.
+    /// Number of the request among the matches of the rule, from 1.
     pub number: usize,
-    /// What was done, as rules word it: `cut`, `reply`.
+    /// Name of the action, as in rules: `cut`, `reply`.
     pub action: &'static str,
-    /// To what.
+    /// Disturbed request.
     pub request: RequestInfo,
 }
 
@@ -96,13 +97,13 @@ impl fmt::Display for Fired {
     }
 }
 
-/// An answer once given, by the path and query that were asked for.
+/// Earlier answers, by path and query of their request.
 type Memory = BTreeMap<String, (Parts, Bytes)>;
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Counts changes of the state, so that it can be waited for.
+    /// Counter of changes of the state, for waiting.
     changes: watch::Sender<u64>,
 }
 
@@ -113,7 +114,7 @@ struct State {
     seen: Vec<RequestInfo>,
     open: BTreeMap<u64, (OpenRequest, CancellationToken)>,
     fired: Vec<Fired>,
-    /// Events of watches that have passed, by group and resource.
+    /// Number of passed watch events by group and resource.
     passed: BTreeMap<(String, String), u64>,
 }
 
@@ -136,24 +137,24 @@ impl Debug for Faults {
 }
 
 impl Faults {
-    /// A client of this configuration whose requests pass through here. It belongs to the runtime
-    /// in which it is made.
+    /// Returns a client whose requests pass through these faults. It belongs to the runtime that
+    /// creates it.
     ///
     /// # Errors
     ///
-    /// [`Error::Api`] when no client can be made of the configuration.
+    /// [`Error::Api`] when the configuration is unusable.
     pub fn client(&self, config: Config) -> Result<Client, Error> {
         let builder = ClientBuilder::try_from(config).map_err(Error::api("making a client"))?;
         Ok(builder.with_layer(&self.layer()).build())
     }
 
-    /// For a service stack of one's own under [`Client::new`]. Faults act where the layer stands:
-    /// put it outside of whatever needs the server's own answers.
+    /// Returns a layer for a custom service stack under [`Client::new`]. Faults act at the place of
+    /// the layer: put it outside of the layers that need the server's own answers.
     pub fn layer(&self) -> FaultLayer {
         FaultLayer::new(self.clone())
     }
 
-    /// Adds a rule behind the others.
+    /// Adds a rule after the others.
     pub fn add(&self, rule: Rule) -> RuleId {
         self.shared.change(|state| {
             let id = RuleId(state.next_id());
@@ -167,50 +168,51 @@ impl Faults {
         Playing::new(self.clone(), schedule.clone())
     }
 
-    /// Removes a rule; requests that it holds go on.
+    /// Removes a rule; requests that it holds resume.
     pub fn remove(&self, id: RuleId) {
         self.shared.change(|state| state.rules.remove(&id));
     }
 
-    /// Removes all rules; requests that they hold go on.
+    /// Removes all rules; requests that they hold resume.
     pub fn clear(&self) {
         self.shared.change(|state| state.rules.clear());
     }
 
-    /// The faults that have happened, in order, also those of rules that were removed since: a
-    /// test that relies on a fault asserts that it is here.
+    /// Returns the faults that have happened, in order, including those of removed rules. A test
+    /// that relies on a fault asserts that it is listed.
     pub fn fired(&self) -> Vec<Fired> {
         self.shared.state().fired.clone()
     }
 
-    /// How many requests a rule has chosen to act on; 0 once it is removed.
+    /// Returns the number of requests that a rule has acted on; 0 once it is removed.
     pub fn hits(&self, id: RuleId) -> usize {
         self.shared.state().rules.get(&id).map_or(0, |counted| counted.hits)
     }
 
-    /// The requests so far, in order, also those that were never sent.
+    /// Returns the requests so far, in order, including those that were not sent.
     pub fn seen(&self) -> Vec<RequestInfo> {
         self.shared.state().seen.clone()
     }
 
-    /// Forgets the requests so far.
+    /// Clears the record of requests.
     pub fn forget_seen(&self) {
         self.shared.change(|state| state.seen.clear());
     }
 
-    /// The requests that run, watches included.
+    /// Returns the open requests, watches included.
     pub fn open(&self) -> Vec<OpenRequest> {
         self.shared.state().open.values().map(|(open, _)| open.clone()).collect()
     }
 
-    /// Breaks the connection of the open requests that `which` picks, and says of how many.
+    /// Breaks the connection of the open requests that `which` selects; returns their number.
     pub fn cut_open(&self, which: impl Fn(&RequestInfo) -> bool) -> usize {
         let state = self.shared.state();
         let cut = state.open.values().filter(|(open, _)| which(&open.info));
         cut.map(|(_, cut)| cut.cancel()).count()
     }
 
-    /// Waits until `condition` holds; it is asked again after every change of what this handle shows.
+    /// Waits until `condition` holds, which is evaluated again after each change of this handle's
+    /// state.
     ///
     /// # Cancel safety
     ///
@@ -218,12 +220,12 @@ impl Faults {
     pub async fn wait_until(&self, mut condition: impl FnMut(&Self) -> bool) {
         let mut changes = self.shared.changes.subscribe();
         while !condition(self) {
-            // Never an error: the sender lives as long as this handle.
+            // The sender lives as long as this handle, so that an error is impossible.
             changes.changed().await.ok();
         }
     }
 
-    /// Waits until a rule is removed, or has held something for as long as it may.
+    /// Waits until a rule is removed, or its time limit is reached.
     async fn released(&self, acting: Option<&Acting>) {
         let Some(Acting { rule, at_most, .. }) = acting else { return };
         let removed = self.wait_until(|faults| !faults.shared.state().rules.contains_key(rule));
@@ -233,21 +235,21 @@ impl Faults {
         }
     }
 
-    /// Waits until an event of this type has passed since.
+    /// Waits until an event of this type has passed since the call.
     async fn behind(self, group: String, resource: String, at_most: Duration) {
         let of_type = (group, resource);
         let passed = |faults: &Self| faults.shared.state().passed.get(&of_type).copied();
         let before = passed(&self);
-        // One that nothing overtakes goes on.
+        // Without such an event it resumes after the limit.
         time::timeout(at_most, self.wait_until(|faults| passed(faults) > before)).await.ok();
     }
 
-    /// What the server once answered to such a request.
+    /// Returns the server's earlier answer to such a request.
     fn remembered(&self, id: RuleId, info: &RequestInfo) -> Option<(Parts, Bytes)> {
         self.shared.state().rules.get(&id)?.memory.get(&memory_key(info)).cloned()
     }
 
-    /// Whether a rule wants to know the answer to this request.
+    /// Returns true if a rule needs the answer to this request.
     fn remembers(&self, open: &OpenGuard) -> bool {
         open.info.verb != Verb::Watch && !open.remember.is_empty()
     }
@@ -262,7 +264,7 @@ impl Faults {
         }
     }
 
-    /// Counts the request, and finds what is to happen to it.
+    /// Counts the request, and selects the action for it.
     fn enter(&self, info: RequestInfo) -> (Option<Acting>, OpenGuard) {
         self.shared.change(|state| {
             let mut acting = None;
@@ -299,7 +301,7 @@ impl Faults {
     }
 }
 
-/// Requests for the same thing, whatever version of it they ask for.
+/// Key of requests for the same object or list, at any resource version.
 fn memory_key(info: &RequestInfo) -> String {
     let pairs = info.query.split('&').filter(|pair| !pair.starts_with("resourceVersion"));
     let query = pairs.collect::<Vec<_>>().join("&");
@@ -325,23 +327,23 @@ impl State {
     }
 }
 
-/// What is to happen to a request, and by which rule.
+/// Action on a request, and its rule.
 struct Acting {
     rule: RuleId,
     action: Action,
-    /// Nothing is held longer than that.
+    /// Limit of the time for which anything is held.
     at_most: Option<Duration>,
 }
 
-/// Keeps a request among the open ones.
+/// Guard that keeps a request among the open ones.
 struct OpenGuard {
     shared: Arc<Shared>,
     id: u64,
     cut: CancellationToken,
     info: RequestInfo,
-    /// Rules that want to know the answer.
+    /// Rules that need the answer.
     remember: Vec<RuleId>,
-    /// What goes into the log once it happens.
+    /// Entry for the log, written when the fault happens.
     fired: Mutex<Option<Fired>>,
 }
 
@@ -354,7 +356,7 @@ impl OpenGuard {
         });
     }
 
-    /// The fault has happened; once is enough.
+    /// Writes the entry of the fault, once.
     fn happened(&self) {
         let fired = self.fired.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(fired) = fired {
@@ -362,9 +364,9 @@ impl OpenGuard {
         }
     }
 
-    /// Bytes of the answer have passed.
+    /// Counts passed bytes of the answer.
     fn passed(&self, data: &[u8]) {
-        // A bookmark is no event that could be overtaken.
+        // Bookmarks do not count as events.
         if self.info.verb == Verb::Watch && !data.starts_with(br#"{"type":"BOOKMARK""#) {
             let of_type = (self.info.group.clone(), self.info.resource.clone());
             self.shared.change(|state| *state.passed.entry(of_type).or_default() += 1);

@@ -1,4 +1,4 @@
-//! The command lines of the control plane's processes, and the files these name.
+//! Command lines of the control plane's processes, and their files.
 
 use std::{
     fs,
@@ -14,12 +14,12 @@ use super::{
     kubeconfig::{Credentials, Endpoint},
 };
 
-/// Those that do what clients rely on: deletion of namespaces and of what is owned, and the sum of
-/// aggregated ClusterRoles.
+/// Controllers that clients rely on: deletion of namespaces and of dependents, and aggregation of
+/// ClusterRoles.
 const CONTROLLERS: &str =
     "namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller";
 
-/// Where the processes listen on loopback.
+/// Ports of the processes on loopback.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ports {
     pub(super) etcd: u16,
@@ -28,7 +28,7 @@ pub(super) struct Ports {
 }
 
 impl Ports {
-    /// Ports that are free now. Somebody may take one before its process does.
+    /// Returns ports that are free now. Another process may take one before it is used.
     pub(super) fn free() -> Result<Self, Error> {
         // All are held until the last one is known, so that they differ.
         let bind = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
@@ -45,7 +45,7 @@ impl Ports {
     }
 }
 
-/// The files of one control plane, all in its data directory.
+/// Files of one control plane, all in its data directory.
 #[derive(Debug)]
 pub(super) struct Files {
     directory: PathBuf,
@@ -96,7 +96,7 @@ impl Files {
     }
 }
 
-/// etcd that forgets on power loss, which is what makes it fast.
+/// Command of etcd without fsync: data may be lost on power loss, and starts are fast.
 pub(super) fn etcd(binary: &Path, files: &Files, ports: Ports) -> Command {
     let url = etcd_url(ports);
     let mut command = Command::new(binary);
@@ -119,7 +119,7 @@ pub(super) fn api_server(
     command
         .args(["--etcd-servers", &etcd_url(ports)])
         .args(["--bind-address", "127.0.0.1", "--secure-port", &ports.api_server.to_string()])
-        // Else it looks for a default route, which a machine without network does not have.
+        // Otherwise it looks up a default route, which a machine without network does not have.
         .args(["--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none"])
         .args(["--authorization-mode", "RBAC"])
         // It would wait for service account objects that no controller creates here.
@@ -142,7 +142,7 @@ pub(super) fn api_server(
             .arg(files.path("audit-policy.yaml"))
             .arg("--audit-log-path")
             .arg(files.path("audit.log"))
-            // In MB: a rotated log would lose its marks.
+            // In MB: a rotation would invalidate the marks in the log.
             .args(["--audit-log-maxsize", "1000000"]);
     }
     command.args(more);

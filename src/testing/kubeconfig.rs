@@ -1,4 +1,4 @@
-//! How clients find the API server and say who they are.
+//! Endpoint and credentials of clients.
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use kube::config::{AuthInfo, Config};
@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 
 use super::certificates::Identity;
 
-/// What a client shows to say who it is.
+/// Credentials of a client.
 #[derive(Clone, Debug)]
 pub(super) enum Credentials {
     Certificate(Identity),
     Token(String),
-    /// It says nothing.
+    /// No credentials.
     None,
 }
 
 impl Credentials {
-    /// As a kubeconfig's `user`.
+    /// Returns the `user` of a kubeconfig.
     fn to_json(&self) -> Value {
         match self {
             Self::Certificate(identity) => json!({
@@ -29,7 +29,7 @@ impl Credentials {
     }
 }
 
-/// An API server, as its clients see it.
+/// API server, as its clients address it.
 #[derive(Clone, Debug)]
 pub(super) struct Endpoint {
     pub(super) port: u16,
@@ -38,7 +38,7 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// A configuration without kube's own retries, which would hide what tests want to see.
+    /// Returns a configuration without kube's own retries, which would hide faults from tests.
     pub(super) fn config(&self, credentials: &Credentials) -> Config {
         let url = self.url().parse().expect("a loopback address with a port is a URI");
         let mut config = Config::new(url);
@@ -49,7 +49,7 @@ impl Endpoint {
         config
     }
 
-    /// A kubeconfig file's content: the JSON that YAML is a superset of.
+    /// Returns the content of a kubeconfig file, as JSON, which is valid YAML.
     pub(super) fn kubeconfig(&self, user: &str, credentials: &Credentials) -> String {
         let config = json!({
             "apiVersion": "v1",

@@ -1,9 +1,9 @@
-//! What is left over: the leak oracle.
+//! Leak oracle: finds tasks, requests, watches and other resources that outlive their owner.
 //!
-//! It takes the measure of a process before something happens, and says afterwards what has grown,
-//! by how much and whose it is. Wherever it can it asks somebody else than the code under test: the
-//! runtime counts the tasks, the system the sockets, the server's audit log the watches. What these
-//! cannot name is told from metrics: whose the tasks are, and what waits for a time.
+//! The oracle measures a process before an operation, and reports afterwards which counts have
+//! grown, by how much and their owner. Where possible the source is independent of the code under
+//! test: the runtime counts tasks, the system sockets, the server's audit log watches. Metrics
+//! provide the rest: the owners of tasks, and the number of pending timers.
 
 mod measure;
 mod system;
@@ -29,18 +29,18 @@ pub use self::{
 use super::{AuditLog, AuditMark, Faults, open_watches};
 use crate::duration::after;
 
-/// Between two looks: what ends a task or closes a socket tells nobody.
-const LOOK: Duration = Duration::from_millis(5);
-/// So many looks that show the same, and nothing is going on.
-const CALM: usize = 20;
-/// Something is always going on: what is least counts.
-const NEVER_CALM: Duration = Duration::from_secs(2);
+/// Interval between two measurements, since the end of a task or socket notifies no one.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// Number of equal measurements after which a process counts as idle.
+const IDLE_MEASUREMENTS: usize = 20;
+/// Limit for a process that never becomes idle; then the least of each count is used.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Counts things of one sort, each by its owner.
+/// Count of one kind of resource, by owner.
 ///
-/// Whatever a process or a server can count may be one: a closure, for one.
+/// Any count of a process or a server can be a probe, for example a closure.
 pub trait Probe: Send + Sync {
-    /// How many there are now; an owner without any may be missing.
+    /// Returns the current counts; an owner without any may be missing.
     fn measure(&self) -> BTreeMap<String, u64>;
 }
 
@@ -53,13 +53,13 @@ where
     }
 }
 
-/// Where metrics are exposed, and which of them count with their value.
+/// Exposition of metrics, and the gauges that count with their value.
 struct Series {
     text: Box<dyn Fn() -> String + Send + Sync>,
     gauges: &'static [&'static str],
 }
 
-/// Finds what is left over of what has ended.
+/// Oracle that finds resources which outlive their owner.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -81,10 +81,10 @@ struct Series {
 /// ```
 pub struct LeakOracle {
     probes: Vec<(String, Box<dyn Probe>)>,
-    /// Sorts that are told and never complained of.
+    /// Kinds that are reported, and never count as a leak.
     reports: Vec<(String, Box<dyn Probe>)>,
     series: Vec<Series>,
-    /// Sort and beginning of the owner.
+    /// Kind and prefix of the owner.
     expected: Vec<(String, String)>,
     patience: Duration,
 }
@@ -109,47 +109,47 @@ impl Default for LeakOracle {
 }
 
 impl LeakOracle {
-    /// An oracle that looks at nothing yet.
+    /// Creates an oracle without probes.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How long what has ended may take to be gone; 60 s.
+    /// Sets the time within which resources must be released; 60 s by default.
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Looks at things of this sort.
+    /// Adds a probe for a kind of resource.
     #[must_use]
     pub fn probe(mut self, sort: impl Into<String>, probe: impl Probe + 'static) -> Self {
         self.probes.push((sort.into(), Box::new(probe)));
         self
     }
 
-    /// Tells of things of this sort when something else has grown, and never complains of them.
+    /// Adds a probe that is reported when another count has grown, and that never counts as a leak.
     #[must_use]
     pub fn report(mut self, sort: impl Into<String>, probe: impl Probe + 'static) -> Self {
         self.reports.push((sort.into(), Box::new(probe)));
         self
     }
 
-    /// Lets things of this sort grow whose owner begins so.
+    /// Allows counts of this kind to grow for owners with this prefix.
     #[must_use]
     pub fn expect_more(mut self, sort: impl Into<String>, owner: impl Into<String>) -> Self {
         self.expected.push((sort.into(), owner.into()));
         self
     }
 
-    /// The tasks that are alive in this runtime: `tasks`.
+    /// Counts the live tasks of this runtime: `tasks`.
     #[must_use]
     pub fn tasks(self, owner: impl Into<String>, runtime: &Handle) -> Self {
         let (owner, metrics) = (owner.into(), runtime.metrics());
         self.probe("tasks", move || one(&owner, metrics.num_alive_tasks()))
     }
 
-    /// The requests that are under way, watches included, by verb and type: `requests`.
+    /// Counts the open requests, watches included, by verb and type: `requests`.
     #[must_use]
     pub fn requests(self, faults: &Faults) -> Self {
         let faults = faults.clone();
@@ -165,12 +165,12 @@ impl LeakOracle {
         })
     }
 
-    /// The watches of this user that the API server has open since `mark`, by type, as its audit
-    /// log has them: `watches`.
+    /// Counts the watches of this user that the API server has open since `mark`, by type, from its
+    /// audit log: `watches`.
     #[must_use]
     pub fn watches(self, audit: &AuditLog, user: impl Into<String>, mark: AuditMark) -> Self {
         let (audit, user) = (audit.clone(), user.into());
-        // Reading it is dear, and it only grows.
+        // Reading the log is slow, and it only grows.
         let last = Mutex::new(None::<(AuditMark, BTreeMap<String, u64>)>);
         self.probe("watches", move || {
             let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -190,12 +190,12 @@ impl LeakOracle {
         })
     }
 
-    /// The series of metrics, by name and labels, from their exposition as text: `series`. Those of
-    /// the gauges named here count with their value, and so show queue items or bytes.
+    /// Counts the series of metrics, by name and labels, from their exposition as text: `series`.
+    /// The gauges named here count with their value, and so show queue items or bytes.
     ///
-    /// The gauges by which Pilotlight tells of its tasks are `named tasks`, and those of what waits
-    /// for a time are `timers`. A task that [`LeakOracle::tasks`] counts and these do not is none
-    /// that Pilotlight has spawned.
+    /// Pilotlight's gauges of tasks become `named tasks`, and those of pending timers become
+    /// `timers`. A task that [`LeakOracle::tasks`] counts and these do not was not spawned by
+    /// Pilotlight.
     #[must_use]
     pub fn series(
         mut self,
@@ -206,22 +206,22 @@ impl LeakOracle {
         self
     }
 
-    /// The sockets of this process: `sockets`. Other tests in the process have some, too.
+    /// Counts the sockets of this process: `sockets`. Other tests in the process have some too.
     ///
-    /// Linux only; elsewhere there are none.
+    /// Linux only; 0 elsewhere.
     #[must_use]
     pub fn sockets(self) -> Self {
         self.probe("sockets", || one("this process", system::sockets()))
     }
 
-    /// The resident memory of this process in KiB, which is told and never complained of: an
-    /// allocator keeps what it was given. Linux only; elsewhere there is none.
+    /// Reports the resident memory of this process in KiB. It never counts as a leak, since an
+    /// allocator keeps freed memory. Linux only; 0 elsewhere.
     #[must_use]
     pub fn memory(self) -> Self {
         self.report("resident KiB", || one("this process", system::resident_kib()))
     }
 
-    /// What there is now.
+    /// Returns the current counts.
     pub fn measure(&self) -> Measure {
         let all = self.probes.iter().chain(&self.reports);
         let all = all.map(|(sort, probe)| (sort.clone(), probe.measure()));
@@ -229,37 +229,36 @@ impl LeakOracle {
         Measure::of(all.chain(series))
     }
 
-    /// What there is when nothing is going on: what does not change for a while. Where something is
-    /// always going on, the least of what is seen for 2 s.
+    /// Returns the counts of an idle process, once they do not change for a while. For a process
+    /// that is never idle, the least of each count within 2 s.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub async fn baseline(&self) -> Measure {
-        let deadline = Instant::now() + NEVER_CALM;
+        let deadline = Instant::now() + IDLE_TIMEOUT;
         let mut now = self.measure();
         let mut least = now.clone();
         let mut calm = 0;
         while Instant::now() < deadline {
-            time::sleep(LOOK).await;
+            time::sleep(INTERVAL).await;
             let next = self.measure();
             let is_same = next.is_as(&now, |sort| !self.is_report(sort));
             calm = if is_same { calm + 1 } else { 0 };
             least = least.least(&next);
             now = next;
-            if calm == CALM {
+            if calm == IDLE_MEASUREMENTS {
                 return now;
             }
         }
         least
     }
 
-    /// Waits until nothing is more than it was; looks again and again for as long as there is
-    /// patience.
+    /// Waits until no count is above the baseline; repeats the measurement until the time limit.
     ///
     /// # Errors
     ///
-    /// What is still more than it was, and whose it is.
+    /// The counts that are still above the baseline, with their owners.
     ///
     /// # Cancel safety
     ///
@@ -282,7 +281,7 @@ impl LeakOracle {
             if Instant::now() >= deadline {
                 return Err(growth);
             }
-            time::sleep(LOOK).await;
+            time::sleep(INTERVAL).await;
         }
     }
 
@@ -290,11 +289,11 @@ impl LeakOracle {
         self.reports.iter().any(|(report, _)| report == sort)
     }
 
-    /// Asserts that nothing is more than it was, once what has ended is gone.
+    /// Asserts that no count is above the baseline, after resources were released.
     ///
     /// # Panics
     ///
-    /// When something still is: with what, by how much, and whose it is.
+    /// When a count is still above it: with kind, difference and owner.
     pub async fn assert_baseline(&self, baseline: &Measure) {
         if let Err(growth) = self.compare(baseline).await {
             panic!("not back at the baseline after {:?}:\n{growth}", self.patience);
@@ -332,11 +331,11 @@ mod tests {
 
     fn counted(number: &Arc<AtomicU64>) -> impl Fn() -> BTreeMap<String, u64> + use<> {
         let number = Arc::clone(number);
-        move || one("somebody", number.load(Ordering::SeqCst))
+        move || one("owner", number.load(Ordering::SeqCst))
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_has_grown_is_named_with_its_owner() {
+    async fn a_grown_count_is_reported_with_its_owner() {
         let number = Arc::new(AtomicU64::new(2));
         let oracle = LeakOracle::new().probe("things", counted(&number)).memory();
         let baseline = oracle.baseline().await;
@@ -345,7 +344,7 @@ mod tests {
         number.store(3, Ordering::SeqCst);
 
         let grown = oracle.compare(&baseline).await.unwrap_err().to_string();
-        assert!(grown.contains("things of somebody: 3, 2 before"), "{grown}");
+        assert!(grown.contains("things of owner: 3, 2 before"), "{grown}");
         let lenient = oracle.expect_more("things", "some");
         lenient.assert_baseline(&baseline).await;
     }
@@ -355,27 +354,27 @@ mod tests {
         let number = Arc::new(AtomicU64::new(0));
         let oracle = LeakOracle::new().probe("things", counted(&number));
         let rise = async {
-            time::sleep(LOOK * 3).await;
+            time::sleep(INTERVAL * 3).await;
             number.store(4, Ordering::SeqCst);
         };
 
         let (baseline, ()) = tokio::join!(oracle.baseline(), rise);
 
-        assert_eq!(baseline.count("things", "somebody"), 4);
+        assert_eq!(baseline.count("things", "owner"), 4);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn where_it_is_never_calm_the_least_counts() {
+    async fn the_least_counts_in_a_process_that_is_never_idle() {
         let looks = AtomicU64::new(0);
-        let probe = move || one("somebody", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
+        let probe = move || one("owner", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
 
         let baseline = LeakOracle::new().probe("things", probe).baseline().await;
 
-        assert_eq!(baseline.count("things", "somebody"), 3);
+        assert_eq!(baseline.count("things", "owner"), 3);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_goes_in_time_is_not_left_over() {
+    async fn a_resource_that_is_released_in_time_is_not_a_leak() {
         let number = Arc::new(AtomicU64::new(0));
         let oracle = LeakOracle::new().probe("things", counted(&number));
         let baseline = oracle.baseline().await;
@@ -390,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_are_told_by_verb_and_type() {
+    async fn requests_are_counted_by_verb_and_type() {
         use crate::testing::{Action, Rule};
         use http_body_util::Full;
         use kube::client::Body;

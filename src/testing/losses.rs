@@ -1,9 +1,9 @@
-//! What is lost: the loss oracle.
+//! Loss oracle: finds writes and objects that faults have lost.
 //!
-//! A [`Recorder`] watches the server from outside, with a plain client of its own. A workload runs
-//! once without faults and is recorded, then with faults; both times the same must have come of it:
-//! each object created and deleted as often, and the same in the end. What differs between two runs
-//! without faults, such as uids and times, is masked.
+//! A [`Recorder`] watches the server with a separate client. A workload runs once without faults
+//! and is recorded, then with faults. The result must be the same: each object created and deleted
+//! as often, and equal in the end. Values that differ between two runs without faults, such as uids
+//! and times, are masked.
 //!
 //! ```no_run
 //! # use pilotlight::testing::{Mask, Recorder, Recording};
@@ -49,13 +49,13 @@ pub use self::{
 };
 use super::Error;
 
-/// How long a recorder waits until it has seen what a list shows.
+/// Limit for a recorder to see what a list shows.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two attempts at a server that does not answer.
-const BREATH: Duration = Duration::from_millis(50);
+/// Interval between attempts at a server that does not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Records what becomes of objects, as the server tells it. It belongs to the runtime in which it
-/// is made.
+/// Recorder of the changes of objects, from the server's events. It belongs to the runtime that
+/// creates it.
 pub struct Recorder {
     client: Client,
     aliases: Vec<(String, String)>,
@@ -73,7 +73,7 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A recorder that asks through this client, which no fault may touch.
+    /// Creates a recorder with this client, which must not pass through faults.
     pub fn new(client: Client) -> Self {
         Self {
             client,
@@ -85,20 +85,20 @@ impl Recorder {
         }
     }
 
-    /// Writes `to` wherever an object or its name says `from`: for namespaces and API groups that
-    /// are others in every run.
+    /// Replaces `from` by `to` in all objects and names: for namespaces and API groups that differ
+    /// in every run.
     #[must_use]
     pub fn alias(mut self, from: impl Into<String>, to: impl Into<String>) -> Self {
         self.aliases.push((from.into(), to.into()));
         self
     }
 
-    /// Records objects of this type, in one namespace or in all of them. What exists when this
-    /// returns does not count as created.
+    /// Records objects of this type, in one namespace or in all of them. Objects that exist when
+    /// this returns do not count as created.
     ///
     /// # Errors
     ///
-    /// [`Error::Api`] when the server does not let them be listed.
+    /// [`Error::Api`] when the server refuses to list them.
     pub async fn watch(
         &mut self,
         resource: &ApiResource,
@@ -124,13 +124,13 @@ impl Recorder {
         Ok(())
     }
 
-    /// What was recorded so far.
+    /// Returns the recording so far.
     pub fn so_far(&self) -> Recording {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.clone().renamed(&self.aliases)
     }
 
-    /// Waits until this holds of what was recorded so far; it is asked after every event.
+    /// Waits until the condition holds for the recording so far; it is evaluated after every event.
     ///
     /// # Cancel safety
     ///
@@ -138,7 +138,7 @@ impl Recorder {
     pub async fn wait_until(&self, mut condition: impl FnMut(&Recording) -> bool) {
         let mut changes = self.changes.subscribe();
         while !condition(&self.so_far()) {
-            // Never an error: the sender lives as long as this recorder.
+            // The sender lives as long as this recorder, so that an error is impossible.
             changes.changed().await.ok();
         }
     }
@@ -176,22 +176,21 @@ impl Recorder {
     }
 }
 
-/// Lists, also where the server is not ready yet: a type that has just begun to be served answers
-/// 429 for a moment.
+/// Lists objects, with retries while the server is not ready: a new type answers 429 for a moment.
 async fn list(api: &Api<DynamicObject>, what: String) -> Result<ObjectList<DynamicObject>, Error> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         match api.list(&ListParams::default()).await {
             Err(kube::Error::Api(status)) if status.code == 429 && Instant::now() < deadline => {
-                time::sleep(BREATH).await;
+                time::sleep(RETRY_INTERVAL).await;
             }
             listed => return listed.map_err(Error::api(what)),
         }
     }
 }
 
-/// Follows a type until it is aborted. When history is lost, what happened meanwhile is found by
-/// comparing.
+/// Follows a type until it is aborted. After a loss of history the changes since are found by a
+/// comparison.
 async fn record(
     api: Api<DynamicObject>,
     resource: ApiResource,
@@ -205,8 +204,8 @@ async fn record(
     };
     loop {
         let Ok(watch) = api.watch(&WatchParams::default(), &version).await else {
-            time::sleep(BREATH).await;
-            // Too old, perhaps, or the server is restarting.
+            time::sleep(RETRY_INTERVAL).await;
+            // The version may be too old, or the server restarts.
             if let Ok(listed) = api.list(&ListParams::default()).await {
                 change(&|state| state.relisted(&resource, &listed.items));
                 version = listed.metadata.resource_version.unwrap_or_default();

@@ -1,11 +1,11 @@
-//! Runs futures on a thread and a runtime of their own, so that nobody's runtime is blocked by them,
-//! pauses their time or outlives them.
+//! Futures on a separate thread and runtime, so that they neither block the caller's runtime nor
+//! depend on its clock and lifetime.
 
 use std::{future::Future, panic, thread};
 
 use tokio::{runtime, sync::oneshot};
 
-/// Runs the future on a thread of its own and blocks until its end; a panic is passed on.
+/// Runs the future on a separate thread and blocks until its end; a panic is passed on.
 pub(super) fn block_on<T, F>(future: impl FnOnce() -> F + Send) -> T
 where
     T: Send,
@@ -19,11 +19,11 @@ where
     })
 }
 
-/// Runs the future on a thread of its own and waits for its end; a panic is passed on.
+/// Runs the future on a separate thread and waits for its end; a panic is passed on.
 ///
 /// # Cancel safety
 ///
-/// Dropping this future drops the other one soon after; its thread is not waited for.
+/// Dropping this future drops the other one soon after; its thread is not awaited.
 pub(super) async fn run<T, F>(future: impl FnOnce() -> F + Send + 'static) -> T
 where
     T: Send + 'static,
@@ -36,7 +36,7 @@ where
                 output = future() => output,
                 () = sender.closed() => return,
             };
-            // A receiver that has just gone lets the output be dropped here.
+            // A dropped receiver drops the output here.
             drop(sender.send(output));
         });
     });

@@ -1,4 +1,4 @@
-//! One process of the control plane: its log, its readiness, its end.
+//! Process of the control plane: its log, its readiness, its end.
 
 use std::{
     fs::File,
@@ -13,20 +13,20 @@ use tokio::time::{self, Instant};
 
 use super::{Binary, Error};
 
-/// How long a process may take to become ready; a loaded machine is slow, not broken.
+/// Limit for a process to become ready, long enough for a loaded machine.
 const READY_DEADLINE: Duration = Duration::from_secs(90);
-/// Often enough that it adds nothing noticeable to a start of seconds.
+/// Interval between readiness checks, short relative to a start of seconds.
 const READY_INTERVAL: Duration = Duration::from_millis(25);
-/// Shows the fatal line and what led to it.
+/// Length of the log's end in errors, enough for the fatal line and its context.
 const LOG_TAIL_BYTES: u64 = 4096;
 
-/// A running process; killed when dropped.
+/// Running process; killed when dropped.
 #[derive(Debug)]
 pub(super) struct Process {
     part: Binary,
     child: Child,
     log: PathBuf,
-    /// Where this process's part of the log begins: a restarted one appends.
+    /// Offset of this process's part of the log: a restarted one appends.
     log_start: u64,
 }
 
@@ -60,7 +60,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Asks `probe` until it agrees, the process ends or the deadline passes.
+    /// Calls `probe` until it succeeds, the process ends or the deadline passes.
     pub(super) async fn ready(
         &mut self,
         probe: impl AsyncFn() -> Result<(), String>,
@@ -91,14 +91,14 @@ impl Process {
         let (log, start) = (self.log.clone(), self.log_start);
         let probe = async || {
             let log = read_from(&log, start).map_err(|error| error.to_string())?;
-            if log.contains(text) { Ok(()) } else { Err(format!("it has not logged {text:?}")) }
+            if log.contains(text) { Ok(()) } else { Err(format!("not logged yet: {text:?}")) }
         };
         self.ready(probe).await
     }
 
-    /// Kills the process and waits for its end; at once when it has ended already.
+    /// Kills the process and waits for its end; returns at once when it has ended.
     pub(super) fn kill(&mut self) {
-        // Fails only for a process that has ended and been waited for.
+        // It fails only for a process that has ended and was awaited.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -1,4 +1,4 @@
-//! What is shown to people while binaries are built and processes started.
+//! Progress events of builds and process starts.
 
 use std::{
     fmt::{self, Debug, Display, Formatter},
@@ -8,62 +8,63 @@ use std::{
 
 use super::Binary;
 
-/// Receives what happens while a control plane is built and started.
+/// Receiver of the progress of a control plane's build and start.
 ///
-/// Called from a thread of the control plane's own; it must not block for long.
+/// Called from a thread of the control plane; it must not block for long.
 pub trait Progress: Debug + Send + Sync {
-    /// Takes note of one event.
+    /// Reports one event.
     fn report(&self, event: &ProgressEvent);
 }
 
-/// One thing that happened on the way to a control plane. Its `Display` is a line for people.
+/// Event on the way to a control plane. Its `Display` is a line of text for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ProgressEvent {
-    /// Binaries are missing and will be built.
+    /// Build of missing binaries that will begin.
     BuildPlanned {
-        /// What will be built, in this order.
+        /// Binaries that will be built, in this order.
         parts: Vec<Binary>,
     },
-    /// Another process builds the same binaries; reported when the wait begins and every 10 s.
+    /// Wait for another process that builds the same binaries; reported at the begin of the wait
+    /// and every 10 s.
     WaitingForOtherBuild {
-        /// Since the wait began.
+        /// Time since the begin of the wait.
         elapsed: Duration,
     },
-    /// A binary is being built; reported when its build begins and every 10 s.
+    /// Build of a binary; reported at its begin and every 10 s.
     Building {
-        /// What is being built.
+        /// Binary that is built.
         part: Binary,
-        /// Its number, from 1.
+        /// Number of the binary, from 1.
         step: usize,
-        /// How many are built.
+        /// Number of binaries to build.
         of: usize,
-        /// How many Go packages were compiled for it so far.
+        /// Number of Go packages compiled so far.
         packages: usize,
-        /// Since its build began.
+        /// Time since the begin of the build.
         elapsed: Duration,
     },
-    /// A binary is built and in its place.
+    /// Binary that was built and put into the cache.
     Built {
-        /// What was built.
+        /// Binary.
         part: Binary,
-        /// Its number, from 1.
+        /// Number of the binary, from 1.
         step: usize,
-        /// How many are built.
+        /// Number of binaries to build.
         of: usize,
-        /// How long it took.
+        /// Duration of the build.
         took: Duration,
     },
-    /// All that was missing is built.
+    /// End of the whole build.
     BuildFinished {
-        /// How long all of it took.
+        /// Duration of the whole build.
         took: Duration,
     },
-    /// A process is ready.
+    /// Process that is ready.
     Ready {
-        /// Which.
+        /// Binary.
         part: Binary,
-        /// How long it took from its start.
+        /// Time since its start.
         took: Duration,
     },
 }
@@ -105,12 +106,12 @@ pub struct PrintProgress;
 
 impl Progress for PrintProgress {
     fn report(&self, event: &ProgressEvent) {
-        // A closed standard error is no reason to stop building.
+        // A closed standard error is not a reason to stop the build.
         writeln!(io::stderr(), "control plane: {event}").ok();
     }
 }
 
-/// Shows nothing.
+/// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

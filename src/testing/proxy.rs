@@ -1,9 +1,9 @@
-//! The same faults on the real wire: a small proxy on loopback.
+//! Proxy on loopback that applies faults on the real wire.
 //!
-//! It stands between an API server and a manager, or between a manager and a hook, and answers over
-//! HTTP/1.1 and HTTP/2. A request goes on once it has come in whole; answers stream, watches event by
-//! event. The [`Faults`] of the proxy disturb them, and [`WireRule`]s disturb whole connections,
-//! below HTTP.
+//! The proxy is between an API server and a manager, or between a manager and a hook, and speaks
+//! HTTP/1.1 and HTTP/2. A request is passed on once it has arrived completely; answers are
+//! streamed, watches event by event. The [`Faults`] of the proxy disturb them, and [`WireRule`]s
+//! disturb whole connections, below HTTP.
 //!
 //! ```no_run
 //! # use pilotlight::testing::{Action, ControlPlane, Faults, Rule, Verb, proxy::Proxy};
@@ -20,10 +20,10 @@
 //! # }
 //! ```
 //!
-//! What it is not for: upgraded connections (exec, port-forward) do not pass.
+//! Upgraded connections (exec, port-forward) are not supported.
 
 mod connection;
-mod parting;
+mod flush;
 mod wire;
 
 use std::{
@@ -54,26 +54,26 @@ use super::{
     kubeconfig::{Credentials, Endpoint},
 };
 
-/// A proxy that runs until it is stopped or dropped. It belongs to the runtime in which it is made.
+/// Proxy that runs until it is stopped or dropped. It belongs to the runtime that creates it.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    /// Of a proxy that speaks TLS.
+    /// Endpoint, for a proxy with TLS.
     endpoint: Option<Endpoint>,
     wire: Wire,
     open: watch::Receiver<usize>,
-    /// What hyper and the client upstream spawn.
+    /// Tasks that hyper and the upstream client spawn.
     tasks: Tasks,
     stop: CancellationToken,
     accepting: JoinSet<()>,
 }
 
 impl Proxy {
-    /// Passes requests on to the API server of this configuration, with its credentials: whoever
-    /// asks the proxy needs none. A configuration without credentials passes on the bearer tokens
-    /// of those who ask.
+    /// Passes requests on to the API server of this configuration, with its credentials: clients of
+    /// the proxy need none. A configuration without credentials passes on the bearer tokens of its
+    /// clients.
     ///
-    /// The proxy speaks TLS, with an authority of its own that [`config`](Self::config) trusts.
+    /// The proxy uses TLS, with its own authority that [`config`](Self::config) trusts.
     ///
     /// # Errors
     ///
@@ -90,8 +90,8 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Passes requests on to the hook that has this URL; only its scheme, host and port count. The
-    /// proxy speaks plain HTTP.
+    /// Passes requests on to the hook at this URL; only its scheme, host and port count. The proxy
+    /// uses plain HTTP.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl Proxy {
     pub async fn to_hook(url: &Uri, faults: &Faults) -> Result<Self, Error> {
         let mut base = url.clone().into_parts();
         base.path_and_query = Some(http::uri::PathAndQuery::from_static("/"));
-        // One without a scheme is refused by the client, which says why.
+        // The client refuses a URL without a scheme, with a reason.
         let base = Uri::from_parts(base).unwrap_or_default();
         let mut config = Config::new(base);
         config.default_retry = false;
@@ -111,7 +111,7 @@ impl Proxy {
         faults: &Faults,
         acceptor: Option<TlsAcceptor>,
     ) -> Result<Self, Error> {
-        // Who waits for how long is the business of those at either end.
+        // Timeouts are left to both ends.
         config.read_timeout = None;
         config.write_timeout = None;
         let tasks = Tasks::default();
@@ -137,18 +137,18 @@ impl Proxy {
         Ok(Self { address, endpoint: None, wire, open: opened, tasks, stop, accepting })
     }
 
-    /// Where it listens.
+    /// Returns the address of the proxy.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Its base URL, without a slash at the end.
+    /// Returns its base URL, without a slash at the end.
     pub fn url(&self) -> String {
         let scheme = if self.endpoint.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// The configuration of a client that asks through the proxy; kube's own retries are off.
+    /// Returns the configuration of a client through the proxy; kube's own retries are disabled.
     pub fn config(&self) -> Config {
         match &self.endpoint {
             Some(endpoint) => endpoint.config(&Credentials::None),
@@ -156,41 +156,41 @@ impl Proxy {
         }
     }
 
-    /// The content of a kubeconfig file for a process that asks an API server through the proxy;
-    /// empty for one to a hook.
+    /// Returns the content of a kubeconfig file for a process that uses an API server through the
+    /// proxy; empty for a proxy to a hook.
     pub fn kubeconfig(&self) -> String {
         let endpoint = self.endpoint.as_ref();
         endpoint.map(|it| it.kubeconfig("proxied", &Credentials::None)).unwrap_or_default()
     }
 
-    /// Adds a rule about connections behind the others; the first that acts on a connection wins.
+    /// Adds a rule for connections after the others; the first that acts on a connection wins.
     pub fn disturb(&self, rule: WireRule) {
         self.wire.add(rule);
     }
 
-    /// Removes all rules about connections, and resets those that they hold.
+    /// Removes all rules for connections, and resets those that they hold.
     pub fn clear(&self) {
         self.wire.clear();
     }
 
-    /// Resets the connections that are open, and says how many there were.
+    /// Resets the open connections and returns their number.
     pub fn reset_connections(&self) -> usize {
         let open = self.connections();
         self.wire.reset();
         open
     }
 
-    /// The connections to it that are open.
+    /// Returns the number of its open connections.
     pub fn connections(&self) -> usize {
         *self.open.borrow()
     }
 
-    /// Faults of connections that have happened, in order.
+    /// Returns the faults of connections that have happened, in order.
     pub fn fired(&self) -> Vec<WireFault> {
         self.wire.fired()
     }
 
-    /// Waits until a fault of a connection has happened that is none of the first `count`.
+    /// Waits until more than `count` faults of connections have happened.
     ///
     /// # Cancel safety
     ///
@@ -199,11 +199,11 @@ impl Proxy {
         self.wire.fired_more_than(count).await;
     }
 
-    /// Closes the port and all connections, and waits until nothing of the proxy is left.
+    /// Closes the port and all connections, and waits until all tasks of the proxy have ended.
     ///
     /// # Cancel safety
     ///
-    /// Not cancel safe: when dropped, it is as if the proxy were dropped.
+    /// Not cancel safe: dropping the future drops the proxy.
     pub async fn stop(mut self) {
         self.stop.cancel();
         while self.accepting.join_next().await.is_some() {}

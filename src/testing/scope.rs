@@ -1,4 +1,4 @@
-//! What belongs to one test: a namespace, an API group, and the CRDs in it.
+//! Scope of one test: a namespace, an API group, and the CRDs in it.
 
 use std::{future::Future, time::Duration};
 
@@ -15,19 +15,19 @@ use tokio::time;
 
 use super::{CrdBuilder, Error};
 
-/// Generous, since it only bounds a test that fails.
+/// Limit of each wait, long since it only bounds a test that fails.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Leaves room for the suffix in the 63 characters of a namespace.
+/// Length of the name in the namespace, which leaves room for the suffix within 63 characters.
 const NAME_LENGTH: usize = 40;
 
-/// A namespace and an API group of a test's own, and what the test does with CRDs.
+/// Namespace and API group of one test, with operations on CRDs.
 ///
-/// Nothing is removed at its end: the control plane is thrown away.
+/// Its end removes nothing, since the control plane is temporary.
 #[derive(Clone)]
 pub struct TestScope {
-    /// Exists.
+    /// Namespace, which exists.
     pub namespace: String,
-    /// Nothing is installed in it.
+    /// API group, without CRDs at first.
     pub group: String,
     client: Client,
 }
@@ -42,7 +42,7 @@ impl std::fmt::Debug for TestScope {
 }
 
 impl TestScope {
-    /// Creates the namespace, by a client with every right; of a simulated server, for one.
+    /// Creates the namespace by a client with full access, for example of a simulated server.
     ///
     /// # Errors
     ///
@@ -61,12 +61,12 @@ impl TestScope {
         Ok(Self { namespace, group, client })
     }
 
-    /// A client with every right.
+    /// Returns a client with full access.
     pub fn client(&self) -> Client {
         self.client.clone()
     }
 
-    /// The objects of a type: of this namespace, or all of a cluster-scoped type.
+    /// Returns the API of a type: for this namespace, or cluster-wide for a cluster-scoped type.
     pub fn api(&self, crd: &CrdBuilder, version: &str) -> Api<DynamicObject> {
         let resource = crd.api_resource(version);
         if crd.is_namespaced() {
@@ -76,7 +76,7 @@ impl TestScope {
         }
     }
 
-    /// Creates the CRD, and waits for nothing.
+    /// Creates the CRD, without waiting.
     ///
     /// # Errors
     ///
@@ -90,8 +90,8 @@ impl TestScope {
 
     /// Waits until the CRD's condition `Established` is true.
     ///
-    /// Even then the server answers 404 or 429 for some milliseconds, and holds back every create
-    /// for 2 s: see [`wait_served`](Self::wait_served).
+    /// The server may still answer 404 or 429 for some milliseconds, and delays every create for 2
+    /// s: see [`wait_served`](Self::wait_served).
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ impl TestScope {
         self.wait_crd("establishing", crd, conditions::is_crd_established()).await
     }
 
-    /// Waits until a list of the type is answered.
+    /// Waits until a list of the type succeeds.
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ impl TestScope {
         within(format!("serving {version} of {}", crd.name()), served).await
     }
 
-    /// Asks for the CRD's deletion, and waits for nothing.
+    /// Deletes the CRD, without waiting.
     ///
     /// # Errors
     ///
@@ -128,7 +128,7 @@ impl TestScope {
             .map_err(Error::api(format!("deleting CRD {}", crd.name())))
     }
 
-    /// Waits until the CRD's object is gone.
+    /// Waits until the CRD no longer exists.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl TestScope {
         self.wait_crd("removing", crd, gone).await
     }
 
-    /// Begins or ends serving one version.
+    /// Starts or stops serving one version.
     ///
     /// # Errors
     ///
@@ -146,7 +146,7 @@ impl TestScope {
     ///
     /// # Panics
     ///
-    /// When the CRD has no such version.
+    /// When the CRD does not have the version.
     pub async fn set_served(
         &self,
         crd: &CrdBuilder,
@@ -162,7 +162,7 @@ impl TestScope {
             found.unwrap_or_else(|| panic!("CRD {name} has no version {version}")).served = served;
             match crds.replace(&object.name_any(), &PostParams::default(), &object).await {
                 Ok(_) => return Ok(()),
-                // The server writes the CRD's status at the same time.
+                // The server writes the CRD's status concurrently.
                 Err(kube::Error::Api(status)) if status.is_conflict() => {}
                 Err(error) => return Err(Error::api(format!("updating CRD {name}"))(error)),
             }
@@ -196,7 +196,7 @@ async fn within<T>(what: String, future: impl Future<Output = T>) -> Result<T, E
     time::timeout(DEADLINE, future).await.map_err(|_| Error::Timeout { what, waited: DEADLINE })
 }
 
-/// A DNS label that begins with `name`, as far as it can.
+/// Returns a DNS label that begins with as much of `name` as fits.
 fn unique(name: &str) -> String {
     let label: String = name
         .to_lowercase()

@@ -1,10 +1,10 @@
-//! A scripted API server: a service under [`kube::Client::new`], without a socket, that runs under
+//! Simulated API server: a service under [`kube::Client::new`], without a socket, that runs under
 //! tokio's paused time.
 //!
-//! It serves the common built-in types and whatever CRDs are installed, with one resource version
-//! for all, and behaves towards controllers as kube-apiserver, its garbage collector and its
+//! The server serves the common built-in types and the installed CRDs, with one resource version
+//! for all. Towards controllers it behaves as kube-apiserver, the garbage collector and the
 //! namespace controller do: watches with bookmarks, pages that expire, finalizers, generations,
-//! server-side apply, CRDs that come and go, aggregated APIs that fail.
+//! server-side apply, CRDs that are installed and deleted, aggregated APIs that fail.
 //!
 //! ```
 //! # use std::time::Duration;
@@ -29,34 +29,37 @@
 //! # }
 //! ```
 //!
-//! # What is absent
+//! # Absent features
 //!
-//! - Built-in types beyond namespaces, config maps, secrets, services, service accounts, pods, events,
-//!   the types of `apps`, jobs, leases, RBAC, CRDs, APIServices and `SelfSubjectAccessReview`. Nodes,
-//!   volumes and their claims, quotas, endpoints, cron jobs, ingresses, network policies, disruption
-//!   budgets, autoscalers, webhooks and all others answer 404, as types do that are not there.
-//! - Controllers behind built-in types, the garbage collector and the end of namespaces excepted:
+//! - Built-in types beyond namespaces, config maps, secrets, services, service accounts, pods,
+//!   events, the types of `apps`, jobs, leases, RBAC, CRDs, APIServices and
+//!   `SelfSubjectAccessReview`. Nodes, volumes and their claims, quotas, endpoints, cron jobs,
+//!   ingresses, network policies, disruption budgets, autoscalers, webhooks and all others answer
+//!   404, as types do that are not served.
+//! - Controllers of built-in types, except for the garbage collector and the namespace controller:
 //!   no pod ever runs.
-//! - Defaults of built-in types, and validation beyond their metadata, the names of their fields and
-//!   the types of values; empty fields are kept. Schemas of CRDs are checked for types, required fields, enums, minimum and maximum, prune,
-//!   and default what is written; a CRD whose schema says more is refused with 501, and so is one
-//!   with a conversion webhook. Of the rules for CRDs themselves there are only those that the rest rests on.
-//! - Fields that stand twice in one patch: the last one counts, without a warning.
+//! - Defaults of built-in types, and validation beyond their metadata and the strings in config
+//!   maps and secrets; unknown, wrong and empty fields are kept. Schemas of CRDs check types,
+//!   required fields, enums, minimum and maximum; they prune unknown fields and set defaults. A CRD
+//!   with further keywords in its schema, or with a conversion webhook, is refused with 501. CRDs
+//!   themselves are validated only as far as the server depends on it.
+//! - Warnings about duplicate fields in a patch: the last value counts.
 //! - Conversion webhooks, admission webhooks and policies, quotas, priority and fairness.
-//! - Strategic merge of lists, and apply that merges the lists of built-in types by their keys:
-//!   the former is refused, the latter owns such lists as a whole.
-//! - Graceful deletion of pods: they go at once.
-//! - Answers in protobuf, and fields in protobuf that Kubernetes 1.36 does not know; CBOR, YAML and
-//!   tables; aggregated discovery as `v2beta1`, which the real server has removed; OpenAPI beyond what
-//!   kubectl asks before it applies, and thus `kubectl explain`.
-//! - Go's own words for what is wrong with JSON, beyond its early end, and those of its router for
+//! - Strategic merge of lists, which is refused. Apply owns a list of a built-in type as a whole,
+//!   and does not merge it by keys.
+//! - Graceful deletion of pods: they are removed at once.
+//! - Protobuf: a body in protobuf, as `kubectl create configmap` and `kubectl auth can-i` send it,
+//!   is refused with 415. CBOR, YAML and tables; aggregated discovery as `v2beta1`, which the real
+//!   server has removed; OpenAPI beyond the part that kubectl reads before it applies, and thus
+//!   `kubectl explain`.
+//! - The exact messages of Go's JSON decoder, except for unexpected ends, and of its router for
 //!   media types: code and reason are the same, the message is not.
-//! - RBAC objects do nothing: [`SimulatedServer::set_rbac`] says who may do what, and everybody may
-//!   do everything until it does.
-//! - The endpoints of a Service that an APIService names: [`SimulatedServer::set_available`] says
-//!   whether it answers. Until then a Service with the right port has none.
+//! - RBAC objects have no effect: [`SimulatedServer::set_rbac`] sets the access rules. Without
+//!   rules every request is allowed.
+//! - Endpoints of the Service behind an APIService: [`SimulatedServer::set_available`] sets whether
+//!   it answers. Until then a Service with the right port has no endpoints.
 //!
-//! What is asked for and absent is refused with 501 and a sentence.
+//! Requests for absent features are refused with 501 and a sentence.
 
 mod access;
 mod aggregated;
@@ -67,18 +70,17 @@ mod custom;
 mod decode;
 mod delete;
 mod discovery;
-mod fields;
 mod groups;
 mod history;
 mod labels;
 mod managed;
+mod metadata;
 mod names;
 mod namespaces;
 mod naming;
 mod object;
 mod options;
 mod patch;
-mod protobuf;
 mod read;
 mod refusal;
 mod render;

@@ -1,7 +1,7 @@
-//! Ends processes and removes their data when their parent ends, even by `kill -9`.
+//! Supervisor that ends processes and removes their data when their parent ends, even by `kill -9`.
 //!
 //! Two shells read pipes whose other ends only the parent holds. The first leads a process group
-//! that the children join, and kills it at the end of its pipe. The second stands outside of that
+//! that the children join, and kills it at the end of its pipe. The second is outside of that
 //! group, so that it survives to remove the data. A parent-death signal would need unsafe code, and
 //! fires when the spawning *thread* ends.
 
@@ -14,10 +14,11 @@ use std::{
 
 use super::Error;
 
-/// Leads the group; at the end of its input it kills the group, itself included.
+/// Script of the group leader: at the end of its input it kills the group, itself included.
 const LEADER: &str = "trap '' HUP INT TERM; read -r _; kill -KILL 0";
 
-/// At the end of its input it kills group `$1`, then removes `$2`, again while somebody writes there.
+/// Script that at the end of its input kills group `$1`, then removes `$2`, repeatedly while files
+/// are written there.
 const SWEEPER: &str = r#"trap '' HUP INT TERM
 read -r _
 kill -KILL -- "-$1" 2>/dev/null
@@ -29,12 +30,12 @@ while [ $n -lt 100 ]; do
     n=$((n + 1))
 done"#;
 
-/// A process group and a directory that do not outlive this value, nor the process.
+/// Process group and directory that end with this value or with the process.
 #[derive(Debug)]
 pub(super) struct Supervisor {
     leader: Child,
     sweeper: Child,
-    /// Dropped to end the two.
+    /// Pipes, dropped to end the two shells.
     pipes: Option<(ChildStdin, ChildStdin)>,
     group: i32,
     data: PathBuf,
@@ -50,7 +51,7 @@ impl Supervisor {
         let mut sweeper = shell(SWEEPER, &[&group_text, &data_text])?;
         let pipes = leader.stdin.take().zip(sweeper.stdin.take());
         let supervisor = Self { leader, sweeper, pipes, group, data };
-        // Created only now: a parent killed before this line leaves nothing either.
+        // Created only now: a parent that is killed earlier leaves no directory.
         fs::DirBuilder::new()
             .mode(0o700)
             .create(&supervisor.data)
@@ -58,19 +59,19 @@ impl Supervisor {
         Ok(supervisor)
     }
 
-    /// The process group that children must join, for [`CommandExt::process_group`].
+    /// Returns the process group that children must join, for [`CommandExt::process_group`].
     pub(super) fn group(&self) -> i32 {
         self.group
     }
 
-    /// The directory that goes away with this value.
+    /// Returns the directory, which is removed with this value.
     pub(super) fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Kills the group, removes the data and waits for both; at once when called again.
+    /// Kills the group, removes the data and waits for both; returns at once when called again.
     ///
-    /// The children's own entries in the process table are left to whoever spawned them.
+    /// The children's entries in the process table are left to the process that spawned them.
     pub(super) fn end(&mut self) {
         drop(self.pipes.take());
         self.leader.wait().ok();
@@ -84,7 +85,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// Starts a shell that leads a process group of its own, so that no Ctrl-C reaches it.
+/// Starts a shell that leads a separate process group, so that Ctrl-C does not reach it.
 fn shell(script: &str, arguments: &[&str]) -> Result<Child, Error> {
     Command::new("/bin/sh")
         .args(["-c", script, "pilotlight-supervisor"])

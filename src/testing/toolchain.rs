@@ -1,4 +1,4 @@
-//! Builds the control plane's binaries with the Go toolchain, from the pinned module in
+//! Build of the control plane's binaries with the Go toolchain, from the pinned module in
 //! `tests/controlplane`.
 
 use std::{
@@ -23,17 +23,17 @@ use super::{
     supervisor::Supervisor,
 };
 
-/// Part of this crate, so that users of `cargo install` have them.
+/// Go module, included in the crate for users of `cargo install`.
 const GO_MOD: &str = include_str!("../../tests/controlplane/go.mod");
 const GO_SUM: &str = include_str!("../../tests/controlplane/go.sum");
-/// What `go.mod` asks for.
+/// Go version in `go.mod`.
 const GO_VERSION: &str = "1.26";
 
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Shows the errors of a failed build, which come last.
+/// Number of lines from a failed build's output, whose errors are last.
 const OUTPUT_TAIL_LINES: usize = 30;
-/// Build directories are removed at the end of their build; a lost machine leaves them.
+/// Prefix of build directories, which are removed after their build unless the machine fails.
 const BUILD_DIRECTORY_PREFIX: &str = "build-";
 
 /// The `go` command.
@@ -43,17 +43,19 @@ pub(super) struct Toolchain {
 }
 
 impl Default for Toolchain {
-    /// The one on the PATH.
+    /// The `go` on the PATH.
     fn default() -> Self {
         Self { go: PathBuf::from("go") }
     }
 }
 
 impl Toolchain {
-    /// Builds `parts` into the directory `target`, each of them aside first and then renamed.
+    /// Builds `parts` into the directory `target`; each one is built in a separate directory, then
+    /// renamed.
     ///
-    /// A file lock keeps two processes from building the same: the later one waits, then takes what the
-    /// earlier one built. The system drops the lock with its process, however that ends.
+    /// A file lock prevents two processes from building the same: the later one waits, then uses
+    /// the earlier one's binaries. The system releases the lock when its process ends, even if it
+    /// is killed.
     pub(super) async fn build(
         &self,
         target: &Path,
@@ -116,18 +118,18 @@ async fn lock(path: &Path, progress: &dyn Progress) -> Result<File, Error> {
     }
 }
 
-/// Called with the lock held, so that nobody builds there.
+/// Removes directories of dead builds. Called with the lock held, so that no build is running.
 fn remove_stale_builds(target: &Path) {
     let Ok(entries) = fs::read_dir(target) else { return };
     for entry in entries.flatten() {
         if entry.file_name().to_string_lossy().starts_with(BUILD_DIRECTORY_PREFIX) {
-            // What cannot be removed only takes room.
+            // A failure only leaves the disk space in use.
             fs::remove_dir_all(entry.path()).ok();
         }
     }
 }
 
-/// The build of one binary.
+/// Build of one binary.
 #[derive(Clone, Copy)]
 struct Step<'a> {
     go: &'a Path,
@@ -150,7 +152,7 @@ impl Step<'_> {
             .spawn()
             .map_err(|source| no_go(source, missing))?;
         let mut go = Go(child);
-        let output = Output::read(go.0.stderr.take().expect("it was asked for"));
+        let output = Output::read(go.0.stderr.take().expect("standard error is piped"));
         let mut next_report = start;
         let status = loop {
             let ended = go.0.try_wait().map_err(Error::io("waiting for go"))?;
@@ -177,18 +179,18 @@ impl Step<'_> {
     }
 }
 
-/// A running `go`, killed when its build is dropped; the supervisor kills what it started.
+/// Running `go`, killed when its build is dropped; the supervisor kills its children.
 struct Go(Child);
 
 impl Drop for Go {
     fn drop(&mut self) {
-        // Fails only for a process that has ended and been waited for.
+        // It fails only for a process that has ended and was awaited.
         self.0.kill().ok();
         self.0.wait().ok();
     }
 }
 
-/// `-v` prints each package as it is compiled, which is the progress.
+/// Returns the build command; `-v` prints each compiled package, which is the progress.
 fn go_build(go: &Path, part: Binary, directory: &Path) -> Command {
     let mut command = Command::new(go);
     command
@@ -214,7 +216,8 @@ fn package(part: Binary) -> &'static str {
     }
 }
 
-/// Without its version stamped, the server calls itself v0.0.0-master and emulates the wrong one.
+/// Returns the linker flags that set the version; without it the server reports v0.0.0-master and
+/// emulates a wrong version.
 fn link_flags(part: Binary) -> String {
     let strip = "-s -w";
     if part == Binary::Etcd {
@@ -242,7 +245,7 @@ fn no_go(source: io::Error, missing: &[Binary]) -> Error {
     Error::NoGo { missing: missing.join(", "), wanted: GO_VERSION }
 }
 
-/// Reads what `go build -v` prints.
+/// Reader of the output of `go build -v`.
 struct Output {
     packages: Arc<AtomicUsize>,
     reader: JoinHandle<VecDeque<String>>,
@@ -295,7 +298,7 @@ mod tests {
 
     const BOTH: &[Binary] = &[Binary::Etcd, Binary::KubeApiserver];
 
-    /// A toolchain that notes each call in the file `calls`; `$out` is where its binary belongs.
+    /// Toolchain that logs each call in the file `calls`; `$out` is the path of its binary.
     fn toolchain(directory: &Path, script: &str) -> Toolchain {
         let go = directory.join("go");
         let calls = directory.join("calls");
@@ -335,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failed_build_tells_what_go_said_and_keeps_what_was_finished() {
+    async fn a_failed_build_reports_the_output_of_go_and_keeps_finished_binaries() {
         let directory = tempfile::tempdir().unwrap();
         let fails = format!(
             "[ $out = etcd ] || {{ echo half > $out; echo no: disk >&2; exit 1; }}; {GOOD}"
@@ -407,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_told_from_messages() {
+    fn packages_are_distinguished_from_messages() {
         assert!(is_package("k8s.io/api/core/v1"));
         assert!(!is_package("go: downloading k8s.io/api v0.36.3"));
         assert!(!is_package("main.go:3:8: no required module provides package x"));

@@ -1,4 +1,5 @@
-//! The same requests to both servers. Where they disagree, the simulation is wrong.
+//! Differential tests: the same requests to both servers. Where they differ, the simulation is
+//! wrong.
 
 mod aggregated;
 mod apply;
@@ -46,8 +47,8 @@ async fn agree(name: &str, steps: Vec<Step>) {
     assert!(wrong.is_empty(), "the servers disagree:\n{wrong}");
 }
 
-/// As [`agree`], on a control plane of its own: what it asks of depends on what else goes on there,
-/// or went on before. `test` is the test's name in its file.
+/// Compares both servers as [`agree`] does, on a separate control plane, since the answers depend
+/// on other requests to it. `test` is the test's name in its file.
 async fn agree_alone(test: &str, name: &str, steps: Vec<Step>) {
     alone(&format!("simulated::differential::{test}"), agree(name, steps)).await;
 }
@@ -96,7 +97,7 @@ fn crd() -> Value {
     })
 }
 
-/// A served type, past the hold of creates.
+/// Prepends the creation of a served type, past the delay of creates.
 fn with_widgets(steps: Vec<Step>) -> Vec<Step> {
     let mut all = vec![
         post(CRDS, crd()).brief(),

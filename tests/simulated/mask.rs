@@ -1,12 +1,12 @@
-//! What no two servers share.
+//! Mask of values that differ between any two servers.
 
 use serde_json::Value;
 
-/// Takes away what differs between any two servers.
+/// Removes the values that differ between any two servers.
 pub(crate) fn mask(value: &mut Value) {
     if let Some(fields) = value.as_object_mut() {
         fields.remove("managedFields");
-        // A digest that nobody but the storage migrator reads.
+        // Digest for the storage migrator only.
         fields.remove("storageVersionHash");
         for (name, value) in fields.iter_mut() {
             match (name.as_str(), value.as_str()) {
@@ -20,7 +20,7 @@ pub(crate) fn mask(value: &mut Value) {
                 _ => mask(value),
             }
         }
-        // A null says as much as nothing.
+        // A null is equal to a missing field.
         fields.retain(|_, value| !value.is_null());
     }
     for item in value.as_array_mut().into_iter().flatten() {
@@ -28,14 +28,14 @@ pub(crate) fn mask(value: &mut Value) {
     }
 }
 
-/// Without uids and versions.
+/// Removes uids and versions from a text.
 fn without_numbers(text: &str) -> String {
     let is_word = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     let mut shown = String::new();
     for part in text.split_inclusive(|letter| !is_word(letter)) {
         let word = part.trim_end_matches(|letter| !is_word(letter));
         let is_uid = word.len() == 36 && word.matches('-').count() == 4;
-        // The seconds of a time have its zone behind them.
+        // The seconds of a time are followed by its zone.
         let digits = word.strip_suffix('Z').unwrap_or(word);
         let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
         let time = word.len() > 6 && word.starts_with("20") && word.contains('-');

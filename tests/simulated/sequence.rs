@@ -1,4 +1,4 @@
-//! Requests in a row, and what a server answered to each, without what no two servers share.
+//! Sequences of requests, and a server's masked answers to them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,7 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 use super::{mask::mask, side::Side};
 use crate::rig::PATIENCE;
 
-/// One thing to do. Paths and bodies may name `$group`, `$ns`, and `$version.x`, `$uid.x` and
+/// Step of a sequence. Paths and bodies may contain `$group`, `$ns`, and `$version.x`, `$uid.x` and
 /// `$continue.x` of an answer that was kept as `x`.
 #[derive(Clone, Debug)]
 pub(crate) struct Step {
@@ -20,26 +20,24 @@ pub(crate) struct Step {
     path: String,
     kind: &'static str,
     body: Value,
-    /// Sent instead, as they are.
-    bytes: Vec<u8>,
     accept: &'static str,
     user: &'static str,
     keep: Option<&'static str>,
     then: Then,
-    /// Which part of the body is compared.
+    /// Compared part of the body.
     part: Part,
 }
 
-/// Takes out of a body what is compared; the text is the group of the test.
+/// Function that selects the compared part of a body; the text is the group of the test.
 pub(crate) type Choice = fn(Value, &str) -> Value;
 
-/// Judges a body; the text is the group of the test.
+/// Predicate for a body; the text is the group of the test.
 pub(crate) type Wanted = fn(&Value, &str) -> bool;
 
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Whole,
-    /// Code and reason only: the bodies differ for a reason that is known.
+    /// Code and reason only, for bodies that differ for a known reason.
     Reason,
     Chosen(Choice),
 }
@@ -47,30 +45,30 @@ enum Part {
 #[derive(Clone, Debug)]
 enum Then {
     Compare,
-    /// Repeats the request until it answers this code.
+    /// Repeats the request until it is answered with this code.
     Until(u16),
-    /// Repeats the request until its answer is as wanted, and compares that.
+    /// Repeats the request until the predicate holds for its answer, and compares that.
     Settled(Wanted),
     /// Reads the events of a watch until the server ends it.
     Events,
     /// Begins a watch, which is read later.
     Open(&'static str),
-    /// Reads the watch that was begun under this name until the server ends it.
+    /// Reads the watch of this name until the server ends it.
     End(&'static str),
-    /// Replaces what the user without rights may do.
+    /// Replaces the rights of the restricted user.
     Grant(Vec<Right>),
-    /// Lets time pass.
+    /// Waits for this time.
     Wait(Duration),
 }
 
-/// Some verbs on some types of one group.
+/// Right to some verbs on some types of one group.
 #[derive(Clone, Debug)]
 pub(crate) struct Right {
     pub(crate) verbs: Vec<&'static str>,
-    /// With `$group`.
+    /// Group, which may contain `$group`.
     pub(crate) group: &'static str,
     pub(crate) resources: Vec<&'static str>,
-    /// In the namespace of the test alone.
+    /// True to limit the right to the namespace of the test.
     pub(crate) namespaced: bool,
 }
 
@@ -85,7 +83,6 @@ fn step(method: &'static str, path: &str, kind: &'static str, body: Value) -> St
         path: path.to_owned(),
         kind,
         body,
-        bytes: Vec::new(),
         accept: "",
         user: "",
         keep: None,
@@ -114,7 +111,7 @@ pub(crate) fn delete(path: &str, body: Value) -> Step {
     step("DELETE", path, "application/json", body)
 }
 
-/// A watch of 2 s.
+/// Begins a watch of 2 s and reads it.
 pub(crate) fn events(path: &str) -> Step {
     Step { then: Then::Events, ..get(&watching(path, 2)) }
 }
@@ -169,17 +166,12 @@ impl Step {
         Self { accept, ..self }
     }
 
-    /// In the name of a user who has no rights but those that were granted.
+    /// Sends the request as a user with only the granted rights.
     pub(crate) fn by(self, user: &'static str) -> Self {
         Self { user, ..self }
     }
 
-    /// A body that is no JSON.
-    pub(crate) fn bytes(self, kind: &'static str, bytes: Vec<u8>) -> Self {
-        Self { kind, bytes, ..self }
-    }
-
-    /// The same body in another format.
+    /// Sends the same body with another content type.
     pub(crate) fn kind(self, kind: &'static str) -> Self {
         Self { kind, ..self }
     }
@@ -195,13 +187,13 @@ impl Step {
     }
 }
 
-/// What a sequence remembers.
+/// Names and watches that a sequence keeps.
 struct Memory {
     names: BTreeMap<String, String>,
     watches: BTreeMap<&'static str, Body>,
 }
 
-/// Does all of it; what is to be compared, step by step.
+/// Runs all steps and returns the compared parts of their answers.
 pub(crate) async fn play(side: &Side, steps: &[Step]) -> Vec<Value> {
     let names = BTreeMap::from([
         ("$group".to_owned(), side.group.clone()),
@@ -217,7 +209,7 @@ pub(crate) async fn play(side: &Side, steps: &[Step]) -> Vec<Value> {
 
 impl Memory {
     fn filled(&self, text: &str) -> String {
-        // The longer name first: one may begin with another.
+        // The longer name first, since a name may be a prefix of another.
         let names = self.names.iter().rev();
         names.fold(text.to_owned(), |text, (name, value)| text.replace(name, value))
     }
@@ -244,7 +236,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
             return Value::Null;
         }
         Then::End(name) => {
-            let body = memory.watches.remove(name).expect("it was begun under this name");
+            let body = memory.watches.remove(name).expect("a watch was begun under this name");
             return events_of(body).await;
         }
         Then::Compare | Then::Until(_) | Then::Settled(_) | Then::Events | Then::Open(_) => {}
@@ -275,7 +267,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
         let wanted = match step.then {
             Then::Until(wanted) => code == wanted,
             Then::Settled(wanted) => wanted(&body, &side.group),
-            // A type that has just begun to be served answers 429.
+            // A new type answers 429 at first.
             Then::Compare
             | Then::Events
             | Then::Open(_)
@@ -301,7 +293,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
         }
         mask(&mut body);
         let mut shown = json!({ "code": code, "body": body });
-        tell_headers(step, &head.headers, &mut shown);
+        add_headers(step, &head.headers, &mut shown);
         return shown;
     }
 }
@@ -309,7 +301,7 @@ async fn one(side: &Side, step: &Step, memory: &mut Memory) -> Value {
 fn request(step: &Step, memory: &Memory) -> Request<Body> {
     let body = match &step.body {
         Value::Null => String::new(),
-        // Not JSON, and not meant to be.
+        // Text that is not valid JSON on purpose.
         Value::String(text) => text.clone(),
         body @ (Value::Bool(_) | Value::Number(_) | Value::Array(_) | Value::Object(_)) => {
             body.to_string()
@@ -323,14 +315,10 @@ fn request(step: &Step, memory: &Memory) -> Request<Body> {
     if !step.accept.is_empty() {
         request = request.header(header::ACCEPT, step.accept);
     }
-    let bytes = match step.bytes.as_slice() {
-        [] => memory.filled(&body).into_bytes(),
-        bytes => bytes.to_vec(),
-    };
-    request.body(Body::from(bytes)).unwrap()
+    request.body(Body::from(memory.filled(&body).into_bytes())).unwrap()
 }
 
-fn tell_headers(step: &Step, headers: &HeaderMap, shown: &mut Value) {
+fn add_headers(step: &Step, headers: &HeaderMap, shown: &mut Value) {
     let texts = |name| -> Vec<&str> {
         headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).collect()
     };
@@ -356,9 +344,9 @@ async fn events_of(body: Body) -> Value {
         mask(&mut event);
         event
     });
-    // Bookmarks come when they come, but for the one that ends the beginning.
-    let is_told = |event: &Value| {
+    // Bookmarks arrive at any time, except for the one that ends the initial events.
+    let is_compared = |event: &Value| {
         event["type"] != "BOOKMARK" || !event["object"]["metadata"]["annotations"].is_null()
     };
-    events.filter(is_told).collect()
+    events.filter(is_compared).collect()
 }

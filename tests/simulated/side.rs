@@ -1,4 +1,4 @@
-//! One of the two servers that are compared, with a user of every right and one of none.
+//! One of the two compared servers, with a user of full access and a restricted one.
 
 use kube::{
     Api, Client, Config,
@@ -20,13 +20,13 @@ pub(crate) struct Side {
     pub(crate) namespace: String,
     admin: Client,
     alice: Client,
-    /// As the server knows her.
+    /// User name on the server.
     user: String,
     pub(crate) script: Option<SimulatedServer>,
 }
 
 impl Side {
-    /// The real server and the simulated one, each with the same namespace.
+    /// Creates the real server and the simulated one, each with the same namespace.
     pub(crate) async fn both(name: &str) -> (Self, Self) {
         let plane = ControlPlane::shared();
         let TestScope { namespace, group, .. } = &plane.scope(name).await.unwrap();
@@ -60,11 +60,11 @@ impl Side {
         match user {
             "" => &self.admin,
             "alice" => &self.alice,
-            other => panic!("nobody is called {other}"),
+            other => panic!("unknown user {other}"),
         }
     }
 
-    /// Gives the user without rights these, and takes all others.
+    /// Replaces the rights of the restricted user.
     pub(crate) async fn grant(&self, rights: &[Right]) {
         match &self.script {
             Some(server) => server.set_rbac(self.rules(rights)),
@@ -78,7 +78,7 @@ impl Side {
     }
 
     fn rules(&self, rights: &[Right]) -> Vec<AccessRule> {
-        // What every authenticated user may do: `system:discovery` and `system:basic-user`.
+        // Rights of every authenticated user: `system:discovery` and `system:basic-user`.
         let paths = [
             "/api",
             "/api/*",

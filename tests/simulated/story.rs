@@ -35,7 +35,7 @@ async fn until(
     timeout(PATIENCE, seen).await.unwrap_or_else(|_| panic!("{what}: not in time"))
 }
 
-/// Who watches when no type is wanted but those that say what types there are.
+/// Open watches when no other type is required: those of CRDs and APIServices.
 fn watching_types() -> BTreeMap<String, usize> {
     let types =
         ["apiservices.apiregistration.k8s.io", "customresourcedefinitions.apiextensions.k8s.io"];
@@ -77,7 +77,7 @@ async fn a_controller_lives_and_dies_with_its_type_on_the_simulated_server() {
         let created = server.apply(gear).unwrap();
         let seen = recorder.saw("gear", round).await;
         assert_eq!(seen.uid.as_deref(), created["metadata"]["uid"].as_str());
-        // It lists first, and then watches.
+        // The informer lists first, and then watches.
         let watched =
             |server: &SimulatedServer| server.open_watches().get("widgets.story.test") == Some(&1);
         timeout(PATIENCE, server.wait_until(watched)).await.unwrap();

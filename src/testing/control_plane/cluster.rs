@@ -1,4 +1,4 @@
-//! The processes and files behind a control plane.
+//! Processes and files of a control plane.
 
 use std::{
     env,
@@ -21,22 +21,23 @@ use crate::testing::{
     supervisor::Supervisor,
 };
 
-/// A port found free was taken by somebody else so many times.
+/// Number of attempts to start with free ports, since another process may take one first.
 const PORT_RACES: usize = 5;
-/// Until the port of a killed API server is free again.
+/// Number of attempts to restart on the port of a killed API server.
 const RESTART_RACES: usize = 50;
-/// What etcd logs when it serves.
+/// Log text of etcd once it serves.
 const ETCD_READY: &str = "ready to serve client requests";
-/// Those who may do everything.
+/// Groups with full access.
 const MASTERS: &[&str] = &["system:masters"];
 
-/// What a control plane consists of; whoever drops it ends it.
+/// Parts of a control plane, which end when it is dropped.
 #[derive(Debug)]
 pub(super) struct Cluster {
-    /// Before the supervisor, so that children are killed and awaited before their data goes.
+    /// Declared before the supervisor, so that children are killed and awaited before their data is
+    /// removed.
     processes: Mutex<Vec<Process>>,
     supervisor: Mutex<Supervisor>,
-    /// One start or stop of the API server at a time.
+    /// Lock that allows one start or stop of the API server at a time.
     pub(super) lifecycle: tokio::sync::Mutex<()>,
     options: ControlPlaneOptions,
     paths: Paths,
@@ -78,7 +79,7 @@ impl Cluster {
         retry_port_races(PORT_RACES, start).await
     }
 
-    /// Everything but the processes.
+    /// Creates everything except the processes.
     fn prepare(options: ControlPlaneOptions, paths: Paths) -> Result<Self, Error> {
         let name = format!("pilotlight-{}-{:08x}", process::id(), fastrand::u32(..));
         let supervisor = Supervisor::start(env::temp_dir().join(name))?;
@@ -111,14 +112,14 @@ impl Cluster {
 
     async fn start_processes(&self) -> Result<(), Error> {
         let etcd = flags::etcd(&self.paths.etcd, &self.files, self.ports);
-        // A connection would be no proof: somebody else may have taken the port.
+        // A connection would prove nothing: another process may have taken the port.
         let ready = async |etcd: &mut Process| etcd.logged(ETCD_READY).await;
         self.run(Binary::Etcd, etcd, ready).await?;
         self.start_api_server().await?;
         self.start_controller_manager().await
     }
 
-    /// Does nothing where there is to be none.
+    /// Starts the controller manager, if it is enabled.
     async fn start_controller_manager(&self) -> Result<(), Error> {
         let Some(binary) = &self.paths.controller_manager else { return Ok(()) };
         let identity = self.authority.user("system:kube-controller-manager", MASTERS)?;
@@ -157,7 +158,7 @@ impl Cluster {
         retry_port_races(RESTART_RACES, async || self.start_api_server().await).await
     }
 
-    /// Kills the controller manager, if there is one, and starts it again.
+    /// Kills the controller manager, if it is enabled, and starts it again.
     pub(super) async fn restart_controller_manager(&self) -> Result<(), Error> {
         self.kill(Binary::KubeControllerManager);
         retry_port_races(RESTART_RACES, async || self.start_controller_manager().await).await
@@ -179,7 +180,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Kills that process, if it runs, and waits for its end.
+    /// Kills a process, if it runs, and waits for its end.
     pub(super) fn kill(&self, part: Binary) {
         self.processes().retain_mut(|process| {
             let keep = process.part() != part;
@@ -190,7 +191,7 @@ impl Cluster {
         });
     }
 
-    /// Ends all processes and removes the data; at once when called again.
+    /// Ends all processes and removes the data; returns at once when called again.
     pub(super) fn end(&self) {
         self.processes().clear();
         self.supervisor().end();
@@ -227,6 +228,6 @@ async fn healthy(client: &Client, path: &str) -> Result<(), String> {
 }
 
 pub(super) async fn get(client: &Client, path: &str) -> Result<(), Error> {
-    let request = Request::get(path).body(Vec::new()).expect("the path is a path");
+    let request = Request::get(path).body(Vec::new()).expect("a path is a valid URI");
     client.request_text(request).await.map(drop).map_err(Error::api(format!("getting {path}")))
 }

@@ -1,4 +1,4 @@
-//! What is done to a request, and to its answer.
+//! Actions on a request and its answer.
 
 use std::{
     fmt::{self, Debug, Formatter},
@@ -13,113 +13,113 @@ use serde_json::{Value, json};
 
 use super::text;
 
-/// What happens to a request.
+/// Action on a request.
 ///
-/// All but [`Edit`](Self::Edit) are data: as JSON or YAML they are written `hang`,
-/// `{delay: 150ms}`, `{cut: {afterBytes: 100}}`.
+/// All but [`Edit`](Self::Edit) are data: as JSON or YAML they are written `hang`, `{delay:
+/// 150ms}`, `{cut: {afterBytes: 100}}`.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[non_exhaustive]
 pub enum Action {
-    /// It is sent that much later.
+    /// Sends the request after this delay.
     Delay(#[serde(with = "text::duration")] Duration),
-    /// It is answered with this, and not sent.
+    /// Answers with this, and does not send the request.
     Reply(Reply),
-    /// It is answered by the server, but the connection breaks after so many bytes of the body.
+    /// Breaks the connection after so many bytes of the body.
     Cut {
-        /// How many bytes pass.
+        /// Number of bytes that pass.
         after_bytes: usize,
     },
-    /// It is answered by the server, but the body ends cleanly after so many bytes.
+    /// Ends the body cleanly after so many bytes.
     End {
-        /// How many bytes pass.
+        /// Number of bytes that pass.
         after_bytes: usize,
     },
-    /// It is answered by the server, but after so many bytes of the body nothing comes any more.
+    /// Stalls the body after so many bytes.
     Stall {
-        /// How many bytes pass.
+        /// Number of bytes that pass.
         after_bytes: usize,
     },
-    /// It is answered by the server, but the body comes so slowly.
+    /// Slows the body down.
     Drip {
-        /// How many bytes come at once.
+        /// Number of bytes that arrive at once.
         bytes: usize,
-        /// How long it takes until the next ones come.
+        /// Time between two parts.
         #[serde(with = "text::duration")]
         every: Duration,
     },
-    /// Of a watch: one event comes once more, right after a later one or after itself.
+    /// Repeats one event of a watch, directly after itself or after a later one.
     Repeat {
-        /// Which one, counted from 1.
+        /// Number of the event, from 1.
         event: usize,
-        /// After which one it comes again.
+        /// Number of the event after which it is repeated.
         after: usize,
     },
-    /// It is answered by the server, but with bytes that mean nothing.
+    /// Replaces the answer, or a line of it, by invalid bytes.
     Garbage {
-        /// The line that they stand instead of, counted from 1: of a watch, an event. Without it
-        /// they are the whole body.
+        /// Number of the replaced line, from 1: of a watch, an event. Without it the whole body is
+        /// replaced.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         line: Option<usize>,
-        /// The bytes.
+        /// Invalid bytes.
         #[serde(with = "text::bytes")]
         bytes: Bytes,
     },
-    /// Of a watch: nothing comes until an event of another type has passed since. Events of two
-    /// types so change their order.
+    /// Holds a watch until an event of another type has passed since, which changes the order of
+    /// events of two types.
     Behind {
-        /// The other type's group; empty for the core group.
+        /// Group of the other type; empty for the core group.
         #[serde(default)]
         group: String,
-        /// The other type's plural name.
+        /// Plural name of the other type.
         resource: String,
-        /// Nothing is held longer than that.
+        /// Limit of the delay.
         #[serde(with = "text::duration")]
         at_most: Duration,
     },
-    /// It is answered with what the server said to the first such request that this rule matched:
-    /// an old list, an old object. Requests that the rule matches and leaves alone, by
-    /// [`skip`](super::Rule::skip), are such; one that has no predecessor passes.
+    /// Answers with the server's answer to the first such request that this rule matched: an old
+    /// list, an old object. Requests that the rule matches and passes, by
+    /// [`skip`](super::Rule::skip), count as such. A request without a predecessor passes.
     Stale,
-    /// Of a list of groups, discovery: what is missing from it, and what is marked as stale.
+    /// Removes groups from discovery, or marks them as stale.
     Partial {
-        /// Groups that are missing.
+        /// Groups that are removed.
         #[serde(default)]
         missing: Vec<String>,
-        /// Groups whose versions are marked as stale; aggregated discovery has such a mark.
+        /// Groups whose versions are marked as stale, in aggregated discovery.
         #[serde(default)]
         stale: Vec<String>,
     },
-    /// It is sent only when this rule is removed.
+    /// Sends the request when this rule is removed.
     Hang,
-    /// It is sent, and its answer is passed on only when this rule is removed.
+    /// Sends the request, and passes the answer on when this rule is removed.
     Withhold,
-    /// It is sent, and its answer is lost: the connection breaks before the head arrives.
+    /// Sends the request, and breaks the connection before the head of the answer arrives.
     Lose,
-    /// It is sent, and answered with this whatever the server says: a gateway lost patience.
+    /// Sends the request, and replaces the answer, as a gateway does after a timeout.
     Instead(Reply),
-    /// It fails with this message, as if the connection were refused.
+    /// Fails with this message, as if the connection were refused.
     Fail(String),
-    /// It is answered by the server, and this changes the body, which must be JSON and finite.
+    /// Changes the body of the answer, which must be JSON and finite.
     #[serde(skip)]
     Edit(Edit),
 }
 
-/// Changes the JSON of an answer.
+/// Function that changes the JSON of an answer.
 pub(super) type Edit = Arc<dyn Fn(&mut Value) + Send + Sync>;
 
 impl Action {
-    /// An [`Action::Edit`].
+    /// Returns an [`Action::Edit`].
     pub fn edit(edit: impl Fn(&mut Value) + Send + Sync + 'static) -> Self {
         Self::Edit(Arc::new(edit))
     }
 
-    /// An [`Action::Repeat`]: the event of this number, counted from 1, comes twice.
+    /// Returns an [`Action::Repeat`] that repeats the event of this number, from 1, directly.
     pub fn duplicate(event: usize) -> Self {
         Self::Repeat { event, after: event }
     }
 
-    /// What it is called in rules and in the log.
+    /// Returns its name in rules and in the log.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Delay(_) => "delay",
@@ -147,27 +147,27 @@ impl Debug for Action {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match serde_json::to_string(self) {
             Ok(data) => f.write_str(&data),
-            // Code is no data.
+            // Code cannot be serialized.
             Err(_) => f.write_str(self.word()),
         }
     }
 }
 
-/// An answer that the server did not give.
+/// Answer that replaces the server's.
 ///
-/// As data: `{code: 429, reason: TooManyRequests, message: later, retryAfter: 1}` is a failure as
-/// the API server words it, `{code: 404, contentType: text/plain, body: no}` is any other.
+/// As data: `{code: 429, reason: TooManyRequests, message: later, retryAfter: 1}` is a failure in
+/// the form of the API server, `{code: 404, contentType: text/plain, body: no}` is any other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", from = "Written")]
 pub struct Reply {
-    /// The HTTP status; one that is none becomes 500.
+    /// HTTP status code; an invalid one becomes 500.
     pub code: u16,
-    /// `application/json`, `text/plain`.
+    /// Content type: `application/json`, `text/plain`.
     pub content_type: String,
-    /// Seconds of the `Retry-After` header.
+    /// Seconds in the `Retry-After` header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retry_after: Option<u64>,
-    /// The body.
+    /// Body.
     #[serde(with = "text::bytes")]
     pub body: Bytes,
 }
@@ -200,7 +200,7 @@ impl From<Written> for Reply {
 }
 
 impl Reply {
-    /// A failure as the API server words it: a `Status` object.
+    /// Creates a failure in the form of the API server: a `Status` object.
     pub fn status(code: u16, reason: &str, message: &str) -> Self {
         let status = json!({
             "kind": "Status",
@@ -214,13 +214,13 @@ impl Reply {
         Self { code, ..Self::json(&status) }
     }
 
-    /// A failure that is no `Status` object, such as the plain 404 of a path that nobody serves.
+    /// Creates a failure without a `Status` object, such as the plain 404 of an unknown path.
     pub fn text(code: u16, body: impl Into<Bytes>) -> Self {
         let content_type = "text/plain; charset=utf-8".to_owned();
         Self { code, content_type, retry_after: None, body: body.into() }
     }
 
-    /// A success with this body.
+    /// Creates a success with this body.
     pub fn json(body: &Value) -> Self {
         let content_type = "application/json".to_owned();
         Self { code: 200, content_type, retry_after: None, body: body.to_string().into() }
@@ -238,10 +238,10 @@ impl Reply {
     }
 }
 
-/// Leaves groups out of discovery and marks others as stale; whether there were any.
+/// Removes groups from discovery and marks others as stale; returns true if any was found.
 pub(super) fn make_partial(discovery: &mut Value, missing: &[String], stale: &[String]) -> bool {
     let mut changed = false;
-    // `items` of aggregated discovery, `groups` of the other.
+    // Aggregated discovery has `items`, the other form has `groups`.
     for list in ["items", "groups"] {
         let Some(groups) = discovery.get_mut(list).and_then(Value::as_array_mut) else { continue };
         let name = |group: &Value| match group.pointer("/metadata/name") {

@@ -1,4 +1,4 @@
-//! The body of an answer that may be disturbed.
+//! Body of an answer that may be disturbed.
 
 use std::{
     collections::VecDeque,
@@ -21,26 +21,26 @@ use super::{
     effect::{Effect, Piece},
 };
 
-/// What a disturbed service answers with.
+/// Response body of a service with faults.
 pub struct FaultBody {
     inner: UnsyncBoxBody<Bytes, BoxError>,
     effect: Effect,
-    /// What the effect has made of the bytes that came.
+    /// Pieces that the effect has made of the received bytes.
     pieces: VecDeque<Piece>,
     pause: Option<Pin<Box<Sleep>>>,
-    /// The first bytes that came, until another event has passed.
+    /// First received bytes, held until another event has passed.
     held: Hold,
-    /// Cut from outside.
+    /// Signal of a cut from outside.
     cut: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
     begun: bool,
-    /// The answer itself is at its end.
+    /// True once the answer itself has ended.
     finished: bool,
     ended: bool,
-    /// Says that the request is open.
+    /// Guard of the open request.
     open: Option<OpenGuard>,
 }
 
-/// Waits for something, from the first byte on.
+/// Wait that begins with the first byte.
 pub(super) enum Hold {
     None,
     Armed(Box<dyn FnOnce() -> Waiting + Send>),
@@ -78,7 +78,7 @@ impl FaultBody {
         }
     }
 
-    /// A body that is there already.
+    /// Returns a complete body.
     pub(super) fn full(bytes: Bytes) -> Self {
         Self {
             inner: Full::new(bytes).map_err(Into::into).boxed_unsync(),
@@ -160,8 +160,7 @@ impl Body for FaultBody {
                 Some(Piece::End) => return this.end(None),
                 Some(Piece::Break) => return this.end(Some(broken())),
                 Some(Piece::Stall) => {
-                    // Put back, so that it is still so when the reader asks again: only a cut from
-                    // outside ends it.
+                    // Put back for the next poll: only a cut from outside ends it.
                     this.pieces.push_front(Piece::Stall);
                     return Poll::Pending;
                 }

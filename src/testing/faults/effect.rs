@@ -1,4 +1,4 @@
-//! What a fault does to the bytes of an answer: decided here, carried out by the body.
+//! Effect of a fault on the bytes of an answer: decided here, carried out by the body.
 
 use std::{mem, time::Duration};
 
@@ -6,27 +6,27 @@ use bytes::{Bytes, BytesMut};
 
 use super::Action;
 
-/// What the reader gets next.
+/// Next item for the reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Data(Bytes),
-    /// Nothing for that long.
+    /// Pause of this length.
     Pause(Duration),
-    /// Nothing any more, and no end.
+    /// Stall without an end.
     Stall,
-    /// The end, as if it were the answer's own.
+    /// Clean end, as of the answer itself.
     End,
-    /// The connection breaks.
+    /// Broken connection.
     Break,
-    /// From here on the fault has happened.
+    /// Marker from which on the fault has happened.
     Happened,
 }
 
-/// Turns the bytes that come into the pieces that go.
+/// Function from received bytes to delivered pieces.
 #[derive(Debug)]
 pub(super) enum Effect {
     None,
-    /// So many bytes, then these.
+    /// Passes so many bytes, then these pieces.
     Limit {
         left: usize,
         then: Vec<Piece>,
@@ -37,17 +37,17 @@ pub(super) enum Effect {
         begun: bool,
     },
     Lines(Lines),
-    /// These bytes, and nothing of the answer.
+    /// Delivers these bytes in place of the answer.
     Instead(Bytes),
 }
 
-/// Changes a line of many.
+/// Change of one line.
 #[derive(Debug)]
 pub(super) struct Lines {
     change: Change,
-    /// Complete lines so far.
+    /// Number of complete lines so far.
     count: usize,
-    /// The beginning of a line.
+    /// Begin of an incomplete line.
     partial: BytesMut,
     kept: Option<Bytes>,
 }
@@ -59,7 +59,7 @@ enum Change {
 }
 
 impl Effect {
-    /// What stalls does so for at most so long.
+    /// Creates the effect of an action; a stall lasts `at_most` this long.
     pub(super) fn of(action: &Action, at_most: Option<Duration>) -> Self {
         let limit = |left: usize, then: &[Piece]| Self::Limit { left, then: then.to_vec() };
         let lines =
@@ -95,17 +95,17 @@ impl Effect {
         }
     }
 
-    /// Whether an answer may pass with the length that it says it has.
+    /// Returns true if the answer may keep its declared length.
     pub(super) fn keeps_length(&self) -> bool {
         match self {
             Self::None | Self::Drip { .. } => true,
-            // With the length that was promised, an early end would look like a cut.
+            // With the declared length, an early end would look like a cut.
             Self::Limit { then, .. } => then.as_slice() != [Piece::End],
             Self::Lines(_) | Self::Instead(_) => false,
         }
     }
 
-    /// Before the first byte.
+    /// Returns the pieces before the first byte.
     pub(super) fn begin(&mut self) -> Vec<Piece> {
         match self {
             Self::Limit { left: 0, then } => [&[Piece::Happened], then.as_slice()].concat(),
@@ -117,7 +117,7 @@ impl Effect {
         }
     }
 
-    /// Some bytes came.
+    /// Returns the pieces for received bytes.
     pub(super) fn feed(&mut self, mut data: Bytes) -> Vec<Piece> {
         match self {
             Self::None | Self::Instead(_) => vec![Piece::Data(data)],
@@ -147,7 +147,7 @@ impl Effect {
         }
     }
 
-    /// The answer has come to its own end.
+    /// Returns the pieces at the end of the answer.
     pub(super) fn finish(&mut self) -> Vec<Piece> {
         match self {
             Self::Lines(lines) if !lines.partial.is_empty() => {
@@ -205,8 +205,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// What a reader sees of these chunks, in a word: bytes as they are, `~` for a pause, `…` for
-    /// nothing any more, `.` for an end, `!` for a break, `*` where the fault has happened.
+    /// Compares the reader's view of these chunks, as text: bytes as they are, `~` for a pause, `…`
+    /// for a stall, `.` for an end, `!` for a break, `*` where the fault has happened.
     #[track_caller]
     fn check(action: Action, chunks: &[&str], expected: &str) {
         let mut effect = Effect::of(&action, None);
@@ -238,7 +238,7 @@ mod tests {
         check(Action::Cut { after_bytes: 2 }, &["abc"], "ab*!");
         check(Action::Cut { after_bytes: 4 }, &["abc", "def"], "abcd*!");
         check(Action::Cut { after_bytes: 3 }, &["abc"], "abc*!");
-        // One that is shorter is left alone.
+        // A shorter body is left unchanged.
         check(Action::Cut { after_bytes: 4 }, &["abc"], "abc");
         check(Action::End { after_bytes: 1 }, &["abc"], "a*.");
         check(Action::Stall { after_bytes: 1 }, &["abc"], "a*…");
@@ -265,7 +265,7 @@ mod tests {
         check(Action::duplicate(1), &["a\nb\n"], "a\n*a\nb\n");
         check(Action::duplicate(2), &["a\nb", "b\nc\n"], "a\nbb\n*bb\nc\n");
         check(Action::Repeat { event: 1, after: 3 }, &["a\nb\nc\nd\n"], "a\nb\nc\n*a\nd\n");
-        // Too few events, and one that would come before it came.
+        // Too few events, and a repetition before the event itself.
         check(Action::Repeat { event: 1, after: 3 }, &["a\nb\n"], "a\nb\n");
         check(Action::Repeat { event: 2, after: 1 }, &["a\nb\n"], "a\nb\n");
         check(Action::duplicate(1), &["without an end"], "without an end");

@@ -1,6 +1,6 @@
-//! Numbers that are the same for the same seed, in every version of every dependency.
+//! Pseudorandom numbers that depend on the seed alone, in every version of every dependency.
 
-/// A number of a sequence, by its place (SplitMix64).
+/// Returns one number of a sequence by its index (SplitMix64).
 pub(super) fn mix(seed: u64, place: u64) -> u64 {
     let step = 0x9e37_79b9_7f4a_7c15_u64;
     let mut state = seed.wrapping_add(step.wrapping_mul(place.wrapping_add(1)));
@@ -9,7 +9,7 @@ pub(super) fn mix(seed: u64, place: u64) -> u64 {
     state ^ (state >> 31)
 }
 
-/// Such a sequence.
+/// Sequence of such numbers.
 #[derive(Debug)]
 pub(super) struct Sequence {
     seed: u64,
@@ -21,7 +21,7 @@ impl Sequence {
         Self { seed, place: 0 }
     }
 
-    /// Below `end`; 0 when that is 0.
+    /// Returns a number below `end`; 0 when that is 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         self.place += 1;
         let number = mix(self.seed, self.place) % (end.max(1) as u64);

@@ -1,17 +1,17 @@
-//! What a request asks for, in the words of the API server.
+//! Attributes of a request, in the terms of the API server.
 
 use http::{Method, Uri};
 use serde::{Deserialize, Serialize};
 
-/// A Kubernetes verb.
+/// Kubernetes verb.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verb {
-    /// One object; also whatever is read and is no resource, such as discovery.
+    /// Read of one object, or of a path without a type, such as discovery.
     Get,
-    /// Many objects.
+    /// Read of many objects.
     List,
-    /// Changes, as they happen.
+    /// Stream of changes.
     Watch,
     /// `POST`.
     Create,
@@ -19,45 +19,45 @@ pub enum Verb {
     Update,
     /// `PATCH`, server-side apply included.
     Patch,
-    /// One object.
+    /// Deletion of one object.
     Delete,
-    /// Many objects.
+    /// Deletion of many objects.
     DeleteCollection,
     /// Any other HTTP method.
     Other,
 }
 
 impl Verb {
-    /// Those that change what the server holds.
+    /// Verbs that change objects.
     pub const MUTATING: [Self; 5] =
         [Self::Create, Self::Update, Self::Patch, Self::Delete, Self::DeleteCollection];
 }
 
-/// A request, taken apart as the API server's `RequestInfo` does.
+/// Attributes of a request, as the API server's `RequestInfo` has them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestInfo {
-    /// What is asked.
+    /// Verb of the request.
     pub verb: Verb,
-    /// The path.
+    /// Path of the URL.
     pub path: String,
-    /// The query without its question mark; empty when there is none.
+    /// Query without its question mark; empty without a query.
     pub query: String,
-    /// The group; empty for the core group.
+    /// Group; empty for the core group.
     pub group: String,
-    /// The version of the group.
+    /// Version of the group.
     pub version: String,
-    /// The plural name of the type; empty for what is no resource, such as discovery.
+    /// Plural name of the type; empty for a path without a type, such as discovery.
     pub resource: String,
-    /// The namespace; empty for all of them and for what has none.
+    /// Namespace; empty for all of them and for cluster-scoped types.
     pub namespace: String,
-    /// The object's name; empty for many.
+    /// Name of the object; empty for many.
     pub name: String,
-    /// `status`, `scale` and the like; empty for the object itself.
+    /// Subresource, such as `status` or `scale`; empty for the object itself.
     pub subresource: String,
 }
 
 impl RequestInfo {
-    /// Takes a request apart.
+    /// Parses method and URI.
     pub fn new(method: &Method, uri: &Uri) -> Self {
         let query = uri.query().unwrap_or_default();
         let mut info = Self {
@@ -97,7 +97,7 @@ impl RequestInfo {
         parts.next().unwrap_or_default().clone_into(&mut self.version);
         let rest: Vec<_> = parts.collect();
         let rest = match *rest.as_slice() {
-            // Below a namespace, unless it is the namespace itself that is meant.
+            // A path below a namespace, unless the namespace itself is addressed.
             ["namespaces", namespace, resource, ..]
                 if !matches!(resource, "status" | "finalize") =>
             {

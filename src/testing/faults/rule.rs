@@ -1,4 +1,4 @@
-//! Which requests are disturbed.
+//! Rules: selection of the requests to disturb.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Action, RequestInfo, Verb, random, text};
 
-/// Disturbs the requests that it matches: all of them, unless it is narrowed down.
+/// Rule that disturbs the requests it matches: all of them, until it is restricted.
 ///
 /// ```
 /// # use pilotlight::testing::{Action, Reply, Rule, Verb};
-/// // The second and third watch of widgets are told that their history is gone.
+/// // The second and third watch of widgets find their history expired.
 /// let rule = Rule::new(Action::Reply(Reply::status(410, "Expired", "too old")))
 ///     .verb(Verb::Watch)
 ///     .resource("x.test", "widgets")
@@ -18,7 +18,7 @@ use super::{Action, RequestInfo, Verb, random, text};
 ///     .times(2);
 /// ```
 ///
-/// A rule is data, too, unless its action is [`Action::Edit`]. The same in YAML:
+/// A rule is data too, unless its action is [`Action::Edit`]. The same in YAML:
 ///
 /// ```yaml
 /// action:
@@ -66,7 +66,7 @@ pub struct Rule {
     pub(super) at_most: Option<Duration>,
 }
 
-/// Chooses among requests by their number: the same ones for the same seed.
+/// Random choice among requests by their number, which depends on the seed alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Chance {
@@ -80,7 +80,7 @@ fn is_zero(number: &usize) -> bool {
 }
 
 impl Rule {
-    /// A rule that matches every request.
+    /// Creates a rule that matches every request.
     pub fn new(action: Action) -> Self {
         Self {
             action,
@@ -102,117 +102,119 @@ impl Rule {
         }
     }
 
-    /// What it does.
+    /// Returns the action.
     pub fn action(&self) -> &Action {
         &self.action
     }
 
-    /// Only this verb; called again, that one too.
+    /// Restricts the rule to this verb; a further call adds one.
     pub fn verb(mut self, verb: Verb) -> Self {
         self.verbs.push(verb);
         self
     }
 
-    /// Only requests that change something.
+    /// Restricts the rule to writes.
     pub fn mutating(mut self) -> Self {
         self.verbs.extend(Verb::MUTATING);
         self
     }
 
-    /// Only paths that contain this.
+    /// Restricts the rule to paths that contain this text.
     pub fn path_contains(mut self, part: impl Into<String>) -> Self {
         self.path_contains = Some(part.into());
         self
     }
 
-    /// Only paths that do not contain this.
+    /// Restricts the rule to paths that do not contain this text.
     pub fn path_not_contains(mut self, part: impl Into<String>) -> Self {
         self.path_not_contains = Some(part.into());
         self
     }
 
-    /// Only this path.
+    /// Restricts the rule to this path.
     pub fn path_is(mut self, path: impl Into<String>) -> Self {
         self.path = Some(path.into());
         self
     }
 
-    /// Only queries that contain this, as it stands in the URI.
+    /// Restricts the rule to queries that contain this text, as encoded in the URI.
     pub fn query_contains(mut self, part: impl Into<String>) -> Self {
         self.query_contains = Some(part.into());
         self
     }
 
-    /// Only this type, in any version.
+    /// Restricts the rule to this type, in any version.
     pub fn resource(mut self, group: impl Into<String>, plural: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self.resource = Some(plural.into());
         self
     }
 
-    /// Only this group, its discovery too; empty for the core group.
+    /// Restricts the rule to this group, including its discovery; empty for the core group.
     pub fn group(mut self, group: impl Into<String>) -> Self {
         self.group = Some(group.into());
         self
     }
 
-    /// Only this subresource; empty for objects themselves.
+    /// Restricts the rule to this subresource; empty for objects themselves.
     pub fn subresource(mut self, subresource: impl Into<String>) -> Self {
         self.subresource = Some(subresource.into());
         self
     }
 
-    /// Only this namespace; empty for requests about all of them or about what has none.
+    /// Restricts the rule to this namespace; empty for requests across all of them and for
+    /// cluster-scoped types.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = Some(namespace.into());
         self
     }
 
-    /// Only the object of this name; a creation tells its name to nobody but the server.
+    /// Restricts the rule to the object of this name. A create has its name only in the body, and
+    /// does not match.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Leaves the first so many matching requests alone.
+    /// Passes the first so many matching requests.
     pub fn skip(mut self, count: usize) -> Self {
         self.skip = count;
         self
     }
 
-    /// Disturbs so many requests at most.
+    /// Disturbs at most so many requests.
     pub fn times(mut self, count: usize) -> Self {
         self.times = Some(count);
         self
     }
 
-    /// Disturbs the matching request of this number only, counted from 1.
+    /// Disturbs only the matching request of this number, from 1.
     pub fn nth(self, number: usize) -> Self {
         self.skip(number.saturating_sub(1)).times(1)
     }
 
-    /// Of the requests that are not skipped, disturbs the first and then each of that distance.
+    /// Disturbs the first of the requests that are not skipped, then each at this distance.
     pub fn every(mut self, distance: usize) -> Self {
         self.every = Some(distance);
         self
     }
 
-    /// Of the requests left, disturbs about so many in a thousand. Which ones is a matter of their
-    /// number and of the seed alone.
+    /// Disturbs about so many in a thousand of the remaining requests. The choice depends on their
+    /// numbers and the seed alone.
     pub fn chance(mut self, per_mille: u16, seed: u64) -> Self {
         self.chance = Some(Chance { per_mille, seed });
         self
     }
 
-    /// What it holds it lets go after that long, though it is still there: a request that
-    /// [hangs](Action::Hang) is sent, an answer that is [withheld](Action::Withhold) is passed on,
-    /// and the connection of a body that [stalls](Action::Stall) breaks.
+    /// Limits the time for which the rule holds anything: then a request that [hangs](Action::Hang)
+    /// is sent, an answer that is [withheld](Action::Withhold) is passed on, and the connection of
+    /// a body that [stalls](Action::Stall) breaks.
     pub fn at_most(mut self, long: Duration) -> Self {
         self.at_most = Some(long);
         self
     }
 
-    /// Whether it is about such a request.
+    /// Returns true if the rule matches such a request.
     pub fn matches(&self, request: &RequestInfo) -> bool {
         let is = |wanted: &Option<String>, found: &String| {
             wanted.as_ref().is_none_or(|wanted| wanted == found)
@@ -232,7 +234,7 @@ impl Rule {
             && is(&self.name, &request.name)
     }
 
-    /// Whether it acts on the match of this number, counted from 0.
+    /// Returns true if the rule acts on the match of this number, from 0.
     pub fn acts_on(&self, number: usize) -> bool {
         let Some(number) = number.checked_sub(self.skip) else { return false };
         let every = self.every.unwrap_or(1).max(1);
@@ -311,12 +313,12 @@ mod tests {
             &["/api/v1/namespaces/a/pods/w"],
             &["/api/v1/namespaces/a/events/e"],
         );
-        // A whole path is not the beginning of another.
+        // A whole path does not match as a prefix.
         check(hang().path_is("/api"), &["/api?timeout=1s"], &["/apis", "/api/v1"]);
     }
 
     #[test]
-    fn mutating_requests_are_told_from_the_others() {
+    fn mutating_verbs_are_recognised() {
         let rule = hang().mutating();
 
         assert!(!rule.matches(&info(&Method::GET, "/api/v1/pods")));

@@ -1,4 +1,4 @@
-//! Faults that nobody thought of: drawn at random, and the same ones for the same seed.
+//! Random schedules of faults, equal for equal seeds.
 
 use std::{fmt, time::Duration};
 
@@ -6,25 +6,25 @@ use serde::{Deserialize, Serialize};
 
 use super::{Action, Faults, Reply, Rule, RuleId, Verb, random::Sequence};
 
-/// What random faults are drawn from.
+/// Parameters of a random schedule.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// How many rules there are; 10.
+    /// Number of rules; 10.
     pub rules: usize,
-    /// Each acts on one of the first so many requests that it matches; 20.
+    /// Range of the request number: each rule acts on one of its first so many matches; 20.
     pub within: usize,
-    /// What is done.
+    /// Kinds of faults.
     pub faults: Vec<Fault>,
-    /// To which verbs; all that the API server knows.
+    /// Disturbed verbs; all that the API server knows.
     pub verbs: Vec<Verb>,
-    /// To which types, as group and plural; any when empty.
+    /// Disturbed types, as group and plural; any when empty.
     pub types: Vec<(String, String)>,
-    /// The longest that something is delayed; 200 ms.
+    /// Longest delay; 200 ms.
     pub longest: Duration,
-    /// The longest that a request hangs, an answer is withheld, a body stalls or the events of a
-    /// type are kept back; 10 s.
+    /// Longest time for which a request hangs, an answer is withheld, a body stalls or the events
+    /// of a type are held; 10 s.
     pub hold: Duration,
-    /// Bytes pass before a cut, up to so many; 4096.
+    /// Largest number of bytes before a cut; 4096.
     pub bytes: usize,
 }
 
@@ -51,49 +51,49 @@ impl Default for Profile {
     }
 }
 
-/// A sort of fault.
+/// Kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The request is sent later.
+    /// Delay before the request is sent.
     Delay,
-    /// 429 with `Retry-After`, 500, 503 or 504 instead of an answer.
+    /// Answer 429 with `Retry-After`, 500, 503 or 504, without sending the request.
     Refuse,
-    /// The connection is refused.
+    /// Refused connection.
     Fail,
-    /// The request is carried out, and nobody hears of it.
+    /// Request that is carried out, with its answer lost.
     Lose,
-    /// The connection breaks within the body.
+    /// Broken connection within the body.
     Cut,
-    /// The body ends early.
+    /// Early end of the body.
     End,
-    /// The body comes in small parts.
+    /// Body in small parts.
     Drip,
-    /// Of a watch: an event comes twice, or once more.
+    /// Repeated event of a watch.
     Repeat,
-    /// Of a watch: an event makes no sense. Of anything else: the body.
+    /// Invalid event of a watch. For other verbs: an invalid body.
     Garbage,
-    /// Of a watch: 410, its history is gone. Left out for other verbs.
+    /// 410 in a watch, for an expired history. Omitted for other verbs.
     Expire,
-    /// In the middle of the body nothing comes any more, and in the end the connection breaks.
+    /// Stall within the body, followed by a broken connection.
     Stall,
-    /// The request is sent only after a while: longer than a [`Delay`](Self::Delay), than its sender
-    /// has patience for perhaps.
+    /// Request that is sent only after the hold: longer than a [`Delay`](Self::Delay), and perhaps
+    /// than its sender's timeout.
     Hang,
-    /// The request is carried out at once, and its answer comes only after a while.
+    /// Request that is carried out at once, with its answer withheld for the hold.
     Withhold,
-    /// Of a list or a get: an old answer comes again, as of a server that is behind. Left out for
-    /// other verbs, which no server answers so.
+    /// Old answer to a list or a get, as from a server that lags behind. Omitted for other verbs,
+    /// which no server answers so.
     Stale,
-    /// Of a watch: its events come only behind those of another of the [types](Profile::types), or
-    /// after a while. Left out for other verbs.
+    /// Events of a watch that are held until those of another of the [types](Profile::types), or
+    /// for the hold. Omitted for other verbs.
     Behind,
-    /// Discovery lacks the group of one of the [types](Profile::types), or marks it as stale.
+    /// Discovery that omits the group of one of the [types](Profile::types), or marks it as stale.
     Partial,
 }
 
 impl Fault {
-    /// Those that pass by themselves.
+    /// Faults that end by themselves.
     pub const PASSING: [Self; 16] = [
         Self::Delay,
         Self::Refuse,
@@ -166,7 +166,7 @@ impl Fault {
         }
     }
 
-    /// How long a rule of it holds anything.
+    /// Limit of the time for which its rule holds anything.
     fn at_most(self, profile: &Profile, draw: &mut Sequence) -> Option<Duration> {
         let most = usize::try_from(profile.hold.as_millis()).unwrap_or(usize::MAX);
         match self {
@@ -190,10 +190,10 @@ impl Fault {
     }
 }
 
-/// Rules drawn at random.
+/// Schedule of random rules.
 ///
-/// A schedule is a function of its seed and its profile alone, and each rule acts on the request
-/// of one number: what happens to the third patch of a type does not depend on the clock.
+/// A schedule depends on its seed and its profile alone, and each rule acts on the request of one
+/// number. The outcome for the third patch of a type does not depend on the clock.
 ///
 /// ```
 /// # use pilotlight::testing::{Faults, Profile, Schedule};
@@ -209,14 +209,14 @@ impl Fault {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// What it was drawn from.
+    /// Seed.
     pub seed: u64,
-    /// What it does.
+    /// Rules.
     pub rules: Vec<Rule>,
 }
 
 impl Schedule {
-    /// The schedule of this seed.
+    /// Creates the schedule of a seed.
     pub fn random(seed: u64, profile: &Profile) -> Self {
         let mut draw = Sequence::new(seed);
         let rules = (0..profile.rules)
@@ -229,11 +229,11 @@ impl Schedule {
                 }
                 let number = 1 + draw.below(profile.within);
                 if fault == Fault::Partial {
-                    // It is asked for rarely.
+                    // Discovery is requested rarely.
                     let rule = rule.path_is("/apis").nth(1 + number % 3);
                     return Some(rule);
                 }
-                // The first answer is no old one.
+                // The first answer cannot be an old one.
                 let first = usize::from(fault == Fault::Stale);
                 let rule = rule.verb(verb).nth(first + number);
                 Some(match draw.one_of(&profile.types) {
@@ -246,7 +246,7 @@ impl Schedule {
     }
 }
 
-/// Rules are equal when their data is.
+/// Rules are compared by their data.
 impl PartialEq for Schedule {
     fn eq(&self, other: &Self) -> bool {
         self.seed == other.seed && format!("{:?}", self.rules) == format!("{:?}", other.rules)
@@ -266,8 +266,8 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// A schedule's rules are in force until this is dropped. When that is because of a panic, the
-/// seed and the faults that have happened are printed.
+/// Handle of a schedule whose rules apply until it is dropped. If a panic drops it, the seed and
+/// the faults that have happened are printed.
 #[derive(Debug)]
 #[must_use = "its rules are removed when it is dropped"]
 pub struct Playing {
@@ -282,14 +282,14 @@ impl Playing {
         Self { faults, schedule, ids }
     }
 
-    /// How many of its faults have happened.
+    /// Returns the number of its faults that have happened.
     pub fn fired(&self) -> usize {
         self.faults.fired().iter().filter(|fired| self.ids.contains(&fired.rule)).count()
     }
 }
 
 impl Drop for Playing {
-    #[expect(clippy::print_stderr, reason = "whoever reads a failed test needs the seed")]
+    #[expect(clippy::print_stderr, reason = "the reader of a failed test needs the seed")]
     fn drop(&mut self) {
         for id in &self.ids {
             self.faults.remove(*id);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_held_is_held_for_a_while_and_not_longer() {
+    fn every_hold_has_a_limit() {
         let hold = Duration::from_millis(40);
         let profile = Profile { rules: 500, hold, ..Profile::default() };
 
@@ -362,10 +362,10 @@ mod tests {
         assert!(Schedule::random(1, &profile).rules.is_empty());
     }
 
-    /// The seed of a test in a process of its own, which fails on purpose.
+    /// Seed for a test in a separate process, which fails on purpose.
     const FAILS: &str = "PILOTLIGHT_FAILS_WITH_SEED";
 
-    /// What a failed test has printed: its schedule, and what has happened.
+    /// Returns the output of a failed test: its schedule, and the faults that have happened.
     fn printed_by_a_failure(seed: u64) -> String {
         let name = module_path!().split_once("::").map_or("", |(_, path)| path).to_owned();
         let test = std::process::Command::new(std::env::current_exe().unwrap())
@@ -373,8 +373,8 @@ mod tests {
             .env(FAILS, seed.to_string())
             .output()
             .unwrap();
-        assert!(!test.status.success(), "it fails on purpose");
-        // As the harness shows it of a test that has failed.
+        assert!(!test.status.success(), "the test fails on purpose");
+        // Output of a failed test, as the harness prints it.
         let shown = String::from_utf8([test.stdout, test.stderr].concat()).unwrap();
         let begin = shown.find("faults were drawn from").unwrap_or_else(|| panic!("{shown}"));
         let lines = shown[begin..].lines();
@@ -400,7 +400,7 @@ mod tests {
         assert_ne!(printed_by_a_failure(seed + 1), printed);
     }
 
-    /// Asks for things until faults have happened, and fails.
+    /// Sends requests until faults have happened, and fails.
     fn fail_with(schedule: &Schedule) {
         use bytes::Bytes;
         use http_body_util::{BodyExt, Full};
@@ -427,7 +427,7 @@ mod tests {
                     drop(answer.into_body().collect().await);
                 }
             }
-            panic!("as this test wants it");
+            panic!("expected by this test");
         });
     }
 

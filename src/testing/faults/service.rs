@@ -1,4 +1,4 @@
-//! Puts faults in front of a service.
+//! Tower layer and service that apply faults.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use super::{
     body::Hold, effect::Effect,
 };
 
-/// Puts [`Faults`] in front of a service.
+/// Layer that puts [`Faults`] in front of a service.
 #[derive(Clone, Debug)]
 pub struct FaultLayer {
     faults: Faults,
@@ -39,10 +39,10 @@ impl<S> Layer<S> for FaultLayer {
     }
 }
 
-/// A service with [`Faults`] in front.
+/// Service with [`Faults`] in front.
 #[derive(Debug)]
 pub struct FaultService<S> {
-    /// Called only once a request is let through, and kube's own service cannot be cloned.
+    /// Locked only once a request is admitted, since kube's own service cannot be cloned.
     inner: Arc<Mutex<S>>,
     faults: Faults,
 }
@@ -225,7 +225,7 @@ mod tests {
 
     type Answer = Result<Response<FaultBody>, BoxError>;
 
-    /// Asks a server whose every answer is the same JSON.
+    /// Sends a request to a server whose every answer is the same JSON.
     fn get(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
         let server = tower::service_fn(async |_| {
             let body = Full::new(Bytes::from_static(br#"{"items":[1,2,3]}"#));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hanging_request_goes_on_when_its_rule_is_removed() {
+    async fn a_hanging_request_resumes_when_its_rule_is_removed() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Hang));
         let mut request = pin!(get(&faults, "/api/v1/pods"));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_rule_holds_for_at_most_so_long_goes_on_by_itself() {
+    async fn a_held_request_resumes_at_the_limit_of_its_rule() {
         let (faults, long) = (Faults::default(), Duration::from_secs(60));
         for action in [Action::Hang, Action::Withhold] {
             let rule = faults.add(Rule::new(action).at_most(long));
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!((faults.hits(first), faults.hits(second)), (1, 1));
     }
 
-    /// Asks a server that counts its requests, and answers a watch with three events.
+    /// Sends a request to a server that counts its requests, and answers a watch with three events.
     fn ask(faults: &Faults, uri: &str) -> impl Future<Output = Answer> + use<> {
         let count = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(faults.seen().len()));
         let server = tower::service_fn(move |request: Request<Body>| {
@@ -381,7 +381,7 @@ mod tests {
 
         assert_eq!(list("/api/v1/pods").await, "0");
         assert_eq!(list("/api/v1/pods?resourceVersion=5").await, "0", "{:?}", faults.fired());
-        // There is no old one of these.
+        // No older answer exists for these.
         assert_eq!(list("/api/v1/nodes").await, "2");
         assert_eq!(faults.fired().len(), 1);
         faults.remove(rule);
@@ -394,7 +394,7 @@ mod tests {
         let rule = faults.add(Rule::new(Action::Cut { after_bytes: 3 }).every(2));
         faults.add(Rule::new(Action::duplicate(2)).verb(Verb::Watch));
 
-        // Too short to be cut.
+        // The body is too short to be cut.
         body(ask(&faults, "/api/v1/pods").await).await.unwrap();
         assert_eq!((faults.hits(rule), faults.fired().len()), (1, 0));
         let twice = body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
@@ -478,7 +478,7 @@ mod tests {
         let start = time::Instant::now();
         assert_eq!(pods.await.unwrap(), "a\nb\nc\n");
         assert_eq!(start.elapsed(), Duration::ZERO);
-        // What nothing overtakes goes on.
+        // Without such an event the held ones resume.
         body(ask(&faults, "/api/v1/pods?watch=1").await).await.unwrap();
         assert_eq!(start.elapsed(), at_most);
     }

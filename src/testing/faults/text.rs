@@ -1,6 +1,6 @@
-//! How durations and bytes are written in rules that are data.
+//! Text forms of durations and bytes, in rules that are data.
 
-/// `150ms`, `2s`, `1m30s`: whole milliseconds.
+/// Duration as text: `150ms`, `2s`, `1m30s`, in whole milliseconds.
 pub(super) mod duration {
     use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(super) mod duration {
     ) -> Result<Duration, D::Error> {
         let text = String::deserialize(deserializer)?;
         let duration = duration::parse(text.trim()).map_err(D::Error::custom)?;
-        // What is written has no smaller parts, and would not be what was read.
+        // The text has no smaller unit, and would not be read back as the same value.
         if duration.subsec_nanos().is_multiple_of(1_000_000) {
             Ok(duration)
         } else {
@@ -29,7 +29,7 @@ pub(super) mod duration {
     }
 }
 
-/// The same, or nothing.
+/// Optional duration.
 pub(super) mod maybe_duration {
     use std::time::Duration;
 
@@ -52,7 +52,7 @@ pub(super) mod maybe_duration {
     }
 }
 
-/// Bytes as text; what is no UTF-8 is written with replacement characters.
+/// Bytes as text; invalid UTF-8 is written with replacement characters.
 pub(super) mod bytes {
     use bytes::Bytes;
     use serde::{Deserialize, Deserializer, Serializer};

@@ -1,26 +1,26 @@
-//! What was counted, and how two counts differ.
+//! Counts of resources, and the difference of two measurements.
 
 use std::{collections::BTreeMap, fmt};
 
-/// How many things there are, by their sort and their owner.
+/// Number of resources by kind and owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Measure(BTreeMap<String, BTreeMap<String, u64>>);
 
-/// What is more than it was.
+/// Count that is above its baseline.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Grown {
-    /// What it is: `tasks`, `series`.
+    /// Kind: `tasks`, `series`.
     pub sort: String,
-    /// Whose it is.
+    /// Owner.
     pub owner: String,
-    /// How many there were.
+    /// Count in the baseline.
     pub before: u64,
-    /// How many there are.
+    /// Current count.
     pub now: u64,
 }
 
-/// All that is more than it was; an error when it should not be.
+/// All counts above their baseline; an error when there should be none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Growth(pub Vec<Grown>);
 
@@ -47,17 +47,17 @@ impl Measure {
         all
     }
 
-    /// How many things of a sort there are, whosever they are.
+    /// Returns the count of a kind for all owners.
     pub fn total(&self, sort: &str) -> u64 {
         self.0.get(sort).into_iter().flat_map(BTreeMap::values).sum()
     }
 
-    /// How many things of a sort this owner has.
+    /// Returns the count of a kind for one owner.
     pub fn count(&self, sort: &str, owner: &str) -> u64 {
         self.0.get(sort).and_then(|owners| owners.get(owner)).copied().unwrap_or_default()
     }
 
-    /// The lesser number of each; an owner that either lacks has none.
+    /// Returns the lesser of each count; a missing owner counts 0.
     pub(super) fn least(mut self, other: &Self) -> Self {
         for (sort, owners) in &mut self.0 {
             owners.retain(|owner, number| {
@@ -68,13 +68,13 @@ impl Measure {
         self
     }
 
-    /// Whether there are the same things of these sorts.
+    /// Returns true if the counts of these kinds are equal.
     pub(super) fn is_as(&self, other: &Self, counts: impl Fn(&str) -> bool) -> bool {
         let sorts = self.0.keys().chain(other.0.keys());
         sorts.filter(|sort| counts(sort)).all(|sort| self.0.get(sort) == other.0.get(sort))
     }
 
-    /// What is more than it was in `before`.
+    /// Returns the counts above those in `before`.
     pub fn grown_since(&self, before: &Self) -> Growth {
         let each = self.0.iter().flat_map(|(sort, owners)| {
             owners.iter().map(move |(owner, number)| (sort, owner, *number))
@@ -88,26 +88,26 @@ impl Measure {
     }
 }
 
-/// The gauges that count tasks of Pilotlight's: a task has one place in one of them.
+/// Gauges of Pilotlight's tasks; each task counts in one of them.
 const TASKS: [&str; 4] = [
     "pilotlight_connection_tasks",
     "pilotlight_controller_tasks",
     "pilotlight_hook_tasks",
     "pilotlight_informer_tasks",
 ];
-/// The gauges that count what waits for a time.
+/// Gauges of pending timers.
 const TIMERS: [&str; 3] =
     ["pilotlight_controller_timers", "pilotlight_informer_timers", "pilotlight_queue_waiting"];
 
-/// The series in an exposition as text, by their sort; gauges of tasks, of timers and those named
-/// here with their value.
+/// Returns the series of a text exposition by kind; the gauges of tasks, of timers and those named
+/// here count with their value.
 pub(super) fn series(text: &str, gauges: &[&str]) -> [(String, BTreeMap<String, u64>); 3] {
     let (mut tasks, mut timers, mut all) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((series, value)) = line.rsplit_once(' ') else { continue };
         let name = series.split('{').next().unwrap_or_default();
         if name.ends_with("_bucket") {
-            // A histogram is told by its count and its sum, rather than by dozens of lines.
+            // A histogram is represented by its count and sum, not by its buckets.
             continue;
         }
         let (sort, number) = match name {
@@ -118,13 +118,13 @@ pub(super) fn series(text: &str, gauges: &[&str]) -> [(String, BTreeMap<String, 
         };
         sort.insert(series.to_owned(), number);
     }
-    // A gauge at 0 says as much as none.
+    // A gauge at 0 is equal to a missing one.
     tasks.retain(|_, number| *number > 0);
     timers.retain(|_, number| *number > 0);
     [("named tasks".to_owned(), tasks), ("timers".to_owned(), timers), ("series".to_owned(), all)]
 }
 
-/// A value as a count: nothing below 0, and whole.
+/// Converts a value to a whole count, at least 0.
 fn whole(value: &str) -> u64 {
     let digits = value.split('.').next().unwrap_or_default();
     digits.parse().unwrap_or_default()
@@ -154,7 +154,7 @@ mod tests {
         check(&[("tasks", "a", 1)], &[("tasks", "a", 3)], "  tasks of a: 3, 1 before\n");
         check(&[], &[("tasks", "a", 1)], "  tasks of a: 1, 0 before\n");
         check(&[], &[("tasks", "a", 0)], "");
-        // One that goes does not make up for one that comes.
+        // A count that falls does not offset one that rises.
         check(
             &[("watches", "a", 1), ("tasks", "a", 1)],
             &[("watches", "b", 1), ("tasks", "a", 1)],
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn series_are_told_by_name_and_labels_and_gauges_by_value() {
+    fn series_are_counted_by_name_and_labels_and_gauges_by_value() {
         let text = "# TYPE depth gauge\ndepth{c=\"a\"} 5\ntime_bucket{le=\"1.0\"} 2\n\
                     age{c=\"a\"} 7.5\nage{c=\"b\"} -1\n# EOF\n";
 

@@ -1,15 +1,15 @@
-//! What the system knows about this process.
+//! System's counts for this process.
 
 use std::fs;
 
-/// Open sockets; 0 where there is no `/proc`.
+/// Returns the number of open sockets; 0 without `/proc`.
 pub(super) fn sockets() -> usize {
     let Ok(entries) = fs::read_dir("/proc/self/fd") else { return 0 };
     let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     targets.filter(|target| target.to_string_lossy().starts_with("socket:")).count()
 }
 
-/// Resident memory; 0 where there is no `/proc`.
+/// Returns the resident memory; 0 without `/proc`.
 pub(super) fn resident_kib() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();

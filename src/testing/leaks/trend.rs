@@ -1,7 +1,7 @@
-//! Whether a figure rises: by its slope, because two ends may be a high and a low by chance.
+//! Trend of a figure, judged by its slope, since two single values may be a high and a low by
+//! chance.
 
-/// A figure that is taken again and again, over something that only grows: minutes, or how much
-/// has happened.
+/// Series of measurements over a quantity that only grows: minutes, or a number of events.
 ///
 /// ```
 /// # use pilotlight::testing::Trend;
@@ -17,29 +17,29 @@ pub struct Trend {
     points: Vec<(f64, f64)>,
 }
 
-/// By how much a figure rises with each unit.
+/// Slope of a figure per unit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Slope {
-    /// The line of least squares through the figures.
+    /// Slope of the least squares line through the figures.
     pub per_unit: f64,
-    /// The standard error of that: how uncertain it is, for how the figures scatter about the line.
+    /// Standard error of the slope, from the scatter about the line.
     pub error: f64,
 }
 
 impl Trend {
-    /// The figure there.
+    /// Adds a figure at a position.
     pub fn add(&mut self, at: f64, figure: f64) {
         self.points.push((at, figure));
     }
 
-    /// The figures of the later half: by then caches and allocators are as large as they get.
+    /// Returns the later half of the figures, when caches and allocators have reached their size.
     #[must_use]
     pub fn later_half(&self) -> Self {
         Self { points: self.points[self.points.len() / 2..].to_vec() }
     }
 
-    /// How it rises; of fewer than three figures, or all at one place, nobody can tell.
+    /// Returns the slope, or `None` for fewer than three figures or all at one position.
     pub fn slope(&self) -> Option<Slope> {
         let count = self.points.len() as f64;
         let (x, y) = self.points.iter().fold((0.0, 0.0), |(x, y), it| (x + it.0, y + it.1));
@@ -57,8 +57,8 @@ impl Trend {
 }
 
 impl Slope {
-    /// Whether it rises by less than that, even if it is off by three standard errors. Figures that
-    /// scatter too much to tell are not.
+    /// Returns true if the slope is below this bound by three standard errors. Figures that scatter
+    /// too much return false.
     pub fn is_surely_below(&self, per_unit: f64) -> bool {
         self.per_unit + 3.0 * self.error < per_unit
     }
@@ -91,25 +91,25 @@ mod tests {
     }
 
     #[test]
-    fn too_few_figures_tell_nothing() {
+    fn too_few_figures_have_no_slope() {
         assert_eq!(trend([1.0, 2.0]).slope(), None);
         assert_eq!(Trend { points: vec![(1.0, 1.0); 9] }.slope(), None);
     }
 
     #[test]
-    fn what_rises_is_told_from_what_only_scatters() {
+    fn a_rise_is_distinguished_from_scatter() {
         let scatter = |at: usize| if at.is_multiple_of(2) { 3.0 } else { -3.0 };
         let flat = trend((0..40).map(|at| 100.0 + scatter(at)));
         let rising = trend((0..40).map(|at| 100.0 + at as f64 + scatter(at)));
 
         assert!(flat.slope().unwrap().is_surely_below(0.5));
         assert!(!rising.slope().unwrap().is_surely_below(0.5));
-        // Nobody can tell of so few.
+        // Too few figures to decide.
         assert!(!trend((0..4).map(scatter)).slope().unwrap().is_surely_below(0.5));
     }
 
     #[test]
-    fn what_only_rises_in_the_beginning_is_flat_later() {
+    fn a_rise_in_the_beginning_alone_is_flat_later() {
         let filled = trend((0..40).map(|at: i32| f64::from(at.min(15))));
 
         assert!(!filled.slope().unwrap().is_surely_below(0.1));

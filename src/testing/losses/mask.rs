@@ -1,4 +1,4 @@
-//! How two recordings differ, but for what always differs.
+//! Comparison of two recordings, with a mask for values that always differ.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,11 +9,12 @@ use serde_json::Value;
 
 use super::{History, ObjectKey, Recording};
 
-/// Paths of objects whose values are not compared, as JSON pointers; `*` stands for any element.
+/// Paths in objects that are not compared, as JSON pointers; `*` stands for any element.
 ///
-/// By default what the server makes up or counts: uids, versions, times, generations, and who wrote
-/// which field when. An annotation whose text is a JSON object is compared as that object, and has
-/// paths within: what was last applied may differ by a uid in it, and is to be the same otherwise.
+/// By default the values that the server generates or counts: uids, versions, times, generations,
+/// and managed fields. An annotation whose text is a JSON object is compared as that object, and
+/// has paths within: the last applied configuration may differ by a uid in it, and must be equal
+/// otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mask {
     paths: BTreeSet<String>,
@@ -37,17 +38,17 @@ impl Default for Mask {
     }
 }
 
-/// One thing that is not the same.
+/// Difference between two recordings.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Difference {
-    /// Of which object.
+    /// Object.
     pub object: ObjectKey,
-    /// `creates`, `deletes`, or a path in the object at the end.
+    /// Subject of the difference: `creates`, `deletes`, or a path in the final object.
     pub what: String,
-    /// Without faults.
+    /// Value without faults.
     pub expected: Value,
-    /// With faults.
+    /// Value with faults.
     pub found: Value,
 }
 
@@ -58,7 +59,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// All that is not the same; an error when it should be.
+/// All differences; an error when there should be none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Differences(pub Vec<Difference>);
 
@@ -71,24 +72,24 @@ impl fmt::Display for Differences {
 impl std::error::Error for Differences {}
 
 impl Mask {
-    /// A mask that hides nothing.
+    /// Creates a mask that hides nothing.
     pub fn none() -> Self {
         Self { paths: BTreeSet::new() }
     }
 
-    /// Hides a path, too, and all below it.
+    /// Hides a further path, and all below it.
     #[must_use]
     pub fn hide(mut self, path: impl Into<String>) -> Self {
         self.paths.insert(path.into());
         self
     }
 
-    /// Hides the paths that differ between two recordings without faults, too.
+    /// Hides the paths that differ between two recordings without faults.
     #[must_use]
     pub fn learn(mut self, one: &Recording, other: &Recording) -> Self {
         let Err(differences) = self.compare(one, other) else { return self };
         for difference in differences.0 {
-            // How often an object is created is never a matter of chance.
+            // The number of creates does not depend on chance.
             if difference.what.starts_with('/') {
                 self.paths.insert(difference.what);
             }
@@ -96,12 +97,12 @@ impl Mask {
         self
     }
 
-    /// Compares what came of a workload without and with faults: how often each object was created
-    /// and deleted, and what it is in the end. How often it was changed is no one's promise.
+    /// Compares a workload without and with faults: the number of creates and deletes of each
+    /// object, and its final state. The number of updates is not guaranteed.
     ///
     /// # Errors
     ///
-    /// What differs.
+    /// The differences.
     pub fn compare(&self, without: &Recording, with: &Recording) -> Result<(), Differences> {
         let mut differences = Vec::new();
         let nothing = History::default();
@@ -141,14 +142,14 @@ impl Mask {
         if differences.is_empty() { Ok(()) } else { Err(Differences(differences)) }
     }
 
-    /// Asserts that the same came of a workload without and with faults.
+    /// Asserts that a workload without and with faults has the same result.
     ///
     /// # Panics
     ///
-    /// When it did not, with what differs.
+    /// When the results differ, with the differences.
     pub fn assert_same(&self, without: &Recording, with: &Recording) {
         if let Err(differences) = self.compare(without, with) {
-            panic!("not the same came of it with faults:\n{differences}");
+            panic!("the result differs with faults:\n{differences}");
         }
     }
 
@@ -162,7 +163,7 @@ impl Mask {
     }
 }
 
-/// Every value that holds no other, by its path.
+/// Returns every scalar value by its path.
 fn leaves(value: &Value) -> BTreeMap<String, Value> {
     fn collect(path: String, value: &Value, leaves: &mut BTreeMap<String, Value>) {
         match value {
@@ -195,10 +196,10 @@ fn leaves(value: &Value) -> BTreeMap<String, Value> {
     all
 }
 
-/// The object whose JSON is the text of an annotation.
+/// Parses the JSON object in the text of an annotation.
 fn written_in(path: &str, text: &str) -> Option<Value> {
     let name = path.strip_prefix("/metadata/annotations/")?;
-    // Not what is written in such an object itself.
+    // Text within such an object is not parsed again.
     let written = (!name.contains('/')).then(|| serde_json::from_str(text).ok())?;
     written.filter(Value::is_object)
 }
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_or_doubled_is_named() {
+    fn lost_and_duplicate_objects_are_reported() {
         let (mask, there) = (Mask::default(), Some(json!({ "data": { "a": 1 } })));
         let calm = recording(&[("a", 1, 0, there.clone()), ("b", 1, 1, None)]);
 
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_makes_up_is_masked_and_the_rest_is_learnt() {
+    fn generated_values_are_masked_and_the_rest_is_learnt() {
         let run = |uid: &str, port: u64, size: u64| {
             let owner = json!([{ "uid": uid, "name": "p" }]);
             let end = json!({
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(mask, Mask::default().hide("/metadata/annotations/x~1last/uid"));
         let path = "widgets a: /metadata/annotations/x~1last";
 
-        // However it is written.
+        // The formatting of the text does not matter.
         check(&mask, &calm, &run(r#"{"size": 5, "uid": "3"}"#), &[]);
         let wrong = format!("{path}/size is 6, and 5 without faults");
         check(&mask, &calm, &said("3", 6), &[&wrong]);
@@ -318,7 +319,7 @@ mod tests {
         let none = recording(&[("a", 1, 0, Some(json!({ "metadata": {} })))]);
         let metadata = "widgets a: /metadata is {}, and null without faults";
         check(&mask, &calm, &none, &[metadata, &missing]);
-        // A number is a text like any other.
+        // A number is compared as text.
         check(
             &mask,
             &run("5"),

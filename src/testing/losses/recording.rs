@@ -1,4 +1,4 @@
-//! What became of objects: counted, without I/O.
+//! Recorded changes of objects: counted, without I/O.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -8,14 +8,14 @@ use kube::{
 };
 use serde_json::Value;
 
-/// An object, whatever its uid.
+/// Object of a name, at any uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey {
     /// Plural name of the type and its group, `configmaps` or `widgets.example.com`.
     pub of_type: String,
-    /// Empty for what has none.
+    /// Namespace; empty for a cluster-scoped object.
     pub namespace: String,
-    /// The object's name.
+    /// Name of the object.
     pub name: String,
 }
 
@@ -28,41 +28,41 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// What became of one object.
+/// Changes of one object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// How often it was created.
+    /// Number of creates.
     pub creates: usize,
-    /// How often it was changed.
+    /// Number of updates.
     pub updates: usize,
-    /// How often it went.
+    /// Number of deletes.
     pub deletes: usize,
-    /// What it is in the end; nothing when it is gone.
+    /// Final state; `None` once it is deleted.
     pub end: Option<Value>,
 }
 
-/// What became of all objects that were watched.
+/// Changes of all watched objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recording {
-    /// By object.
+    /// Changes by object.
     pub objects: BTreeMap<ObjectKey, History>,
-    /// The latest version that was seen of each.
+    /// Latest version seen of each object.
     pub(super) seen: BTreeMap<ObjectKey, u64>,
 }
 
 impl Recording {
-    /// It was there before.
+    /// Records an object that existed before.
     pub(super) fn existed(&mut self, resource: &ApiResource, object: &DynamicObject) {
         self.history(resource, object).end = json(object);
     }
 
-    /// It was created or changed.
+    /// Records a create or an update.
     pub(super) fn applied(&mut self, resource: &ApiResource, object: &DynamicObject) {
         let history = self.history(resource, object);
         let end = json(object);
         match &history.end {
             None => history.creates += 1,
-            // Another one of that name: the event of the first one's end was missed.
+            // A different uid shows that the delete event of the first object was missed.
             Some(before) if uid(before) != object.metadata.uid.as_deref() => {
                 history.deletes += 1;
                 history.creates += 1;
@@ -73,7 +73,7 @@ impl Recording {
         history.end = end;
     }
 
-    /// It is gone.
+    /// Records a delete.
     pub(super) fn deleted(&mut self, resource: &ApiResource, object: &DynamicObject) {
         let history = self.history(resource, object);
         if history.end.take().is_some() {
@@ -81,7 +81,7 @@ impl Recording {
         }
     }
 
-    /// These are all there are of a type.
+    /// Records a complete list of a type.
     pub(super) fn relisted(&mut self, resource: &ApiResource, objects: &[DynamicObject]) {
         for object in objects {
             self.applied(resource, object);
@@ -95,7 +95,7 @@ impl Recording {
         }
     }
 
-    /// Whether it is as recent as this list of that version, or more so.
+    /// Returns true if the recording is at least as recent as a list of that version.
     pub(super) fn shows(
         &self,
         resource: &ApiResource,
@@ -105,7 +105,7 @@ impl Recording {
         let of_type = of_type(resource);
         let keys: Vec<_> = listed.iter().map(|object| key(resource, object)).collect();
         let seen = |key: &ObjectKey| self.seen.get(key).copied().unwrap_or_default();
-        // What is there and not on the list has gone, which is yet to be seen, or is newer.
+        // An object that is not on the list was deleted, which is not seen yet, or is newer.
         let mut here = self.objects.iter().filter(|(key, history)| {
             key.of_type == of_type && history.end.is_some() && !keys.contains(key)
         });
@@ -113,7 +113,7 @@ impl Recording {
             && here.all(|(key, _)| seen(key) > list_version)
     }
 
-    /// The same with other names for what has another name in every run.
+    /// Renames everything that has a different name in every run.
     pub(super) fn renamed(self, aliases: &[(String, String)]) -> Self {
         if aliases.is_empty() {
             return self;
@@ -167,7 +167,7 @@ fn of_type(resource: &ApiResource) -> String {
     }
 }
 
-/// Versions of a server are numbers, and grow.
+/// Returns the resource version, which is an increasing number.
 pub(super) fn version_of(object: &DynamicObject) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
@@ -216,7 +216,7 @@ mod tests {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.applied(&types, &widget("1", 1));
         recording.applied(&types, &widget("1", 2));
-        // The same once more, after a lost watch.
+        // The same event is repeated after a lost watch.
         recording.applied(&types, &widget("1", 2));
         check(&recording, (1, 1, 0), true);
 
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_is_found_by_comparing() {
+    fn missed_changes_are_found_by_comparing() {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.existed(&types, &widget("1", 1));
         check(&recording, (0, 0, 0), true);

@@ -1,4 +1,4 @@
-//! The connections to a proxy, and how their requests go on.
+//! Connections of a proxy, and the forwarding of their requests.
 
 use std::{future::Future, pin::pin, sync::Arc};
 
@@ -17,10 +17,10 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::{BoxError, Layer, Service, util::BoxCloneSyncService};
 
-use super::{parting::PartingBody, wire::Wire};
+use super::{flush::FlushedBody, wire::Wire};
 use crate::testing::{FaultBody, Faults};
 
-/// Headers that are about one connection (RFC 9110, 7.6.1), and the name of the host.
+/// Headers of one connection (RFC 9110, 7.6.1), and the name of the host.
 const OF_A_CONNECTION: [header::HeaderName; 7] = [
     header::HOST,
     header::CONNECTION,
@@ -43,7 +43,7 @@ impl Tasks {
         self.token.cancel();
     }
 
-    /// Ends them and waits for their end.
+    /// Aborts them and waits for their end.
     pub(super) async fn end(&self) {
         self.token.cancel();
         self.tracker.close();
@@ -58,7 +58,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
     }
 }
 
-/// Whom requests are passed on to, with faults in front.
+/// Target of requests, with faults in front.
 #[derive(Clone)]
 pub(super) struct Upstream {
     service: BoxCloneSyncService<Request<Body>, Response<FaultBody>, BoxError>,
@@ -74,20 +74,20 @@ impl Upstream {
         Self { service: BoxCloneSyncService::new(faults.layer().layer(service)) }
     }
 
-    /// An error breaks off the answer: the connection, or the stream of it.
-    async fn pass(mut self, request: Request<Incoming>) -> Result<Response<PartingBody>, BoxError> {
+    /// Passes one request on; an error aborts the answer: the connection, or the stream of it.
+    async fn pass(mut self, request: Request<Incoming>) -> Result<Response<FlushedBody>, BoxError> {
         let (mut head, body) = request.into_parts();
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         head.uri = target.parse::<Uri>()?;
         head.version = Version::HTTP_11;
         drop_headers_of_a_connection(&mut head.headers);
-        // kube's client takes no stream; requests to an API server and to hooks are finite.
+        // kube's client accepts no stream; requests to an API server and to hooks are finite.
         let body = body.collect().await?.to_bytes();
         let request = Request::from_parts(head, Body::from(body));
         let mut response = self.service.call(request).await?;
         *response.version_mut() = Version::HTTP_11;
         drop_headers_of_a_connection(response.headers_mut());
-        Ok(response.map(PartingBody::new))
+        Ok(response.map(FlushedBody::new))
     }
 }
 
@@ -97,19 +97,19 @@ fn drop_headers_of_a_connection(headers: &mut HeaderMap) {
     }
 }
 
-/// What every connection needs.
+/// Shared state of all connections.
 #[derive(Clone)]
 pub(super) struct Serving {
     pub(super) upstream: Upstream,
     pub(super) acceptor: Option<TlsAcceptor>,
     pub(super) wire: Wire,
-    /// Connections that are open.
+    /// Number of open connections.
     pub(super) open: watch::Sender<usize>,
     pub(super) tasks: Tasks,
 }
 
 impl Serving {
-    /// Serves until it is told to stop; its connections end with it.
+    /// Serves until `stop` is cancelled; its connections end with it.
     pub(super) async fn accept(self, listener: TcpListener, stop: CancellationToken) {
         let mut connections = JoinSet::new();
         loop {
@@ -118,7 +118,7 @@ impl Serving {
                 Some(_) = connections.join_next() => {}
                 accepted = listener.accept() => match accepted {
                     Ok((stream, _)) => drop(connections.spawn(self.clone().serve(stream))),
-                    // The client has gone already, or there is no descriptor left for now.
+                    // The client has disconnected, or no descriptor is free.
                     Err(_) => tokio::task::yield_now().await,
                 },
             }
@@ -128,7 +128,7 @@ impl Serving {
 
     async fn serve(self, stream: TcpStream) {
         let _open = Open::count(self.open.clone());
-        // Answers are passed on as they come.
+        // Answers are passed on at once.
         stream.set_nodelay(true).ok();
         let (socket, reset) = self.wire.enter(stream);
         if socket.is_black_hole() {
@@ -154,7 +154,7 @@ impl Serving {
     async fn answer(&self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let upstream = self.upstream.clone();
         let service = service_fn(move |request| upstream.clone().pass(request));
-        // How a connection ends is for its client to judge.
+        // The end of a connection is the client's to judge.
         auto::Builder::new(self.tasks.clone())
             .serve_connection(TokioIo::new(stream), service)
             .await

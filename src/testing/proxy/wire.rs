@@ -1,4 +1,4 @@
-//! What happens to whole connections, below HTTP and TLS.
+//! Faults of whole connections, below HTTP and TLS.
 
 use std::{
     collections::BTreeMap,
@@ -16,27 +16,28 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-/// What happens to a connection.
+/// Fault of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase")]
 #[non_exhaustive]
 pub enum WireFault {
-    /// It is reset once so many bytes, those of TLS included, have been sent to the client.
+    /// Resets the connection once so many bytes, those of TLS included, have been sent to the
+    /// client.
     Reset {
-        /// How many bytes pass.
+        /// Number of bytes that pass.
         after_bytes: usize,
     },
-    /// It is accepted, and nothing is ever read or answered.
+    /// Accepts the connection, and neither reads nor answers.
     BlackHole,
-    /// Once so many bytes, those of TLS included, have come from the client, none is read any more:
-    /// the client's buffers fill up.
+    /// Stops reading once so many bytes, those of TLS included, have arrived from the client: the
+    /// client's buffers fill up.
     StopReading {
-        /// How many bytes are read.
+        /// Number of bytes that are read.
         after_bytes: usize,
     },
 }
 
-/// Disturbs connections by their number: all of them, unless it is narrowed down.
+/// Rule that disturbs connections by their number: all of them, until it is restricted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[must_use]
@@ -49,24 +50,24 @@ pub struct WireRule {
 }
 
 impl WireRule {
-    /// A rule about every connection that is opened from now on.
+    /// Creates a rule for every connection that is opened from now on.
     pub fn new(fault: WireFault) -> Self {
         Self { fault, skip: 0, times: None }
     }
 
-    /// Leaves the first so many connections alone.
+    /// Passes the first so many connections.
     pub fn skip(mut self, count: usize) -> Self {
         self.skip = count;
         self
     }
 
-    /// Disturbs so many connections at most.
+    /// Disturbs at most so many connections.
     pub fn times(mut self, count: usize) -> Self {
         self.times = Some(count);
         self
     }
 
-    /// Whether it acts on the connection of this number, counted from 0.
+    /// Returns true if the rule acts on the connection of this number, from 0.
     fn acts_on(&self, number: usize) -> bool {
         number
             .checked_sub(self.skip)
@@ -74,7 +75,7 @@ impl WireRule {
     }
 }
 
-/// The rules of one proxy, and what became of them.
+/// Rules of one proxy, and their faults.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Wire {
     shared: Arc<Shared>,
@@ -88,10 +89,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Each with the number of connections that it has seen.
+    /// Rules, each with the number of connections that it has seen.
     rules: Vec<(WireRule, usize)>,
     last_id: u64,
-    /// The connections, whether a rule disturbs them, and how to reset them.
+    /// Open connections: whether a rule disturbs them, and the token that resets them.
     open: BTreeMap<u64, (bool, CancellationToken)>,
 }
 
@@ -116,11 +117,11 @@ impl Wire {
 
     pub(super) async fn fired_more_than(&self, count: usize) {
         let mut fired = self.shared.fired.subscribe();
-        // Never an error: the sender lives as long as this handle.
+        // The sender lives as long as this handle, so that an error is impossible.
         fired.wait_for(|fired| fired.len() > count).await.map(drop).ok();
     }
 
-    /// A new connection: what happens to it, and the signal that it is to be reset.
+    /// Returns a new connection with its fault, and the token that resets it.
     pub(super) fn enter(&self, stream: TcpStream) -> (Socket, CancellationToken) {
         let mut state = self.state();
         let mut fault = None;
@@ -152,7 +153,7 @@ impl Wire {
     }
 }
 
-/// A connection that may be disturbed.
+/// Connection that may be disturbed.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
@@ -169,7 +170,7 @@ impl Socket {
         self.fault == Some(WireFault::BlackHole)
     }
 
-    /// How many bytes may be written before the reset.
+    /// Returns the number of bytes that may be written before the reset.
     fn before_reset(&self) -> Option<usize> {
         match self.fault {
             Some(WireFault::Reset { after_bytes }) => {
@@ -183,7 +184,7 @@ impl Socket {
         if let Some(fault) = self.fault.take() {
             self.wire.happened(fault);
             self.reset.cancel();
-            // Whatever is still asked of it fails, too.
+            // Later operations fail too.
             self.fault = Some(WireFault::Reset { after_bytes: 0 });
         }
         io::Error::new(io::ErrorKind::ConnectionReset, "reset by a fault")
@@ -194,7 +195,7 @@ impl Drop for Socket {
     fn drop(&mut self) {
         self.wire.state().open.remove(&self.id);
         if self.reset.is_cancelled() {
-            // Rather than a close; one that is closed already needs none.
+            // A reset in place of a close; a closed connection needs none.
             self.stream.set_zero_linger().ok();
         }
     }
@@ -214,7 +215,7 @@ impl AsyncRead for Socket {
                 this.read = usize::MAX;
                 this.wire.happened(WireFault::StopReading { after_bytes });
             }
-            // Nobody is woken: only the end of the connection ends this.
+            // No waker is needed: only the end of the connection ends this.
             return Poll::Pending;
         }
         let before = buffer.filled().len();

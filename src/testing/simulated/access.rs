@@ -1,4 +1,4 @@
-//! Who may do what.
+//! Access rules, and the reviews that report them.
 
 use serde_json::json;
 
@@ -11,57 +11,59 @@ use super::{
 };
 use crate::testing::{RequestInfo, Verb};
 
-/// Allows or denies some requests; the first rule that fits decides, and what no rule fits is
-/// allowed. An empty list, or `*` in it, means all; `/apis/*` means what begins so, and `*.apps` what
-/// ends so.
+/// Rule that allows or denies requests. The first rule that matches decides; a request without a
+/// matching rule is allowed.
+///
+/// An empty list, or `*` in it, matches everything. `/apis/*` matches by prefix and `*.apps` by
+/// suffix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRule {
-    /// Whether the requests are allowed.
+    /// True to allow the requests, false to deny them.
     pub allow: bool,
-    /// Whose requests.
+    /// Names of the users.
     pub users: Vec<String>,
-    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`.
+    /// Verbs: `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`.
     pub verbs: Vec<String>,
-    /// `resource.group`, `resource` for the core group, each with `/subresource` behind the
-    /// resource if it is meant; or a path that begins with a slash, such as `/apis`.
+    /// Types: `resource.group`, or `resource` for the core group, with `/subresource` after the
+    /// resource for a subresource. Or a path that begins with a slash, such as `/apis`.
     pub resources: Vec<String>,
-    /// Namespaces. A request across all namespaces is in none of them.
+    /// Namespaces. A request across all namespaces belongs to no namespace.
     pub namespaces: Vec<String>,
 }
 
 impl AccessRule {
-    /// Denies everything, until it is narrowed down.
+    /// Denies everything, until it is restricted.
     pub fn deny() -> Self {
         Self::default()
     }
 
-    /// Allows everything, until it is narrowed down.
+    /// Allows everything, until it is restricted.
     pub fn allow() -> Self {
         Self { allow: true, ..Self::default() }
     }
 
-    /// Only for these users.
+    /// Restricts the rule to these users.
     #[must_use]
     pub fn users<'a>(mut self, users: impl IntoIterator<Item = &'a str>) -> Self {
         self.users = owned(users);
         self
     }
 
-    /// Only for these verbs.
+    /// Restricts the rule to these verbs.
     #[must_use]
     pub fn verbs<'a>(mut self, verbs: impl IntoIterator<Item = &'a str>) -> Self {
         self.verbs = owned(verbs);
         self
     }
 
-    /// Only for these types or paths.
+    /// Restricts the rule to these types or paths.
     #[must_use]
     pub fn resources<'a>(mut self, resources: impl IntoIterator<Item = &'a str>) -> Self {
         self.resources = owned(resources);
         self
     }
 
-    /// Only in these namespaces.
+    /// Restricts the rule to these namespaces.
     #[must_use]
     pub fn namespaces<'a>(mut self, namespaces: impl IntoIterator<Item = &'a str>) -> Self {
         self.namespaces = owned(namespaces);
@@ -89,7 +91,7 @@ fn owned<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     texts.into_iter().map(str::to_owned).collect()
 }
 
-/// One question to the rules.
+/// Attributes of one request, as the rules match them.
 #[derive(Debug)]
 struct Asked {
     user: String,
@@ -104,14 +106,14 @@ struct Asked {
 
 impl Asked {
     fn of(user: &str, info: &RequestInfo, method: &str) -> Self {
-        // A namespace's own name is also the namespace that is asked about.
+        // A request for a namespace has its own name as namespace.
         let namespace = match info.resource.as_str() {
             "namespaces" => &info.name,
             _ => &info.namespace,
         };
         Self {
             user: user.to_owned(),
-            // A path has no verbs but those of HTTP.
+            // Paths have the methods of HTTP as verbs.
             verb: match info.resource.as_str() {
                 "" => method.to_lowercase(),
                 _ => verb(info.verb).to_owned(),
@@ -202,7 +204,7 @@ impl Cluster {
         if self.allows(&asked) { Ok(()) } else { Err(asked.refused()) }
     }
 
-    /// A user asks what it may do itself.
+    /// Answers a review of the user's own access.
     pub(super) fn review_access(&self, resource: &Resource, call: &Call) -> Result<Reply, Refusal> {
         if call.info.verb != Verb::Create || !call.info.name.is_empty() {
             return Err(Refusal::method_not_allowed());
@@ -210,7 +212,7 @@ impl Cluster {
         if resource.kind != "SelfSubjectAccessReview" {
             return Err(Refusal::not_simulated(resource.qualified()));
         }
-        let mut review = call.object(&resource.kind, resource.message())?.object;
+        let mut review = call.object(&resource.kind)?.object;
         let attributes = &review["spec"]["resourceAttributes"];
         let path = &review["spec"]["nonResourceAttributes"];
         let text = |from: &serde_json::Value, field: &str| {

@@ -1,4 +1,5 @@
-//! APIServices: those that the server makes for its own groups, and those that name a service.
+//! APIServices: local ones, which the server creates for its own groups, and those that name a
+//! service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,15 +19,15 @@ use crate::testing::{CrdBuilder, RequestInfo};
 
 const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 
-/// A group and version that a service of somebody else serves.
+/// Group and version served by an aggregated API server.
 #[derive(Debug, Default)]
 pub(super) struct Aggregated {
     pub(super) group: String,
     pub(super) version: String,
-    /// Whether its APIService is there.
+    /// True while its APIService exists.
     registered: bool,
     pub(super) available: bool,
-    /// Since it was registered.
+    /// True once it has been available since its registration.
     was_available: bool,
     backing: BTreeMap<String, Arc<Resource>>,
 }
@@ -46,12 +47,12 @@ impl Aggregated {
         self.backing.get(plural).filter(|_| fits).cloned()
     }
 
-    /// Its types while it is there.
+    /// Served types while the service is available.
     pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
         self.backing.values().filter(|_| self.registered).cloned().collect()
     }
 
-    /// The types that the aggregator knows of: those of a service that went down are remembered.
+    /// Types known to the aggregator. They include those of a service that is unavailable now.
     pub(super) fn known(&self) -> Vec<Arc<Resource>> {
         if self.was_available { self.resources() } else { Vec::new() }
     }
@@ -62,12 +63,12 @@ impl Aggregated {
 }
 
 impl Cluster {
-    /// The aggregated API that a request goes to.
+    /// Returns the aggregated API that serves a request.
     pub(super) fn aggregated_of(&self, info: &RequestInfo) -> Option<&Aggregated> {
         self.aggregated.get(&format!("{}.{}", info.version, info.group)).filter(|it| it.registered)
     }
 
-    /// Which types stand behind an APIService, and whether it answers.
+    /// Sets the types behind an APIService.
     pub(super) fn back(&mut self, name: &str, types: &[CrdBuilder]) {
         let (version, group) = name.split_once('.').unwrap_or((name, ""));
         let service = self.aggregated.entry(name.to_owned()).or_default();
@@ -99,10 +100,10 @@ impl Cluster {
                 (resource.plural.clone(), Arc::new(resource))
             })
             .collect();
-        self.judge_api_service(name);
+        self.update_api_service(name);
     }
 
-    /// The service behind an APIService goes down or comes up; its watches break.
+    /// Sets whether the service behind an APIService is available, and breaks its watches.
     pub(super) fn set_available(&mut self, name: &str, available: bool) {
         let service = self.aggregated.entry(name.to_owned()).or_default();
         service.available = available;
@@ -114,7 +115,7 @@ impl Cluster {
                 self.watches.close(&storage);
             }
         }
-        self.judge_api_service(name);
+        self.update_api_service(name);
     }
 
     pub(super) fn notice_api_service(&mut self, entry: &Entry) {
@@ -132,11 +133,11 @@ impl Cluster {
             (known.registered, known.was_available) = (false, false);
         }
         if entry.after.is_some() {
-            self.judge_api_service(name);
+            self.update_api_service(name);
         }
     }
 
-    /// A Service has changed: those that name it are judged anew.
+    /// Updates the APIServices that name a changed Service.
     pub(super) fn notice_service(&mut self, entry: &Entry) {
         let (namespace, name) = &entry.key;
         let names_it = |service: &Value| {
@@ -147,12 +148,12 @@ impl Cluster {
         let named: Vec<_> =
             all.filter(|(_, service)| names_it(service)).map(|(key, _)| key.1.clone()).collect();
         for name in named {
-            self.judge_api_service(&name);
+            self.update_api_service(&name);
         }
     }
 
-    /// Writes whether an APIService is available.
-    fn judge_api_service(&mut self, name: &str) {
+    /// Writes the `Available` condition of an APIService.
+    fn update_api_service(&mut self, name: &str) {
         let key = (String::new(), name.to_owned());
         let Some(live) = self.history.get(API_SERVICES, &key) else { return };
         let mut service = Value::clone(live);
@@ -161,7 +162,7 @@ impl Cluster {
             None => ("True", "Local", "Local APIServices are always available".to_owned()),
             Some(known) if known.available => ("True", "Passed", "all checks passed".to_owned()),
             Some(known) => {
-                let (reason, message) = self.why_unavailable(&service["spec"]["service"], known);
+                let (reason, message) = self.unavailable_reason(&service["spec"]["service"], known);
                 ("False", reason, message)
             }
         };
@@ -187,8 +188,8 @@ impl Cluster {
         self.commit(&API_SERVICES.into(), service);
     }
 
-    /// What is wrong with the service that an APIService names, and that does not answer.
-    fn why_unavailable(&self, asked: &Value, known: &Aggregated) -> (&'static str, String) {
+    /// Reason and message for a service that does not answer.
+    fn unavailable_reason(&self, asked: &Value, known: &Aggregated) -> (&'static str, String) {
         let text = |field: &str| asked[field].as_str().unwrap_or_default().to_owned();
         let (namespace, name) = (text("namespace"), text("name"));
         let port = asked["port"].as_u64().unwrap_or(443);
@@ -222,7 +223,7 @@ impl Cluster {
             .map(|(group, version, _)| (version.clone(), group.clone()))
             .collect();
         for (version, group) in groups {
-            // The group of APIServices is the aggregator's own.
+            // The aggregator serves the group of APIServices itself.
             if group != "apiregistration.k8s.io" {
                 self.announce(&version, &group, "onstart");
             }
@@ -255,7 +256,7 @@ impl Cluster {
         self.commit(&API_SERVICES.into(), service);
     }
 
-    /// Each served version of each CRD has an APIService of its own.
+    /// Creates and deletes the APIServices of the served CRD versions.
     pub(super) fn sync_api_services(&mut self) {
         let mut wanted = BTreeSet::new();
         for (_, crd) in self.history.all(super::cluster::CRDS) {
@@ -281,7 +282,7 @@ impl Cluster {
     }
 }
 
-/// Where a group stands among the others, and a version of it, as the real server has them.
+/// Priorities of a group and its version, as on the real server.
 fn priorities(group: &str) -> (u32, u32) {
     match group {
         "" => (18000, 1),

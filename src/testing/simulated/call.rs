@@ -1,4 +1,4 @@
-//! One request and its answer, without a connection.
+//! Request and answer, without a connection.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,18 @@ use serde_json::Value;
 
 use super::{
     decode::{self, Body},
-    fields::Message,
-    protobuf,
     refusal::Refusal,
     resource::Resource,
     watches::WatchId,
 };
 use crate::testing::{RequestInfo, Verb};
 
-/// The formats of objects that the real server reads; this one does not read YAML.
+/// Formats of objects that the real server decodes. YAML is not simulated.
 const OBJECT_TYPES: &str =
     "application/json, application/yaml, application/vnd.kubernetes.protobuf";
-/// Custom types have no numbers for their fields.
-const CUSTOM_TYPES: &str = "application/json, application/yaml";
+const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 
-/// What is asked, by whom.
+/// Request of one user.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) user: String,
@@ -34,29 +31,29 @@ pub(super) struct Call {
     pub(super) user_agent: String,
     pub(super) if_none_match: String,
     pub(super) body: Bytes,
-    /// Whether it has waited for as long as [`Answer::Later`] said.
+    /// True after the delay of [`Answer::Later`].
     pub(super) waited: bool,
 }
 
-/// What becomes of a request.
+/// Outcome of a request.
 #[derive(Debug)]
 pub(super) enum Answer {
     Done(Reply),
-    /// Events follow.
+    /// Stream of events.
     Watch(WatchId),
-    /// Nothing yet: ask again after this time, with `waited`.
+    /// Delay before the request is repeated, with `waited` set.
     Later(std::time::Duration),
 }
 
-/// A complete answer.
+/// Complete answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) code: u16,
-    /// Empty when there is nothing to type.
+    /// Content type; empty for an answer without a body.
     pub(super) content_type: &'static str,
     pub(super) etag: Option<String>,
     pub(super) retry_after: Option<u64>,
-    /// Of fields that were dropped, for one.
+    /// Warnings, for example about dropped fields.
     pub(super) warnings: Vec<String>,
     pub(super) body: Bytes,
 }
@@ -107,7 +104,7 @@ impl Call {
         }
     }
 
-    /// A parameter of the query; empty when it is not given.
+    /// Returns a query parameter, or the empty string.
     pub(super) fn param(&self, name: &str) -> &str {
         self.params.get(name).map(String::as_str).unwrap_or_default()
     }
@@ -132,7 +129,7 @@ impl Call {
         Ok(Some(u64::try_from(number).unwrap_or(0)))
     }
 
-    /// The version that is asked for; zero for any.
+    /// Requested resource version; zero for any.
     pub(super) fn version(&self) -> Result<u64, String> {
         match self.param("resourceVersion") {
             "" => Ok(0),
@@ -147,7 +144,7 @@ impl Call {
         !self.param("dryRun").is_empty()
     }
 
-    /// Who writes, for the record of managed fields.
+    /// Field manager of a write.
     pub(super) fn manager(&self) -> &str {
         match self.param("fieldManager") {
             "" => match self.user_agent.split('/').next() {
@@ -162,24 +159,25 @@ impl Call {
         serde_json::from_slice(&self.body).map_err(said)
     }
 
-    /// The format of the body, without its parameters.
-    pub(super) fn media_type(&self) -> &str {
+    /// Media type of the body, without its parameters.
+    fn media_type(&self) -> &str {
         self.content_type.split(';').next().unwrap_or_default().trim()
     }
 
-    /// The object in the body. `message` says what its type is made of, if that is built in.
-    pub(super) fn object(
-        &self,
-        kind: &str,
-        message: Option<&'static Message>,
-    ) -> Result<Body, Refusal> {
+    /// Refuses a body in protobuf.
+    pub(super) fn refuse_protobuf(&self) -> Result<(), Refusal> {
+        match self.media_type() {
+            PROTOBUF => Err(Refusal::protobuf()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Decodes the object in the body.
+    pub(super) fn object(&self, kind: &str) -> Result<Body, Refusal> {
+        self.refuse_protobuf()?;
         let media_type = self.media_type();
         match media_type {
-            protobuf::MEDIA_TYPE if message.is_some() => {
-                return protobuf::read(&self.body).map(Body::from);
-            }
             "" | "application/json" | "application/yaml" => {}
-            protobuf::MEDIA_TYPE => return Err(Refusal::unsupported(CUSTOM_TYPES)),
             _ => return Err(Refusal::unsupported(OBJECT_TYPES)),
         }
         let unrecognized = |why: String| {
@@ -189,9 +187,9 @@ impl Call {
                 "the object provided is unrecognized (must be of type {kind}): {why} ({shown})"
             ))
         };
-        let body = decode::read(&self.body, message).map_err(said).map_err(|why| {
+        let body = decode::read(&self.body).map_err(said).map_err(|why| {
             if media_type.contains("yaml") {
-                return Refusal::not_simulated("a body in YAML that is no JSON");
+                return Refusal::not_simulated("a body in YAML that is not JSON");
             }
             unrecognized(format!("couldn't get version/kind; json parse error: {why}"))
         })?;
@@ -202,7 +200,7 @@ impl Call {
         Ok(body)
     }
 
-    /// What the client wants of each object, or a refusal of what it accepts.
+    /// Returns the requested shape of each object.
     pub(super) fn shape(&self, resource: &Resource) -> Result<Shape, Refusal> {
         let many = matches!(self.info.verb, Verb::List | Verb::DeleteCollection);
         let Some(form) = self.form(&[METADATA, METADATA_LIST])? else { return Ok(Shape::Whole) };
@@ -225,7 +223,7 @@ impl Call {
         Err(Refusal::new(406, "NotAcceptable", message))
     }
 
-    /// The form that the client wants of an answer: one of those that are known, or the plain one.
+    /// Returns the first accepted form among the known ones, or `None` for plain JSON.
     pub(super) fn form(&self, known: &[Form]) -> Result<Option<Form>, Refusal> {
         let taken = clauses(&self.accept).iter().find_map(|clause| {
             let form = known.iter().find(|form| clause.is_form(form)).copied();
@@ -235,19 +233,19 @@ impl Call {
         taken.ok_or_else(Refusal::not_acceptable)
     }
 
-    /// Whether the client knows a form, wherever it names it.
+    /// Returns true if the client accepts a form at all.
     pub(super) fn accepts(&self, form: Form) -> bool {
         clauses(&self.accept).iter().any(|clause| clause.is_form(&form))
     }
 
-    /// Whether JSON is accepted, in whatever form.
+    /// Refuses a request that does not accept JSON.
     pub(super) fn check_media_type(&self) -> Result<(), Refusal> {
         let fits = clauses(&self.accept).iter().any(Clause::is_json);
         if fits { Ok(()) } else { Err(Refusal::not_acceptable()) }
     }
 }
 
-/// Another form of an answer, as a client may ask for it.
+/// Alternative form of an answer, such as metadata only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Form {
     pub(super) group: &'static str,
@@ -258,7 +256,7 @@ pub(super) struct Form {
 const METADATA: Form = Form { group: "meta.k8s.io", version: "v1", kind: "PartialObjectMetadata" };
 const METADATA_LIST: Form = Form { kind: "PartialObjectMetadataList", ..METADATA };
 
-/// One of the things that a client accepts: a format, and its parameters.
+/// Accepted format with its parameters.
 struct Clause<'a> {
     media_type: &'a str,
     params: Vec<(&'a str, &'a str)>,
@@ -279,7 +277,7 @@ impl Clause<'_> {
     }
 }
 
-/// What a client accepts, the heavier things first, else as they are named.
+/// Accepted formats, by descending weight, then in their given order.
 fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let accept = if accept.is_empty() { "*/*" } else { accept };
     let clause = |text| {
@@ -293,15 +291,15 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// How much of an object is shown.
+/// Shape in which an object is returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Whole,
     Metadata,
 }
 
-/// The end of what is not at its end, in Go's words.
-#[expect(clippy::needless_pass_by_value, reason = "it is what maps an error")]
+/// Error text of the JSON decoder; an unexpected end has Go's text.
+#[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 fn said(error: serde_json::Error) -> String {
     match error.is_eof() {
         true => "unexpected end of JSON input".to_owned(),

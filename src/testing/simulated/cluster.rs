@@ -1,8 +1,8 @@
-//! The server as a state machine: a request and the time in, an answer out, without I/O.
+//! Server state machine: a request and the time in, an answer out, without I/O.
 //!
-//! What the real control plane does in the background (accepting names, deleting instances,
-//! collecting garbage, emptying namespaces) are jobs with a time; whoever looks at the cluster
-//! first lets time pass.
+//! Background work of the control plane (accepting names, deleting instances, collecting garbage,
+//! emptying namespaces) consists of jobs with a due time. Every access to the cluster first runs
+//! the due jobs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,11 +32,11 @@ pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
 pub(super) const API_SERVICES: &str = "apiservices.apiregistration.k8s.io";
 pub(super) const NAMESPACES: &str = "namespaces";
 
-/// All that the server knows.
+/// State of the server.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) now: Duration,
-    /// The wall clock when `now` was zero.
+    /// Wall clock time at `now` zero.
     begin: Timestamp,
     pub(super) delays: Delays,
     pub(super) random: fastrand::Rng,
@@ -47,27 +47,27 @@ pub(super) struct Cluster {
     pub(super) aggregated: BTreeMap<String, Aggregated>,
     pub(super) owners: Owners,
     pub(super) rules: Vec<AccessRule>,
-    /// For the answer to the request that is being answered.
+    /// Warnings for the current request.
     pub(super) warnings: Vec<String>,
     jobs: BTreeMap<(Duration, u64), Job>,
     last_job: u64,
 }
 
-/// What the control plane does by itself.
+/// Background work of the control plane.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Job {
-    /// Judges the names of a CRD.
+    /// Decides which names a CRD gets.
     AcceptNames(String),
     Establish(String),
     /// Begins to delete the instances of a CRD.
     DeleteInstances(String),
-    /// Removes a CRD whose instances are gone, or looks again later.
+    /// Removes a CRD without instances, or checks again later.
     AwaitInstances(String),
     /// Ends the watches of a type that were open when its CRD changed: all up to this one.
     EndWatches(Storage, WatchId),
     /// Empties a namespace.
     Drain(String),
-    /// Looks at an object whose owners, or whose dependents, may be gone.
+    /// Checks an object whose owners or dependents may be deleted.
     Collect(Storage, Key),
 }
 
@@ -109,7 +109,7 @@ impl Cluster {
         if let Answer::Done(reply) = &mut answer {
             reply.warnings = std::mem::take(&mut self.warnings);
         }
-        // What follows at once has followed before the next request.
+        // Jobs without a delay run before the next request.
         self.advance(now);
         answer
     }
@@ -129,7 +129,7 @@ impl Cluster {
         self.serve(&resource, call)
     }
 
-    /// The type that a request is about, if it is served there.
+    /// Returns the served type that a request addresses.
     fn find(&self, call: &Call) -> Result<Arc<Resource>, Refusal> {
         let info = &call.info;
         let is_ours = self.is_built_in(&info.group);
@@ -153,7 +153,8 @@ impl Cluster {
         })
     }
 
-    /// Whether the group is the server's own: its paths are routed otherwise than those of CRDs.
+    /// Returns true for a group of the server itself, whose paths are routed differently from those
+    /// of CRDs.
     pub(super) fn is_built_in(&self, group: &str) -> bool {
         self.built_in.keys().any(|(name, ..)| name == group)
     }
@@ -174,13 +175,13 @@ impl Cluster {
         self.aggregated.values().find_map(|it| it.resource(group, version, plural))
     }
 
-    /// A served type by its kind.
+    /// Returns a served type by its kind.
     pub(super) fn resource_of_kind(&self, api_version: &str, kind: &str) -> Option<Arc<Resource>> {
         let fits = |it: &&Arc<Resource>| it.kind == kind && it.api_version() == api_version;
         self.resources().into_iter().find(|it| fits(&it))
     }
 
-    /// All served types, each at each of its versions.
+    /// Served types, each at each of its versions.
     pub(super) fn resources(&self) -> Vec<Arc<Resource>> {
         let built_in = self.built_in.values().cloned();
         let custom = self.custom.values().flat_map(Custom::all_served);
@@ -190,7 +191,7 @@ impl Cluster {
 
     // --- time
 
-    /// Lets time pass: what was due is done, in order.
+    /// Advances the clock and runs the due jobs in order.
     pub(super) fn advance(&mut self, now: Duration) {
         while let Some(first) = self.jobs.first_entry().filter(|first| first.key().0 <= now) {
             let ((due, _), job) = first.remove_entry();
@@ -200,7 +201,7 @@ impl Cluster {
         self.now = self.now.max(now);
     }
 
-    /// When something happens by itself next.
+    /// Returns the time of the next job.
     pub(super) fn due(&self) -> Option<Duration> {
         self.jobs.keys().next().map(|(due, _)| *due)
     }
@@ -228,14 +229,14 @@ impl Cluster {
         }
     }
 
-    /// The wall clock, to the second.
+    /// Wall clock time in seconds.
     pub(super) fn timestamp(&self) -> String {
         let passed = SignedDuration::try_from(self.now).unwrap_or(SignedDuration::ZERO);
         let now = self.begin.checked_add(passed).unwrap_or(self.begin);
         now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
     }
 
-    /// What part of a second the wall clock is past the last whole one.
+    /// Fraction of the current second.
     pub(super) fn part_of_second(&self) -> Duration {
         let nanos = self.begin.subsec_nanosecond().unsigned_abs();
         let passed = Duration::from_nanos(u64::from(nanos)) + self.now;
@@ -244,7 +245,7 @@ impl Cluster {
 
     // --- writing
 
-    /// Writes an object, tells the watches and lets the control plane notice.
+    /// Writes an object, delivers the event to the watches and schedules the jobs that follow.
     pub(super) fn commit(&mut self, storage: &Storage, object: Value) -> Arc<Value> {
         let entry = self.history.put(storage, object);
         self.watches.deliver(&entry);
@@ -277,11 +278,11 @@ impl Cluster {
         match &*entry.storage {
             CRDS => {
                 self.notice_crd(entry);
-                self.look_again();
+                self.recheck_unknown_owners();
             }
             API_SERVICES => {
                 self.notice_api_service(entry);
-                self.look_again();
+                self.recheck_unknown_owners();
             }
             NAMESPACES => self.notice_namespace(entry),
             "services" => self.notice_service(entry),
@@ -289,14 +290,14 @@ impl Cluster {
         }
     }
 
-    // --- what the script does
+    // --- script
 
-    /// Versions before now cannot be listed or watched from any longer.
+    /// Expires all older versions for lists and watches.
     pub(super) fn compact(&mut self) {
         self.history.compact();
     }
 
-    /// Ends every watch and forgets what a process keeps in memory.
+    /// Ends every watch and clears the caches of the process.
     pub(super) fn restart(&mut self, version: Option<u64>) {
         self.watches.close_all();
         match version {

@@ -1,4 +1,4 @@
-//! The garbage collector.
+//! Garbage collector.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,31 +15,31 @@ use super::{
     write::{Deletion, Propagation},
 };
 
-/// Who owns whom, by uid.
+/// Ownership index by uid.
 #[derive(Debug, Default)]
 pub(super) struct Owners {
-    /// Where the object of a uid is.
+    /// Location of the live object of a uid.
     alive: BTreeMap<String, (Storage, Key)>,
     dependents: BTreeMap<String, BTreeSet<(Storage, Key)>>,
-    /// Of those that have dependents, whose end was seen: their type may be gone as well.
+    /// Deleted owners with dependents. Their type may no longer be served.
     gone: BTreeSet<String>,
-    /// What is owned by types that are not served.
+    /// Dependents of owners whose type is not served.
     unclear: BTreeSet<(Storage, Key)>,
 }
 
-/// What an object is to whom it owns.
+/// State of an owner, as a dependent's reference finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Owner {
     There,
-    /// Nobody serves its type, so nothing is known.
+    /// Type is not served, so that the state is unknown.
     Unknown,
-    /// It is being deleted, after its dependents.
+    /// Deleted in the foreground, after its dependents.
     Waiting,
     Gone,
 }
 
 impl Owners {
-    /// Keeps account of a change, and says which objects may have lost an owner or a dependent.
+    /// Records a change and returns the objects that may have lost an owner or a dependent.
     pub(super) fn note(&mut self, entry: &Entry) -> Vec<(Storage, Key)> {
         let place = (Arc::clone(&entry.storage), entry.key.clone());
         let mut suspects = Vec::new();
@@ -57,7 +57,7 @@ impl Owners {
                     self.gone.remove(uid);
                 }
             }
-            // It may wait for its dependents.
+            // The owner may wait for its dependents.
             suspects.extend(self.alive.get(uid).cloned());
         }
         for uid in after.difference(&before) {
@@ -84,7 +84,7 @@ impl Owners {
 }
 
 impl Cluster {
-    /// Does for one object what its owners and dependents demand.
+    /// Applies the owner references of one object.
     pub(super) fn collect(&mut self, storage: &Storage, key: &Key) {
         let Some(object) = self.history.get(storage, key).cloned() else { return };
         if object::is_deleting(&object) {
@@ -127,14 +127,14 @@ impl Cluster {
         }
     }
 
-    /// Other types may be served now: looks again at what their objects own.
-    pub(super) fn look_again(&mut self) {
+    /// Schedules the dependents of unknown owners again, since more types may be served now.
+    pub(super) fn recheck_unknown_owners(&mut self) {
         for (storage, key) in std::mem::take(&mut self.owners.unclear) {
             self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));
         }
     }
 
-    /// What stands where a dependent says that its owner is.
+    /// Looks up the owner in a dependent's reference.
     fn owner(&self, (namespace, _): &Key, reference: &Value) -> Owner {
         let text = |field: &str| reference[field].as_str().unwrap_or_default();
         if self.owners.gone.contains(text("uid")) {
@@ -144,7 +144,7 @@ impl Cluster {
             return Owner::Unknown;
         };
         if resource.namespaced && namespace.is_empty() {
-            // Whoever is in no namespace cannot be owned from within one.
+            // A cluster-scoped object cannot have a namespaced owner.
             return Owner::There;
         }
         let namespace = if resource.namespaced { namespace.as_str() } else { "" };

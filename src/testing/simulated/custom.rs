@@ -20,25 +20,25 @@ use super::{
 
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
-/// A type that a CRD makes.
+/// Type defined by a CRD.
 #[derive(Debug)]
 pub(super) struct Custom {
     pub(super) established: bool,
     names_accepted: bool,
-    /// No instance can be created.
+    /// True while instances cannot be created.
     pub(super) terminating: bool,
-    /// The start of the second in which it was established.
+    /// Start of the second in which it was established.
     established_at: Duration,
     versions: BTreeMap<String, Arc<Resource>>,
-    /// `group/version` in which objects are stored.
+    /// Storage version, as `group/version`.
     pub(super) stored: String,
-    /// When its watch cache is filled; unknown until somebody asks.
+    /// Time at which its watch cache is filled; `None` before the first request.
     cache_ready: Option<Duration>,
     pub(super) schemas: BTreeMap<String, Arc<Value>>,
 }
 
 impl Custom {
-    /// The type at a version, if it is served there. The real server does not wait for
+    /// Returns the type at a version, if that is served. The real server does not wait for
     /// `Established`.
     pub(super) fn served(&self, version: &str) -> Option<Arc<Resource>> {
         let served = self.names_accepted || self.established;
@@ -50,7 +50,7 @@ impl Custom {
         self.versions.values().filter(|_| served).cloned().collect()
     }
 
-    /// Its versions as discovery shows them, which waits for `Established`.
+    /// Versions in discovery, which waits for `Established`.
     pub(super) fn discovered(&self) -> Vec<Arc<Resource>> {
         self.versions.values().filter(|_| self.established).cloned().collect()
     }
@@ -122,12 +122,12 @@ impl Custom {
     }
 }
 
-/// `.spec.replicas` as a JSON pointer.
+/// Converts a path such as `.spec.replicas` to a JSON pointer.
 fn pointer(path: &str) -> String {
     path.replace('.', "/")
 }
 
-/// Version and group of whatever a CRD serves.
+/// Served versions with their group.
 pub(super) fn group_versions(crd: &Value) -> BTreeSet<(&str, &str)> {
     let group = crd["spec"]["group"].as_str().unwrap_or_default();
     let versions = crd["spec"]["versions"].as_array().into_iter().flatten();
@@ -143,7 +143,7 @@ pub(super) fn is_true(crd: &Value, kind: &str) -> bool {
     condition(crd, kind).is_some_and(|it| it["status"] == "True")
 }
 
-/// What a new or changed CRD gets from the server.
+/// Sets the server's defaults in a CRD.
 pub(super) fn default_crd(crd: &mut Value) {
     let names = object::fields(&mut crd["spec"]["names"]);
     let kind = names.get("kind").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -166,22 +166,24 @@ pub(super) fn default_crd(crd: &mut Value) {
     }
 }
 
-/// What a CRD asks for that nobody does here.
-pub(super) fn refuse_unheard(crd: &Value) -> Result<(), Refusal> {
+/// Refuses a CRD with features that are not simulated.
+pub(super) fn refuse_unsupported(crd: &Value) -> Result<(), Refusal> {
     if crd["spec"]["conversion"]["strategy"] == "Webhook" {
         return Err(Refusal::not_simulated("spec.conversion.strategy: Webhook"));
     }
     let versions = crd["spec"]["versions"].as_array().into_iter().flatten().enumerate();
     for (at, version) in versions {
         let path = format!("spec.versions[{at}].schema.openAPIV3Schema");
-        if let Some(path) = schema::unheard(&version["schema"]["openAPIV3Schema"], &path) {
+        if let Some(path) =
+            schema::unsupported_keyword(&version["schema"]["openAPIV3Schema"], &path)
+        {
             return Err(Refusal::not_simulated(path));
         }
     }
     Ok(())
 }
 
-/// The rules for CRDs without which the rest makes no sense.
+/// Validates the fields of a CRD that the simulation depends on.
 pub(super) fn validate_crd(crd: &Value, before: Option<&Value>) -> Vec<FieldFault> {
     let mut faults = Vec::new();
     let spec = &crd["spec"];
@@ -235,20 +237,20 @@ pub(super) fn validate_crd(crd: &Value, before: Option<&Value>) -> Vec<FieldFaul
 }
 
 impl Cluster {
-    /// Refuses or delays a request to a custom type as its CRD's state demands.
+    /// Returns 429 until the watch cache of a custom type is filled.
     pub(super) fn check_cache(&mut self, storage: &str, pages: bool) -> Result<(), Refusal> {
         let (now, ready_after) = (self.now, self.delays.storage_ready);
         let Some(custom) = self.custom.get_mut(storage) else { return Ok(()) };
         if custom.cache_ready.is_none() {
-            // The cache is filled for whoever asks first, and knows nothing of what was before.
+            // The first request starts the cache, which has no older versions.
             self.history.restart_cache(&storage.into());
         }
         let ready = *custom.cache_ready.get_or_insert(now.saturating_add(ready_after));
-        // Pages are read past the cache.
+        // Later pages are read past the cache.
         if now < ready && !pages { Err(Refusal::initializing()) } else { Ok(()) }
     }
 
-    /// How long a create has to wait.
+    /// Delay of a create.
     pub(super) fn create_hold(&self, storage: &str) -> Option<Duration> {
         let custom = self.custom.get(storage)?;
         let age = self.now.saturating_sub(custom.established_at);
@@ -266,14 +268,14 @@ impl Cluster {
                 self.tear_down(&storage);
             }
             if renamed && entry.after.is_some() {
-                // A name may be free.
-                self.judge_names_of_others(entry);
+                // The change may have released a name.
+                self.recheck_other_names(entry);
             }
         }
         let Some(crd) = &entry.after else {
             self.custom.remove(&storage);
             self.sync_api_services();
-            self.judge_names_of_others(entry);
+            self.recheck_other_names(entry);
             return;
         };
         let mut custom = Custom::of(crd);
@@ -281,14 +283,14 @@ impl Cluster {
         custom.cache_ready = before.and_then(|before| before.cache_ready);
         custom.established_at = match before {
             Some(before) if before.established => before.established_at,
-            // The condition's time has no fraction of a second, and the hold counts from that.
+            // The condition's time has no fraction of a second, and the delay counts from it.
             _ => self.now.saturating_sub(self.part_of_second()),
         };
         self.custom.insert(Arc::clone(&storage), custom);
         let served_before = entry.before.as_deref().map(group_versions);
         let served = group_versions(crd);
         if served_before.is_none() {
-            // Nothing is stale: a look at all CRDs for each new one would be dear.
+            // No entry is stale here; a scan of all CRDs for each new one would be slow.
             for (version, group) in served {
                 self.announce(version, group, "true");
             }
@@ -307,8 +309,8 @@ impl Cluster {
         }
     }
 
-    /// Any change of a CRD's spec or accepted names empties its cache and ends its watches. These
-    /// are left a moment, in which requests that run may end.
+    /// Empties the cache of a type and ends its watches after a change of the CRD's spec or
+    /// accepted names. Open watches end after a short delay, in which running requests may finish.
     fn tear_down(&mut self, storage: &Storage) {
         if let Some(custom) = self.custom.get_mut(storage) {
             custom.forget_cache();
@@ -350,7 +352,7 @@ impl Cluster {
         }
     }
 
-    /// What the deletion of a CRD writes at once.
+    /// Sets the conditions that the deletion of a CRD writes at once.
     pub(super) fn mark_crd_deleted(&mut self, crd: &mut Value) {
         object::add_finalizer(crd, CLEANUP);
         let message = "CustomResourceDefinition marked for deletion; CustomResource deletion will \

@@ -8,15 +8,15 @@ use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
     history::Key,
-    namespaces::IMMORTAL,
-    object, protobuf,
+    namespaces::UNDELETABLE,
+    object,
     refusal::{FieldFault, Refusal},
     render::render,
     resource::{Resource, Storage},
     watches::Filter,
 };
 
-/// What becomes of the dependents.
+/// Treatment of the dependents of a deleted object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Propagation {
     Background,
@@ -24,7 +24,7 @@ pub(super) enum Propagation {
     Orphan,
 }
 
-/// How an object is deleted.
+/// Options of a deletion.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Deletion {
     pub(super) propagation: Option<Propagation>,
@@ -33,11 +33,11 @@ pub(super) struct Deletion {
     dry_run: bool,
 }
 
-/// What came of a deletion.
+/// Outcome of a deletion.
 #[derive(Debug)]
 pub(super) enum Deleted {
     Gone(Arc<Value>),
-    /// Finalizers hold it.
+    /// Marked as deleted, and kept by finalizers.
     Pending(Arc<Value>),
 }
 
@@ -47,10 +47,9 @@ impl Deletion {
     }
 
     fn of(call: &Call) -> Result<Self, Refusal> {
+        call.refuse_protobuf()?;
         let body = if call.body.is_empty() {
             Value::Null
-        } else if call.media_type() == protobuf::MEDIA_TYPE {
-            protobuf::read(&call.body)?
         } else {
             call.json().map_err(|why| {
                 let why = format!("couldn't get version/kind; json parse error: {why}");
@@ -134,14 +133,14 @@ impl Cluster {
         let shape = call.shape(resource)?;
         let deletion = Deletion::of(call)?;
         let key = Self::key_of(resource, call);
-        if &*resource.storage == NAMESPACES && IMMORTAL.contains(&key.1.as_str()) {
+        if &*resource.storage == NAMESPACES && UNDELETABLE.contains(&key.1.as_str()) {
             return Err(Refusal::forbidden(resource, &key.1, "this namespace may not be deleted"));
         }
         let live = self.live(resource, &key)?;
         deletion.check(resource, &live)?;
         let deleted = match (deletion.dry_run, &*resource.storage) {
             (true, CRDS) => Some(Deleted::Gone(live)),
-            (true, _) => Some(match self.doomed(&resource.storage, &live, &deletion) {
+            (true, _) => Some(match self.marked(&resource.storage, &live, &deletion) {
                 Some(held) => Deleted::Pending(Arc::new(held)),
                 None => Deleted::Gone(live),
             }),
@@ -168,12 +167,12 @@ impl Cluster {
         }
         let filter = self.filter(resource, call)?;
         let deletion = Deletion::of(call)?;
-        let doomed = self.history.all(&resource.storage);
-        let doomed = doomed.filter(|(_, object)| filter.matches(object));
-        let doomed: Vec<(Key, Arc<Value>)> =
-            doomed.map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
+        let matching = self.history.all(&resource.storage);
+        let matching = matching.filter(|(_, object)| filter.matches(object));
+        let matching: Vec<(Key, Arc<Value>)> =
+            matching.map(|(key, object)| (key.clone(), Arc::clone(object))).collect();
         let mut items = Vec::new();
-        for (key, live) in doomed {
+        for (key, live) in matching {
             deletion.check(resource, &live)?;
             let object = if deletion.dry_run {
                 Some(Deleted::Gone(live))
@@ -188,7 +187,7 @@ impl Cluster {
         Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, version, None, None))))
     }
 
-    /// Deletes an object, or marks it if finalizers hold it.
+    /// Deletes an object, or marks it as deleted if finalizers keep it.
     pub(super) fn delete_object(
         &mut self,
         storage: &Storage,
@@ -196,7 +195,7 @@ impl Cluster {
         deletion: Deletion,
     ) -> Option<Deleted> {
         let live = Arc::clone(self.history.get(storage, key)?);
-        let Some(object) = self.doomed(storage, &live, &deletion) else {
+        let Some(object) = self.marked(storage, &live, &deletion) else {
             return self.erase(storage, key).map(|_| Deleted::Gone(live));
         };
         if object == *live {
@@ -205,8 +204,8 @@ impl Cluster {
         Some(Deleted::Pending(self.commit(storage, object)))
     }
 
-    /// What a deletion makes of an object that finalizers hold.
-    fn doomed(&mut self, storage: &Storage, live: &Value, deletion: &Deletion) -> Option<Value> {
+    /// Returns the marked object if finalizers keep it.
+    fn marked(&mut self, storage: &Storage, live: &Value, deletion: &Deletion) -> Option<Value> {
         let mut object = live.clone();
         match deletion.propagation {
             Some(Propagation::Foreground) => {
@@ -268,12 +267,12 @@ fn succeeded(resource: &Resource, object: &Value) -> Value {
     })
 }
 
-/// A list of items that are rendered already.
+/// Returns a list of rendered items.
 pub(super) fn list_of(
     filter: &Filter,
     items: Vec<Value>,
     version: u64,
-    go_on: Option<String>,
+    continue_token: Option<String>,
     remaining: Option<usize>,
 ) -> Value {
     let (api_version, kind) = match filter.shape {
@@ -284,10 +283,10 @@ pub(super) fn list_of(
     };
     let mut metadata = json!({ "resourceVersion": version.to_string() });
     if filter.resource.custom && filter.shape == super::call::Shape::Whole {
-        // Lists of custom types show the field even if there is nothing in it.
+        // Lists of custom types contain the field even if it is empty.
         metadata["continue"] = "".into();
     }
-    if let Some(token) = go_on {
+    if let Some(token) = continue_token {
         metadata["continue"] = token.into();
     }
     if let Some(remaining) = remaining {

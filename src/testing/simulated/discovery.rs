@@ -1,4 +1,4 @@
-//! What the server says it serves, and the paths that are no types.
+//! Discovery, and other paths that address no type.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -13,22 +13,22 @@ use super::{
 };
 use crate::testing::{KUBERNETES_VERSION, Verb};
 
-/// The form in which all groups are one document.
+/// Aggregated discovery: all groups in one document.
 const AGGREGATED: Form =
     Form { group: "apidiscovery.k8s.io", version: "v2", kind: "APIGroupDiscoveryList" };
 
 const VERBS: [&str; 8] =
     ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
-/// In the order in which the real server names those of custom types.
+/// Verbs of custom types, in the order of the real server.
 const CUSTOM_VERBS: [&str; 8] =
     ["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 
 impl Cluster {
-    /// Answers what is no request for a type.
+    /// Answers a request that addresses no type.
     pub(super) fn answer_path(&self, call: &Call) -> Result<Reply, Refusal> {
         let path = call.info.path.trim_end_matches('/');
         let parts: Vec<&str> = path.split('/').skip(1).collect();
-        // The aggregator answers for groups whatever the method is.
+        // The aggregator answers for groups with every method.
         let is_group = matches!(*parts.as_slice(), ["apis"] | ["apis", _]);
         if call.info.verb != Verb::Get && !is_group {
             let is_known = matches!(*parts.as_slice(), ["version" | "api"]);
@@ -75,7 +75,7 @@ impl Cluster {
         json!({ "paths": paths })
     }
 
-    /// Where to go from here.
+    /// Lists the root paths.
     fn paths(&self) -> Value {
         let mut paths = vec!["/api".to_owned(), "/apis".to_owned()];
         for Group { name, versions } in self.groups() {
@@ -88,8 +88,8 @@ impl Cluster {
         json!({ "paths": paths })
     }
 
-    /// Which types can be patched, and that the server validates: what kubectl asks before it
-    /// applies. Schemas are absent.
+    /// Lists the types that can be patched, with server-side validation, as kubectl checks before
+    /// it applies. Schemas are absent.
     fn openapi(&self, group: &str, version: &str) -> Result<Reply, Refusal> {
         let found = self.groups().into_iter().find(|it| it.name == group);
         let found = found.and_then(|it| it.versions.into_iter().find(|it| it.version == version));
@@ -144,7 +144,7 @@ impl Cluster {
         }
         call.form(&[])?;
         let list = if core {
-            // Nobody knows under which address the server is reached.
+            // The external address of the server is unknown.
             let address = json!({ "clientCIDR": "0.0.0.0/0", "serverAddress": "127.0.0.1:6443" });
             json!({
                 "kind": "APIVersions",
@@ -301,7 +301,7 @@ impl Cluster {
 fn subresources(resource: &Resource) -> impl Iterator<Item = &'static str> {
     let (status, scale) =
         (resource.status.then_some("status"), resource.scale.is_some().then_some("scale"));
-    // By name, but for custom types.
+    // Sorted by name, except for custom types.
     let names = if resource.custom { [status, scale] } else { [scale, status] };
     names.into_iter().flatten()
 }
@@ -314,13 +314,13 @@ fn legacy_group(group: &str, versions: &[String]) -> Value {
     json!({ "name": group, "preferredVersion": versions.first(), "versions": versions })
 }
 
-/// Answers 304 to who knows it already.
+/// Answers 304 if the client's etag matches.
 fn tagged(call: &Call, reply: Reply) -> Reply {
     let mut hasher = DefaultHasher::new();
     reply.body.hash(&mut hasher);
     let etag = format!("\"{:016X}\"", hasher.finish());
     if call.if_none_match == etag {
-        // A type here would replace that of what the client has.
+        // A content type here would replace that of the cached answer.
         return Reply { etag: Some(etag), content_type: "", ..Reply::text(304, "") };
     }
     Reply { etag: Some(etag), ..reply }

@@ -1,4 +1,4 @@
-//! Which groups and versions there are, in the order in which discovery names them.
+//! Served groups and versions, in the order of discovery.
 
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
@@ -8,10 +8,10 @@ use super::{
     resource::Resource,
 };
 
-/// It has no APIService of its own, and comes before all others.
+/// Group of APIServices; it has no APIService itself and precedes all others.
 const APISERVICES_GROUP: &str = "apiregistration.k8s.io";
 
-/// A group with its versions, best first.
+/// Group with its versions, preferred version first.
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: String,
@@ -21,12 +21,12 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Version {
     pub(super) version: String,
-    /// Of a service that is down, those that it had when it was up.
+    /// Types of the version. For an unavailable service, those that it served before.
     pub(super) types: Vec<Arc<Resource>>,
     pub(super) is_current: bool,
 }
 
-/// What the APIServices say of the order of groups and versions.
+/// Priorities of groups and versions from the APIServices.
 #[derive(Debug, Default)]
 struct Ranks {
     groups: BTreeMap<String, i64>,
@@ -66,7 +66,7 @@ impl Cluster {
         ranks
     }
 
-    /// All groups that are served, or would be if their service were up.
+    /// Groups that are served, including those of unavailable services.
     pub(super) fn groups(&self) -> Vec<Group> {
         let mut found: BTreeMap<String, BTreeMap<String, Version>> = BTreeMap::new();
         let version = |version: &str, types: Vec<Arc<Resource>>, is_current: bool| {
@@ -94,10 +94,10 @@ impl Cluster {
         groups
     }
 
-    /// All groups and versions that have an APIService, whether it is available or not.
+    /// Groups and versions with an APIService, available or not.
     pub(super) fn registered_groups(&self) -> Vec<(String, Vec<String>)> {
         let ranks = self.ranks();
-        // Of groups that stand equal, the one whose APIService has the first name.
+        // Among groups of equal priority, the name of the APIService decides.
         let mut services: Vec<_> = ranks
             .versions
             .keys()
@@ -122,7 +122,7 @@ impl Cluster {
     }
 }
 
-/// How versions are ordered: `v2`, `v1`, `v1beta2`, `v1alpha1`, then all others by name.
+/// Sort key of versions: `v2`, `v1`, `v1beta2`, `v1alpha1`, then all others by name.
 fn priority(version: &str) -> (u8, u64, u64, std::cmp::Reverse<String>) {
     let name = std::cmp::Reverse(version.to_owned());
     let Some(rest) = version.strip_prefix('v') else { return (0, 0, 0, name) };

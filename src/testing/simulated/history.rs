@@ -1,4 +1,4 @@
-//! All objects, one resource version for all of them, and what happened to them.
+//! Objects under one resource version, with the history of their changes.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,33 +9,34 @@ use serde_json::Value;
 
 use super::{object, resource::Storage};
 
-/// Namespace and name; the namespace is empty for what has none.
+/// Namespace and name; the namespace is empty for cluster-scoped objects.
 pub(super) type Key = (String, String);
 
-/// More than this is forgotten, oldest first, as by a compaction.
+/// Number of changes that are kept for watches and old lists. Older ones are dropped, as by a
+/// compaction.
 const KEPT: usize = 200_000;
 
-/// The store.
+/// Store of all objects.
 #[derive(Debug, Default)]
 pub(super) struct History {
     version: u64,
     objects: BTreeMap<Storage, BTreeMap<Key, Arc<Value>>>,
     log: VecDeque<Entry>,
-    /// Lists at an older version have expired.
+    /// Version below which lists have expired.
     compacted: u64,
-    /// Watches of this collection cannot begin before this version.
+    /// Versions before which watches of a collection cannot begin.
     floors: BTreeMap<Storage, u64>,
 }
 
-/// One change.
+/// Change of one object.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) version: u64,
     pub(super) storage: Storage,
     pub(super) key: Key,
     pub(super) before: Option<Arc<Value>>,
-    /// Of a deletion: none. What was deleted is in `before`, with the version of the deletion in
-    /// `last`.
+    /// Object after the change; `None` for a deletion. The deleted object is in `before`, with the
+    /// version of the deletion in `last`.
     pub(super) after: Option<Arc<Value>>,
     pub(super) last: Arc<Value>,
 }
@@ -85,7 +86,7 @@ impl History {
         })
     }
 
-    /// Removes an object; nothing happens if there is none.
+    /// Removes an object; returns `None` if it does not exist.
     pub(super) fn remove(&mut self, storage: &Storage, key: &Key) -> Option<Entry> {
         let before = self.objects.get_mut(storage)?.remove(key)?;
         self.version += 1;
@@ -112,23 +113,23 @@ impl History {
         entry
     }
 
-    /// The oldest version from which a watch of the collection can begin.
+    /// Oldest version from which a watch of the collection can begin.
     pub(super) fn floor(&self, storage: &str) -> u64 {
         self.floors.get(storage).copied().unwrap_or(0).max(self.compacted)
     }
 
-    /// The collection's watch cache begins anew: older versions cannot be watched from.
+    /// Restarts the watch cache of a collection, which expires its older versions for watches.
     pub(super) fn restart_cache(&mut self, storage: &Storage) {
         self.floors.insert(Arc::clone(storage), self.version);
     }
 
-    /// Forgets everything before now.
+    /// Drops the history before now.
     pub(super) fn compact(&mut self) {
         self.compacted = self.version;
         self.log.clear();
     }
 
-    /// Counts versions from here on from another number, as after a restored backup.
+    /// Sets the version counter, as after a restored backup.
     pub(super) fn reset_version(&mut self, version: u64) {
         self.version = version;
         self.compacted = version;
@@ -136,13 +137,13 @@ impl History {
         self.log.clear();
     }
 
-    /// What happened to a collection after a version.
+    /// Changes of a collection after a version.
     pub(super) fn since(&self, storage: &str, version: u64) -> impl Iterator<Item = &Entry> {
         let begin = self.log.partition_point(|entry| entry.version <= version);
         self.log.range(begin..).filter(move |entry| *entry.storage == *storage)
     }
 
-    /// The collection as it was at a version that is not compacted.
+    /// Returns the collection at a version that is not compacted.
     pub(super) fn at(&self, storage: &str, version: u64) -> BTreeMap<Key, Arc<Value>> {
         let mut objects = self.objects.get(storage).cloned().unwrap_or_default();
         let begin = self.log.partition_point(|entry| entry.version <= version);

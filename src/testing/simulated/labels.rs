@@ -1,4 +1,4 @@
-//! Label selectors, read as apimachinery reads them.
+//! Label selectors, parsed as apimachinery parses them.
 
 use serde_json::Value;
 
@@ -11,7 +11,7 @@ const KEY: &str = "name part must consist of alphanumeric characters, '-', '_' o
     start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', \
     regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
-/// Which labels an object must have.
+/// Requirements on the labels of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Labels(Vec<Requirement>);
 
@@ -21,7 +21,7 @@ enum Requirement {
     NotIn(String, Vec<String>),
     Exists(String),
     Missing(String),
-    /// The key, and whether the label's number is above (or else below) this one.
+    /// Key, true for greater than (false for less than), and the number.
     Compare(String, bool, i64),
 }
 
@@ -56,7 +56,7 @@ impl Labels {
     }
 }
 
-/// Words and signs, as they stand in the text.
+/// Splits a selector into identifiers and operators.
 fn tokens(text: &str) -> Vec<&str> {
     let is_sign = |letter: char| "=!(),<>".contains(letter);
     let mut tokens = Vec::new();
@@ -87,7 +87,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// The next token; empty at the end.
+    /// Returns the next token; empty at the end.
     fn peek(&self) -> &'a str {
         self.tokens.get(self.at).copied().unwrap_or_default()
     }
@@ -172,7 +172,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// One value, which may be empty.
+    /// Parses one value, which may be empty.
     fn value(&mut self) -> Result<String, String> {
         match self.peek() {
             "" | "," => Ok(String::new()),
@@ -181,7 +181,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Values in parentheses.
+    /// Parses values in parentheses.
     fn values(&mut self) -> Result<Vec<String>, String> {
         let open = self.next();
         if open != "(" {

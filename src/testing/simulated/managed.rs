@@ -1,9 +1,9 @@
-//! Who owns which fields, and server-side apply.
+//! Managed fields and server-side apply.
 //!
-//! Maps are merged field by field and lists are owned as a whole, as the real server does for
-//! types without a schema; finalizers and owner references are merged everywhere. The lists of
-//! built-in types that the real server merges by a key are not: they are owned as a whole too. Each
-//! map stays while somebody owns something in it, as those do that a schema names.
+//! Maps are merged field by field and lists are owned as a whole, as the real server does for types
+//! without a schema. Finalizers and owner references are merged for every type. Lists of built-in
+//! types that the real server merges by a key are owned as a whole here. A map stays while a
+//! manager owns a field in it, and a map that the schema names always stays.
 
 use std::collections::BTreeSet;
 
@@ -14,12 +14,12 @@ use super::{object, refusal::Refusal};
 type Path = Vec<String>;
 type Set = BTreeSet<Path>;
 
-/// Who writes, and how.
+/// Field manager of a write, with its operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writer<'a> {
     pub(super) manager: &'a str,
     pub(super) api_version: &'a str,
-    /// Empty for the object itself.
+    /// Subresource; empty for the object itself.
     pub(super) subresource: &'a str,
     pub(super) now: &'a str,
 }
@@ -54,8 +54,8 @@ impl Entry {
     }
 }
 
-/// What an update leaves of the record: whoever writes it may change it, and forget it by one entry
-/// with nothing in it; without a word it stays as it is.
+/// Returns the managed fields after an update. An update may replace them, and clears them by a
+/// list with one empty entry. Without the field they are unchanged.
 pub(super) fn given(live: &Value, object: &Value) -> Option<Value> {
     let text = |it: &Value| it["metadata"].get("managedFields").cloned();
     match text(object).as_ref().and_then(Value::as_array).map(Vec::as_slice) {
@@ -65,8 +65,8 @@ pub(super) fn given(live: &Value, object: &Value) -> Option<Value> {
     }
 }
 
-/// Records an update: what changed is the writer's now. Of an object whose record was forgotten there
-/// is none until somebody applies.
+/// Records an update: its changed fields belong to the writer. An object whose record was cleared
+/// has none until the next apply.
 pub(super) fn record(before: Option<&Value>, after: &mut Value, writer: Writer<'_>) {
     let mut entries = read(after);
     if before.is_some() && entries.is_empty() {
@@ -93,7 +93,7 @@ pub(super) fn record(before: Option<&Value>, after: &mut Value, writer: Writer<'
     write(after, entries);
 }
 
-/// Applies a configuration to an object; what nobody wants any longer is removed.
+/// Applies a configuration to an object, and removes the fields that no manager owns any longer.
 pub(super) fn apply(
     live: &Value,
     wanted: &Value,
@@ -102,7 +102,7 @@ pub(super) fn apply(
 ) -> Result<Value, Refusal> {
     let mut entries = read(live);
     if entries.is_empty() {
-        // Whose the rest is, and since when, nobody knows.
+        // Fields without a recorded manager belong to an unknown one.
         let mut rest = members(live);
         rest.retain(|path| path[0] != "f:status");
         let unknown = Writer { manager: "before-first-apply", subresource: "", ..writer };
@@ -134,7 +134,7 @@ pub(super) fn apply(
             remove(&mut merged, &path, &named, &mut emptied);
         }
     }
-    // A map that is emptied is as good as none, and remains whose it was.
+    // An emptied map counts as removed, and keeps its manager.
     let is_gone = |path: &Path| find(&merged, path).is_none() && find(live, path).is_some();
     let stays = |path: &Path| !is_gone(path) || emptied.contains(path);
     entries.iter_mut().for_each(|entry| entry.fields.retain(stays));
@@ -150,7 +150,8 @@ pub(super) fn apply(
     Ok(merged)
 }
 
-/// Whether a field was added or is another one now. What maps hold is a matter of its own.
+/// Returns true if a field was added or changed. Maps are compared by their members, not as a
+/// whole.
 fn differs(before: Option<&Value>, after: &Value, path: &Path) -> bool {
     match (before.and_then(|it| find(it, path)), find(after, path)) {
         (Some(Value::Object(_)), Some(Value::Object(_))) => false,
@@ -159,14 +160,14 @@ fn differs(before: Option<&Value>, after: &Value, path: &Path) -> bool {
     }
 }
 
-/// These, and whatever they are in, the outer ones first.
+/// Adds the parents of each field, outermost first.
 fn with_those_above(fields: &Set) -> Set {
     let above = fields.iter().flat_map(|path| (1..=path.len()).map(|it| path[..it].to_vec()));
     above.filter(|path| path != &["f:metadata"]).collect()
 }
 
-/// Whether it is a map, or a list of elements of their own, that each object of the type has: an apply
-/// does not own that by naming what is in it.
+/// Returns true for a map or merged list that the schema of every object has. An apply does not own
+/// these by naming a field in them.
 fn is_of_the_schema(object: &Value, path: &Path) -> bool {
     let holds = find(object, path).is_some_and(|it| match it {
         Value::Object(fields) => !fields.is_empty(),
@@ -237,7 +238,7 @@ fn dotted(path: &Path) -> String {
 
 // --- paths
 
-/// Fields of the metadata that nobody owns.
+/// Metadata fields without an owner.
 const UNOWNED: [&str; 11] = [
     "name",
     "namespace",
@@ -252,7 +253,7 @@ const UNOWNED: [&str; 11] = [
     "clusterName",
 ];
 
-/// The paths of all that can be owned: values, and maps beside what they hold.
+/// Paths that can be owned: values, and maps beside their members.
 fn members(object: &Value) -> Set {
     let mut found = Set::new();
     for (name, value) in object.as_object().into_iter().flatten() {
@@ -287,7 +288,7 @@ fn is_merged(path: &[String]) -> bool {
     matches!(path, [a, b] if a == "f:metadata" && (b == "f:finalizers" || b == "f:ownerReferences"))
 }
 
-/// How an element of a merged list is named.
+/// Path segment of an element in a merged list.
 fn element(item: &Value) -> String {
     if item.is_object() {
         format!("k:{}", json!({ "uid": item["uid"] }))
@@ -303,7 +304,7 @@ fn find<'a>(object: &'a Value, path: &[String]) -> Option<&'a Value> {
     })
 }
 
-/// Takes a field away, and the maps that hold nothing without it, but for those that are named.
+/// Removes a field, and the maps that become empty, except for the named ones.
 fn remove(object: &mut Value, path: &[String], named: &Set, emptied: &mut Set) {
     let Some((last, above)) = path.split_last() else { return };
     let mut value = &mut *object;
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_another_manager_set_differently_conflicts_unless_forced() {
+    fn a_different_value_of_another_manager_conflicts_unless_forced() {
         let live = created("alice", json!({ "spec": { "size": 1, "color": "red" } }));
         let wanted = json!({ "spec": { "size": 2, "color": "red" } });
 
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_applied_no_longer_goes_unless_somebody_else_owns_it() {
+    fn a_field_that_is_no_longer_applied_is_removed_unless_another_manager_owns_it() {
         let first =
             json!({ "metadata": { "finalizers": ["x.test/a"] }, "spec": { "a": 1, "b": 1 } });
         let live = apply(&json!({}), &first, writer("alice"), false).unwrap();
@@ -497,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_map_takes_nothing_from_whoever_owns_what_is_in_it() {
+    fn an_empty_map_does_not_change_the_owners_of_its_fields() {
         let live = created("alice", json!({ "spec": { "a": { "b": 1 } } }));
 
         let end = apply(&live, &json!({ "spec": { "a": {} } }), writer("bob"), false).unwrap();
@@ -506,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_in_the_place_of_a_map_conflicts_with_whoever_owns_that() {
+    fn a_value_in_place_of_a_map_conflicts_with_its_owner() {
         let live =
             apply(&json!({}), &json!({ "spec": { "a": { "b": 1 } } }), writer("alice"), false);
         let (live, wanted) = (live.unwrap(), json!({ "spec": { "a": 5 } }));

@@ -1,4 +1,4 @@
-//! What an object may be called.
+//! Validation of names, labels, annotations, finalizers and owner references.
 
 use serde_json::Value;
 
@@ -21,10 +21,10 @@ const QUALIFIED: &str = "must consist of alphanumeric characters, '-', '_' or '.
     and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex \
     used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
 
-/// Of all keys and values together, in bytes.
-const MOST_ANNOTATIONS: usize = 256 * 1024;
+/// Limit in bytes for all annotation keys and values of one object, as on the real server.
+const MAX_ANNOTATION_BYTES: usize = 256 * 1024;
 
-/// Finalizers that need no domain.
+/// Finalizers without a domain that are valid.
 const WELL_KNOWN: [&str; 3] = ["orphan", "foregroundDeletion", "kubernetes"];
 
 pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<FieldFault> {
@@ -34,7 +34,7 @@ pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<Fiel
         let why = "name or generateName is required";
         faults.push(FieldFault::required("metadata.name", why));
     } else if resource.group.starts_with("rbac.") {
-        // Any path segment will do.
+        // Every path segment is valid.
         if name.contains(['/', '%']) || matches!(name, "." | "..") {
             let why = "may not contain '/' or '%'";
             faults.push(FieldFault::invalid("metadata.name", &name.into(), why));
@@ -52,7 +52,7 @@ pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<Fiel
         let mut bytes = 0;
         for (key, value) in values {
             bytes += key.len() + value.as_str().map_or(0, str::len);
-            // The real server looks at the keys of annotations in lower case, and names them as they are.
+            // The real server validates annotation keys in lower case, and reports them unchanged.
             let looked_at = if field == "labels" { key.clone() } else { key.to_lowercase() };
             for why in unqualified(&looked_at) {
                 faults.push(FieldFault::invalid(&path, &key.as_str().into(), &why));
@@ -65,8 +65,8 @@ pub(super) fn validate_metadata(resource: &Resource, object: &Value) -> Vec<Fiel
                 Some(_) => {}
             }
         }
-        if field == "annotations" && bytes > MOST_ANNOTATIONS {
-            faults.push(FieldFault::too_long(&path, MOST_ANNOTATIONS));
+        if field == "annotations" && bytes > MAX_ANNOTATION_BYTES {
+            faults.push(FieldFault::too_long(&path, MAX_ANNOTATION_BYTES));
         }
     }
     for finalizer in object::finalizers(object) {
@@ -127,7 +127,7 @@ fn validate_owner(owner: &Value) -> Vec<FieldFault> {
     faults
 }
 
-/// What the server says of finalizers of a custom object that are new and of no domain.
+/// Warnings about new finalizers without a domain in a custom object.
 pub(super) fn warnings(object: &Value, before: Option<&Value>) -> Vec<String> {
     let is_new = |name: &&str| !before.is_some_and(|it| object::has_finalizer(it, name));
     let mut new: Vec<_> = object::finalizers(object).filter(is_new).collect();
@@ -148,7 +148,7 @@ fn needs_a_domain(finalizer: &str) -> bool {
     !finalizer.contains('/') && !WELL_KNOWN.contains(&finalizer)
 }
 
-/// Why a text is no name with a domain before it perhaps.
+/// Reasons why a text is not a qualified name.
 fn unqualified(text: &str) -> Vec<String> {
     let (domain, name) = match *text.split('/').collect::<Vec<_>>() {
         [name] => (None, name),
@@ -194,7 +194,7 @@ pub(super) fn is_label(text: &str) -> bool {
         && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
 }
 
-/// Whether it is the key of a label: a name, and a domain before it perhaps.
+/// Returns true for a qualified name: a name with an optional domain before it.
 pub(super) fn is_qualified_name(text: &str) -> bool {
     let (domain, name) = text.rsplit_once('/').unwrap_or(("", text));
     let domain_fits = !text.contains('/') || !domain.is_empty() && domain.split('.').all(is_label);

@@ -1,4 +1,4 @@
-//! Namespaces, and how they come to their end.
+//! Namespaces and their termination.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -12,13 +12,13 @@ use super::{
     write::Deletion,
 };
 
-/// They cannot be deleted.
-pub(super) const IMMORTAL: [&str; 3] = ["default", "kube-public", "kube-system"];
+/// Namespaces that cannot be deleted.
+pub(super) const UNDELETABLE: [&str; 3] = ["default", "kube-public", "kube-system"];
 
-/// How often it is looked again, if the control plane takes no time otherwise.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// Interval between two checks of a terminating namespace when no delay is set.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A condition of a namespace that ends: its type, and its reason and message while all is well.
+/// Conditions of a terminating namespace: type, and reason and message in the good state.
 const CONDITIONS: [(&str, &str, &str); 5] = [
     (
         "NamespaceDeletionDiscoveryFailure",
@@ -64,7 +64,8 @@ impl Cluster {
         }
     }
 
-    /// Deletes what is in a namespace that ends, says what remains, and ends it once it is empty.
+    /// Deletes the contents of a terminating namespace, reports what remains, and removes it once
+    /// empty.
     pub(super) fn drain_namespace(&mut self, name: &str) {
         let key = (String::new(), name.to_owned());
         let Some(namespace) = self.history.get(NAMESPACES, &key).cloned() else { return };
@@ -84,7 +85,7 @@ impl Cluster {
             object::member(&mut next, "spec").remove("finalizers");
             self.commit_or_finish(&NAMESPACES.into(), next);
         } else {
-            let again = self.delays.namespace_drain.max(LOOK_AGAIN);
+            let again = self.delays.namespace_drain.max(CHECK_INTERVAL);
             self.schedule(again, Job::Drain(name.to_owned()));
         }
     }
@@ -101,7 +102,7 @@ impl Cluster {
         let mut types: BTreeMap<String, usize> = BTreeMap::new();
         let mut finalizers: BTreeMap<String, usize> = BTreeMap::new();
         for (storage, key) in rest {
-            // The core group has an empty name, and a dot before it.
+            // The core group has an empty name, which a dot precedes.
             let dot = if storage.contains('.') { "" } else { "." };
             *types.entry(format!("{storage}{dot}")).or_default() += 1;
             let object = self.history.get(storage, key);
@@ -147,7 +148,7 @@ impl Cluster {
     }
 }
 
-/// What a namespace gets from the server.
+/// Sets the server's defaults in a namespace.
 pub(super) fn default_namespace(namespace: &mut Value) {
     let name = object::name(namespace).to_owned();
     let metadata = object::metadata(namespace);

@@ -1,4 +1,4 @@
-//! Which CRD gets the names that it wants, as the naming and the establishing controller decide it.
+//! Names of CRDs, accepted as the naming and the establishing controller accept them.
 
 use serde_json::Value;
 
@@ -10,8 +10,9 @@ use super::{
 };
 
 impl Cluster {
-    /// A CRD has taken other names, or is gone: what it held may be free for others of its group.
-    pub(super) fn judge_names_of_others(&mut self, entry: &Entry) {
+    /// Decides the names of the other CRDs of the group again, since a change or deletion may have
+    /// released some.
+    pub(super) fn recheck_other_names(&mut self, entry: &Entry) {
         for other in self.crds_of_group(&entry.last["spec"]["group"]) {
             if other != entry.key.1 {
                 self.schedule(self.delays.names_accepted, Job::AcceptNames(other));
@@ -24,14 +25,14 @@ impl Cluster {
         of_group.map(|(key, _)| key.1.clone()).collect()
     }
 
-    /// Takes the names that no other CRD of the group has taken.
+    /// Accepts the names that no other CRD of the group holds.
     pub(super) fn accept_names(&mut self, name: &str) {
         let Some(mut crd) = self.crd(name) else { return };
         if crd["spec"]["names"] == crd["status"]["acceptedNames"] {
             return;
         }
         let before = crd.clone();
-        let (accepted, conflict) = self.judge_names(&crd);
+        let (accepted, conflict) = self.decide_names(&crd);
         crd["status"]["acceptedNames"] = accepted;
         let is_accepted = conflict.is_none();
         let (status, reason, message) = match conflict {
@@ -57,8 +58,8 @@ impl Cluster {
         }
     }
 
-    /// The names that a CRD gets, and why not all of those that it wants.
-    fn judge_names(&self, crd: &Value) -> (Value, Option<(&'static str, String)>) {
+    /// Returns the accepted names, and the reason for a name that is refused.
+    fn decide_names(&self, crd: &Value) -> (Value, Option<(&'static str, String)>) {
         let (mut resources, mut kinds) = (Vec::new(), Vec::new());
         for other in self.crds_of_group(&crd["spec"]["group"]) {
             let Some(other) = self.crd(&other) else { continue };

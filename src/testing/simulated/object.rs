@@ -1,4 +1,4 @@
-//! Objects as JSON, read and changed by the names of their metadata.
+//! Accessors for objects as JSON, mainly for their metadata.
 
 use serde_json::{Map, Value};
 
@@ -57,26 +57,26 @@ pub(super) fn owners(object: &Value) -> impl Iterator<Item = &Value> {
     object["metadata"]["ownerReferences"].as_array().into_iter().flatten()
 }
 
-/// The metadata, which is made an object if it is none.
+/// Returns the metadata as an object, which replaces any other value.
 pub(super) fn metadata(object: &mut Value) -> &mut Map<String, Value> {
     member(object, "metadata")
 }
 
-/// A member that is an object, and is made one if it is none.
+/// Returns a member as an object, which replaces any other value.
 pub(super) fn member<'a>(object: &'a mut Value, field: &str) -> &'a mut Map<String, Value> {
     let inner = fields(object).entry(field).or_insert_with(|| Value::Object(Map::new()));
     fields(inner)
 }
 
-/// The members; what is no object becomes an empty one.
+/// Returns the members; a value that is not an object becomes an empty one.
 pub(super) fn fields(value: &mut Value) -> &mut Map<String, Value> {
     if !value.is_object() {
         *value = Value::Object(Map::new());
     }
-    value.as_object_mut().expect("it was made an object just above")
+    value.as_object_mut().expect("an object since the line above")
 }
 
-/// Takes a field over from another object, or takes it away if that has none.
+/// Copies a field from another object, or removes it if that has none.
 pub(super) fn keep(metadata: &mut Map<String, Value>, from: &Value, field: &str) {
     match from["metadata"].get(field) {
         Some(value) => metadata.insert(field.to_owned(), value.clone()),
@@ -84,7 +84,7 @@ pub(super) fn keep(metadata: &mut Map<String, Value>, from: &Value, field: &str)
     };
 }
 
-/// Nulls and empty maps and lists say nothing in metadata: the real server leaves them out.
+/// Removes nulls, empty maps and empty lists from the metadata, as the real server does.
 pub(super) fn tidy(object: &mut Value) {
     metadata(object).retain(|_, value| {
         !(value.is_null()

@@ -1,36 +1,36 @@
-//! How a simulated server is set up.
+//! Options of a simulated server.
 
 use std::time::Duration;
 
-/// How long the control plane takes for what it does by itself.
+/// Durations of the control plane's background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delays {
-    /// Before any answer.
+    /// Delay before each answer.
     pub latency: Duration,
-    /// From the creation of a CRD until its names are judged. From then on it is served.
+    /// From the creation of a CRD until its names are accepted. From then on it is served.
     pub names_accepted: Duration,
     /// From accepted names until `Established`; the real server takes 5 s if there are several.
     pub established: Duration,
-    /// For how long a type that has just begun to be served answers 429 to watches, counted from
-    /// the first request.
+    /// From the first request for a new type until watches of it are accepted. Until then the
+    /// server answers 429.
     pub storage_ready: Duration,
-    /// For how long a create waits while its CRD is younger than that, in whole seconds.
+    /// Age of a CRD, in whole seconds, until which a create of an instance waits.
     pub create_hold: Duration,
     /// From the deletion of a CRD until its instances are deleted.
     pub instance_deletion: Duration,
-    /// How often it is looked whether the instances of a terminating CRD are gone.
+    /// Interval between checks for instances of a terminating CRD.
     pub instance_check: Duration,
-    /// From a change of a CRD's spec, or its end, until the watches that were open then are ended.
-    /// They tell what happens until then.
+    /// From a change of a CRD's spec, or its deletion, until its open watches end. They deliver
+    /// events until then.
     pub watch_teardown: Duration,
     /// From the loss of an owner until a dependent is deleted.
     pub garbage_collection: Duration,
-    /// From the deletion of a namespace until its contents are deleted, and between two looks.
+    /// From the deletion of a namespace until its contents are deleted, and between two checks.
     pub namespace_drain: Duration,
 }
 
 impl Default for Delays {
-    /// As the real control plane does on one quiet machine.
+    /// Durations of the real control plane on one idle machine.
     fn default() -> Self {
         Self {
             latency: Duration::ZERO,
@@ -48,7 +48,7 @@ impl Default for Delays {
 }
 
 impl Delays {
-    /// Everything follows at once, in the request that causes it.
+    /// No delays: all consequences follow in the request that causes them.
     #[must_use]
     pub fn none() -> Self {
         Self {

@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::Cluster,
-    decode::{self, Body},
+    decode::Body,
     history::Key,
-    managed, object,
+    managed, metadata, object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
     resource::Resource,
-    scale, schema,
+    scale,
     write::{require_version, writer},
 };
 
@@ -40,7 +40,7 @@ impl Cluster {
                 } else {
                     render(resource, &live, super::call::Shape::Whole)
                 };
-                // The version is the live one unless the patch says something of it.
+                // A patch without a version applies to the live one.
                 let patch = call.json().map_err(undecodable)?;
                 match media_type {
                     "application/json-patch+json" => json_patch(&mut object, patch)?,
@@ -50,12 +50,7 @@ impl Cluster {
                 let object = if is_scale {
                     scale::scaled(resource, &live, &object)?
                 } else {
-                    let body = match resource.message() {
-                        Some(message) => decode::check(object, message, ""),
-                        None => Body::from(object),
-                    };
-                    let Body { mut object, oddities, wrong } = body;
-                    self.prune(resource, &mut object, oddities, wrong, call)?;
+                    self.prune(resource, &mut object, Vec::new(), call)?;
                     self.check_identity(resource, &live, &object, &key)?;
                     stored(resource, object)
                 };
@@ -100,7 +95,7 @@ impl Cluster {
         let uid = object::uid(object);
         if !uid.is_empty() && uid != object::uid(live) {
             let fault = FieldFault::invalid("metadata.uid", &uid.into(), "field is immutable");
-            // The rules of each type include the general ones, which were asked before.
+            // The rules of each type repeat the general ones, which were checked before.
             return Err(Refusal::invalid(group, kind, &key.1, &[fault.clone(), fault]));
         }
         require_version(resource, object::text(object, "resourceVersion"), &key.1)?;
@@ -120,34 +115,22 @@ impl Cluster {
         Ok(())
     }
 
-    /// What an apply names is declared by the schema, or nobody knows how it would be merged.
+    /// Refuses fields in an apply that the schema does not declare, since their merge is undefined.
     fn check_declared(
         &self,
         resource: &Resource,
         wanted: &Value,
         key: &Key,
     ) -> Result<(), Refusal> {
-        let unknown = match resource.message() {
-            Some(message) => {
-                let body = decode::check(wanted.clone(), message, "");
-                body.wrong.into_iter().chain(body.oddities).collect()
-            }
-            None => {
-                let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-                let schema = schemas.and_then(|it| it.get(&resource.version));
-                let mut object = wanted.clone();
-                let mut unknown = schema::prune_metadata(&mut object);
-                let pruned = schema.iter().flat_map(|it| schema::prune(it, &mut object));
-                unknown.extend(pruned.map(|it| format!("unknown field {it:?}")));
-                unknown
-            }
-        };
+        let wrong_type = metadata::wrong_type(&resource.kind, wanted);
+        let unknown = self.prune_unknown(resource, &mut wanted.clone());
+        let unknown: Vec<_> = wrong_type.into_iter().chain(unknown).collect();
         if unknown.is_empty() {
             return Ok(());
         }
-        let undeclared = |told: &String| match told.strip_prefix("unknown field ") {
+        let undeclared = |finding: &String| match finding.strip_prefix("unknown field ") {
             Some(path) => format!(".{}: field not declared in schema", path.trim_matches('"')),
-            None => told.clone(),
+            None => finding.clone(),
         };
         let unknown: Vec<_> = unknown.iter().map(undeclared).collect();
         let said = match unknown.as_slice() {
@@ -204,7 +187,7 @@ impl Cluster {
         }
         let is_status = call.info.subresource == "status";
         if is_status || resource.status {
-            // The other half is not this request's business.
+            // The main resource does not write the status, and the reverse.
             let fields = object::fields(&mut wanted);
             let kept = |name: &str| (name == "status") == is_status;
             fields.retain(|name, _| {
@@ -291,7 +274,7 @@ fn merge(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Strategic merge, as far as it is a plain merge.
+/// Applies a strategic merge patch without lists.
 fn strategic(object: &mut Value, patch: &Value) -> Result<(), Refusal> {
     let mut lists = Vec::new();
     find_lists(patch, "", &mut lists);

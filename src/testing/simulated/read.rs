@@ -20,12 +20,12 @@ use super::{
 };
 use crate::testing::Verb;
 
-/// For how long a version of the future is waited for.
+/// Limit for waiting until a future version is reached.
 const FUTURE_WAIT: Duration = Duration::from_secs(3);
-/// How long a watch lives that does not say so; the real server draws 30 to 60 minutes.
+/// Lifetime of a watch without `timeoutSeconds`; the real server draws 30 to 60 minutes.
 const WATCH_LIFE: Duration = Duration::from_secs(45 * 60);
 
-/// Subresources that the real server has.
+/// Subresources of the real server that are not simulated.
 const ABSENT: [(&str, &str); 13] = [
     ("namespaces", "finalize"),
     ("pods", "attach"),
@@ -91,7 +91,7 @@ impl Cluster {
                 if unnamed && resource.custom {
                     return Err(Refusal::bad_request("name must be provided"));
                 }
-                // A POST to the path of a custom object is taken for one to its collection.
+                // A POST to the path of a custom object is treated as one to its collection.
                 if names && !resource.custom || unnamed {
                     return Err(Refusal::method_not_allowed());
                 }
@@ -161,7 +161,7 @@ impl Cluster {
         }
         let limit = call.number("limit")?.filter(|limit| *limit > 0);
         let paged = limit.is_some() && asked != "0";
-        // A page from a version that is given is of exactly that version, unless it says otherwise.
+        // A page at a given version is exact by default.
         let exact =
             matching == "Exact" || version > 0 && paged && matching.is_empty() && token.is_empty();
         let (at, after) = if !token.is_empty() {
@@ -195,23 +195,24 @@ impl Cluster {
             last = Some(key);
         }
         let rest = wanted.count();
-        // It is not known whether what comes after a full page is wanted, unless it has one name.
+        // A full page may be followed by more matches, unless the filter matches one name.
         let full = u64::try_from(items.len()).is_ok_and(|count| count == most);
         let more = full
             && !filter.fields.is_one()
             && last.is_some_and(|last| objects.keys().any(|key| key > last && in_place(key)));
-        let go_on = last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
+        let continue_token =
+            last.filter(|_| more).map(|last| encode_token(at, last, &filter.namespace));
         let remaining =
             (rest > 0 && filter.labels.is_empty() && filter.fields.is_empty()).then_some(rest);
-        Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, at, go_on, remaining))))
+        Ok(Answer::Done(Reply::json(200, &list_of(&filter, items, at, continue_token, remaining))))
     }
 
-    /// Where a list goes on: its version and the last key of the page before.
+    /// Decodes a continue token: its version and the last key of the previous page.
     fn resume(&self, token: &str, namespace: &str) -> Result<(u64, Option<Key>), Refusal> {
         let (version, key) = decode_token(token, namespace)
             .map_err(|why| Refusal::bad_request(format!("invalid continue token: {why}")))?;
         let Ok(version) = u64::try_from(version) else {
-            // The client has agreed to an inconsistent rest.
+            // The client has accepted an inconsistent rest.
             return Ok((self.history.version(), Some(key)));
         };
         if version < self.history.compacted() {
@@ -222,7 +223,7 @@ impl Cluster {
                            list - objects that were created, modified, or deleted between the time \
                            the first chunk was returned and now may show up in the list.";
             let mut refusal = Refusal::expired(message);
-            refusal.go_on = Some(token_text(-1, &key, namespace));
+            refusal.continue_token = Some(token_text(-1, &key, namespace));
             return Err(refusal);
         }
         Ok((version, Some(key)))
@@ -292,7 +293,8 @@ fn encode_token(version: u64, key: &Key, namespace: &str) -> String {
     token_text(i64::try_from(version).unwrap_or(-1), key, namespace)
 }
 
-/// As the real server writes it: the path after which the list goes on, below that of the list.
+/// Encodes a continue token as the real server does: the path of the next page, relative to the
+/// list.
 fn token_text(version: i64, (namespace, name): &Key, listed: &str) -> String {
     let below = !listed.is_empty() || namespace.is_empty();
     let start = if below { format!("{name}\0") } else { format!("{namespace}/{name}\0") };
@@ -321,13 +323,13 @@ fn decode_token(token: &str, listed: &str) -> Result<(i64, Key), String> {
     Ok((version, (namespace.to_owned(), name.to_owned())))
 }
 
-/// The options that writes have.
+/// Validates the options of writes.
 fn check_options(call: &Call) -> Result<(), Refusal> {
     let kind = match call.info.verb {
         Verb::Create => "CreateOptions",
         Verb::Update => "UpdateOptions",
         Verb::Patch => "PatchOptions",
-        // Those of deletions may stand in the body.
+        // Options of deletions may be in the body.
         Verb::Delete
         | Verb::DeleteCollection
         | Verb::Get

@@ -1,10 +1,10 @@
-//! What the server says when it does not do what was asked.
+//! Error answers.
 
 use serde_json::{Map, Value, json};
 
 use super::resource::Resource;
 
-/// An answer that is no success, in the words of the real API server.
+/// Error answer, with the messages of the real API server.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Refusal {
     pub(super) code: u16,
@@ -12,9 +12,9 @@ pub(super) struct Refusal {
     pub(super) message: String,
     pub(super) details: Option<Value>,
     pub(super) retry_after: Option<u64>,
-    /// Goes into the `metadata` of the status: where an expired list may go on.
-    pub(super) go_on: Option<String>,
-    /// Without a status: what `http.Error` of Go writes.
+    /// Continue token for an expired list, in the `metadata` of the status.
+    pub(super) continue_token: Option<String>,
+    /// True for plain text without a status, as Go's `http.Error` writes it.
     pub(super) plain: bool,
 }
 
@@ -26,7 +26,7 @@ impl Refusal {
             message: message.into(),
             details: None,
             retry_after: None,
-            go_on: None,
+            continue_token: None,
             plain: false,
         }
     }
@@ -42,23 +42,23 @@ impl Refusal {
         self
     }
 
-    /// Nobody serves this path: the last of the real server's handlers answers in plain text.
+    /// Answer for an unknown path: the last handler of the real server answers in plain text.
     pub(super) fn no_such_path() -> Self {
         Self { plain: true, ..Self::new(404, "NotFound", "404 page not found") }
     }
 
-    /// No such type in a group that the server has of itself.
+    /// Answer for an unknown type in a group of the server itself.
     pub(super) fn no_such_resource() -> Self {
         let message = "the server could not find the requested resource";
         Self::new(404, "NotFound", message).about("", "", "")
     }
 
-    /// The aggregator's answer for an API whose service is down.
+    /// Answer of the aggregator for an API whose service is unavailable.
     pub(super) fn service_unavailable() -> Self {
         Self { plain: true, ..Self::new(503, "ServiceUnavailable", "service unavailable") }
     }
 
-    /// What this server does not do.
+    /// Answer for a feature that is not simulated.
     pub(super) fn not_simulated(what: impl std::fmt::Display) -> Self {
         let message = format!(
             "{what} is not simulated: run this against a real control plane \
@@ -102,14 +102,14 @@ impl Refusal {
         Self::new(400, "BadRequest", message)
     }
 
-    /// Nothing that the client accepts can be had.
+    /// Answer for a request that accepts no supported format.
     pub(super) fn not_acceptable() -> Self {
         let message = "only the following media types are accepted: application/json, \
                        application/yaml, application/vnd.kubernetes.protobuf";
         Self::new(406, "NotAcceptable", message)
     }
 
-    /// The body is in none of the formats that are read.
+    /// Answer for a body in an unsupported format.
     pub(super) fn unsupported(formats: &str) -> Self {
         let message = format!(
             "the body of the request was in an unknown format - accepted media types include: \
@@ -118,14 +118,23 @@ impl Refusal {
         Self::new(415, "UnsupportedMediaType", message)
     }
 
-    /// No such verb for a custom type, or a part of it.
+    /// Refuses a body in protobuf, which the simulated server does not decode.
+    pub(super) fn protobuf() -> Self {
+        let message = "the simulated API server decodes no protobuf: send the object as JSON, for \
+                       example with `kubectl create --dry-run=client -o yaml ... | kubectl apply -f \
+                       -`, or use a real control plane (pilotlight::testing::ControlPlane, or \
+                       `pilotlight dev`)";
+        Self::new(415, "UnsupportedMediaType", message)
+    }
+
+    /// Answer for an unsupported verb on a custom type or its subresource.
     pub(super) fn not_supported(resource: &Resource, verb: &str) -> Self {
         let message =
             format!("{verb} is not supported on resources of kind {:?}", resource.qualified());
         Self::new(405, "MethodNotAllowed", message).about(&resource.group, &resource.plural, "")
     }
 
-    /// Options of a request are wrong.
+    /// Refuses invalid options of a request.
     pub(super) fn invalid_options(kind: &str, faults: &[FieldFault]) -> Result<(), Self> {
         match faults {
             [] => Ok(()),
@@ -138,12 +147,12 @@ impl Refusal {
         Self::new(405, "MethodNotAllowed", message).about("", "", "")
     }
 
-    /// The objects were compacted away.
+    /// Answer for a version that was compacted.
     pub(super) fn expired(message: impl Into<String>) -> Self {
         Self::new(410, "Expired", message)
     }
 
-    /// The type's watch cache is not filled yet.
+    /// Answer while the watch cache of a type is not filled.
     pub(super) fn initializing() -> Self {
         let mut refusal = Self::new(429, "TooManyRequests", "storage is (re)initializing");
         refusal.details = Some(json!({ "retryAfterSeconds": 1 }));
@@ -151,7 +160,7 @@ impl Refusal {
         refusal
     }
 
-    /// Fields of an object of this kind are wrong.
+    /// Answer for invalid fields of an object.
     pub(super) fn invalid(group: &str, kind: &str, name: &str, faults: &[FieldFault]) -> Self {
         let qualified = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
         let mut bodies: Vec<_> =
@@ -173,7 +182,7 @@ impl Refusal {
         refusal
     }
 
-    /// As a `Status`.
+    /// Converts the answer to a `Status`.
     pub(super) fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status",
@@ -189,14 +198,14 @@ impl Refusal {
         if let Some(details) = &self.details {
             status["details"] = details.clone();
         }
-        if let Some(token) = &self.go_on {
+        if let Some(token) = &self.continue_token {
             status["metadata"]["continue"] = token.as_str().into();
         }
         status
     }
 }
 
-/// One field that is wrong, as `field.Error` of apimachinery says it.
+/// Invalid field, as `field.Error` of apimachinery reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FieldFault {
     pub(super) field: String,

@@ -1,10 +1,10 @@
-//! Objects as a version of their type shows them.
+//! Objects in the form of one version of their type.
 
 use serde_json::{Map, Value, json};
 
 use super::{call::Shape, object, resource::Resource};
 
-/// An object as it is answered by itself.
+/// Renders an object that is returned alone.
 pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value {
     let mut shown = item(resource, stored, shape);
     if shape == Shape::Metadata {
@@ -16,7 +16,7 @@ pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value
     shown
 }
 
-/// An object inside a list: of a built-in type, a whole one does not repeat what the list says.
+/// Renders an item of a list. A whole object of a built-in type omits the list's type.
 pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
     if shape == Shape::Metadata {
         return json!({
@@ -40,7 +40,7 @@ pub(super) fn item(resource: &Resource, stored: &Value, shape: Shape) -> Value {
     shown
 }
 
-/// The inverse of what [`render`] does to an object's own fields.
+/// Inverts the changes of [`render`] to an object's own fields.
 pub(super) fn stored(resource: &Resource, mut shown: Value) -> Value {
     let fields = object::fields(&mut shown);
     if resource.group == "events.k8s.io" {
@@ -51,7 +51,7 @@ pub(super) fn stored(resource: &Resource, mut shown: Value) -> Value {
     shown
 }
 
-/// An event's fields in the core group, and in `events.k8s.io`.
+/// Event fields in the core group, and in `events.k8s.io`.
 const EVENT_FIELDS: [(&str, &str); 7] = [
     ("involvedObject", "regarding"),
     ("message", "note"),

@@ -1,10 +1,8 @@
-//! The types that the server knows without a CRD, as a table.
+//! Served types, and the table of the built-in ones.
 
 use std::sync::Arc;
 
-use super::fields::{self, Message};
-
-/// A type as it is served at one version.
+/// Type at one served version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Resource {
     pub(super) group: String,
@@ -18,42 +16,37 @@ pub(super) struct Resource {
     pub(super) namespaced: bool,
     pub(super) status: bool,
     pub(super) scale: Option<Scale>,
-    /// Whether a change of what is wanted counts up `metadata.generation`.
+    /// True if a change of the specification increments `metadata.generation`.
     pub(super) generation: bool,
-    /// Whether its type comes from a CRD or an aggregated API.
+    /// True for types from a CRD or an aggregated API.
     pub(super) custom: bool,
-    /// Whether a delete answers with the object rather than with a status.
+    /// True if a delete returns the object rather than a status.
     pub(super) returns_deleted: bool,
-    /// Fields for field selectors, beside name and namespace.
+    /// Supported field selectors besides name and namespace.
     pub(super) selectable: &'static [&'static str],
-    /// Where its objects are kept: shared by the versions of a type.
+    /// Collection of its objects, which the versions of a type share.
     pub(super) storage: Storage,
 }
 
-/// Names a collection in the store: `plural.group`.
+/// Name of a collection in the store: `plural.group`.
 pub(super) type Storage = Arc<str>;
 
-/// Where the scale subresource finds its numbers, as JSON pointers.
+/// Paths of the scale subresource, as JSON pointers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Scale {
     pub(super) spec: String,
     pub(super) status: String,
-    /// A string of labels, or a label selector.
+    /// Path of a label selector, as an object or as text.
     pub(super) selector: Option<String>,
 }
 
 impl Resource {
-    /// `plural.group`, as messages name a type.
+    /// Returns `plural.group`, as messages name a type.
     pub(super) fn qualified(&self) -> String {
         qualified(&self.group, &self.plural)
     }
 
-    /// What its objects are made of, if it is built in.
-    pub(super) fn message(&self) -> Option<&'static Message> {
-        if self.custom { None } else { fields::message_of(&self.group, &self.kind) }
-    }
-
-    /// `group/version`.
+    /// Returns `group/version`.
     pub(super) fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.clone()
@@ -67,7 +60,7 @@ pub(super) fn qualified(group: &str, plural: &str) -> String {
     if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") }
 }
 
-/// Questions, which nobody keeps: its types can be created, and nothing else.
+/// Group of access reviews, which can be created and are not stored.
 pub(super) const REVIEWS: &str = "authorization.k8s.io";
 
 struct Row {
@@ -80,7 +73,8 @@ struct Row {
     selectable: &'static [&'static str],
 }
 
-/// Flags: `n`amespaced, `s`tatus, s`c`ale, `g`eneration, `r`eturns what it deletes, in `a`ll.
+/// Builds a row. Flags: `n`amespaced, `s`tatus, s`c`ale, `g`eneration, `r`eturns the deleted
+/// object, in `a`ll, api-`e`xtensions.
 const fn row(
     group: &'static str,
     version: &'static str,
@@ -144,7 +138,7 @@ const TABLE: &[Row] = &[
     row("apiregistration.k8s.io", "v1", "apiservices", "APIService", "", "se"),
 ];
 
-/// All built-in types, in the order in which discovery names them.
+/// Returns all built-in types in the order of discovery.
 pub(super) fn built_in() -> Vec<Arc<Resource>> {
     TABLE.iter().map(|row| Arc::new(row.resource())).collect()
 }
@@ -164,7 +158,7 @@ impl Row {
         if has('e') {
             categories.push("api-extensions".to_owned());
         }
-        // Both groups of events show the same objects.
+        // Events of both groups are the same objects.
         let storage_group = if self.plural == "events" { "" } else { self.group };
         Resource {
             group: self.group.to_owned(),

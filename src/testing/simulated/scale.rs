@@ -1,10 +1,10 @@
-//! The scale subresource.
+//! Scale subresource.
 
 use serde_json::{Value, json};
 
 use super::{object, refusal::Refusal, resource::Resource};
 
-/// The scale of an object.
+/// Returns the scale of an object.
 pub(super) fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Refusal> {
     let scale = resource.scale.as_ref().ok_or_else(Refusal::no_such_path)?;
     let mut metadata = serde_json::Map::new();
@@ -35,13 +35,13 @@ pub(super) fn scale_of(resource: &Resource, object: &Value) -> Result<Value, Ref
     Ok(shown)
 }
 
-/// The object with the replicas of a scale.
+/// Returns the object with the replicas of a scale.
 pub(super) fn scaled(resource: &Resource, live: &Value, wanted: &Value) -> Result<Value, Refusal> {
     let scale = resource.scale.as_ref().ok_or_else(Refusal::no_such_path)?;
     let replicas = wanted["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut object = live.clone();
     let metadata = object::metadata(&mut object);
-    // They guard the update, as they would in the object itself.
+    // Both guard the update, as they do in the object itself.
     for field in ["resourceVersion", "uid"] {
         match wanted["metadata"][field].as_str().filter(|it| !it.is_empty()) {
             Some(value) => metadata.insert(field.to_owned(), value.into()),

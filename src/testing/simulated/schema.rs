@@ -1,11 +1,11 @@
-//! The part of OpenAPI schemas that counts here: type, required, enum, minimum, maximum and default,
-//! and which fields are known at all. A schema that says more is refused.
+//! Supported part of OpenAPI schemas: type, required, enum, minimum, maximum, default and pruning.
+//! A schema with other validation keywords is refused.
 
 use serde_json::Value;
 
-use super::{decode, fields, refusal::FieldFault};
+use super::refusal::FieldFault;
 
-/// What a schema may say that nobody looks at here.
+/// Schema keywords that are not simulated.
 const REFUSED: [&str; 16] = [
     "allOf",
     "anyOf",
@@ -25,8 +25,8 @@ const REFUSED: [&str; 16] = [
     "x-kubernetes-validations",
 ];
 
-/// The path of the first keyword that would go unheard.
-pub(super) fn unheard(schema: &Value, path: &str) -> Option<String> {
+/// Returns the path of the first keyword that is not simulated.
+pub(super) fn unsupported_keyword(schema: &Value, path: &str) -> Option<String> {
     let is_either = schema["x-kubernetes-int-or-string"].as_bool() == Some(true);
     let mut refused = REFUSED.iter().filter(|keyword| !is_either || **keyword != "anyOf");
     if let Some(keyword) = refused.find(|keyword| schema.get(**keyword).is_some()) {
@@ -36,16 +36,18 @@ pub(super) fn unheard(schema: &Value, path: &str) -> Option<String> {
     let mut inner = properties
         .map(|(name, schema)| (format!("{path}.properties[{name}]"), schema))
         .chain(["items", "additionalProperties"].map(|it| (format!("{path}.{it}"), &schema[it])));
-    inner.find_map(|(path, schema)| schema.is_object().then(|| unheard(schema, &path))?)
+    inner.find_map(|(path, schema)| {
+        schema.is_object().then(|| unsupported_keyword(schema, &path))?
+    })
 }
 
-/// Adds what is missing and has a default.
+/// Sets the defaults of missing fields.
 pub(super) fn default(schema: &Value, value: &mut Value) {
     if let Some(fields) = value.as_object_mut() {
         for (name, inner) in schema["properties"].as_object().into_iter().flatten() {
             let missing = match fields.get(name) {
                 None => true,
-                // Null is no value where there may be none.
+                // A null counts as missing unless the field is nullable.
                 Some(value) => value.is_null() && inner["nullable"].as_bool() != Some(true),
             };
             if let Some(default) = inner.get("default").filter(|_| missing) {
@@ -64,7 +66,7 @@ pub(super) fn default(schema: &Value, value: &mut Value) {
     }
 }
 
-/// What a schema finds wrong with an object. Its metadata is not the schema's business.
+/// Validates an object, without its metadata.
 pub(super) fn validate(schema: &Value, object: &Value) -> Vec<FieldFault> {
     let mut faults = Vec::new();
     required(schema, object, "", &mut faults);
@@ -134,18 +136,21 @@ fn check(schema: &Value, value: &Value, path: &str, faults: &mut Vec<FieldFault>
     }
 }
 
-/// Removes what no metadata have, and says what that was.
-pub(super) fn prune_metadata(object: &mut Value) -> Vec<String> {
-    let metadata = object.get_mut("metadata").filter(|it| it.is_object());
-    let (Some(metadata), Some(message)) = (metadata, fields::message("meta.ObjectMeta")) else {
-        return Vec::new();
-    };
-    let body = decode::check(metadata.take(), message, "metadata");
-    *metadata = body.object;
-    body.oddities
+/// Validates the value of one field.
+pub(super) fn validate_field(schema: &Value, value: &Value, path: &str) -> Vec<FieldFault> {
+    let mut faults = Vec::new();
+    check(schema, value, path, &mut faults);
+    faults
 }
 
-/// Removes the fields that a schema does not know, and says which.
+/// Removes the unknown fields of the value of one field and returns their paths.
+pub(super) fn prune_field(schema: &Value, value: &mut Value, path: &str) -> Vec<String> {
+    let mut pruned = Vec::new();
+    prune_at(schema, value, path, &[], &mut pruned);
+    pruned
+}
+
+/// Removes unknown fields and returns their paths.
 pub(super) fn prune(schema: &Value, object: &mut Value) -> Vec<String> {
     let mut pruned = Vec::new();
     prune_at(schema, object, "", &["apiVersion", "kind", "metadata"], &mut pruned);
@@ -240,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_schema_does_not_know_is_pruned() {
+    fn unknown_fields_are_pruned() {
         let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
             "properties": {
                 "size": { "type": "integer" },
@@ -263,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_gets_its_default() {
+    fn missing_fields_get_their_defaults() {
         let schema = json!({ "type": "object", "properties": { "spec": { "type": "object",
             "properties": {
                 "size": { "type": "integer", "default": 3 },
@@ -286,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keyword_that_nobody_looks_at_is_found() {
+    fn an_unsupported_keyword_is_found() {
         let either = json!({ "x-kubernetes-int-or-string": true,
             "anyOf": [{ "type": "integer" }, { "type": "string" }] });
         let schema = |inner: Value| {
@@ -294,9 +299,10 @@ mod tests {
                 "port": either, "list": { "type": "array", "items": inner } } } } })
         };
 
-        assert_eq!(unheard(&schema(json!({ "type": "string" })), "schema"), None);
+        assert_eq!(unsupported_keyword(&schema(json!({ "type": "string" })), "schema"), None);
         assert_eq!(
-            unheard(&schema(json!({ "type": "string", "pattern": "^a$" })), "schema").unwrap(),
+            unsupported_keyword(&schema(json!({ "type": "string", "pattern": "^a$" })), "schema")
+                .unwrap(),
             "schema.properties[spec].properties[list].items.pattern"
         );
     }

@@ -1,4 +1,4 @@
-//! The handle by which a test plays the cluster's part.
+//! Handle by which a test controls the simulated cluster.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -22,52 +22,52 @@ use super::{
 };
 use crate::testing::{CrdBuilder, Verb};
 
-/// Rules do not bind the script.
+/// User of the script, to which no access rules apply.
 pub(super) const SCRIPT: &str = "system:script";
 pub(super) const ADMIN: &str = "system:admin";
 
-/// Why the script could not do something.
+/// Error of an operation of the script.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScriptError {
-    /// No such type is served; install its CRD first and wait until it is established.
+    /// Type that is not served; install its CRD first and wait until it is established.
     #[error("no type {kind} is served in {api_version}: install its CRD and wait for it")]
     UnknownType {
-        /// As in the object.
+        /// `apiVersion` of the object.
         api_version: String,
-        /// As in the object.
+        /// Kind of the object.
         kind: String,
     },
-    /// The server refused, as it would refuse a client.
+    /// Refusal by the server, as a client would get it.
     #[error("{message} ({code} {reason})")]
     Refused {
-        /// The HTTP status.
+        /// HTTP status code.
         code: u16,
-        /// The reason in the status; empty when the answer is plain text.
+        /// Reason in the status; empty when the answer is plain text.
         reason: String,
-        /// What the server said.
+        /// Message of the server.
         message: String,
     },
-    /// The object cannot be put into a path or into JSON.
+    /// Object that cannot be converted to a path or to JSON.
     #[error("the object cannot be sent: {0}")]
     Object(String),
 }
 
-/// How a server is set up.
+/// Options of a simulated server.
 #[derive(Clone, Debug, Default)]
 pub struct SimulatedOptions {
-    /// How long the control plane takes.
+    /// Durations of the control plane's background work.
     pub delays: Delays,
-    /// Where uids and generated names come from: equal seeds, equal names.
+    /// Seed of uids and generated names: equal seeds give equal names.
     pub seed: u64,
-    /// What the clock on the wall shows when the server begins; the machine's by default.
+    /// Wall clock time at the start of the server; the machine's by default.
     pub begin: Option<Timestamp>,
 }
 
-/// A simulated API server. Clones are handles of the same one.
+/// Simulated API server. Clones are handles of the same server.
 ///
-/// Nothing runs in the background: what the control plane does by itself happens when somebody
-/// looks, at the time at which it was due.
+/// No task runs in the background: each access first runs the control plane's work that was due, at
+/// its due time.
 #[derive(Clone, Debug)]
 pub struct SimulatedServer {
     shared: Arc<Shared>,
@@ -80,12 +80,12 @@ impl Default for SimulatedServer {
 }
 
 impl SimulatedServer {
-    /// A server with the namespaces of a new cluster.
+    /// Creates a server with the namespaces of a new cluster.
     pub fn new() -> Self {
         Self::with(SimulatedOptions::default())
     }
 
-    /// A server that is set up otherwise.
+    /// Creates a server with options.
     pub fn with(options: SimulatedOptions) -> Self {
         let begin = options.begin.unwrap_or_else(Timestamp::now);
         Self { shared: Shared::new(Cluster::new(begin, options.seed, options.delays)) }
@@ -93,26 +93,27 @@ impl SimulatedServer {
 
     // --- clients
 
-    /// A client that may do everything that no rule denies. It belongs to the runtime in which it
-    /// is made.
+    /// Returns a client with full access, except for denied requests. It belongs to the runtime
+    /// that creates it.
     pub fn client(&self) -> Client {
         self.client_as(ADMIN)
     }
 
-    /// A client of another user.
+    /// Returns a client of another user.
     pub fn client_as(&self, user: &str) -> Client {
         Client::new(self.service(user), "default")
     }
 
-    /// What answers a user's requests, for a stack of layers of one's own under [`Client::new`].
+    /// Returns the service that answers a user's requests, for a custom stack of layers under
+    /// [`Client::new`].
     pub fn service(&self, user: &str) -> SimulatedService {
         SimulatedService::new(Arc::clone(&self.shared), user)
     }
 
     // --- objects
 
-    /// Creates an object, or replaces what there is of its name. An object that names no
-    /// namespace belongs to `default`, if its type has namespaces.
+    /// Creates an object, or replaces the object of its name. The namespace of a namespaced object
+    /// is `default` unless it names one.
     ///
     /// # Errors
     ///
@@ -134,7 +135,7 @@ impl SimulatedServer {
         self.apply_status(&named, object, updated)
     }
 
-    /// The status is another request where it is a subresource.
+    /// A status subresource needs a separate request.
     fn apply_status(
         &self,
         path: &str,
@@ -150,7 +151,7 @@ impl SimulatedServer {
         self.send(Method::PUT, &format!("{path}/status"), "", Some(&object))
     }
 
-    /// Changes an object by a merge patch, its status too.
+    /// Changes an object by a merge patch, including its status.
     ///
     /// # Errors
     ///
@@ -169,11 +170,11 @@ impl SimulatedServer {
         self.send(Method::PATCH, &path, "application/merge-patch+json", Some(object))
     }
 
-    /// An object as it is now.
+    /// Returns an object.
     ///
     /// # Errors
     ///
-    /// [`ScriptError::Refused`] with 404 when there is none.
+    /// [`ScriptError::Refused`] with 404 when it does not exist.
     pub fn get(
         &self,
         api_version: &str,
@@ -185,7 +186,7 @@ impl SimulatedServer {
         self.send(Method::GET, &format!("{path}/{name}"), "", None)
     }
 
-    /// All objects of a type, in all namespaces.
+    /// Returns all objects of a type, in all namespaces.
     ///
     /// # Errors
     ///
@@ -197,11 +198,11 @@ impl SimulatedServer {
         Ok(list["items"].as_array().cloned().unwrap_or_default())
     }
 
-    /// Deletes an object, as `kubectl delete` does; finalizers hold it.
+    /// Deletes an object, as `kubectl delete` does; finalizers keep it.
     ///
     /// # Errors
     ///
-    /// [`ScriptError::Refused`] with 404 when there is none.
+    /// [`ScriptError::Refused`] with 404 when it does not exist.
     pub fn remove(
         &self,
         api_version: &str,
@@ -218,7 +219,7 @@ impl SimulatedServer {
     ///
     /// # Errors
     ///
-    /// [`ScriptError::Refused`] when the server does not accept it.
+    /// [`ScriptError::Refused`] when the server refuses it.
     pub fn install(&self, crd: &CustomResourceDefinition) -> Result<Value, ScriptError> {
         let mut crd =
             serde_json::to_value(crd).map_err(|error| ScriptError::Object(error.to_string()))?;
@@ -226,11 +227,11 @@ impl SimulatedServer {
         self.apply(crd)
     }
 
-    /// Deletes a CRD by its name, `plural.group`; it terminates until its instances are gone.
+    /// Deletes a CRD by its name, `plural.group`; it terminates until its instances are deleted.
     ///
     /// # Errors
     ///
-    /// [`ScriptError::Refused`] with 404 when there is none.
+    /// [`ScriptError::Refused`] with 404 when it does not exist.
     pub fn uninstall(&self, name: &str) -> Result<(), ScriptError> {
         self.remove("apiextensions.k8s.io/v1", "CustomResourceDefinition", "", name)
     }
@@ -251,7 +252,7 @@ impl SimulatedServer {
         .await;
     }
 
-    /// Waits until a CRD is gone.
+    /// Waits until a CRD no longer exists.
     ///
     /// # Cancel safety
     ///
@@ -263,7 +264,7 @@ impl SimulatedServer {
         .await;
     }
 
-    /// Waits until `condition` holds; it is asked again whenever something has changed.
+    /// Waits until `condition` holds, which is evaluated again after each change.
     ///
     /// # Cancel safety
     ///
@@ -276,48 +277,50 @@ impl SimulatedServer {
                 return;
             }
             let wait = self.shared.due_in().unwrap_or(Duration::from_secs(3600));
-            // Either outcome is a reason to look again.
+            // Either outcome is a reason to evaluate the condition again.
             time::timeout(wait.max(Duration::from_millis(1)), changes.changed()).await.ok();
         }
     }
 
-    // --- the control plane's moods
+    // --- the control plane
 
-    /// Sets how long the control plane takes from now on.
+    /// Sets the durations of the control plane's background work from now on.
     pub fn set_delays(&self, delays: Delays) {
         self.shared.act(|cluster, _| cluster.delays = delays);
     }
 
-    /// Replaces the rules of who may do what. Open watches stay open, as on the real server.
+    /// Replaces the access rules. Open watches stay open, as on the real server.
     pub fn set_rbac(&self, rules: impl IntoIterator<Item = AccessRule>) {
         let rules = rules.into_iter().collect();
         self.shared.act(|cluster, _| cluster.rules = rules);
     }
 
-    /// Forgets the past: lists, pages and watches from before now have expired.
+    /// Compacts the history: older versions expire for lists, pages and watches.
     pub fn compact(&self) {
         self.shared.act(|cluster, _| cluster.compact());
     }
 
-    /// Ends the watches of a type, `plural.group`, as the server does at their time; says how many.
+    /// Ends the watches of a type, `plural.group`, as the server does at their timeout; returns
+    /// their number.
     pub fn close_watches(&self, resource: &str) -> usize {
         self.shared.act(|cluster, _| cluster.watches.close(resource))
     }
 
-    /// Drops all connections, and what a process keeps in memory: watches cannot be resumed.
+    /// Restarts the server: drops all connections and the caches of the process, so that watches
+    /// cannot be resumed.
     pub fn restart(&self) {
         self.shared.drop_connections(true);
         self.shared.act(|cluster, _| cluster.restart(None));
     }
 
-    /// As [`SimulatedServer::restart`], from a backup: the resource version goes on from another
-    /// one, while the objects are as they are.
+    /// Restarts the server from a backup: as [`SimulatedServer::restart`], with another resource
+    /// version and unchanged objects.
     pub fn restart_at(&self, resource_version: u64) {
         self.shared.drop_connections(true);
         self.shared.act(|cluster, _| cluster.restart(Some(resource_version)));
     }
 
-    /// Drops all connections and accepts none until [`SimulatedServer::start`].
+    /// Drops all connections and refuses new ones until [`SimulatedServer::start`].
     pub fn stop(&self) {
         self.shared.drop_connections(false);
         self.shared.act(|cluster, _| cluster.restart(None));
@@ -328,41 +331,41 @@ impl SimulatedServer {
         self.shared.set_up();
     }
 
-    /// Which types the service of an APIService serves (`version.group`). Until
-    /// [`SimulatedServer::set_available`] says that it answers, it does not.
+    /// Sets the types that the service of an APIService (`version.group`) serves. The service is
+    /// unavailable until [`SimulatedServer::set_available`].
     pub fn back_api_service(&self, name: &str, types: &[CrdBuilder]) {
         self.shared.act(|cluster, _| cluster.back(name, types));
     }
 
-    /// Whether the service of an APIService (`version.group`) answers.
+    /// Sets whether the service of an APIService (`version.group`) answers.
     pub fn set_available(&self, name: &str, available: bool) {
         self.shared.act(|cluster, _| cluster.set_available(name, available));
     }
 
-    // --- what is seen of it
+    // --- observation
 
-    /// The version of the last change.
+    /// Returns the resource version of the last change.
     pub fn resource_version(&self) -> u64 {
         self.shared.act(|cluster, _| cluster.history.version())
     }
 
-    /// How long it has been there.
+    /// Returns the age of the server.
     pub fn now(&self) -> Duration {
         self.shared.now()
     }
 
-    /// All requests of clients so far, those that run included. The script's own are none. Of more
-    /// than 200 000, the oldest that are at their end are forgotten.
+    /// Returns all requests of clients so far, including open ones and without those of the script.
+    /// Of more than 200 000, the oldest that have ended are dropped.
     pub fn requests(&self) -> Vec<SimulatedRequest> {
         self.shared.requests()
     }
 
-    /// Forgets the requests that are at their end.
+    /// Drops the record of all requests that have ended.
     pub fn forget_requests(&self) {
         self.shared.forget_requests();
     }
 
-    /// How many watches are open, by type (`plural.group`).
+    /// Returns the number of open watches by type (`plural.group`).
     pub fn open_watches(&self) -> BTreeMap<String, usize> {
         let mut open = BTreeMap::new();
         for request in self.requests() {
@@ -418,7 +421,7 @@ impl SimulatedServer {
         content_type.clone_into(&mut call.content_type);
         SCRIPT.clone_into(&mut call.user_agent);
         call.body = body.map(Value::to_string).unwrap_or_default().into();
-        // The script does not wait for what keeps clients waiting.
+        // Delays of clients do not apply to the script.
         call.waited = true;
         let Answer::Done(reply) = self.shared.respond(&call) else {
             let refusal = Refusal::not_simulated("a watch by the script");

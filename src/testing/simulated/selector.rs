@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::{object, refusal::Refusal, resource::Resource};
 
-/// Which fields an object must have: its name and its namespace, and a few more of built-in types.
+/// Required fields of an object: name, namespace, and a few others of built-in types.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fields(Vec<(String, bool, String)>);
 
@@ -43,7 +43,7 @@ impl Fields {
         Self(vec![("metadata.name".to_owned(), true, name.to_owned())])
     }
 
-    /// Whether no more than one object of a namespace can match.
+    /// Returns true if at most one object of a namespace can match.
     pub(super) fn is_one(&self) -> bool {
         self.0.iter().any(|(field, equal, _)| field == "metadata.name" && *equal)
     }

@@ -1,4 +1,4 @@
-//! The server as a tower service, and its streaming answers.
+//! Server as a tower service, with streaming answers.
 
 use std::{
     future::Future,
@@ -22,8 +22,8 @@ use super::{
 };
 use crate::duration::after;
 
-/// Answers requests in the name of one user. Goes under [`kube::Client::new`], with layers around
-/// it if wanted: [`Faults`](crate::testing::Faults), for one.
+/// Service that answers requests of one user. Place it under [`kube::Client::new`], within layers
+/// such as [`Faults`](crate::testing::Faults) if needed.
 #[derive(Clone, Debug)]
 pub struct SimulatedService {
     shared: Arc<Shared>,
@@ -126,7 +126,7 @@ fn response(reply: Reply) -> Response<SimulatedBody> {
     response
 }
 
-/// The body of an answer: complete, or the events of a watch as they happen.
+/// Body of an answer: complete, or the events of a watch as they occur.
 #[derive(Debug)]
 pub struct SimulatedBody(Inner);
 
@@ -189,7 +189,7 @@ impl WatchBody {
                 Next::End => return Poll::Ready(None),
                 Next::Wait(wait) => wait,
             };
-            // The alarm is set anew each time: what is due next may have changed.
+            // The timer is set again each time, since the next due time may have changed.
             let alarm = after(Instant::now(), wait.max(Duration::from_nanos(1)));
             let sleep = match &mut self.sleep {
                 Some(sleep) => {

@@ -1,4 +1,4 @@
-//! The one owner of a server's state, and what it remembers of requests.
+//! Owner of a server's state, with the record of its requests.
 
 use std::{
     collections::BTreeMap,
@@ -19,43 +19,43 @@ use super::{
 };
 use crate::testing::RequestInfo;
 
-/// More requests than this are forgotten, the oldest first that are at their end: a server on a port
-/// may be there for days.
+/// Number of requests on record. Beyond it the oldest that have ended are dropped, since a server
+/// on a port may run for days.
 const KEPT: usize = 200_000;
 
-/// A request that the server has seen.
+/// Request on the server's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SimulatedRequest {
-    /// Who asked.
+    /// Name of the user.
     pub user: String,
-    /// What was asked.
+    /// Verb, type and path.
     pub info: RequestInfo,
-    /// When, since the server began.
+    /// Time of the request since the start of the server.
     pub at: Duration,
-    /// The status of the answer, once there is one.
+    /// Status code of the answer, once sent.
     pub code: Option<u16>,
-    /// When the answer was at its end, or was wanted no longer.
+    /// Time at which the answer ended or was dropped.
     pub ended: Option<Duration>,
 }
 
 impl SimulatedRequest {
-    /// Whether it runs: a watch that is open, for one.
+    /// Returns true until the answer has ended, for example for an open watch.
     pub fn is_open(&self) -> bool {
         self.ended.is_none()
     }
 
-    /// `plural.group`, or `plural` in the core group; empty for what is no type.
+    /// Returns `plural.group`, or `plural` in the core group; empty for a path without a type.
     pub fn resource(&self) -> String {
         super::resource::qualified(&self.info.group, &self.info.resource)
     }
 }
 
-/// What is behind every handle, client and body of a server.
+/// Shared state behind all handles, clients and bodies of a server.
 pub(super) struct Shared {
     state: Mutex<State>,
     begin: Instant,
-    /// Counts changes of whatever a handle shows.
+    /// Counter of visible changes.
     changes: watch::Sender<u64>,
 }
 
@@ -64,12 +64,12 @@ struct State {
     wakers: BTreeMap<WatchId, Waker>,
     requests: BTreeMap<u64, SimulatedRequest>,
     last_request: u64,
-    /// Counts the times that all connections were dropped.
+    /// Number of times that all connections were dropped.
     connections: u64,
     is_up: bool,
 }
 
-/// What a watch's reader gets.
+/// Next item for the reader of a watch.
 pub(super) enum Next {
     Line(Bytes),
     Wait(Duration),
@@ -113,7 +113,7 @@ impl Shared {
         self.changes.subscribe()
     }
 
-    /// Acts on the cluster after letting time pass, and wakes whoever has something to see.
+    /// Advances the time, runs `act` on the cluster, and wakes the tasks that a change concerns.
     pub(super) fn act<T>(&self, act: impl FnOnce(&mut Cluster, Duration) -> T) -> T {
         let now = self.now();
         let (result, woken, changed) = {
@@ -122,15 +122,16 @@ impl Shared {
             let version = state.cluster.history.version();
             state.cluster.advance(now);
             let result = act(&mut state.cluster, now);
-            // Without a delay, what follows follows at once.
+            // Jobs without a delay run at once.
             state.cluster.advance(now);
             let ids = state.cluster.watches.take_woken();
             let mut woken: Vec<Waker> =
                 ids.iter().filter_map(|id| state.wakers.remove(id)).collect();
             if state.cluster.due().is_some_and(|next| due.is_none_or(|due| next < due)) {
-                woken.extend(state.keeper_of_time());
+                woken.extend(state.timer_waker());
             }
-            // A look is no change: it would wake those who wait for one, who would look.
+            // A read is not a change: it would wake the tasks that wait for one, which read in
+            // turn.
             (result, woken, state.cluster.history.version() != version)
         };
         woken.into_iter().for_each(Waker::wake);
@@ -148,13 +149,13 @@ impl Shared {
         self.lock().cluster.delays.latency
     }
 
-    /// How long until something happens by itself.
+    /// Returns the time until the next job of the control plane.
     pub(super) fn due_in(&self) -> Option<Duration> {
         let due = self.lock().cluster.due()?;
         Some(due.saturating_sub(self.now()))
     }
 
-    /// What is next for the reader of a watch, which is woken when there is more.
+    /// Returns the next item of a watch, and wakes its reader when there is more.
     pub(super) fn next(&self, id: WatchId, waker: &Waker) -> Next {
         let now = self.now();
         let is_due = self.lock().cluster.due().is_some_and(|due| due <= now);
@@ -174,16 +175,16 @@ impl Shared {
         }
     }
 
-    /// A watch has lost its reader.
+    /// Removes a watch whose reader was dropped.
     pub(super) fn forget(&self, id: WatchId) {
-        let keeper = {
+        let waker = {
             let mut state = self.lock();
             state.cluster.watches.forget(id);
             state.wakers.remove(&id);
-            // It may have been the one that let time pass.
-            state.keeper_of_time()
+            // Its reader may have held the timer of the next job.
+            state.timer_waker()
         };
-        keeper.into_iter().for_each(Waker::wake);
+        waker.into_iter().for_each(Waker::wake);
     }
 
     // --- requests
@@ -213,7 +214,7 @@ impl Shared {
         self.lock().requests.retain(|_, request| request.is_open());
     }
 
-    /// Breaks all connections; none can be made until the server is up.
+    /// Drops all connections and refuses new ones while the server is down.
     pub(super) fn drop_connections(&self, is_up: bool) {
         let woken = {
             let mut state = self.lock();
@@ -231,8 +232,8 @@ impl Shared {
 }
 
 impl State {
-    /// One of those who wait, to set its alarm anew.
-    fn keeper_of_time(&self) -> Option<Waker> {
+    /// Returns the waker of one reader, which sets its timer again.
+    fn timer_waker(&self) -> Option<Waker> {
         self.wakers.values().next().cloned()
     }
 }
@@ -245,7 +246,7 @@ fn forget_beyond(most: usize, requests: &mut BTreeMap<u64, SimulatedRequest>) {
     }
 }
 
-/// Keeps the record of one request until its answer is at its end.
+/// Keeps the record of one request until its answer has ended.
 pub(super) struct RequestGuard {
     shared: Arc<Shared>,
     id: u64,
@@ -266,7 +267,7 @@ impl RequestGuard {
         self.shared.changes.send_modify(|count| *count += 1);
     }
 
-    /// An error if the connection has been dropped meanwhile.
+    /// Returns an error if the connection has been dropped since.
     pub(super) fn check_connection(&self) -> Result<(), BoxError> {
         let state = self.shared.lock();
         if !state.is_up {
@@ -318,7 +319,7 @@ mod tests {
         };
         assert_eq!(forget(4), [1, 2, 3, 4]);
         assert_eq!(forget(3), [1, 3, 4]);
-        assert_eq!(forget(1), [1, 4], "whoever runs is on record");
+        assert_eq!(forget(1), [1, 4], "open requests stay on record");
         assert_eq!(forget(1), [1, 4]);
     }
 }

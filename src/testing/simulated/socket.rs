@@ -1,4 +1,4 @@
-//! The same server for whoever speaks HTTP: kubectl, curl, other processes.
+//! Simulated server on a socket, for kubectl, curl and other processes.
 
 use std::{io, net::SocketAddr};
 
@@ -13,8 +13,8 @@ use tower::{BoxError, Service};
 
 use super::{SimulatedServer, script::ADMIN};
 
-/// A simulated server that listens, over HTTP/1.1 and HTTP/2 without TLS. Dropping it closes the
-/// socket and all its connections; the server itself lives on.
+/// Socket of a simulated server, over HTTP/1.1 and HTTP/2 without TLS. Dropping it closes the
+/// socket and all its connections; the server continues.
 #[derive(Debug)]
 pub struct SimulatedSocket {
     address: SocketAddr,
@@ -23,12 +23,12 @@ pub struct SimulatedSocket {
 }
 
 impl SimulatedServer {
-    /// Listens at an address; port 0 is any that is free. Whoever reaches it may do everything that
-    /// no rule denies, so keep it to the loopback.
+    /// Listens at an address; port 0 selects a free one. Every client of the socket has full
+    /// access, except for denied requests, so use a loopback address.
     ///
     /// # Errors
     ///
-    /// When the address cannot be listened at.
+    /// When it cannot listen at the address.
     pub async fn serve(&self, address: SocketAddr) -> io::Result<SimulatedSocket> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
@@ -40,12 +40,12 @@ impl SimulatedServer {
 }
 
 impl SimulatedSocket {
-    /// Where it listens.
+    /// Returns the address.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How kube reaches it.
+    /// Returns a configuration for kube.
     ///
     /// # Panics
     ///
@@ -55,9 +55,9 @@ impl SimulatedSocket {
         kube::Config::new(uri.parse().expect("an address with a port is an authority"))
     }
 
-    /// How kubectl reaches it.
+    /// Returns a kubeconfig for kubectl.
     pub fn kubeconfig(&self) -> String {
-        // JSON is YAML.
+        // JSON is valid YAML.
         let config = serde_json::json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -82,11 +82,11 @@ async fn accept(listener: TcpListener, server: SimulatedServer) {
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _)) => {
-                    // Small answers are not kept back for larger ones.
+                    // Small answers are sent at once.
                     stream.set_nodelay(true).ok();
                     connections.spawn(connection(stream, server.clone()));
                 }
-                // Out of file descriptors, for one: others may be closed meanwhile.
+                // The process may be out of file descriptors; others may be closed meanwhile.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
             },
             Some(_) = connections.join_next() => {}
@@ -103,9 +103,9 @@ async fn connection(stream: tokio::net::TcpStream, server: SimulatedServer) {
             Ok::<_, io::Error>(response.map(|body| body.map_err(broken)))
         }
     });
-    // hyper gives each HTTP/2 stream a task of its own, which ends with the connection.
+    // hyper gives each HTTP/2 stream a task, which ends with the connection.
     let builder = auto::Builder::new(TokioExecutor::new());
-    // A client that goes away is no news.
+    // A dropped connection is not an error.
     builder.serve_connection(TokioIo::new(stream), service).await.ok();
 }
 

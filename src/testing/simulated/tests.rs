@@ -1,4 +1,4 @@
-//! The server as a client meets it.
+//! Behaviour of the server towards a client.
 
 mod fields;
 mod objects;
@@ -22,7 +22,7 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const MERGE: &str = "application/merge-patch+json";
 const APPLY: &str = "application/apply-patch+yaml";
 
-/// A server with widgets, without delays, and one who asks.
+/// Client of a server with widgets and without delays.
 struct Asker {
     server: SimulatedServer,
 }
@@ -103,7 +103,7 @@ fn names(list: &Value) -> Vec<&str> {
     list["items"].as_array().unwrap().iter().map(object::name).collect()
 }
 
-fn told(event: &Value) -> (&str, &str) {
+fn type_and_name(event: &Value) -> (&str, &str) {
     (event["type"].as_str().unwrap(), object::name(&event["object"]))
 }
 
@@ -147,7 +147,7 @@ async fn dependents_go_with_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_type_owns_that_is_not_served_is_judged_when_it_comes() {
+async fn dependents_of_an_unserved_type_are_collected_once_it_is_served() {
     let asker = Asker::new();
     let owner = json!({ "apiVersion": "x.test/v1", "kind": "Widget", "name": "a", "uid": "no" });
     let owned = json!({ "metadata": { "name": "owned", "ownerReferences": [owner] } });
@@ -274,7 +274,7 @@ async fn every_request_is_on_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_simulated_is_refused_with_a_sentence() {
+async fn a_feature_that_is_not_simulated_is_refused_with_a_sentence() {
     let asker = Asker::new();
     let pod = "/api/v1/namespaces/default/pods";
     asker.post(pod, json!({ "metadata": { "name": "p" } })).await;
@@ -305,7 +305,7 @@ async fn what_is_not_simulated_is_refused_with_a_sentence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_knows_the_discovery_is_told_so_without_a_type() {
+async fn unchanged_discovery_is_answered_without_a_content_type() {
     let asker = Asker::new();
     let aggregated = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
     let ask = async |etag: &str| {
@@ -322,7 +322,7 @@ async fn whoever_knows_the_discovery_is_told_so_without_a_type() {
 
     assert_eq!(answer.status(), StatusCode::NOT_MODIFIED);
     assert_eq!(answer.headers()[header::ETAG], known.as_str());
-    // It would replace that of what the client has kept.
+    // A content type would replace that of the cached answer.
     assert!(!answer.headers().contains_key(header::CONTENT_TYPE));
 }
 

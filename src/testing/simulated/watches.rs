@@ -1,4 +1,4 @@
-//! Open watches and what they are still to be sent.
+//! Open watches and their pending events.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -20,19 +20,19 @@ use super::{
     selector::Fields,
 };
 
-/// Names a watch.
+/// Identifier of a watch.
 pub(super) type WatchId = u64;
 
-/// How often a watch that wants bookmarks gets one.
+/// Interval between bookmarks, for a watch that requests them.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
-/// A last bookmark comes so long before the end.
+/// Time between the last bookmark and the end of a watch.
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 
-/// Which objects are watched, and how they are shown.
+/// Filter and shape of a list or watch.
 #[derive(Clone, Debug)]
 pub(super) struct Filter {
     pub(super) resource: Arc<Resource>,
-    /// Empty for all.
+    /// Namespace; empty for all.
     pub(super) namespace: String,
     pub(super) labels: Labels,
     pub(super) fields: Fields,
@@ -57,21 +57,21 @@ struct Watch {
     closed: bool,
 }
 
-/// All open watches.
+/// Set of open watches.
 #[derive(Debug, Default)]
 pub(super) struct Watches {
     last: WatchId,
     open: BTreeMap<WatchId, Watch>,
     by_storage: BTreeMap<Storage, BTreeSet<WatchId>>,
-    /// Those that have something new since they were last asked for.
+    /// Watches with new events since their last read.
     woken: BTreeSet<WatchId>,
 }
 
-/// What a watch has for its reader.
+/// Next item for the reader of a watch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Line(Bytes),
-    /// Nothing before this moment, unless something happens.
+    /// Time of the next bookmark or timeout, unless an event occurs before.
     Wait(Duration),
     End,
 }
@@ -109,7 +109,7 @@ impl Watches {
         self.woken.remove(&id);
     }
 
-    /// Names the watch that was begun last.
+    /// Returns the newest watch.
     pub(super) fn last(&self) -> WatchId {
         self.last
     }
@@ -119,7 +119,7 @@ impl Watches {
         self.close_until(storage, self.last)
     }
 
-    /// Ends the watches of a collection that are no younger than one.
+    /// Ends the watches of a collection up to the given one.
     pub(super) fn close_until(&mut self, storage: &str, last: WatchId) -> usize {
         let ids = self.by_storage.get(storage).into_iter().flat_map(|ids| ids.range(..=last));
         for id in ids.clone() {
@@ -143,7 +143,7 @@ impl Watches {
         std::mem::take(&mut self.woken)
     }
 
-    /// Tells the watches of the collection what happened.
+    /// Delivers a change to the watches of its collection.
     pub(super) fn deliver(&mut self, entry: &Entry) {
         let Some(ids) = self.by_storage.get(&entry.storage) else { return };
         for id in ids {
@@ -156,14 +156,14 @@ impl Watches {
         }
     }
 
-    /// Tells one watch what happened before it was opened.
+    /// Delivers an older change to one watch.
     pub(super) fn replay(&mut self, id: WatchId, entry: &Entry) {
         if let Some(watch) = self.open.get_mut(&id) {
             watch.push(entry);
         }
     }
 
-    /// Tells one watch of an object that was there before.
+    /// Delivers an existing object to one watch.
     pub(super) fn initial(&mut self, id: WatchId, object: &Value) {
         if let Some(watch) = self.open.get_mut(&id)
             && watch.filter.matches(object)
@@ -172,7 +172,7 @@ impl Watches {
         }
     }
 
-    /// Says that all that was there before is told.
+    /// Delivers the bookmark that ends the initial events.
     pub(super) fn initial_end(&mut self, id: WatchId, version: u64) {
         if let Some(watch) = self.open.get_mut(&id) {
             let annotations = json!({ "k8s.io/initial-events-end": "true" });
@@ -188,7 +188,7 @@ impl Watches {
         }
     }
 
-    /// What is next for the reader of a watch. The server's version goes into bookmarks.
+    /// Returns the next item of a watch. Bookmarks contain the server's version.
     pub(super) fn next(&mut self, id: WatchId, now: Duration, version: u64) -> Next {
         let Some(watch) = self.open.get_mut(&id) else { return Next::End };
         if let Some(line) = watch.pending.pop_front() {
@@ -228,7 +228,8 @@ impl Watch {
                 let last = Arc::clone(&entry.last);
                 self.send("DELETED", &last);
             }
-            // It matches no longer: shown as it last matched, at the version of the change.
+            // Without a match after the change, the event shows the last match at the version of
+            // the change.
             (Some(before), None) => {
                 let mut before = Value::clone(&before);
                 object::metadata(&mut before)

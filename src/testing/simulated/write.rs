@@ -8,12 +8,11 @@ use serde_json::{Value, json};
 use super::{
     call::{Answer, Call, Reply},
     cluster::{CRDS, Cluster, NAMESPACES},
-    custom::{default_crd, refuse_unheard, validate_crd},
+    custom::{default_crd, refuse_unsupported, validate_crd},
     decode::Body,
-    fields,
     history::Key,
     managed::{self, Writer},
-    names,
+    metadata, names,
     namespaces::default_namespace,
     object,
     refusal::{FieldFault, Refusal},
@@ -29,7 +28,7 @@ pub(super) use super::delete::{Deletion, Propagation};
 impl Cluster {
     pub(super) fn new_uid(&mut self) -> String {
         let bits = self.random.u128(..);
-        // Version 4, as RFC 9562 lays it out.
+        // Version 4, as RFC 9562 defines it.
         let bits = bits & !(0xf << 76) & !(0x3 << 62) | (0x4 << 76) | (0x2 << 62);
         let hex = format!("{bits:032x}");
         let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
@@ -63,12 +62,12 @@ impl Cluster {
             return Ok(Answer::Later(hold));
         }
         let shape = call.shape(resource)?;
-        let body = call.object(&resource.kind, resource.message())?;
+        let body = call.object(&resource.kind)?;
         let created = self.create_as(resource, body, call, None)?;
         Ok(Answer::Done(Reply::json(201, &render(resource, &created, shape))))
     }
 
-    /// Creates an object; `managed` says whose its fields are, if an apply has said so.
+    /// Creates an object; `managed` has the managed fields of an apply.
     pub(super) fn create_as(
         &mut self,
         resource: &Arc<Resource>,
@@ -77,9 +76,9 @@ impl Cluster {
         managed: Option<Value>,
     ) -> Result<Arc<Value>, Refusal> {
         let dry_run = call.is_dry_run();
-        let Body { object, oddities, wrong } = body;
+        let Body { object, duplicates } = body;
         let mut object = self.decode(resource, object, &call.info.namespace)?;
-        self.prune(resource, &mut object, oddities, wrong, call)?;
+        self.prune(resource, &mut object, duplicates, call)?;
         let metadata = object::metadata(&mut object);
         let version = metadata.remove("resourceVersion");
         for field in ["selfLink", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"] {
@@ -138,7 +137,7 @@ impl Cluster {
         Ok(self.commit(&resource.storage, object))
     }
 
-    /// What stands in the way of any new object.
+    /// Refuses a create in a terminating namespace or of a terminating type.
     fn admit_create(
         &self,
         resource: &Resource,
@@ -194,7 +193,7 @@ impl Cluster {
         }
         if !object["metadata"].is_null() && !object["metadata"].is_object() {
             return Err(Refusal::bad_request(format!(
-                "{} in version {:?} cannot be handled as a {}: metadata is no object",
+                "{} in version {:?} cannot be handled as a {}: metadata is not an object",
                 resource.kind, resource.version, resource.kind
             )));
         }
@@ -233,32 +232,28 @@ impl Cluster {
         Ok(stored(resource, object))
     }
 
-    /// Takes away what the schema does not know, and tells that and whatever else was odd, or
-    /// refuses it if that is what was asked for. What is of a wrong type is refused always.
+    /// Removes the fields that the metadata and the schema do not know.
+    ///
+    /// Unknown and duplicate fields are ignored, become warnings or are refused, as
+    /// `fieldValidation` says. A value of a wrong type is refused in every mode.
     pub(super) fn prune(
         &mut self,
         resource: &Resource,
         object: &mut Value,
-        mut oddities: Vec<String>,
-        wrong: Option<String>,
+        duplicates: Vec<String>,
         call: &Call,
     ) -> Result<(), Refusal> {
-        if resource.custom {
-            oddities.extend(schema::prune_metadata(object));
-            let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
-            if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
-                let unknown = schema::prune(schema, object);
-                oddities.extend(unknown.iter().map(|it| format!("unknown field {it:?}")));
-            }
-        }
-        let message = match (wrong, call.param("fieldValidation")) {
+        let mut findings = duplicates;
+        let wrong_type = metadata::wrong_type(&resource.kind, object);
+        findings.extend(self.prune_unknown(resource, object));
+        let message = match (wrong_type, call.param("fieldValidation")) {
             (Some(wrong), _) => wrong,
             (None, "Ignore") => return Ok(()),
-            (None, "Strict") if !oddities.is_empty() => {
-                format!("strict decoding error: {}", oddities.join(", "))
+            (None, "Strict") if !findings.is_empty() => {
+                format!("strict decoding error: {}", findings.join(", "))
             }
             (None, _) => {
-                self.warnings.extend(oddities);
+                self.warnings.extend(findings);
                 return Ok(());
             }
         };
@@ -274,10 +269,20 @@ impl Cluster {
         Err(Refusal::invalid(&resource.group, &resource.kind, name, &[fault]))
     }
 
+    /// Removes unknown fields and returns a sentence about each.
+    pub(super) fn prune_unknown(&self, resource: &Resource, object: &mut Value) -> Vec<String> {
+        let mut unknown = metadata::prune(object);
+        let schemas = self.custom.get(&resource.storage).map(|it| &it.schemas);
+        if let Some(schema) = schemas.and_then(|it| it.get(&resource.version)) {
+            unknown.extend(schema::prune(schema, object));
+        }
+        unknown.iter().map(|path| format!("unknown field {path:?}")).collect()
+    }
+
     fn default_object(&self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
         match (&*resource.storage, before) {
             (CRDS, _) => default_crd(object),
-            // What holds a namespace is not in its update.
+            // An update does not contain the finalizers of a namespace.
             (NAMESPACES, Some(before)) => object["spec"] = before["spec"].clone(),
             (NAMESPACES, None) => default_namespace(object),
             ("secrets", _) => encode_secret(object),
@@ -298,7 +303,7 @@ impl Cluster {
     ) -> Result<(), Refusal> {
         let mut faults = names::validate_metadata(resource, object);
         if &*resource.storage == CRDS {
-            refuse_unheard(object)?;
+            refuse_unsupported(object)?;
             faults.extend(validate_crd(object, before));
         }
         let schema = self.custom.get(&resource.storage);
@@ -344,10 +349,10 @@ impl Cluster {
     ) -> Result<Answer, Refusal> {
         let shape = call.shape(resource)?;
         if call.info.subresource == "scale" {
-            let body = call.object("Scale", fields::message("autoscaling.Scale"))?;
+            let body = call.object("Scale")?;
             return self.update_scale(resource, call, body);
         }
-        let body = call.object(&resource.kind, resource.message())?;
+        let body = call.object(&resource.kind)?;
         let key = Self::key_of(resource, call);
         let updated = self.update_object(resource, &key, body, call)?;
         Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
@@ -360,9 +365,9 @@ impl Cluster {
         body: Body,
         call: &Call,
     ) -> Result<Arc<Value>, Refusal> {
-        let Body { object, oddities, wrong } = body;
+        let Body { object, duplicates } = body;
         let mut object = self.decode(resource, object, &key.0)?;
-        self.prune(resource, &mut object, oddities, wrong, call)?;
+        self.prune(resource, &mut object, duplicates, call)?;
         if object::name(&object) != key.1 {
             let given = object::name(&object);
             let message = if given.is_empty() {
@@ -385,8 +390,7 @@ impl Cluster {
         self.replace(resource, &live, object, call, None)
     }
 
-    /// Puts a new state of an object in the place of the live one, as far as the subresource
-    /// allows; a state that is the same changes nothing.
+    /// Replaces the live object, as far as the subresource allows; an equal state changes nothing.
     pub(super) fn replace(
         &mut self,
         resource: &Arc<Resource>,
@@ -430,7 +434,7 @@ impl Cluster {
                 }
             }
             if !resource.custom {
-                // Labels and annotations of built-in types can be changed along with the status.
+                // A status update of a built-in type may change labels and annotations.
                 let metadata = object::metadata(&mut next);
                 for field in ["labels", "annotations"] {
                     object::keep(metadata, &object, field);
@@ -485,8 +489,8 @@ impl Cluster {
             }
             None => self.record(resource, Some(live), &mut object, call),
         }
-        // An update from a version leaves the stored object alone if nothing else differs, unless
-        // it is stored in what is the stored version no longer.
+        // An update from another version writes nothing if the rest is equal, unless the storage
+        // version has changed.
         for field in ["apiVersion", "kind"] {
             if let Some(value) = live.get(field) {
                 object[field] = value.clone();
@@ -504,12 +508,12 @@ impl Cluster {
         Ok(self.commit_or_finish(&resource.storage, object))
     }
 
-    /// The `apiVersion` in which objects of a CRD are stored.
+    /// Returns the `apiVersion` in which objects of a CRD are stored.
     fn stored_version(&self, resource: &Resource) -> Option<Value> {
         Some(self.custom.get(&resource.storage)?.stored.as_str().into())
     }
 
-    /// Writes an object, or removes it if it was only waiting for its last finalizer.
+    /// Writes an object, or removes it if its last finalizer was removed.
     pub(super) fn commit_or_finish(&mut self, storage: &Storage, object: Value) -> Arc<Value> {
         if !finishes(&object) {
             return self.commit(storage, object);
@@ -533,7 +537,7 @@ impl Cluster {
     }
 }
 
-/// What a secret was given as text is kept in base64.
+/// Encodes the text fields of a secret in base64.
 fn encode_secret(secret: &mut Value) {
     let texts = object::fields(secret).remove("stringData");
     for (name, text) in texts.as_ref().and_then(Value::as_object).into_iter().flatten() {
@@ -543,12 +547,12 @@ fn encode_secret(secret: &mut Value) {
     object::fields(secret).entry("type").or_insert_with(|| "Opaque".into());
 }
 
-/// The rules of each type include the general ones for updates, which were asked before.
+/// The rules of each type repeat the general ones for updates, which were checked before.
 fn twice(fault: FieldFault) -> [FieldFault; 2] {
     [fault.clone(), fault]
 }
 
-/// Custom types cannot be updated whatever their version is.
+/// Custom types cannot be updated without a resource version.
 pub(super) fn require_version(
     resource: &Resource,
     version: &str,
@@ -567,7 +571,7 @@ pub(super) fn writer<'a>(call: &'a Call, api_version: &'a str, now: &'a str) -> 
     Writer { manager: call.manager(), api_version, subresource, now }
 }
 
-/// Whether nothing holds up the end of an object that is being deleted.
+/// Returns true if nothing delays the removal of a deleted object.
 fn finishes(object: &Value) -> bool {
     let spec_finalizers = object["kind"] == "Namespace"
         && object["spec"]["finalizers"].as_array().is_some_and(|it| !it.is_empty());
@@ -577,7 +581,7 @@ fn finishes(object: &Value) -> bool {
         && object["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or(0) == 0
 }
 
-/// Whether more differs than metadata and, if it is a subresource, the status.
+/// Returns true if more differs than the metadata and, if it is a subresource, the status.
 fn wants_differ(resource: &Resource, before: &Value, after: &Value) -> bool {
     if !resource.generation {
         return false;

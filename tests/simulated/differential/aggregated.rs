@@ -1,4 +1,4 @@
-//! APIs that a service of somebody else serves, as far as a server without pods can have them.
+//! Aggregated APIs, as far as a server without pods can have them.
 
 use serde_json::{Value, json};
 
@@ -51,7 +51,7 @@ async fn an_api_without_its_service_is_unavailable() {
         get("/apis/$group"),
         get("/apis").only(discovery::legacy),
         get("/apis").accept(discovery::V2).settled(discovery::is_stale).only(discovery::ours),
-        // The service comes, and is of no use.
+        // The service is created, without endpoints.
         post(
             SERVICES,
             json!({
@@ -65,7 +65,7 @@ async fn an_api_without_its_service_is_unavailable() {
         get("/apis/$group/v1"),
         delete(&format!("{SERVICES}/widgets"), Value::Null).brief(),
         because(|it, _| reason(it) == "ServiceNotFound"),
-        // A second version, of which nothing is known either.
+        // A second version, whose types are unknown too.
         post(API_SERVICES, api_service("v2", 443)).brief(),
         get("/apis/$group/v2/widgets").until(503),
         get("/apis/$group"),

@@ -1,11 +1,11 @@
-//! Server-side apply: who owns what, and what becomes of it.
+//! Server-side apply and managed fields.
 
 use serde_json::{Value, json};
 
 use super::{MAPS, WIDGETS, agree, widget, with_widgets};
 use crate::simulated::sequence::{APPLY, JSON, MERGE, Step, get, patch, post, put};
 
-/// What is there, and whose it is: owners are not told apart by time.
+/// Returns the object with its owners, without their times.
 fn owned(mut object: Value, _: &str) -> Value {
     let mut owners = object["metadata"]["managedFields"].take();
     for owner in owners.as_array_mut().into_iter().flatten() {
@@ -19,7 +19,7 @@ fn owned(mut object: Value, _: &str) -> Value {
     json!({ "object": object, "owners": owners })
 }
 
-/// Which maps are owned beside what they hold follows from the schema, which is not looked at.
+/// Removes the entries of maps, which follow from a schema that is not read.
 fn without_dots(fields: &mut Value) {
     if let Some(fields) = fields.as_object_mut() {
         fields.remove(".");
@@ -90,7 +90,7 @@ async fn what_is_applied_to_custom_types_is_owned_and_taken_away_alike() {
         "differential-apply",
         with_widgets(vec![
             WIDGET.created("creator", json!({ "o": { "x": 1 }, "e": {} })),
-            // Maps come and go with what is in them.
+            // Maps are added and removed with their fields.
             WIDGET.applied(
                 "alice",
                 json!({ "o": { "y": 1 }, "e": { "z": 1 }, "p": { "q": { "r": 1 } } }),
@@ -120,7 +120,7 @@ async fn what_is_applied_to_custom_types_is_owned_and_taken_away_alike() {
             with(json!({ "finalizers": ["x.test/a", "x.test/b"] })),
             with(json!({ "finalizers": ["x.test/b"] })),
             with(json!({})),
-            // The status is another's.
+            // The status belongs to another manager.
             status(4),
             status(5),
             WIDGET.merged("dave", json!({ "status": { "size": 6 }, "spec": { "size": 6 } })),

@@ -1,11 +1,11 @@
-//! What becomes of objects whose owners go, or are not there.
+//! Garbage collection of objects whose owners are deleted or absent.
 
 use serde_json::{Value, json};
 
 use super::{MAPS, agree};
 use crate::simulated::sequence::{MERGE, Step, Wanted, delete, get, patch, post};
 
-const NOBODY: &str = "11111111-1111-1111-1111-111111111111";
+const ABSENT_UID: &str = "11111111-1111-1111-1111-111111111111";
 
 fn map(name: &str, owners: &[(&str, &str, &str)], finalizers: Value) -> Step {
     let references = owners.iter().map(|(kind, name, uid)| {
@@ -28,7 +28,7 @@ fn remove(name: &str, policy: &str) -> Step {
     delete(&format!("{MAPS}/{name}"), json!({ "propagationPolicy": policy }))
 }
 
-/// Lists when it is as wanted.
+/// Lists once the predicate holds.
 fn then(wanted: Wanted) -> Step {
     let metadata: fn(Value, &str) -> Value = |list, _| {
         let items = list["items"].as_array().into_iter().flatten();
@@ -60,7 +60,7 @@ async fn dependents_share_the_fate_of_their_owners() {
         patch(MERGE, &path, json!({ "metadata": { "finalizers": null } }))
     };
     let steps = vec![
-        // After its owner, unless something holds it.
+        // After its owner, unless a finalizer keeps it.
         map("owner", &[], json!([])).keep("owner"),
         map("child", &[("ConfigMap", "owner", "$uid.owner")], json!([])),
         map("kept", &[("ConfigMap", "owner", "$uid.owner")], json!(["x.test/hold"])),
@@ -74,7 +74,7 @@ async fn dependents_share_the_fate_of_their_owners() {
         then(|list, _| is_ending(list, "first")),
         free("first"),
         then(|list, _| is_gone(list, "slow")),
-        // Without its owner.
+        // Without its owner (orphaned).
         map("lost", &[], json!([])).keep("lost"),
         map("orphan", &[("ConfigMap", "lost", "$uid.lost")], json!([])),
         remove("lost", "Orphan"),
@@ -100,9 +100,9 @@ async fn an_owner_is_whom_all_of_its_reference_names() {
     let steps = vec![
         map("owner", &[], json!([])).keep("owner"),
         map("right", &[("ConfigMap", "owner", "$uid.owner")], json!([])),
-        // Nothing is known of a type that nobody serves.
-        map("unknown", &[("Nothing", "owner", NOBODY)], json!([])),
-        map("other-uid", &[("ConfigMap", "owner", NOBODY)], json!([])),
+        // The state of owners of an unserved type is unknown.
+        map("unknown", &[("Nothing", "owner", ABSENT_UID)], json!([])),
+        map("other-uid", &[("ConfigMap", "owner", ABSENT_UID)], json!([])),
         map("other-name", &[("ConfigMap", "another", "$uid.owner")], json!([])),
         map("other-kind", &[("Secret", "owner", "$uid.owner")], json!([])),
         then(|list, _| {

@@ -1,4 +1,4 @@
-//! What the servers say that they serve.
+//! Discovery.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::simulated::sequence::{MERGE, Step, delete, get, patch, post};
 
 pub(super) const V2: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
-/// What is of the test's groups.
+/// Selects the groups of the test.
 pub(super) fn ours(list: Value, group: &str) -> Value {
     let items = list["items"].as_array().into_iter().flatten();
     let is_ours =
@@ -16,7 +16,7 @@ pub(super) fn ours(list: Value, group: &str) -> Value {
     json!({ "kind": list["kind"], "apiVersion": list["apiVersion"], "items": items })
 }
 
-/// The same of the list that came before aggregated discovery.
+/// Selects the groups of the test in the unaggregated list.
 pub(super) fn legacy(list: Value, group: &str) -> Value {
     let groups = list["groups"].as_array().into_iter().flatten();
     let is_ours = |item: &&Value| item["name"].as_str().is_some_and(|name| name.ends_with(group));
@@ -36,7 +36,7 @@ pub(super) fn is_gone(list: &Value, group: &str) -> bool {
     item(list, group).is_none()
 }
 
-/// The types of a version come in no order.
+/// Sorts the types of a version, which have no fixed order.
 pub(super) fn sorted(mut list: Value, _: &str) -> Value {
     if let Some(types) = list["resources"].as_array_mut() {
         types.sort_by_key(|it| it["name"].to_string());
@@ -44,7 +44,7 @@ pub(super) fn sorted(mut list: Value, _: &str) -> Value {
     list
 }
 
-/// The groups that both servers have, in their order.
+/// Groups that both servers have, in their order.
 const SHARED: [&str; 9] = [
     "apps",
     "authorization.k8s.io",
@@ -66,7 +66,7 @@ fn order(list: Value, group: &str) -> Value {
     names.filter(|name| SHARED.contains(&name.as_str()) || name.ends_with(group)).collect()
 }
 
-/// Of the types that both servers have, in their order.
+/// Selects the types that both servers have, in their order.
 fn shared_types(list: Value, _: &str) -> Value {
     let all = list["resources"].as_array().into_iter().flatten();
     let known = [
@@ -90,7 +90,7 @@ fn shared_types(list: Value, _: &str) -> Value {
         "groupVersion": list["groupVersion"], "resources": all })
 }
 
-/// Several versions, of which the middle one has subresources and the last is not served.
+/// Several versions: the middle one has subresources and the last is not served.
 fn widgets() -> Value {
     let mut crd = crd();
     let version = |name: &str, served: bool, storage: bool, subresources: Value| {
@@ -179,7 +179,7 @@ async fn discovery_says_the_same_in_each_of_its_forms() {
         get("/apis/rbac.authorization.k8s.io/v1").only(shared_types),
         get("/apis/authorization.k8s.io/v1"),
         get("/apis/authorization.k8s.io"),
-        // A version more, and a version less.
+        // One version is added, and one removed.
         patch(
             MERGE,
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gears.$group",

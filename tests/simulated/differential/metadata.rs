@@ -1,4 +1,4 @@
-//! What an object may be called, and who may own it.
+//! Validation of names, labels, annotations, finalizers and owner references.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ fn bare(name: &str, _: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name } })
 }
 
-/// The same once each: the real server says what is wrong with an update several times.
+/// Removes duplicate causes: the real server reports a fault of an update several times.
 fn once(mut answer: Value, _: &str) -> Value {
     if let Some(causes) = answer["details"]["causes"].as_array_mut() {
         let mut seen = Vec::new();
@@ -26,7 +26,7 @@ fn once(mut answer: Value, _: &str) -> Value {
     answer
 }
 
-/// Good and bad metadata at this path.
+/// Valid and invalid metadata at this path.
 fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
     let with = |name: &str, field: &str, value: Value| {
         let mut object = object(name, json!({}));
@@ -84,14 +84,14 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
         post(path, with("held", "finalizers", json!(["x.test/a"]))).keep("held"),
         change(json!({ "finalizers": ["x.test/a", "short"] })),
         change(json!({ "labels": { "x": "y" } })),
-        // One at a time: the real server looks at them in no order.
+        // One at a time, since the real server checks them in no fixed order.
         change(json!({ "labels": { "x y": "y" } })),
         change(json!({ "labels": { "z": "-" } })),
         change(json!({ "deletionTimestamp": "2001-01-01T00:00:00Z" })),
         patch(APPLY, &format!("{one}?fieldManager=x"), applied).only(once),
         delete(&one, Value::Null),
         change(json!({ "finalizers": ["x.test/a", "x.test/b"] })),
-        // Nothing but metadata.
+        // Metadata only.
         get(&one).accept(METADATA),
         get(&format!("{path}?fieldSelector=metadata.name%3Dheld")).accept(METADATA_LIST),
         events(&format!("{path}?resourceVersion=$version.held&fieldSelector=metadata.name%3Dheld"))

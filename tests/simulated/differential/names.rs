@@ -1,4 +1,4 @@
-//! Two CRDs that want the same name.
+//! Conflicts between the names of two CRDs.
 
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ async fn a_name_that_is_taken_is_refused_until_its_holder_goes() {
             status("cogs", conflicts),
             post(CRDS, crd("bolts", json!({ "kind": "Bolt", "shortNames": ["b", "wdg"] }))).brief(),
             status("bolts", conflicts),
-            // And many.
+            // Several names.
             post(CRDS, crd("nuts", many)).brief(),
             status("nuts", conflicts),
             get("/apis/$group/v1/wheels"),
@@ -90,7 +90,7 @@ async fn a_name_that_is_taken_is_refused_until_its_holder_goes() {
             delete(&path("nuts"), Value::Null).only(|crd, _| crd["status"]["conditions"].clone()),
             get(&path("nuts")).until(404),
             get(&path("nuts")),
-            // The holder lets one of its names go.
+            // The holder releases one of its names.
             patch(
                 MERGE,
                 &path("widgets"),
@@ -101,7 +101,7 @@ async fn a_name_that_is_taken_is_refused_until_its_holder_goes() {
             status("widgets", is_established),
             status("wd", conflicts),
             status("gears", conflicts),
-            // And then goes.
+            // The holder is deleted.
             delete(&path("widgets"), Value::Null).brief(),
             get(&path("widgets")).until(404),
             status("wd", is_established),

@@ -1,4 +1,4 @@
-//! Namespaces that come to their end.
+//! Termination of namespaces.
 
 use serde_json::{Value, json};
 
@@ -39,7 +39,7 @@ async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
             post(WIDGETS, widget("late", json!({}))),
             post("/api/v1/namespaces/$ns/serviceaccounts", json!({ "metadata": { "generateName": "made-" } })),
             patch(APPLY, &by, map("applied", json!({ "k": "1" }))),
-            // What is there can be changed still.
+            // Existing objects can still be changed.
             patch(MERGE, &format!("{MAPS}/held"), json!({ "data": { "a": "1" } })).brief(),
             put(&format!("{MAPS}/late"), map("late", json!({ "k": "1" }))),
             delete(NAMESPACE, Value::Null).settled(|it, _| names_a_condition(it, "NamespaceFinalizersRemaining", "True")),

@@ -1,4 +1,4 @@
-//! The life of objects, of built-in and of custom types.
+//! Creates, updates and deletions of objects of built-in and custom types.
 
 use serde_json::{Value, json};
 

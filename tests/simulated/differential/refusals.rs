@@ -1,4 +1,4 @@
-//! Requests that make no sense.
+//! Invalid requests.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use crate::simulated::sequence::{
     APPLY, JSON, MERGE, STRATEGIC, Step, delete, get, patch, post, put,
 };
 
-/// Wrong in the same way for each type; an object `a` is there.
+/// Requests that are invalid for each type; an object `a` exists.
 fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
     let one = format!("{path}/a");
     let list = |query: &str| get(&format!("{path}?{query}"));
@@ -33,7 +33,7 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
         list("fieldSelector=metadata.name%3Da,metadata.name%3Db"),
         list("watch=true&labelSelector=%3Dx"),
         list("watch=true&fieldSelector=nothing%3Dx"),
-        // Where a list goes on.
+        // Continue tokens.
         list("continue=nonsense").brief(),
         list("continue=bm9uc2Vuc2U").brief(),
         list("continue=eyJ2IjoibWV0YS5rOHMuaW8vdjEiLCJydiI6MCwic3RhcnQiOiJhIn0"),
@@ -178,7 +178,7 @@ async fn unknown_fields_are_dropped_warned_of_or_refused() {
         post(&at(WIDGETS, "Strict"), odd("d")),
         put(&at(&path, "Strict"), odd("a")),
         patch(MERGE, &path, json!({ "extra": 1 })),
-        // The whole object is in the message.
+        // The message contains the whole object.
         patch(MERGE, &at(&path, "Strict"), json!({ "extra": 1, "spec": { "free": 1 } })).brief(),
         patch(JSON, &at(&path, "Strict"), json!([{ "op": "add", "path": "/extra", "value": 1 }]))
             .brief(),

@@ -1,4 +1,4 @@
-//! What a user without rights is told.
+//! Answers to a user without rights.
 
 use serde_json::{Value, json};
 
@@ -93,14 +93,14 @@ async fn a_right_reaches_as_far_as_it_was_granted() {
         get(&path).by("alice").until(403),
         get(&format!("{ALL_WIDGETS}?watch=true&timeoutSeconds=1")).by("alice"),
         post("/apis/$group/v1/namespaces/nowhere/widgets", widget("b", json!({}))).by("alice"),
-        // A subresource, and not what it belongs to.
+        // A subresource without its resource.
         grant(vec![right(&["patch"], &["widgets/status"])]),
         patch(MERGE, &format!("{path}/status"), json!({ "status": { "size": 3 } }))
             .by("alice")
             .until(200),
         patch(MERGE, &path, json!({ "spec": { "size": 3 } })).by("alice"),
         get(&path).by("alice"),
-        // And nothing any more.
+        // No right any more.
         grant(Vec::new()),
         patch(MERGE, &format!("{path}/status"), json!({ "status": { "size": 4 } }))
             .by("alice")

@@ -1,4 +1,4 @@
-//! The life of a type.
+//! Creation, change and deletion of a type.
 
 use serde_json::{Value, json};
 
@@ -80,7 +80,7 @@ async fn a_switch_of_the_stored_version_is_the_same() {
             patch(JSON, CRD, switch).brief(),
             get("/apis/$group/v2/widgets").until(200),
             get(CRD),
-            // It is written anew, though it says the same.
+            // An equal object is written, since its storage version has changed.
             put(&path, same.clone()),
             put(&path, same),
             get(&path),

@@ -1,4 +1,4 @@
-//! What a resource version asks for.
+//! Resource versions in reads and writes.
 
 use serde_json::{Value, json};
 
@@ -112,7 +112,7 @@ async fn a_resource_version_asks_the_same_of_built_in_types() {
     steps.push(patch(MERGE, &format!("{MAPS}/a"), label).brief());
     steps.extend(lists(MAPS));
     steps.extend(watches(MAPS));
-    // Which versions are too old depends on the age of the server.
+    // The oldest available version depends on the age of the server.
     let test = "versions::a_resource_version_asks_the_same_of_built_in_types";
     agree_alone(test, "differential-map-versions", steps).await;
 }

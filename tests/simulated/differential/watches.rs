@@ -34,7 +34,7 @@ async fn a_change_of_the_spec_ends_a_watch_after_it_told_what_came_at_once() {
         ends("watch"),
         ends("new"),
         ends("crd"),
-        // The past is gone with the watch, and the present can be watched.
+        // Older versions expire with the watch, and the current one can be watched.
         events(&format!("{ALL_WIDGETS}?resourceVersion=$version.a")),
         post(WIDGETS, widget("b", json!({ "size": 1 }))).keep("b").brief(),
         events(&format!("{ALL_WIDGETS}?resourceVersion=$version.b")),

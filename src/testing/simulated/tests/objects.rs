@@ -1,4 +1,4 @@
-//! Objects are created, changed, patched, applied and deleted.
+//! Creates, updates, patches, applies and deletions.
 
 use super::*;
 
@@ -40,7 +40,7 @@ async fn creates_that_make_no_sense_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_served_is_a_404_in_plain_text() {
+async fn an_unserved_type_is_a_404_in_plain_text() {
     let asker = Asker::new();
     assert_eq!(asker.get(ALL_WIDGETS).await, (404, json!("404 page not found\n")));
     asker.server.install(&widgets().build()).unwrap();
@@ -66,7 +66,7 @@ async fn an_update_needs_the_version_that_it_changes() {
 
     let version = asker.server.resource_version();
     let (code, same) = put(updated.clone()).await;
-    assert_eq!((code, same), (200, updated), "what changes nothing writes nothing");
+    assert_eq!((code, same), (200, updated), "an update without a change is not written");
     assert_eq!(asker.server.resource_version(), version);
 }
 
@@ -123,7 +123,7 @@ async fn apply_creates_merges_and_conflicts() {
     assert_eq!(asker.patch(&by("alice"), APPLY, wanted.clone()).await.0, 201);
     let version = asker.server.resource_version();
     assert_eq!(asker.patch(&by("alice"), APPLY, wanted).await.0, 200);
-    assert_eq!(asker.server.resource_version(), version, "the same again changes nothing");
+    assert_eq!(asker.server.resource_version(), version, "an equal apply is not written");
     let other = widget("a", json!({ "size": 2 }));
     let (code, refused) = asker.patch(&by("bob"), APPLY, other.clone()).await;
     assert_eq!(code, 409);

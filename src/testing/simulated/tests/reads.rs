@@ -1,4 +1,4 @@
-//! Objects are listed and watched.
+//! Lists and watches.
 
 use super::*;
 
@@ -41,7 +41,7 @@ async fn a_list_is_of_the_version_that_is_asked_for() {
         list(format!("resourceVersion={then}&resourceVersionMatch=NotOlderThan")).await,
         (200, 2)
     );
-    assert_eq!(list("resourceVersion=0&limit=1".into()).await, (200, 2), "caches know no pages");
+    assert_eq!(list("resourceVersion=0&limit=1".into()).await, (200, 2), "caches return no pages");
     assert_eq!(list("resourceVersionMatch=Exact".into()).await, (422, 0));
     assert_eq!(list("resourceVersion=x".into()).await, (400, 0));
     let begin = Instant::now();
@@ -52,7 +52,7 @@ async fn a_list_is_of_the_version_that_is_asked_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_tells_what_happens_after_a_version() {
+async fn a_watch_delivers_the_changes_after_a_version() {
     let asker = Asker::with_widgets();
     asker.created(widget("a", json!({}))).await;
     let then = asker.server.resource_version();
@@ -62,10 +62,10 @@ async fn a_watch_tells_what_happens_after_a_version() {
     asker.patch(&format!("{WIDGETS}/a"), MERGE, json!({ "spec": { "size": 1 } })).await;
     asker.delete(&format!("{WIDGETS}/b"), Value::Null).await;
 
-    assert_eq!(told(&watch.next().await.unwrap()), ("ADDED", "b"));
-    assert_eq!(told(&watch.next().await.unwrap()), ("MODIFIED", "a"));
+    assert_eq!(type_and_name(&watch.next().await.unwrap()), ("ADDED", "b"));
+    assert_eq!(type_and_name(&watch.next().await.unwrap()), ("MODIFIED", "a"));
     let deleted = watch.next().await.unwrap();
-    assert_eq!(told(&deleted), ("DELETED", "b"));
+    assert_eq!(type_and_name(&deleted), ("DELETED", "b"));
     let version = asker.server.resource_version().to_string();
     assert_eq!(object::text(&deleted["object"], "resourceVersion"), version);
     assert_eq!(asker.server.open_watches()["widgets.x.test"], 1);
@@ -74,7 +74,7 @@ async fn a_watch_tells_what_happens_after_a_version() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_stops_matching_a_selector_is_deleted_for_the_watch() {
+async fn an_object_that_stops_matching_a_selector_is_deleted_for_the_watch() {
     let asker = Asker::with_widgets();
     let mut watch = asker.watch(&format!("{ALL_WIDGETS}?watch=1&labelSelector=app%3Dx")).await;
     let mut object = widget("a", json!({}));
@@ -85,11 +85,11 @@ async fn what_stops_matching_a_selector_is_deleted_for_the_watch() {
     asker.patch(&path, MERGE, json!({ "metadata": { "labels": { "app": "y" } } })).await;
     asker.patch(&path, MERGE, json!({ "metadata": { "labels": { "app": "x" } } })).await;
 
-    assert_eq!(told(&watch.next().await.unwrap()), ("ADDED", "a"));
+    assert_eq!(type_and_name(&watch.next().await.unwrap()), ("ADDED", "a"));
     let left = watch.next().await.unwrap();
-    assert_eq!(told(&left), ("DELETED", "a"));
+    assert_eq!(type_and_name(&left), ("DELETED", "a"));
     assert_eq!(left["object"]["metadata"]["labels"]["app"], "x");
-    assert_eq!(told(&watch.next().await.unwrap()), ("ADDED", "a"));
+    assert_eq!(type_and_name(&watch.next().await.unwrap()), ("ADDED", "a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -99,7 +99,7 @@ async fn a_streaming_list_ends_with_the_annotated_bookmark() {
     let query = "watch=1&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
     let mut watch = asker.watch(&format!("{ALL_WIDGETS}?{query}&allowWatchBookmarks=true")).await;
 
-    assert_eq!(told(&watch.next().await.unwrap()), ("ADDED", "a"));
+    assert_eq!(type_and_name(&watch.next().await.unwrap()), ("ADDED", "a"));
     let end = watch.next().await.unwrap();
     assert_eq!(end["type"], "BOOKMARK");
     let annotations = &end["object"]["metadata"]["annotations"];

@@ -1,4 +1,4 @@
-//! Types come and go with their CRDs.
+//! Types that are installed and deleted with their CRDs.
 
 use super::*;
 
@@ -11,7 +11,7 @@ async fn any_change_of_a_crds_spec_ends_its_watches() {
         "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
         "metadata": { "name": "widgets.x.test", "labels": { "a": "b" } } });
     asker.server.merge(&crd).unwrap();
-    assert_eq!(asker.server.open_watches()["widgets.x.test"], 1, "metadata do not matter");
+    assert_eq!(asker.server.open_watches()["widgets.x.test"], 1, "metadata changes end no watch");
     let mut crd = crd;
     crd["spec"] = json!({ "names": { "shortNames": ["wd"] } });
     asker.server.merge(&crd).unwrap();
@@ -97,15 +97,15 @@ async fn a_crd_terminates_until_its_instances_are_gone() {
     assert_eq!((code, &refused["reason"]), (403, &json!("Forbidden")));
     let free = json!({ "metadata": { "finalizers": null } });
     assert_eq!(asker.patch(&format!("{WIDGETS}/a"), MERGE, free).await.0, 200);
-    assert_eq!(asker.get(ALL_WIDGETS).await.0, 200, "it is looked every 5 s");
+    assert_eq!(asker.get(ALL_WIDGETS).await.0, 200, "checked every 5 s");
     asker.server.wait_gone("widgets.x.test").await;
 
     assert_eq!(asker.get(ALL_WIDGETS).await, (404, json!("404 page not found\n")));
     let events: Vec<_> = watch.collect().await;
-    let told: Vec<_> = events.iter().map(told).collect();
+    let received: Vec<_> = events.iter().map(type_and_name).collect();
     let expected =
         [("ADDED", "a"), ("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "b"), ("DELETED", "a")];
-    assert_eq!(told, expected);
+    assert_eq!(received, expected);
     asker.server.install(&widgets().build()).unwrap();
     assert_ne!(uid().unwrap(), before);
 }
