@@ -82,9 +82,10 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
     let reconciled = log.lock().unwrap().clone();
     // Its informer lingers, and its discovery is polled.
     server.uninstall("widgets");
+    sleep(Duration::from_secs(60)).await;
+    let state = handle.status_of(NAME).unwrap().state;
     server.forbid("customresourcedefinitions");
     sleep(Duration::from_secs(3600)).await;
-    let state = handle.status_of(NAME).unwrap().state;
     stop.cancel();
     // A shutdown that may take no time may be late.
     drop(tasks.join_next().await.unwrap().unwrap());
