@@ -49,6 +49,8 @@ pub struct Report {
     pub unconverted: Vec<String>,
     /// Optional types that are missing.
     pub missing: Vec<TypeRef>,
+    /// No reconcile has succeeded since one failed a minute ago or longer.
+    pub failing: bool,
     /// The last error of its work.
     pub last_error: Option<String>,
     /// Its watches.
