@@ -5,7 +5,10 @@ use std::{error::Error, io, iter, sync::Arc, time::Duration};
 use kube::core::Status;
 
 use super::{Outcome, ReconcileError, doubt::Behind, metrics::ReconcileResult};
-use crate::manager::{BoxError, retry_after};
+use crate::{
+    manager::{BoxError, retry_after},
+    redaction,
+};
 
 /// How a reconcile ended.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ impl Attempt {
     ///
     /// Called where the reconciler is: what its error says, and how that is dropped, is its code.
     pub(super) fn of(result: Result<Outcome, ReconcileError>) -> Self {
-        let told = |error: &BoxError| BoxError::from(error.to_string());
+        let told = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
         Self::Returned(match result {
             Ok(Outcome::Done) => Next::Done,
             Ok(Outcome::RequeueAfter(after)) => Next::After(after),

@@ -5,6 +5,7 @@
 //! nobody waits for changes nothing, a write may have been carried out all the same.
 
 mod answer;
+mod ask;
 mod refusal;
 mod write;
 
@@ -19,7 +20,7 @@ use tracing::debug;
 use self::answer::Answer;
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
-pub(crate) use self::{refusal::retry_after, write::Write};
+pub(crate) use self::{ask::ask, refusal::retry_after, write::Write};
 use super::BoxError;
 
 /// Hears of every write that is about to be sent, in the task that sends it; what it returns is
@@ -134,6 +135,9 @@ impl Fence {
     /// nobody waits for it, when the connection is lost, or when a gateway answers in the server's
     /// place (502, 504).
     ///
+    /// A refusal of a request about Secrets comes without the server's message, which may quote what
+    /// the Secret holds: its `Status` has code, reason and field paths.
+    ///
     /// kube moves requests through a task of its own, one for each call of this: clone what this
     /// returns rather than call it again.
     pub fn client(&self, client: &Client) -> Client {
@@ -153,6 +157,7 @@ impl Fence {
             let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
             async move {
                 let (write, method) = (Write::of(&request), request.method().clone());
+                let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut passage = fence.pass()?;
                 match write {
                     Some(write) => {
@@ -168,6 +173,10 @@ impl Fence {
                 }
                 let response = inner.send(request).await?;
                 let response = refusal::with_retry_after(response).await;
+                let response = match about_secrets {
+                    true => refusal::without_message(response).await,
+                    false => response,
+                };
                 Ok::<_, BoxError>(Answer::to(passage, response))
             }
         });
