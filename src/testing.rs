@@ -43,6 +43,7 @@ mod kubeconfig;
 mod leaks;
 mod losses;
 mod own_thread;
+mod private_directory;
 mod process;
 mod progress;
 pub mod proxy;
@@ -64,6 +65,7 @@ pub use self::{
     },
     leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
     losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
+    private_directory::PrivateDirectory,
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
 };
