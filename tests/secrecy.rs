@@ -271,6 +271,9 @@ impl Scene {
         for source in [address, file] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
             let output = command.args(["status", &source]).output().await.unwrap();
+            if source.starts_with("--kubeconfig") {
+                assert_eq!(output.status.code(), Some(1), "controllers are not ready");
+            }
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text).into_owned();
             said.push((format!("pilotlight status {source}"), text));
