@@ -8,7 +8,7 @@
 //! Errors that an embedder's own reconciler words are not cut: only what they say of the API
 //! server's answers is.
 
-use std::{any::Any, error::Error, fmt::Display};
+use std::{any::Any, error::Error, fmt::Display, io, sync::Arc};
 
 use kube::{client::AuthError, config::KubeconfigError, core::Status};
 
@@ -141,7 +141,19 @@ fn without_quotes(mut said: String, error: &(dyn Error + 'static)) -> String {
 }
 
 fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error| error.source())
+    std::iter::successors(Some(error), |&error| cause(error))
+}
+
+/// Returns the error that another one holds or names as its source.
+pub(crate) fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    // These two give the source of the error that they hold, and leave out that error.
+    if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        return Some(&**shared);
+    }
+    if let Some(held) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return Some(held);
+    }
+    error.source()
 }
 
 /// Returns the words for an error that quotes values or credentials.
