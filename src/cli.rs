@@ -15,6 +15,7 @@ mod instance;
 mod logging;
 mod metacontroller;
 mod output;
+mod panics;
 mod report;
 mod run;
 mod status;
@@ -26,6 +27,7 @@ use std::{ffi::OsString, io::Write, process::ExitCode, time::Duration};
 
 use clap::{CommandFactory, Parser, Subcommand};
 use logging::LogFormat;
+use pilotlight::redaction;
 use tracing_subscriber::filter::LevelFilter;
 
 /// A conditional controller manager for Kubernetes: controllers that start when the API types
@@ -74,6 +76,7 @@ impl Cli {
             Ok(runtime) => runtime,
             Err(error) => return fail(&anyhow::Error::from(error).context("starting the runtime")),
         };
+        panics::report_without_values();
         let result = runtime.block_on(async {
             self.logging.start(self.command.log_level(), self.command.log_format())?;
             match self.command {
@@ -121,7 +124,7 @@ impl Command {
 
 /// One line, with every cause.
 fn fail(error: &anyhow::Error) -> ExitCode {
-    writeln!(std::io::stderr(), "pilotlight: {error:#}").ok();
+    writeln!(std::io::stderr(), "pilotlight: {}", redaction::error(error.as_ref())).ok();
     ExitCode::FAILURE
 }
 

@@ -55,6 +55,7 @@ mod crowd;
 mod delivery;
 mod doubt;
 mod failing;
+mod failure_streak;
 #[cfg(test)]
 mod fixture;
 mod handler;

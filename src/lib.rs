@@ -18,6 +18,7 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+pub mod redaction;
 #[cfg(feature = "signals")]
 pub mod signals;
 mod tally;

@@ -44,6 +44,7 @@ mod kubeconfig;
 mod leaks;
 mod losses;
 mod own_thread;
+mod private_directory;
 mod process;
 mod progress;
 pub mod proxy;
@@ -65,6 +66,7 @@ pub use self::{
     },
     leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
     losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
+    private_directory::PrivateDirectory,
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
 };

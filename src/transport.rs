@@ -51,6 +51,8 @@ use metrics::Metered;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
 
+use crate::redaction;
+
 /// Longest time of an option that has an effect: what is longer is as good as for ever, and would
 /// overflow a clock.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
@@ -134,7 +136,7 @@ impl TransportOptions {
 #[non_exhaustive]
 pub enum Error {
     /// The configuration is unusable; correct the kubeconfig.
-    #[error("setting up the connection to the API server: {0}")]
+    #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
     /// The server name in the configuration is none; correct `tls-server-name`.
     #[error("tls-server-name {name:?} is no server name: {message}")]
@@ -305,7 +307,7 @@ impl Transport {
 impl fmt::Debug for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Transport")
-            .field("server", &self.config.cluster_url)
+            .field("server", &redaction::url(&self.config.cluster_url))
             .field("connections", &self.connections())
             .finish_non_exhaustive()
     }
@@ -353,22 +355,13 @@ fn connector(
 }
 
 fn host(uri: &Uri) -> String {
-    uri.authority().map(|authority| authority.as_str().to_owned()).unwrap_or_default()
+    // Without user and password, which would be a label of every metric.
+    uri.authority().map(redaction::url).unwrap_or_default()
 }
 
 /// An error with all its causes: hyper's say nothing but "client error" by themselves.
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let message = error.to_string();
-        if !text.contains(&message) {
-            text.push_str(": ");
-            text.push_str(&message);
-        }
-        cause = error.source();
-    }
-    text
+    redaction::error(error)
 }
 
 #[cfg(test)]

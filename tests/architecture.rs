@@ -6,14 +6,15 @@ use std::{
 };
 
 /// Each room with what it may import besides itself.
-const ROOMS: [(&str, &[&str]); 8] = [
+const ROOMS: [(&str, &[&str]); 9] = [
     ("kind", &[]),
     ("duration", &[]),
-    ("discovery", &["kind", "duration"]),
-    ("manager", &["kind", "duration", "discovery"]),
-    ("informer", &["kind", "duration"]),
-    ("controller", &["kind", "duration", "discovery", "manager", "informer"]),
-    ("meta", &["kind", "duration", "discovery", "manager", "informer", "controller"]),
+    ("redaction", &[]),
+    ("discovery", &["kind", "duration", "redaction"]),
+    ("manager", &["kind", "duration", "redaction", "discovery"]),
+    ("informer", &["kind", "duration", "redaction"]),
+    ("controller", &["kind", "duration", "redaction", "discovery", "manager", "informer"]),
+    ("meta", &["kind", "duration", "redaction", "discovery", "manager", "informer", "controller"]),
     ("testing", &["kind", "duration"]),
 ];
 

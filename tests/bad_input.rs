@@ -176,7 +176,7 @@ fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
         ),
         bad("status 201", status(201), "201"),
         bad("status 204", status(204), "204"),
-        bad("status 404", status(404), "a few words"),
+        bad("status 404", status(404), "404"),
         bad("status 500", status(500), "500"),
         bad(
             "elsewhere",

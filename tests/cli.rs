@@ -1,6 +1,7 @@
 //! The binary, as a shell sees it.
 
 use std::{
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Output, Stdio},
     time::Duration,
@@ -166,9 +167,46 @@ async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
 
     let status = run(&["status", "--kubeconfig", file.to_str().unwrap()]).await;
 
-    assert!(assert_code(&status, 0).contains("pilotlight crds | kubectl apply"));
+    // Nobody knows whether it is ready.
+    assert!(assert_code(&status, 1).contains("pilotlight crds | kubectl apply"));
     let table = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(table.contains("StatusNotKept") && !table.contains("old spec"), "{table}");
+}
+
+/// What is in a directory, with the permissions of each.
+fn entries(directory: &Path) -> Vec<(PathBuf, u32)> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let metadata = path.symlink_metadata().unwrap();
+        found.push((path.clone(), metadata.permissions().mode() & 0o777));
+        if metadata.is_dir() {
+            found.extend(entries(&path));
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_kubeconfig_of_a_simulated_server_is_private_and_goes_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut command = pilotlight(&["dev", "--simulated", "--no-manager"]);
+    command.env("TMPDIR", directory.path()).stdout(Stdio::piped());
+    let mut process = command.spawn().unwrap();
+    let output = BufReader::new(process.stdout.take().unwrap()).lines();
+    let mut dev = Dev { process, output };
+    let kubeconfig = PathBuf::from(dev.says("export KUBECONFIG=").await);
+    dev.says("Ctrl-C").await;
+
+    let found = entries(directory.path());
+    let id = dev.process.id().unwrap().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());
+    let (code, _) = dev.end().await;
+
+    let folder = kubeconfig.parent().unwrap().to_owned();
+    assert_eq!(found, [(folder, 0o700), (kubeconfig, 0o600)]);
+    assert_eq!(code, Some(0));
+    assert_eq!(entries(directory.path()), [], "nothing is left behind");
 }
 
 /// `pilotlight dev`, running.
@@ -233,7 +271,12 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let types = run(&["types", "--kubeconfig", file, "--output=json"]).await;
     let types_seen = run(&["types", "--address", &address]).await;
     let declared = run(&["status", "--kubeconfig", file]).await;
-    let status = run(&["status", "--address", &address, "--output=json"]).await;
+    let arguments = ["status", "--address", &address, "--output=json"];
+    let mut status = run(&arguments).await;
+    // Its exit code says whether the supervisor runs already.
+    while status.status.code() == Some(1) && !status.stdout.is_empty() {
+        status = run(&arguments).await;
+    }
     let ready = ask(probes.trim_end_matches("'")).await;
     let id = dev.process.id().unwrap().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().await.unwrap().success());

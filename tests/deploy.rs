@@ -43,19 +43,36 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 const NAMESPACE: &str = "pilotlight";
 
-/// The files of the base, in the order of its kustomization.
+/// The files of a kustomization, in its order.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let text = std::fs::read_to_string(directory.join("kustomization.yaml")).unwrap();
+    let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
+    let resources = kustomization["resources"].as_array().unwrap();
+    let paths = resources.iter().map(|name| directory.join(name.as_str().unwrap()));
+    paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
+}
+
+/// What is applied first, and outlives the manager.
+fn crds() -> Vec<PathBuf> {
+    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
+}
+
+/// The files of the base.
 fn base() -> Vec<PathBuf> {
-    let top = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let resources = |directory: PathBuf| -> Vec<PathBuf> {
-        let text = std::fs::read_to_string(directory.join("kustomization.yaml")).unwrap();
-        let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
-        let resources = kustomization["resources"].as_array().unwrap();
-        resources.iter().map(|name| directory.join(name.as_str().unwrap())).collect()
+    files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy"))
+}
+
+#[test]
+fn deleting_the_manager_deletes_no_crd_and_so_no_controller() {
+    let kinds = |paths: Vec<PathBuf>| -> Vec<Value> {
+        paths.iter().flat_map(|path| read(path)).map(|object| object["kind"].clone()).collect()
     };
-    resources(top.join("deploy"))
-        .into_iter()
-        .flat_map(|path| if path.is_dir() { resources(path) } else { vec![path] })
-        .collect()
+
+    let (of_crds, of_base) = (kinds(crds()), kinds(base()));
+
+    assert_eq!(of_crds, ["CustomResourceDefinition"]);
+    assert!(of_base.iter().any(|kind| kind == "Deployment"));
+    assert!(!of_base.iter().any(|kind| kind == "CustomResourceDefinition"), "{of_base:?}");
 }
 
 fn read(path: &Path) -> Vec<Value> {
@@ -168,7 +185,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     // A control plane of its own: ClusterRoles and CRDs are for all of it.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let client = plane.client().unwrap();
-    for path in base() {
+    for path in crds().into_iter().chain(base()) {
         apply(&client, &path).await;
     }
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);

@@ -74,6 +74,59 @@ async fn a_thousand_parents_come_back_after_an_outage_without_a_stampede() {
     bench.end().await;
 }
 
+/// Status and reason of a condition of controller `a`.
+fn condition(bench: &Bench, type_: &str) -> (String, String) {
+    let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+    let object = bench.server.get(kind.0, kind.1, "", "a").unwrap();
+    let conditions = object["status"]["conditions"].as_array().cloned().unwrap_or_default();
+    let found = conditions.iter().find(|condition| condition["type"] == type_);
+    let text = |field: &str| found.and_then(|it| it[field].as_str()).unwrap_or_default().to_owned();
+    (text("status"), text("reason"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_whose_syncs_have_failed_for_a_minute_is_not_ready_until_one_succeeds() {
+    let is = |status: &str, reason: &str| (status.to_owned(), reason.to_owned());
+    let bench = Bench::start().await;
+    let (broken, outage) = watch::channel(true);
+    bench.hook.answers(move |request| down_while(outage.clone(), request));
+
+    bench.parent("p", 1, "one");
+    sleep(Duration::from_secs(55)).await;
+    assert_eq!(condition(&bench, "Ready"), is("True", "Running"), "it may be a short outage");
+    assert_eq!(condition(&bench, "HooksHealthy"), is("False", "HookRefused"));
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(condition(&bench, "Ready"), is("False", "HookRefused"));
+    assert_eq!(condition(&bench, "Running"), is("True", "Running"));
+
+    broken.send_replace(false);
+    bench.settled(&["p"], 1, "one").await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(condition(&bench, "Ready"), is("True", "Running"));
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_controller_of_which_one_parent_fails_is_ready_while_others_succeed() {
+    let bench = Bench::start().await;
+    bench.hook.answers(|request| async move {
+        match request["parent"]["spec"]["text"] == "broken" {
+            true => Err(HookError::Status { code: 500, body: String::new() }),
+            false => Ok(sized(&request)),
+        }
+    });
+    bench.parent("broken", 1, "broken");
+
+    for second in 0..120 {
+        bench.parent("p", 1, &second.to_string());
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(condition(&bench, "Ready").0, "True", "after {second} s");
+    }
+
+    assert_eq!(condition(&bench, "HooksHealthy").0, "False");
+    bench.end().await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_parent_alone_finds_its_hook_again_within_seconds() {
     let bench = Bench::start().await;

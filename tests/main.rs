@@ -49,6 +49,8 @@ mod reports;
 mod rig;
 #[cfg(feature = "cli")]
 mod scenarios;
+#[cfg(feature = "cli")]
+mod secrecy;
 mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]

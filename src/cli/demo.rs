@@ -21,6 +21,7 @@ use pilotlight::{
     controller::Cluster,
     manager::{ControllerState, ManagerHandle, RunnableStatus, TransitionKind},
     meta::CompositeController,
+    redaction::printable,
 };
 use tokio::{sync::broadcast::error::RecvError, time::Instant};
 
@@ -230,7 +231,7 @@ fn is_ours(name: &str) -> bool {
 }
 
 fn say(text: &str) -> anyhow::Result<()> {
-    output::print(&format!("    {text}\n"))
+    output::print(&format!("    {}\n", printable(text)))
 }
 
 async fn within<T>(

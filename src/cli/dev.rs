@@ -18,7 +18,10 @@ use kube::{
 };
 use pilotlight::{
     signals,
-    testing::{ControlPlane, ControlPlaneOptions, PrintProgress, simulated::SimulatedServer},
+    testing::{
+        ControlPlane, ControlPlaneOptions, PrintProgress, PrivateDirectory,
+        simulated::SimulatedServer,
+    },
     transport::{Transport, TransportOptions},
 };
 use tokio::{time::Instant, try_join};
@@ -105,15 +108,14 @@ impl DevArgs {
         let server = SimulatedServer::new();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let socket = server.serve(loopback).await.context("listening on the loopback")?;
-        let name = format!("pilotlight-simulated-{}.kubeconfig", socket.address().port());
-        let kubeconfig = std::env::temp_dir().join(name);
-        std::fs::write(&kubeconfig, socket.kubeconfig())
-            .with_context(|| format!("writing {}", kubeconfig.display()))?;
+        // Removed when it is dropped: the kubeconfig leads nowhere then.
+        let directory = PrivateDirectory::create("pilotlight-simulated")
+            .context("creating a temporary directory")?;
+        let kubeconfig = directory
+            .put("kubeconfig", &socket.kubeconfig())
+            .with_context(|| format!("writing into {}", directory.path().display()))?;
         let place = Place { config: socket.config(), kubeconfig: &kubeconfig };
-        let ended = Box::pin(self.with("A simulated API server", &place, began, stop)).await;
-        // It leads nowhere any longer.
-        std::fs::remove_file(&kubeconfig).ok();
-        ended
+        Box::pin(self.with("A simulated API server", &place, began, stop)).await
     }
 
     async fn with(

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use pilotlight::redaction;
 use serde::de::DeserializeOwned;
 
 /// How long a manager on the other side may take.
@@ -17,11 +18,12 @@ const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyhow::Result<T> {
     let base =
         if address.contains("://") { address.to_owned() } else { format!("http://{address}") };
-    let uri: http::Uri = format!("{}{path}", base.trim_end_matches('/'))
-        .parse()
-        .with_context(|| format!("--address {address}: give HOST:PORT of the metrics server"))?;
+    let uri: http::Uri =
+        format!("{}{path}", base.trim_end_matches('/')).parse().with_context(|| {
+            format!("--address {}: give HOST:PORT of the metrics server", redaction::url(address))
+        })?;
     if uri.scheme_str() != Some("http") {
-        bail!("--address {address}: the metrics server speaks http");
+        bail!("--address {}: the metrics server speaks http", redaction::url(address));
     }
     let asked = async {
         let client: Client<_, Empty<bytes::Bytes>> =
@@ -40,8 +42,9 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         }
         Ok(serde_json::from_slice(&body)?)
     };
+    let shown = redaction::url(&uri);
     match tokio::time::timeout(TIMEOUT, asked).await {
-        Ok(answer) => answer.with_context(|| format!("asking {uri}")),
-        Err(_) => bail!("asking {uri}: no answer within {TIMEOUT:?}"),
+        Ok(answer) => answer.with_context(|| format!("asking {shown}")),
+        Err(_) => bail!("asking {shown}: no answer within {TIMEOUT:?}"),
     }
 }

@@ -36,6 +36,10 @@ pub(super) struct ManagerArgs {
     /// that stops matching is stopped. All by default.
     #[arg(long, value_name = "SELECTOR")]
     target_label_selector: Option<Selector>,
+    /// Show the first 256 bytes of a hook's error body in Events, statuses, logs and endpoints. They
+    /// may hold secrets that the hook was sent, and everybody who may read Events reads them.
+    #[arg(long)]
+    hook_error_excerpts: bool,
     /// How often the API server is asked what it serves where CRDs may not be watched; where they
     /// may, changes are pushed and this has no effect. A duration of at least 100ms, such as 30s.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
@@ -119,6 +123,7 @@ impl Instance {
             metrics: hooks,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period,
+            hook_error_excerpts: manager.hook_error_excerpts,
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;

@@ -1,10 +1,16 @@
 //! What is logged, and how.
 
-use std::io::IsTerminal;
+use std::{ffi::OsString, io::IsTerminal};
 
 use anyhow::anyhow;
 use clap::{Args, ValueEnum};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{
+    EnvFilter, Layer,
+    filter::{LevelFilter, filter_fn},
+    fmt,
+    layer::SubscriberExt,
+    util::SubscriberInitExt,
+};
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
@@ -31,17 +37,33 @@ impl LoggingArgs {
     /// Logs from now on; the level and the format are those when these flags say nothing.
     pub(super) fn start(&self, level: LevelFilter, format: LogFormat) -> anyhow::Result<()> {
         let level = self.log_level.clone().unwrap_or_else(|| of_level(level));
-        let builder = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::try_new(&level)?)
+        let lines = fmt::layer()
             .with_writer(std::io::stderr)
             // It would be told of on the very stream that takes nothing, with a panic.
             .log_internal_errors(false);
-        match self.log_format.unwrap_or(format) {
-            LogFormat::Text => builder.with_ansi(std::io::stderr().is_terminal()).try_init(),
-            LogFormat::Json => builder.json().flatten_event(true).try_init(),
-        }
-        .map_err(|error| anyhow!("starting the log: {error}"))
+        let (no_color, terminal) = (std::env::var_os("NO_COLOR"), std::io::stderr().is_terminal());
+        let lines = match self.log_format.unwrap_or(format) {
+            LogFormat::Text => lines.with_ansi(colours(no_color, terminal)).boxed(),
+            LogFormat::Json => lines.json().flatten_event(true).boxed(),
+        };
+        tracing_subscriber::registry()
+            .with(EnvFilter::try_new(&level)?)
+            .with(lines.with_filter(filter_fn(|metadata| !quotes_bodies(metadata.target()))))
+            .try_init()
+            .map_err(|error| anyhow!("starting the log: {error}"))
     }
+}
+
+/// Whether a stream is coloured, by the convention of no-color.org: a variable that is set and not
+/// empty forbids it.
+fn colours(no_color: Option<OsString>, terminal: bool) -> bool {
+    terminal && no_color.is_none_or(|value| value.is_empty())
+}
+
+/// Whether a module logs the bodies of the API server's answers, Secrets among them. It is silent at
+/// every level, whatever the directives say.
+fn quotes_bodies(target: &str) -> bool {
+    target.starts_with("kube_client::client")
 }
 
 /// A level concerns Pilotlight alone: what the libraries below it say in detail is asked for by
@@ -72,6 +94,28 @@ fn filter(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn colours_are_for_terminals_without_no_color() {
+        for (no_color, terminal, expected) in [
+            (None, true, true),
+            (None, false, false),
+            (Some(""), true, true),
+            (Some("1"), true, false),
+            (Some("0"), true, false),
+        ] {
+            let no_color = no_color.map(OsString::from);
+            assert_eq!(colours(no_color.clone(), terminal), expected, "{no_color:?} {terminal}");
+        }
+    }
+
+    #[test]
+    fn the_modules_that_log_bodies_are_silent() {
+        for silent in ["kube_client::client", "kube_client::client::builder"] {
+            assert!(quotes_bodies(silent), "{silent}");
+        }
+        assert!(!quotes_bodies("pilotlight::meta") && !quotes_bodies("kube_client::config"));
+    }
 
     #[test]
     fn a_level_leaves_other_crates_at_warn() {

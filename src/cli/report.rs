@@ -1,24 +1,42 @@
 //! What a running manager tells of itself, as JSON: `/debug/status` and `/debug/types`.
 
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
 use pilotlight::{
     controller::Cluster,
     discovery::{Mode, TypeRegistry, TypeReport},
     informer::{InformerStatus, Progress},
-    manager::{RunnableStatus, Snapshot},
+    manager::{ControllerState, RunnableStatus, Snapshot},
+    meta::{CompositeController, StatusCondition},
 };
 use serde::{Deserialize, Serialize};
 
 use super::watchers::Watchers;
 
-/// Everything about the controllers of a manager.
+/// State of a controller whose object has no status.
+const UNSEEN: &str = "Unseen";
+
+/// Report of `pilotlight status`, from either source; what the source does not know is null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StatusReport {
-    pub(super) version: String,
-    pub(super) discovery: DiscoveryRow,
+    pub(super) source: Source,
+    /// Every controller is ready.
+    pub(super) ready: bool,
+    pub(super) version: Option<String>,
+    pub(super) discovery: Option<DiscoveryRow>,
     pub(super) controllers: Vec<ControllerRow>,
-    pub(super) informers: Vec<InformerRow>,
+    pub(super) informers: Option<Vec<InformerRow>>,
+}
+
+/// Source of a report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) enum Source {
+    /// The objects of declared controllers on the API server.
+    Api,
+    /// A running manager.
+    Instance,
 }
 
 /// How the registry of types learns of changes.
@@ -37,24 +55,35 @@ pub(super) struct DiscoveryRow {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ControllerRow {
+    /// Name in the manager.
     pub(super) name: String,
-    pub(super) group: String,
+    /// Parent type of a declared controller.
+    pub(super) parent: Option<String>,
+    /// `True`, `False`, or `Unknown` where no status was written.
+    pub(super) ready: String,
+    pub(super) group: Option<String>,
     pub(super) state: String,
     pub(super) reason: String,
     pub(super) message: String,
-    pub(super) since: Timestamp,
-    pub(super) epoch: u64,
+    pub(super) since: Option<Timestamp>,
+    pub(super) epoch: Option<u64>,
+    /// The status is about an older specification.
+    pub(super) outdated: bool,
     pub(super) stuck: bool,
     pub(super) stale: bool,
-    pub(super) failures: u32,
+    /// No sync has succeeded for a minute.
+    pub(super) failing: bool,
+    pub(super) failures: Option<u32>,
     pub(super) last_error: Option<String>,
     pub(super) pending: Option<String>,
     pub(super) last_done: Option<String>,
     pub(super) queue_depth: Option<u64>,
     pub(super) unmet: Vec<UnmetRow>,
     pub(super) forbidden: Vec<String>,
-    pub(super) missing: Vec<String>,
+    pub(super) missing: Option<Vec<String>>,
     pub(super) watches: Vec<WatchRow>,
+    /// Conditions of a declared controller's object.
+    pub(super) conditions: Option<Vec<StatusCondition>>,
 }
 
 /// One thing that is waited for.
@@ -112,11 +141,27 @@ impl StatusReport {
             queue_depth: cluster.metrics.queue_depth(&status.name),
             ..ControllerRow::from(status)
         };
+        let controllers: Vec<_> = controllers.values().map(|status| row(status)).collect();
         Self {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            discovery: DiscoveryRow::new(&cluster.types),
-            controllers: controllers.values().map(|status| row(status)).collect(),
-            informers: cluster.informers.status().iter().map(InformerRow::from).collect(),
+            source: Source::Instance,
+            ready: controllers.iter().all(ControllerRow::is_ready),
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            discovery: Some(DiscoveryRow::new(&cluster.types)),
+            controllers,
+            informers: Some(cluster.informers.status().iter().map(InformerRow::from).collect()),
+        }
+    }
+
+    /// The report of what the objects of declared controllers say.
+    pub(super) fn of_objects(objects: &[CompositeController]) -> Self {
+        let controllers: Vec<_> = objects.iter().map(ControllerRow::of_object).collect();
+        Self {
+            source: Source::Api,
+            ready: controllers.iter().all(ControllerRow::is_ready),
+            version: None,
+            discovery: None,
+            controllers,
+            informers: None,
         }
     }
 }
@@ -148,15 +193,19 @@ impl From<&RunnableStatus> for ControllerRow {
     fn from(status: &RunnableStatus) -> Self {
         Self {
             name: status.name.to_string(),
-            group: format!("{:?}", status.group),
+            parent: None,
+            ready: if is_ready(status) { "True" } else { "False" }.to_owned(),
+            group: Some(format!("{:?}", status.group)),
             state: status.state.word().to_owned(),
             reason: status.reason.clone(),
             message: status.message.clone(),
-            since: status.since,
-            epoch: status.epoch,
+            since: Some(status.since),
+            epoch: Some(status.epoch),
+            outdated: false,
             stuck: status.stuck,
             stale: status.report.stale,
-            failures: status.failures,
+            failing: status.report.failing,
+            failures: Some(status.failures),
             last_error: status.last_error().map(str::to_owned),
             pending: status.pending.clone(),
             last_done: status.last_done.as_ref().map(|done| done.reason.word().to_owned()),
@@ -171,7 +220,7 @@ impl From<&RunnableStatus> for ControllerRow {
                 })
                 .collect(),
             forbidden: status.report.forbidden.clone(),
-            missing: status.report.missing.iter().map(ToString::to_string).collect(),
+            missing: Some(status.report.missing.iter().map(ToString::to_string).collect()),
             watches: status
                 .report
                 .watches
@@ -182,6 +231,98 @@ impl From<&RunnableStatus> for ControllerRow {
                     error: watch.error.clone(),
                 })
                 .collect(),
+            conditions: None,
+        }
+    }
+}
+
+/// Whether a runnable does what it is asked to do; as the condition Ready of a declared one.
+fn is_ready(status: &RunnableStatus) -> bool {
+    let report = &status.report;
+    status.state == ControllerState::Running
+        && !status.stuck
+        && status.pending.is_none()
+        && report.forbidden.is_empty()
+        && !report.failing
+}
+
+impl ControllerRow {
+    /// Whether the controller is ready, as it is declared now.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready == "True" && !self.outdated
+    }
+
+    /// Whether no manager wrote a status, or none could.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.state == UNSEEN
+    }
+
+    fn of_object(controller: &CompositeController) -> Self {
+        let status = controller.status.clone().unwrap_or_default();
+        let condition =
+            |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
+        let parent = &controller.spec.parent_resource;
+        let newest = status.conditions.iter().map(|condition| condition.last_transition_time).max();
+        let ready = condition("Ready");
+        let reason = status.reason.clone().unwrap_or_default();
+        let message = ready.map(|ready| ready.message.clone()).unwrap_or_default();
+        // Those that are fine have nothing to complain of.
+        let complaint = ["Ready", "TypesReady", "Running", "HooksHealthy"]
+            .into_iter()
+            .filter_map(condition)
+            .find(|condition| condition.status != "True" && !condition.message.is_empty());
+        // One that runs may have an error to tell of: its own, or that of single objects.
+        let complaint = complaint
+            .or_else(|| condition("Running").filter(|running| !running.message.is_empty()));
+        let is_running = condition("Running").is_some_and(|running| running.status == "True");
+        let hooks_fail = condition("HooksHealthy").is_some_and(|hooks| {
+            hooks.status == "False" && ready.is_some_and(|ready| ready.reason == hooks.reason)
+        });
+        let unmet = condition("TypesReady")
+            .filter(|types| types.status != "True" && !types.message.is_empty());
+        let in_state =
+            |state: &'static str| status.watches.iter().filter(move |it| it.state == state);
+        Self {
+            name: format!("CompositeController-{}", controller.name_any()),
+            parent: Some(format!("{} {}", parent.resource, parent.api_version)),
+            ready: ready.map_or("Unknown", |ready| &ready.status).to_owned(),
+            group: None,
+            state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
+            since: condition("Running").map(|running| running.last_transition_time).or(newest),
+            epoch: status.epoch.and_then(|epoch| u64::try_from(epoch).ok()),
+            // Where nothing is said, nothing is old.
+            outdated: status.state.is_some()
+                && status.observed_generation != controller.metadata.generation,
+            stuck: reason == "Stuck",
+            stale: in_state("Stale").next().is_some(),
+            failing: is_running && (hooks_fail || reason == "SyncsFailing"),
+            failures: None,
+            last_error: complaint.map(|condition| condition.message.clone()),
+            pending: (reason == "SpecPending").then(|| message.clone()),
+            last_done: None,
+            queue_depth: None,
+            unmet: unmet
+                .map(|types| UnmetRow {
+                    type_: None,
+                    reason: types.reason.clone(),
+                    message: types.message.clone(),
+                })
+                .into_iter()
+                .collect(),
+            forbidden: in_state("Forbidden").map(|watch| watch.message.clone()).collect(),
+            missing: None,
+            watches: status
+                .watches
+                .iter()
+                .map(|watch| WatchRow {
+                    type_: format!("{} {}", watch.resource, watch.api_version),
+                    state: watch.state.clone(),
+                    error: Some(watch.message.clone()).filter(|message| !message.is_empty()),
+                })
+                .collect(),
+            reason,
+            message,
+            conditions: Some(status.conditions.clone()),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::Args;
-use pilotlight::signals;
+use pilotlight::{redaction, signals};
 use tracing::info;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -37,7 +37,7 @@ impl RunArgs {
     pub(super) async fn run(&self) -> anyhow::Result<()> {
         self.metacontroller.explain();
         let config = self.connection.config().await?;
-        let server = config.cluster_url.clone();
+        let server = redaction::url(&config.cluster_url);
         let instance = Instance::new(
             config,
             &self.manager,

@@ -2,30 +2,44 @@
 
 use std::io::Write;
 
+use anyhow::bail;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use pilotlight::{
-    meta::{CompositeController, StatusCondition},
-    transport::TransportOptions,
-};
-use serde::Serialize;
+use pilotlight::{redaction::printable, transport::TransportOptions};
 
 use super::{
     connection::ConnectionArgs,
     declared, http, output,
     output::Format,
-    report::{ControllerRow, InformerRow, StatusReport},
+    report::{ControllerRow, InformerRow, Source, StatusReport},
     table::{Table, age, or_dash},
 };
 
-/// The state of a controller whose object has no status.
-const UNSEEN: &str = "Unseen";
 /// What to do when the CRD has no place for it.
 const NOT_KEPT: &str = "pilotlight: the installed CRD of CompositeControllers keeps no status, as \
                         Metacontroller's: apply Pilotlight's with `pilotlight crds | kubectl apply \
                         --filename -`, or ask a running manager with --address";
+/// Fields of the JSON, which both sources share.
+const JSON: &str = "\
+With --output=json one object is printed, alike for both sources; a field that the source does not \
+know is null:
+  source       api or instance
+  ready        every controller is ready
+  version, discovery{mode,current,errors}, informers[]
+               of the instance
+  controllers[]
+    name, parent, group, state, reason, message, since, epoch, conditions[]
+    ready      True, False or Unknown
+    outdated   the status is about an older specification
+    failing    no sync has succeeded for a minute
+    stuck, stale, failures, lastError, pending, lastDone, queueDepth
+    unmet[], forbidden[], missing[], watches[]
+
+Exit codes: 0 every controller is ready, 1 one is not or the source did not answer, 2 the command \
+line is wrong. A controller that waits for a type or is paused is not ready.";
 
 #[derive(Debug, Args)]
+#[command(after_long_help = JSON, after_help = "The JSON and the exit codes: --help.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
@@ -40,147 +54,119 @@ pub(super) struct StatusArgs {
 
 impl StatusArgs {
     pub(super) async fn run(&self) -> anyhow::Result<()> {
-        let now = Timestamp::now();
-        if let Some(address) = &self.address {
-            let report: StatusReport = http::get(address, "/debug/status").await?;
-            return match self.output {
-                Format::Json => output::print_json(&report),
-                Format::Table => output::print(&render_report(&report, now)),
-            };
-        }
-        let (rows, kept) = self.declared().await?;
+        let (report, kept) = match &self.address {
+            Some(address) => (http::get(address, "/debug/status").await?, true),
+            None => self.declared().await?,
+        };
         match self.output {
-            Format::Json => output::print_json(&rows)?,
-            Format::Table => output::print(&render_declared(&rows, now))?,
+            Format::Json => output::print_json(&report)?,
+            Format::Table => output::print(&render(&report, Timestamp::now()))?,
         }
         if !kept {
             writeln!(std::io::stderr(), "\n{NOT_KEPT}").ok();
+        }
+        let names: Vec<_> = report.controllers.iter().filter(|row| !row.is_ready()).collect();
+        if let Some(first) = names.first() {
+            bail!(
+                "{} of {} are not ready, first {}",
+                names.len(),
+                report.controllers.len(),
+                first.name
+            );
         }
         Ok(())
     }
 
     /// What the objects say, and whether their CRD lets them say it.
-    async fn declared(&self) -> anyhow::Result<(Vec<DeclaredRow>, bool)> {
+    async fn declared(&self) -> anyhow::Result<(StatusReport, bool)> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
-        let controllers = declared::list(client.clone()).await?;
-        let mut rows: Vec<_> = controllers.iter().map(DeclaredRow::from).collect();
+        let mut report = StatusReport::of_objects(&declared::list(client.clone()).await?);
+        let rows = &mut report.controllers;
         let kept =
-            !rows.iter().any(DeclaredRow::is_unseen) || !declared::keeps_no_status(client).await;
+            !rows.iter().any(ControllerRow::is_unseen) || !declared::keeps_no_status(client).await;
         if !kept {
             for row in rows.iter_mut().filter(|row| row.is_unseen()) {
                 "StatusNotKept".clone_into(&mut row.reason);
             }
         }
-        Ok((rows, kept))
+        Ok((report, kept))
     }
 }
 
-/// One declared controller, as its object says.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeclaredRow {
-    name: String,
-    parent: String,
-    ready: String,
-    state: String,
-    reason: String,
-    since: Option<Timestamp>,
-    epoch: Option<i64>,
-    /// The status is about an older specification.
-    outdated: bool,
-    last_error: Option<String>,
-    conditions: Vec<StatusCondition>,
-}
-
-impl From<&CompositeController> for DeclaredRow {
-    fn from(controller: &CompositeController) -> Self {
-        let status = controller.status.clone().unwrap_or_default();
-        let condition =
-            |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
-        let parent = &controller.spec.parent_resource;
-        let newest = status.conditions.iter().map(|condition| condition.last_transition_time).max();
-        // Those that are fine have nothing to complain of.
-        let complaint = ["Ready", "TypesReady", "Running", "HooksHealthy"]
-            .into_iter()
-            .filter_map(condition)
-            .find(|condition| condition.status != "True" && !condition.message.is_empty());
-        // One that runs may have an error to tell of: its own, or that of single objects.
-        let complaint = complaint
-            .or_else(|| condition("Running").filter(|running| !running.message.is_empty()));
-        Self {
-            name: controller.metadata.name.clone().unwrap_or_default(),
-            parent: format!("{} {}", parent.resource, parent.api_version),
-            ready: condition("Ready").map_or("Unknown", |ready| &ready.status).to_owned(),
-            state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
-            reason: status.reason.clone().unwrap_or_default(),
-            since: condition("Running").map(|running| running.last_transition_time).or(newest),
-            epoch: status.epoch,
-            // Where nothing is said, nothing is old.
-            outdated: status.state.is_some()
-                && status.observed_generation != controller.metadata.generation,
-            last_error: complaint.map(|condition| condition.message.clone()),
-            conditions: status.conditions,
-        }
+fn render(report: &StatusReport, now: Timestamp) -> String {
+    match report.source {
+        Source::Api => render_declared(&report.controllers, now),
+        Source::Instance => render_report(report, now),
     }
 }
 
-impl DeclaredRow {
-    /// Nobody wrote a status, or nobody could.
-    fn is_unseen(&self) -> bool {
-        self.state == UNSEEN
-    }
-}
-
-fn render_declared(rows: &[DeclaredRow], now: Timestamp) -> String {
+fn render_declared(rows: &[ControllerRow], now: Timestamp) -> String {
     if rows.is_empty() {
         return "No CompositeControllers found.\n".to_owned();
     }
     let mut table =
         Table::new(["NAME", "READY", "STATE", "REASON", "SINCE", "EPOCH", "PARENT", "LAST ERROR"]);
     for row in rows {
-        let state =
-            if row.outdated { format!("{} (old spec)", row.state) } else { row.state.clone() };
+        let state = if row.outdated { format!("{} (old spec)", row.state) } else { state(row) };
+        let name = row.name.strip_prefix("CompositeController-").unwrap_or(&row.name);
         table.row([
-            row.name.clone(),
+            name.to_owned(),
             row.ready.clone(),
             state,
             or_dash(Some(&row.reason)),
             row.since.map_or_else(|| "-".to_owned(), |since| age(since, now)),
-            row.epoch.map_or_else(|| "-".to_owned(), |epoch| epoch.to_string()),
-            row.parent.clone(),
+            number(row.epoch),
+            or_dash(row.parent.as_deref()),
             or_dash(row.last_error.as_deref()),
         ]);
     }
     table.render()
 }
 
+fn number(number: Option<u64>) -> String {
+    number.map_or_else(|| "-".to_owned(), |number| number.to_string())
+}
+
 fn render_report(report: &StatusReport, now: Timestamp) -> String {
-    let mut text = format!(
-        "discovery: {}, {}\n",
-        report.discovery.mode,
-        if report.discovery.current { "current" } else { "not current" }
-    );
-    for error in &report.discovery.errors {
-        text.push_str(&format!("  {error}\n"));
+    let mut text = String::new();
+    if let Some(discovery) = &report.discovery {
+        let current = if discovery.current { "current" } else { "not current" };
+        text = printable(&format!("discovery: {}, {current}", discovery.mode));
+        text.push('\n');
+        for error in &discovery.errors {
+            text.push_str(&format!("  {}\n", printable(error)));
+        }
     }
-    let mut controllers =
-        Table::new(["NAME", "STATE", "REASON", "SINCE", "EPOCH", "QUEUE", "WATCHES", "LAST ERROR"]);
+    let mut controllers = Table::new([
+        "NAME",
+        "READY",
+        "STATE",
+        "REASON",
+        "SINCE",
+        "EPOCH",
+        "QUEUE",
+        "WATCHES",
+        "LAST ERROR",
+    ]);
     for row in &report.controllers {
         controllers.row([
             row.name.clone(),
+            row.ready.clone(),
             state(row),
             or_dash(Some(&row.reason)),
-            age(row.since, now),
-            row.epoch.to_string(),
-            row.queue_depth.map_or_else(|| "-".to_owned(), |depth| depth.to_string()),
+            row.since.map_or_else(|| "-".to_owned(), |since| age(since, now)),
+            number(row.epoch),
+            number(row.queue_depth),
             watches(row),
             or_dash(row.last_error.as_deref().or(Some(row.message.as_str()))),
         ]);
     }
     let mut informers =
         Table::new(["WATCH", "NAMESPACE", "STATE", "OBJECTS", "BYTES", "SUBSCRIBERS"]);
-    for InformerRow { type_, namespace, state, objects, bytes, subscribers } in &report.informers {
+    for InformerRow { type_, namespace, state, objects, bytes, subscribers } in
+        report.informers.iter().flatten()
+    {
         informers.row([
             type_.clone(),
             namespace.clone().unwrap_or_else(|| "all".to_owned()),
@@ -200,8 +186,12 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
 }
 
 fn state(row: &ControllerRow) -> String {
-    let flags =
-        [(row.stuck, "stuck"), (row.stale, "stale"), (!row.forbidden.is_empty(), "forbidden")];
+    let flags = [
+        (row.stuck, "stuck"),
+        (row.stale, "stale"),
+        (row.failing, "failing"),
+        (!row.forbidden.is_empty(), "forbidden"),
+    ];
     let flags: Vec<_> = flags.iter().filter(|(set, _)| *set).map(|(_, flag)| *flag).collect();
     if flags.is_empty() {
         row.state.clone()
@@ -217,6 +207,10 @@ fn watches(row: &ControllerRow) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pilotlight::{
+        manager::{ControllerState, RunnableGroup, RunnableStatus},
+        meta::CompositeController,
+    };
     use serde_json::json;
 
     use super::*;
@@ -230,6 +224,74 @@ mod tests {
             "status": status,
         }))
         .unwrap()
+    }
+
+    fn table(controller: &CompositeController, now: Timestamp) -> String {
+        render(&StatusReport::of_objects(std::slice::from_ref(controller)), now)
+    }
+
+    #[test]
+    fn the_json_of_both_sources_has_the_same_fields() {
+        let of_object = StatusReport::of_objects(&[controller(json!(null))]);
+        let status = RunnableStatus::new("a".into(), RunnableGroup::LeaderElection);
+        let of_instance = StatusReport {
+            source: Source::Instance,
+            controllers: vec![ControllerRow::from(&status)],
+            ..of_object.clone()
+        };
+
+        let fields = |value: &serde_json::Value| {
+            value.as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+        };
+        let (one, other) = (json!(of_object), json!(of_instance));
+        assert_eq!(fields(&one), fields(&other));
+        let row = |report: &serde_json::Value| fields(&report["controllers"][0]);
+        assert_eq!(row(&one), row(&other));
+        for field in fields(&one).iter().chain(&row(&one)) {
+            assert!(JSON.contains(field.as_str()), "--help names {field}");
+        }
+    }
+
+    #[test]
+    fn a_controller_is_ready_as_its_newest_specification() {
+        let ready = |generation: i64, ready: &str| {
+            let status = json!({
+                "observedGeneration": generation, "state": "Running", "reason": "Running",
+                "conditions": [{"type": "Ready", "status": ready, "reason": "Running",
+                    "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+            });
+            StatusReport::of_objects(&[controller(status)]).ready
+        };
+
+        assert!(ready(2, "True"));
+        assert!(!ready(2, "False"));
+        assert!(!ready(1, "True"));
+        assert!(!StatusReport::of_objects(&[controller(json!(null))]).ready);
+        assert!(StatusReport::of_objects(&[]).ready);
+    }
+
+    #[test]
+    fn a_failing_controller_is_marked_alike_from_both_sources() {
+        let condition = |type_: &str, status: &str, reason: &str| {
+            json!({"type": type_, "status": status, "reason": reason, "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        };
+        let of_object = StatusReport::of_objects(&[controller(json!({
+            "observedGeneration": 2, "state": "Running", "reason": "HookTimeout",
+            "conditions": [
+                condition("Ready", "False", "HookTimeout"),
+                condition("Running", "True", "Running"),
+                condition("HooksHealthy", "False", "HookTimeout"),
+            ],
+        }))]);
+        let mut status = RunnableStatus::new("a".into(), RunnableGroup::LeaderElection);
+        status.state = ControllerState::Running;
+        status.report.failing = true;
+
+        for row in [&of_object.controllers[0], &ControllerRow::from(&status)] {
+            assert_eq!((row.ready.as_str(), row.failing), ("False", true));
+            assert_eq!(state(row), "Running (failing)");
+        }
     }
 
     #[test]
@@ -246,7 +308,7 @@ mod tests {
         }));
 
         let now = "2026-01-01T00:00:30Z".parse().unwrap();
-        let text = render_declared(&[DeclaredRow::from(&controller)], now);
+        let text = table(&controller, now);
 
         let row = text.lines().nth(1).unwrap();
         let cells: Vec<_> =
@@ -281,7 +343,7 @@ mod tests {
             ],
         }));
 
-        let text = render_declared(&[DeclaredRow::from(&controller)], Timestamp::UNIX_EPOCH);
+        let text = table(&controller, Timestamp::UNIX_EPOCH);
 
         assert!(text.contains("configmaps is forbidden"), "{text}");
     }
@@ -290,15 +352,14 @@ mod tests {
     fn a_status_about_an_older_specification_is_marked() {
         let controller = controller(json!({"observedGeneration": 1, "state": "Running"}));
 
-        let text = render_declared(&[DeclaredRow::from(&controller)], Timestamp::UNIX_EPOCH);
+        let text = table(&controller, Timestamp::UNIX_EPOCH);
 
         assert!(text.contains("Running (old spec)"), "{text}");
     }
 
     #[test]
     fn a_controller_that_nobody_has_seen_says_so() {
-        let text =
-            render_declared(&[DeclaredRow::from(&controller(json!(null)))], Timestamp::UNIX_EPOCH);
+        let text = table(&controller(json!(null)), Timestamp::UNIX_EPOCH);
 
         assert!(text.contains("Unseen"), "{text}");
         assert!(!text.contains("old spec"), "there is no status that could be old: {text}");

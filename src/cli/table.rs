@@ -1,6 +1,7 @@
 //! Tables as kubectl prints them.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use pilotlight::redaction::printable;
 
 /// Rows under headings, each column as wide as it must be.
 #[derive(Debug)]
@@ -16,7 +17,8 @@ impl Table {
 
     pub(super) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.columns, "a cell for each column");
-        self.rows.push(cells.map(|cell| cell.replace(['\n', '\t'], " ")).to_vec());
+        // Cells come from a server: an escape sequence in one could rewrite the others.
+        self.rows.push(cells.map(|cell| printable(&cell)).to_vec());
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -65,10 +67,11 @@ mod tests {
         let mut table = Table::new(["NAME", "STATE"]);
         table.row(["a-long-name".into(), "Running".into()]);
         table.row(["b".into(), "two\nlines".into()]);
+        table.row(["\u{1b}[2J\u{1b}]0;c\u{7}c".into(), "\u{8}red\u{9b}31m".into()]);
 
         assert_eq!(
             table.render(),
-            "NAME          STATE\na-long-name   Running\nb             two lines\n"
+            "NAME          STATE\na-long-name   Running\nb             two lines\nc             red\n"
         );
     }
 

@@ -1,11 +1,14 @@
 //! What becomes of a request after a reconcile: decisions without I/O.
 
-use std::{error::Error, io, iter, sync::Arc, time::Duration};
+use std::{error::Error, iter, sync::Arc, time::Duration};
 
 use kube::core::Status;
 
 use super::{Outcome, ReconcileError, doubt::Behind, metrics::ReconcileResult};
-use crate::manager::{BoxError, retry_after};
+use crate::{
+    manager::{BoxError, retry_after},
+    redaction,
+};
 
 /// How a reconcile ended.
 #[derive(Debug)]
@@ -67,7 +70,7 @@ impl Attempt {
     ///
     /// Called where the reconciler is: what its error says, and how that is dropped, is its code.
     pub(super) fn of(result: Result<Outcome, ReconcileError>) -> Self {
-        let told = |error: &BoxError| BoxError::from(error.to_string());
+        let told = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
         Self::Returned(match result {
             Ok(Outcome::Done) => Next::Done,
             Ok(Outcome::RequeueAfter(after)) => Next::After(after),
@@ -132,7 +135,7 @@ impl Next {
 /// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be seen.
 /// Its source can, which is the boxed status.
 fn statuses<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a Status> {
-    iter::successors(Some(error), |&error| cause(error)).filter_map(status)
+    iter::successors(Some(error), |&error| redaction::cause(error)).filter_map(status)
 }
 
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
@@ -145,17 +148,6 @@ fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
         .or_else(|| error.downcast_ref::<Arc<Status>>().map(|status| &**status))
 }
 
-fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    // These two give the source of the error that they hold, and leave out that error.
-    if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
-        return Some(&**shared);
-    }
-    if let Some(held) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-        return Some(held);
-    }
-    error.source()
-}
-
 /// Whether somebody else wrote the object first; an object that exists already is another matter.
 fn is_conflict(error: &(dyn Error + 'static)) -> bool {
     let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
@@ -164,6 +156,8 @@ fn is_conflict(error: &(dyn Error + 'static)) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     fn api(code: u16, reason: &str) -> kube::Error {

@@ -21,6 +21,7 @@ use super::{
     crowd::Member,
     delivery::{Deliveries, Receipt},
     failing::Failing,
+    failure_streak::FailureStreak,
     input::{Follower, InputEnd, panic_message},
     metrics::Series,
     outage::{Outage, Pace, Wait},
@@ -63,6 +64,7 @@ struct Run {
     crowd: Member,
     failing: Failing,
     deliveries: Arc<Deliveries>,
+    streak: FailureStreak,
 }
 
 /// A reconcile that runs.
@@ -132,6 +134,7 @@ impl Run {
             crowd,
             failing: Failing::default(),
             deliveries: Arc::default(),
+            streak: FailureStreak::default(),
         };
         run.start_sources();
         run
@@ -212,6 +215,7 @@ impl Run {
         let mut stopping = std::pin::pin!(epoch.stopping());
         loop {
             let capacity = self.workers.len() < self.spec.workers;
+            let due = self.streak.due();
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -219,6 +223,11 @@ impl Run {
                 Some(end) = self.sources.join_next() => if self.source_ended(end)? {
                     return Ok(());
                 },
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    self.streak.report();
+                    warn!(controller = %self.spec.name, "no reconcile has succeeded for a minute");
+                    self.epoch.report(|report| report.failing = true);
+                }
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
         }
@@ -404,6 +413,7 @@ impl Run {
     }
 
     fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
+        self.streak.failed(Instant::now());
         let message = format!("{key}: {error}");
         if let Some(shown) = self.failing.failed(key, message, last, Instant::now()) {
             let shown = shown.to_owned();
@@ -413,6 +423,10 @@ impl Run {
 
     /// An error stands until the request that had it succeeds.
     fn succeeded(&mut self, key: &Request) {
+        if self.streak.succeeded() {
+            info!("a reconcile has succeeded again");
+            self.epoch.report(|report| report.failing = false);
+        }
         if let Some(shown) = self.failing.succeeded(key) {
             let shown = shown.map(str::to_owned);
             self.epoch.report(|report| report.last_error = shown);

@@ -2,7 +2,7 @@
 //!
 //! kube's own `request` has no read deadline, and logs a whole body that it cannot decode.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Request;
@@ -10,6 +10,8 @@ use http_body_util::{BodyExt, Limited};
 use kube::{Client, client::Body, core::Status};
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
+
+use crate::redaction;
 
 /// Discovery of a cluster with thousands of CRDs is some 10 MB.
 const BODY_BUDGET_BYTES: usize = 256 * 1024 * 1024;
@@ -24,19 +26,19 @@ pub(super) enum Error {
     #[error("{path} is no valid path: {source}")]
     Path { path: String, source: http::Error },
     /// The connection failed; asked again with back-off.
-    #[error("requesting {path}: {}", Causes(source))]
+    #[error("requesting {path}: {}", redaction::error(&**source))]
     Request { path: String, source: Box<kube::Error> },
     /// The server refused.
-    #[error("{path} was answered with {code}: {message}")]
+    #[error("{path} was answered with {code}: {}", redaction::text(message))]
     Status { path: String, code: u16, message: String },
     /// The body broke off or is beyond the budget.
-    #[error("reading the answer to {path}: {}", Causes(&**source))]
+    #[error("reading the answer to {path}: {}", redaction::error(&**source))]
     Body { path: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The server speaks another dialect.
-    #[error("decoding the answer to {path}: {source}")]
+    #[error("decoding the answer to {path}: {}", redaction::decoding(source))]
     Decode { path: String, source: serde_json::Error },
     /// The watch reported an error instead of an event.
-    #[error("watching {path}: {}", Causes(source))]
+    #[error("watching {path}: {}", redaction::error(&**source))]
     Watch { path: String, source: Box<kube::Error> },
 }
 
@@ -59,27 +61,6 @@ impl Error {
     /// A 404 is an error like any other: a server that is starting, or a proxy, sends it too.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.code(), Some(403 | 405))
-    }
-}
-
-/// An error with its causes: that a connection was refused is four layers down.
-struct Causes<'a>(&'a (dyn std::error::Error + 'a));
-
-impl fmt::Display for Causes<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut said = self.0.to_string();
-        f.write_str(&said)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            // Some layers repeat the message of the one below.
-            let message = error.to_string();
-            if !said.contains(&message) {
-                write!(f, ": {message}")?;
-            }
-            said = message;
-            cause = error.source();
-        }
-        Ok(())
     }
 }
 

@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
+use kube::core::Status;
 use prometheus_client::encoding::EncodeLabelValue;
+
+use crate::redaction;
 
 /// Which request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +48,33 @@ pub(super) enum Failure {
     /// Something else than this failure asks for a list.
     #[error("{0}")]
     Suspect(&'static str),
+}
+
+impl Failure {
+    /// The failure as it may be shown: without values that the decoder quotes, and about Secrets
+    /// without the server's message. Classify the original, which has the words to go by.
+    pub(super) fn redacted(self, secrets: bool) -> Self {
+        match self {
+            Self::Status { code, reason, message, retry_after } => {
+                let status = Status::failure(&message, &reason).with_code(code);
+                let (reason, message) = match secrets {
+                    true => (String::new(), redaction::of_secret(status).message),
+                    false => (reason, redaction::text(&message)),
+                };
+                Self::Status { code, reason, message, retry_after }
+            }
+            Self::Undecodable { what, error } => {
+                Self::Undecodable { what, error: redaction::decoding(error) }
+            }
+            Self::Transport(error) => Self::Transport(redaction::text(&error)),
+            Self::BrokenOff(error) => Self::BrokenOff(redaction::text(&error)),
+            other @ (Self::Deadline { .. }
+            | Self::TooLong { .. }
+            | Self::Endless
+            | Self::Closed
+            | Self::Suspect(_)) => other,
+        }
+    }
 }
 
 /// What comes next.
@@ -223,6 +253,33 @@ mod tests {
             reason: String::new(),
             message: String::new(),
             retry_after: Some(Duration::from_secs(7)),
+        }
+    }
+
+    #[test]
+    fn a_failure_about_secrets_is_shown_without_the_servers_message() {
+        let refused = Failure::Status {
+            code: 403,
+            reason: "Forbidden".to_owned(),
+            message: "secrets is forbidden: User \"a\" cannot list resource: hush".to_owned(),
+            retry_after: None,
+        };
+        let quoted = Failure::Undecodable {
+            what: "a page of the list",
+            error: "invalid type: string \"hush\", expected a map at line 1".to_owned(),
+        };
+
+        let open = refused.clone().redacted(false).to_string();
+        assert!(open.contains("hush"), "{open}");
+        let shown = refused.redacted(true).to_string();
+        assert!(shown.contains("403 Forbidden (the right is missing)"), "{shown}");
+        assert!(!shown.contains("hush"), "{shown}");
+        for secrets in [true, false] {
+            let shown = quoted.clone().redacted(secrets).to_string();
+            assert_eq!(
+                shown,
+                "a page of the list cannot be decoded: invalid type: string, expected a map at line 1"
+            );
         }
     }
 

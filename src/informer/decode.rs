@@ -21,7 +21,7 @@ use serde::{
 use serde_json::value::RawValue;
 
 use super::{Header, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap};
-use crate::kind::ServedType;
+use crate::{kind::ServedType, redaction};
 
 /// `kubectl apply` keeps a copy of the whole object here.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -225,7 +225,8 @@ fn syntax(error: &serde_json::Error) -> ObjectError {
 }
 
 fn failure(field: &'static str, reason: impl fmt::Display) -> ObjectError {
-    ObjectError { field, reason: reason.to_string(), key: None, uid: None, resource_version: None }
+    let reason = redaction::decoding(reason);
+    ObjectError { field, reason, key: None, uid: None, resource_version: None }
 }
 
 fn concat(parts: &[&str]) -> Bytes {

@@ -28,7 +28,7 @@ use super::{
     metrics::{EventKind, TypeMetrics},
     wire::{Slot, Wire},
 };
-use crate::kind::VersionOrder;
+use crate::{kind::VersionOrder, redaction};
 
 /// Some load balancers drop a connection that has been idle for 240 s, and tell nobody.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
@@ -132,6 +132,8 @@ impl Reflector {
 
     async fn recover(&mut self, phase: Phase, failure: Failure) {
         let mut verdict = classify(phase, &failure);
+        let identity = &self.hub.key.identity;
+        let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
         if phase == Phase::Watch && matches!(failure, Failure::TooLong { .. }) {
             verdict.step = self.long_line();
         }

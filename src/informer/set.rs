@@ -26,6 +26,7 @@ use super::{
 use crate::{
     duration::after,
     kind::{ServedType, TypeIdentity},
+    redaction,
 };
 
 /// One informer of a set, for status and metrics.
@@ -337,7 +338,7 @@ async fn drive(ending: Ending, reflector: Reflector) {
                 Err(panic) => panic,
                 Ok::<Infallible, _>(never) => match never {},
             };
-            let message = message(panic.as_ref());
+            let message = redaction::panic_message(panic.as_ref()).to_owned();
             error!(error = message, "informer panicked");
             ending.set.close_one(&ending.hub, Ended::Panicked(message));
         }
@@ -388,6 +389,7 @@ impl Drop for Ending {
     }
 }
 
+#[cfg(test)]
 pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

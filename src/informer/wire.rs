@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{InformerKey, Projection, classify::Failure, decode, reader::WholeReader};
-use crate::duration::after;
+use crate::{duration::after, redaction};
 
 /// An error's body is a status of a few hundred bytes, or some proxy's page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
@@ -200,18 +200,8 @@ async fn refusal(response: Response<Body>) -> Failure {
 }
 
 /// An error with its sources: a status shows nothing but text.
-pub(super) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let reason = error.to_string();
-        if !text.contains(&reason) {
-            text.push_str(": ");
-            text.push_str(&reason);
-        }
-        source = error.source();
-    }
-    shorten(&text)
+pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
+    shorten(&redaction::error(error))
 }
 
 fn shorten(text: &str) -> String {

@@ -53,6 +53,8 @@ pub struct Report {
     pub unconverted: Vec<String>,
     /// Optional types that are missing.
     pub missing: Vec<TypeRef>,
+    /// No reconcile has succeeded since one failed a minute ago or longer.
+    pub failing: bool,
     /// The last error of its work.
     pub last_error: Option<String>,
     /// Work that does not end though the grace is over, each by its name.

@@ -5,6 +5,7 @@
 //! that waits for a connection is not sent, and a body is not read on. A read that is dropped
 //! changes nothing; the outcome of a write that is dropped is unknown.
 
+mod ask;
 mod exchange;
 mod refusal;
 mod write;
@@ -22,7 +23,7 @@ use tracing::debug;
 use self::exchange::{Exchange, Slot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
-pub(crate) use self::{refusal::retry_after, write::Write};
+pub(crate) use self::{ask::ask, refusal::retry_after, write::Write};
 use super::BoxError;
 
 /// Hears of every write that is about to be sent, in the task that sends it; what it returns is
@@ -187,6 +188,9 @@ impl Fence {
     /// unless its whole answer was read: when its future is dropped, when the connection is lost, or
     /// when a gateway answers in the server's place (502, 504).
     ///
+    /// A refusal of a request about Secrets comes without the server's message, which may quote what
+    /// the Secret holds: its `Status` has code, reason and field paths.
+    ///
     /// kube moves requests through a task of its own, one for each call of this: clone what this
     /// returns rather than call it again.
     pub fn client(&self, client: &Client) -> Client {
@@ -206,6 +210,7 @@ impl Fence {
             let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
             async move {
                 let (write, method) = (Write::of(&request), request.method().clone());
+                let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut passage = fence.pass()?;
                 match write {
                     Some(write) => {
@@ -221,7 +226,11 @@ impl Fence {
                 }
                 let send = async move {
                     let response = inner.send(request).await?;
-                    Ok(refusal::with_retry_after(response).await)
+                    let response = refusal::with_retry_after(response).await;
+                    Ok(match about_secrets {
+                        true => refusal::without_message(response).await,
+                        false => response,
+                    })
                 };
                 Exchange::new(passage, send.boxed()).await
             }

@@ -6,6 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use tokio::time::{sleep, timeout};
 
 use super::{Epoch, RunResult, lifecycle::RunEnd};
+use crate::redaction;
 
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
@@ -51,7 +52,7 @@ async fn lived(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overr
         biased;
         end = run => match end {
             Ok(()) => RunEnd::Completed,
-            Err(error) => RunEnd::Failed(error.to_string()),
+            Err(error) => RunEnd::Failed(redaction::message(error.as_ref())),
         },
         () = overdue(epoch), if overrun == Overrun::Dropped => RunEnd::Aborted,
     }

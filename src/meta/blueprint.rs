@@ -13,7 +13,7 @@ use serde_json::Value;
 pub(super) use self::rejected::Problems;
 pub use self::rejected::{Problem, Rejected};
 use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
-use crate::kind::TypeRef;
+use crate::{kind::TypeRef, redaction};
 
 /// Parents are not synced more often than this when nothing changes.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
@@ -73,9 +73,11 @@ impl Blueprint {
     ///
     /// [`Rejected`] names every field that stands in the way.
     pub fn parse(object: &Bytes) -> Result<Self, Rejected> {
-        let value: Value = serde_json::from_slice(object).map_err(|error| {
-            Rejected::Undecodable { field: "object".to_owned(), message: error.to_string() }
-        })?;
+        let value: Value =
+            serde_json::from_slice(object).map_err(|error| Rejected::Undecodable {
+                field: "object".to_owned(),
+                message: redaction::decoding(error),
+            })?;
         let name = match value.pointer("/metadata/name").and_then(Value::as_str) {
             Some(name) if !name.is_empty() => name.to_owned(),
             _ => {
@@ -96,7 +98,7 @@ impl Blueprint {
                 let path = error.path().to_string();
                 Rejected::Undecodable {
                     field: if path == "." { "spec".to_owned() } else { format!("spec.{path}") },
-                    message: error.inner().to_string(),
+                    message: redaction::decoding(error.inner()),
                 }
             })?;
         let mut problems = Problems::default();

@@ -14,6 +14,7 @@ use super::{Selector, UpdateMethod, last_applied, merge};
 use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
+    redaction,
 };
 
 /// The parent, as far as its children are concerned.
@@ -165,7 +166,7 @@ impl Rules<'_> {
             }
             let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
                 let kind = &self.groups[child.group].served.kind;
-                format!("{kind} {} is unreadable: {error}", child.key)
+                format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
             })?;
             let merged = merge::apply(&observed, &desired.object);
             if last_applied::same(&merged, &observed) {

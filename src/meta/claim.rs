@@ -3,7 +3,7 @@
 use serde::Deserialize;
 
 use super::{LabelSelector, Selector, selection};
-use crate::informer::Header;
+use crate::{informer::Header, redaction};
 
 /// Label by which generated selectors find children.
 pub(crate) const UID_LABEL: &str = "controller-uid";
@@ -65,8 +65,9 @@ pub(crate) fn selector_of(
     if generate {
         return Ok(Selector::label(UID_LABEL, parent_uid));
     }
-    let parent: Parent = serde_json::from_slice(parent_json)
-        .map_err(|error| format!("spec.selector: is no label selector: {error}"))?;
+    let parent: Parent = serde_json::from_slice(parent_json).map_err(|error| {
+        format!("spec.selector: is no label selector: {}", redaction::decoding(error))
+    })?;
     let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();
     if selector == LabelSelector::default() {
         return Err(

@@ -6,9 +6,14 @@ mod difference;
 mod parent_status;
 mod rehearsal;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, resume_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
-use futures::future::BoxFuture;
+use futures::{FutureExt, future::BoxFuture};
 use kube::core::Status;
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
@@ -33,6 +38,7 @@ use crate::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
         all_of, type_served,
     },
+    redaction,
 };
 
 /// Failures in a row after which a cache that is behind explains nothing any more.
@@ -323,7 +329,11 @@ impl Reconciler for Composite {
             terminating: object.header().deletion_timestamp.is_some(),
             served,
         };
-        let synced = self.sync(&parent, &object, &context).await;
+        let synced = AssertUnwindSafe(self.sync(&parent, &object, &context)).catch_unwind().await;
+        let synced = synced.unwrap_or_else(|panic| {
+            // The message goes to the status, and may quote what could not be handled.
+            resume_unwind(Box::new(redaction::panic_message(&*panic).to_owned()))
+        });
         if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
             self.roster.hook_told_otherwise(&parent.key);
         }

@@ -38,6 +38,7 @@ pub use self::{
     printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type=='Ready')].status"}"#,
     printcolumn = r#"{"name": "State", "type": "string", "jsonPath": ".status.state"}"#,
     printcolumn = r#"{"name": "Reason", "type": "string", "jsonPath": ".status.reason"}"#,
+    printcolumn = r#"{"name": "Hooks", "type": "string", "jsonPath": ".status.conditions[?(@.type=='HooksHealthy')].status"}"#,
     printcolumn = r#"{"name": "Parent", "type": "string", "jsonPath": ".spec.parentResource.resource"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"}"#
 )]

@@ -68,7 +68,8 @@ pub enum HookError {
     Status {
         /// HTTP status.
         code: u16,
-        /// The first bytes of the body.
+        /// First bytes of the body, where they may be seen: they are shown in Events, statuses, logs and
+        /// endpoints. Empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
         body: String,
     },
     /// It confirmed an answer by its ETag, to a request that named none; answer a request without
@@ -88,7 +89,7 @@ pub enum HookError {
         limit: usize,
     },
     /// Its answer is compressed although that was not offered.
-    #[error("hook answered with content encoding {0:?}; send it unencoded")]
+    #[error("hook answered with content encoding {0}; send it unencoded")]
     Encoded(String),
 }
 

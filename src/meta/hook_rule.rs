@@ -1,17 +1,20 @@
 //! A declared hook after it was read: where it is, and how it is asked.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use http::Uri;
 
 use super::{HookSpec, WebhookSpec, blueprint::Problems};
-use crate::duration::{self, DurationError};
+use crate::{
+    duration::{self, DurationError},
+    redaction,
+};
 
 /// How long a hook may take when nothing valid is said.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A hook.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct HookRule {
     /// How children are keyed in the request.
     pub version: HookVersion,
@@ -32,6 +35,18 @@ pub struct EtagRule {
     pub lifetime: Option<Duration>,
     /// How often those that have expired are removed; when another one is kept when absent.
     pub sweep: Option<Duration>,
+}
+
+impl fmt::Debug for HookRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HookRule")
+            .field("version", &self.version)
+            .field("strict", &self.strict)
+            .field("url", &redaction::url(&self.url))
+            .field("timeout", &self.timeout)
+            .field("etag", &self.etag)
+            .finish()
+    }
 }
 
 /// Version of the hook protocol.
@@ -143,24 +158,26 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
             )
         }
     };
+    // Without user, password and query, which must not be repeated.
+    let shown = redaction::url(&text);
     let parsed = match text.parse::<Uri>() {
         Ok(parsed) => parsed,
         Err(error) => {
-            problems.invalid(field, format!("{text:?} is no URL: {error}"));
+            problems.invalid(field, format!("{shown:?} is no URL: {error}"));
             return None;
         }
     };
     let authority = parsed.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     if !matches!(parsed.scheme_str(), Some("http" | "https")) {
-        problems.invalid(field, format!("{text:?} must begin with http:// or https://"));
+        problems.invalid(field, format!("{shown:?} must begin with http:// or https://"));
     } else if parsed.host().is_none_or(str::is_empty) {
-        problems.invalid(field, format!("{text:?} names no host"));
+        problems.invalid(field, format!("{shown:?} names no host"));
     } else if authority.contains('@') {
         // Not echoed: it holds a password.
         problems.invalid(field, "must not hold a user name or password");
     } else if !has_usable_port(&parsed) {
         // It would be asked at the scheme's port, where somebody else may answer.
-        problems.invalid(field, format!("{text:?} has a port that is none of 1 to 65535"));
+        problems.invalid(field, format!("{shown:?} has a port that is none of 1 to 65535"));
     } else {
         return Some(parsed);
     }
@@ -202,6 +219,28 @@ mod tests {
         check("http://hook:0/sync", false);
         check("http://hook:+80/sync", false);
         check("http://[::1]:123456/sync", false);
+    }
+
+    #[test]
+    fn a_url_that_is_refused_is_named_without_password_and_query() {
+        for url in [
+            "http://user:hush@hook/?hush",
+            "ftp://user:hush@hook/?hush",
+            "http://user:hush@hook:99999/ ?hush hush",
+            "http://hook:0/?hush",
+            "http://?hush",
+            "user:hush@hook",
+        ] {
+            let hook = json!({"webhook": {"url": url}});
+            let mut problems = Problems::default();
+            let rule = hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut problems);
+            let said = problems.rejection().unwrap().to_string();
+            assert!(rule.is_none() && !said.contains("hush"), "{said}");
+        }
+        let hook = json!({"webhook": {"url": "http://hook/sync?hush"}});
+        let rule =
+            hook_rule("sync", &serde_json::from_value(hook).unwrap(), &mut Problems::default());
+        assert!(!format!("{rule:?}").contains("hush"));
     }
 
     fn timeout(text: &str) -> Option<Duration> {

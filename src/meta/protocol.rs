@@ -16,6 +16,7 @@ use super::{
 use crate::{
     informer::ObjectKey,
     kind::{Scope, ServedType},
+    redaction,
 };
 
 /// The most children of one answer.
@@ -129,7 +130,7 @@ pub(crate) fn sync_response(body: &[u8], strict: bool) -> Result<SyncResponse, S
     let response = decoder
         .deserialize_map(Response { strict })
         .and_then(|response| decoder.end().map(|()| response))
-        .map_err(|error| format!("hook answer is unusable: {error}"))?;
+        .map_err(|error| format!("hook answer is unusable: {}", redaction::decoding(error)))?;
     // Only an answer that is large can hold a child that is.
     if body.len() > MAX_CHILD_BYTES {
         for (index, child) in response.children.iter().enumerate() {
@@ -185,19 +186,23 @@ impl<'de> Visitor<'de> for Response {
                 "children" => {
                     response.children = map
                         .next_value::<Option<Children>>()
-                        .map_err(|error| A::Error::custom(format!("children: {error}")))?
+                        .map_err(|error| {
+                            A::Error::custom(format!("children: {}", redaction::decoding(error)))
+                        })?
                         .map(|Children(children)| children)
                         .unwrap_or_default();
                 }
                 "resyncAfterSeconds" => {
                     let seconds = map.next_value::<Option<f64>>().map_err(|error| {
+                        let error = redaction::decoding(error);
                         A::Error::custom(format!("resyncAfterSeconds: {error}"))
                     })?;
                     response.resync_after = seconds.and_then(resync_after);
                 }
                 "finalized" => {
-                    map.next_value::<Option<bool>>()
-                        .map_err(|error| A::Error::custom(format!("finalized: {error}")))?;
+                    map.next_value::<Option<bool>>().map_err(|error| {
+                        A::Error::custom(format!("finalized: {}", redaction::decoding(error)))
+                    })?;
                 }
                 _ => {
                     map.next_value::<IgnoredAny>()?;
@@ -353,6 +358,24 @@ mod tests {
         check(r#"{"status":[]}"#, false, Err("status: "));
         check(r#"{"resyncAfterSeconds":"1"}"#, false, Err("resyncAfterSeconds: "));
         check(r#"{"finalized":1}"#, false, Err("finalized: "));
+    }
+
+    #[test]
+    fn an_error_quotes_no_value_of_the_answer() {
+        for body in [
+            r#""hush""#,
+            r#"["hush"]"#,
+            r#"{"children":"hush"}"#,
+            r#"{"children":{"hush":"hush"}}"#,
+            r#"{"resyncAfterSeconds":"hush, expected hush"}"#,
+            r#"{"finalized":"hush"}"#,
+            r#"{"status":"hush"}"#,
+            r#"{"status":{"a":hush}}"#,
+            r#"{"children":[{"a":"hush"#,
+        ] {
+            let error = sync_response(body.as_bytes(), true).unwrap_err();
+            assert!(!error.contains("hush"), "{error}");
+        }
     }
 
     #[test]

@@ -12,8 +12,9 @@ use tokio::time::timeout;
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
-    manager::{FenceClosed, retry_after, wait_details},
+    manager::{FenceClosed, ask, retry_after, wait_details},
     meta::last_applied,
+    redaction,
 };
 
 /// The longest that a request may take.
@@ -149,7 +150,7 @@ pub(crate) async fn send(
         None => Vec::new(),
     };
     let request = request.body(body).map_err(kube::Error::HttpError)?;
-    timeout(DEADLINE, client.request(request))
+    timeout(DEADLINE, ask(client, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
 }
@@ -247,14 +248,15 @@ pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     false
 }
 
-/// The error in a few words: kube prints the server's answer twice.
+/// The error in a few words: kube prints the server's answer twice. The server's words about a Secret
+/// have been cut by the fence.
 pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
     {
-        return status.message.clone();
+        return redaction::text(&status.message);
     }
-    error.to_string()
+    redaction::error(error)
 }
 
 #[cfg(test)]

@@ -83,9 +83,21 @@ impl View<'_> {
                 None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
                     ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
                 }
+                None if run.report.failing => self.failing(run),
                 None => self.running(),
             },
         }
+    }
+
+    /// No sync has succeeded for a minute: for the hook's reason, if it has one.
+    fn failing(&self, run: &RunnableStatus) -> Said {
+        let hooks = self.hooks_healthy();
+        if hooks.0 == "False" {
+            return hooks;
+        }
+        let error = run.last_error().map(|error| format!(": {error}")).unwrap_or_default();
+        let message = format!("no sync has succeeded for a minute{error}");
+        ("False", "SyncsFailing".to_owned(), message)
     }
 
     fn types_ready(&self) -> Said {
@@ -276,6 +288,34 @@ mod tests {
                 ("HooksHealthy", "True", "HooksAnswer"),
             ],
         );
+    }
+
+    #[test]
+    fn a_controller_whose_syncs_fail_is_not_ready_for_the_reason_of_its_hook() {
+        let mut running = run(ControllerState::Running, "Running");
+        running.report.failing = true;
+        running.report.last_error = Some("ns/p: creating ConfigMap ns/a: quota".to_owned());
+        let failure = super::super::roster::Failure {
+            reason: "HookTimeout",
+            message: "hook did not answer within 10s".to_owned(),
+        };
+        let example = Some((crate::informer::ObjectKey::namespaced("ns", "p"), failure));
+        let broken = Health { proven: true, failing: 1, example };
+
+        let of_hook = said(&Judgement::Accepted, Some(&running), &broken);
+        let of_others = said(&Judgement::Accepted, Some(&running), &Health::default());
+
+        assert_eq!(of_hook.conditions[0].reason, "HookTimeout");
+        assert_eq!(
+            (of_hook.state.as_deref(), of_hook.reason.as_deref()),
+            (Some("Running"), Some("HookTimeout"))
+        );
+        assert_eq!(of_others.conditions[0].reason, "SyncsFailing");
+        assert!(of_others.conditions[0].message.ends_with("quota"));
+        for status in [of_hook, of_others] {
+            assert_eq!(status.conditions[0].status, "False");
+            assert_eq!(status.conditions[2].status, "True", "it runs");
+        }
     }
 
     #[test]

@@ -58,6 +58,9 @@ pub struct MetaOptions {
     /// How often parents are synced whose controller has no `resyncPeriodSeconds`, in case that
     /// nothing changes; never. Less than a second counts as one.
     pub resync_period: Option<Duration>,
+    /// The first bytes of a hook's error body are shown in Events, statuses, logs and endpoints;
+    /// off, since they may hold secrets. No effect on hooks that `hooks` makes.
+    pub hook_error_excerpts: bool,
 }
 
 impl Default for MetaOptions {
@@ -69,6 +72,7 @@ impl Default for MetaOptions {
             hooks: None,
             target: Selector::default(),
             resync_period: None,
+            hook_error_excerpts: false,
         }
     }
 }

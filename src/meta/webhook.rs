@@ -9,7 +9,6 @@ mod etag;
 mod handshake;
 
 use std::{
-    error::Error,
     fmt,
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -29,11 +28,11 @@ use self::{
     etag::{EtagCache, Kept},
 };
 use super::{EtagRule, Hook, HookError, HookSeries};
-use crate::informer::ObjectKey;
+use crate::{informer::ObjectKey, redaction};
 
 /// The largest answer that is read, unless said otherwise.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-/// The most of an error's body that is repeated: bodies hold secrets.
+/// Longest excerpt of an error's body, in bytes.
 const EXCERPT_BYTES: usize = 256;
 /// The longest that a hook may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
@@ -47,6 +46,7 @@ pub struct Webhook {
     url: Uri,
     timeout: Duration,
     max_response_bytes: usize,
+    error_excerpts: bool,
     series: Option<HookSeries>,
     etags: Option<EtagCache>,
     connections: Mutex<Option<Connections>>,
@@ -67,6 +67,7 @@ impl Webhook {
             url,
             timeout,
             max_response_bytes: MAX_RESPONSE_BYTES,
+            error_excerpts: false,
             series: None,
             etags: None,
             connections: Mutex::new(None),
@@ -77,6 +78,14 @@ impl Webhook {
     #[must_use]
     pub fn max_response_bytes(mut self, limit: usize) -> Self {
         self.max_response_bytes = limit;
+        self
+    }
+
+    /// Repeats the first bytes of an error's body in [`HookError::Status`], which is shown in Events,
+    /// statuses and logs; off, since the body may hold secrets.
+    #[must_use]
+    pub fn error_excerpts(mut self, shown: bool) -> Self {
+        self.error_excerpts = shown;
         self
     }
 
@@ -149,7 +158,8 @@ impl Webhook {
         match client.request(request).await {
             Ok(response) => (Some(response.status()), self.read(about, response).await),
             Err(error) => {
-                let message = handshake::explain(&error).unwrap_or_else(|| chain(&error));
+                let message = handshake::explain(&error);
+                let message = message.unwrap_or_else(|| redaction::error(&error));
                 (None, Err(HookError::Transport(message)))
             }
         }
@@ -168,7 +178,7 @@ impl Webhook {
                 if let Some(encoding) = encoding
                     && !encoding.eq_ignore_ascii_case("identity")
                 {
-                    return Err(HookError::Encoded(encoding.chars().take(32).collect()));
+                    return Err(HookError::Encoded(known_coding(&encoding).to_owned()));
                 }
                 let body = read_body(body, self.max_response_bytes).await?;
                 if let Some(About { etags, parent, uid, .. }) = about {
@@ -193,8 +203,10 @@ impl Webhook {
                 Err(HookError::Busy(retry_after(value, Timestamp::now())))
             }
             (status, _) => {
+                // Read also where it is not shown, since a few words do not cost the connection.
                 let excerpt = read_excerpt(body).await;
-                Err(HookError::Status { code: status.as_u16(), body: excerpt })
+                let body = if self.error_excerpts { excerpt } else { String::new() };
+                Err(HookError::Status { code: status.as_u16(), body })
             }
         }
     }
@@ -240,7 +252,7 @@ impl Hook for Webhook {
 impl fmt::Debug for Webhook {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Webhook")
-            .field("url", &self.url)
+            .field("url", &redaction::url(&self.url))
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
@@ -253,7 +265,7 @@ async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, HookError>
     }
     let mut bytes = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| HookError::Transport(chain(&error)))?;
+        let frame = frame.map_err(|error| HookError::Transport(redaction::error(&error)))?;
         if let Ok(data) = frame.into_data() {
             if bytes.len().saturating_add(data.len()) > limit {
                 return Err(HookError::TooLarge { limit });
@@ -273,7 +285,7 @@ async fn read_excerpt(mut body: Incoming) -> String {
             bytes.extend_from_slice(&data[..data.len().min(EXCERPT_BYTES - bytes.len())]);
         }
     }
-    String::from_utf8_lossy(&bytes).trim().to_owned()
+    redaction::text(&String::from_utf8_lossy(&bytes)).trim().to_owned()
 }
 
 /// How long a hook wants to be left alone: seconds, or until a date.
@@ -298,16 +310,11 @@ fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
     wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
 }
 
-/// An error with everything that it says of its causes.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
+/// Name of a registered content coding; the header of an answer is not repeated.
+fn known_coding(coding: &str) -> &'static str {
+    let registered = ["gzip", "br", "deflate", "zstd", "compress"];
+    let known = registered.into_iter().find(|known| coding.eq_ignore_ascii_case(known));
+    known.unwrap_or("another")
 }
 
 #[cfg(test)]
@@ -386,7 +393,8 @@ mod tests {
             let body = if matches!(code, 204 | 304) { "" } else { "sorry" };
             let answer = ask(response(&head, body)).await;
 
-            assert_eq!(answer, Err(HookError::Status { code, body: body.to_owned() }));
+            // The body may hold what the hook was sent.
+            assert_eq!(answer, Err(HookError::Status { code, body: String::new() }));
         }
     }
 
@@ -408,14 +416,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_repeats_no_more_than_an_excerpt() {
-        let Err(HookError::Status { body, .. }) =
-            ask(response("500 Word", &"x".repeat(5000))).await
-        else {
-            panic!("no status")
-        };
+    async fn an_error_repeats_an_excerpt_only_where_it_is_asked_to() {
+        let body = format!("\u{1b}[31m{}", "x".repeat(5000));
+        let server = server(response("500 Word", &body), false).await;
+        let hook = Webhook::new(server.url.clone(), Duration::from_secs(5)).error_excerpts(true);
 
-        assert_eq!(body.len(), EXCERPT_BYTES);
+        let answer = hook.call(Bytes::from_static(b"{}")).await;
+
+        let Err(HookError::Status { body, .. }) = answer else { panic!("no status") };
+        // Without the escape sequence, which counts among the bytes that are read.
+        assert_eq!(body, "x".repeat(EXCERPT_BYTES - 5));
+        let answer = ask(response("500 Word", "sorry")).await;
+        assert_eq!(answer, Err(HookError::Status { code: 500, body: String::new() }));
     }
 
     #[tokio::test]

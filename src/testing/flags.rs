@@ -1,9 +1,7 @@
 //! Command lines of the control plane's processes, and their files.
 
 use std::{
-    fs,
     net::{Ipv4Addr, TcpListener},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -12,6 +10,7 @@ use super::{
     Error, audit,
     certificates::{Authority, ServiceAccountKeys},
     kubeconfig::{Credentials, Endpoint},
+    private_directory,
 };
 
 /// Controllers that clients rely on: deletion of namespaces and of dependents, and aggregation of
@@ -81,18 +80,8 @@ impl Files {
     }
 
     fn put(&self, name: &str, content: &str) -> Result<PathBuf, Error> {
-        let path = self.path(name);
-        let write = || {
-            let mut file = fs::File::options()
-                .create(true)
-                .write(true)
-                .truncate(true)
-                .mode(0o600)
-                .open(&path)?;
-            std::io::Write::write_all(&mut file, content.as_bytes())
-        };
-        write().map_err(Error::io(format!("writing {}", path.display())))?;
-        Ok(path)
+        private_directory::put(&self.directory, name, content)
+            .map_err(Error::io(format!("writing {}", self.path(name).display())))
     }
 }
 

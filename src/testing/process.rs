@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom},
-    os::unix::process::CommandExt,
+    os::unix::{fs::OpenOptionsExt, process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
@@ -39,7 +39,8 @@ impl Process {
         log: &Path,
     ) -> Result<Self, Error> {
         let io = || Error::io(format!("opening {}", log.display()));
-        let output = File::options().create(true).append(true).open(log).map_err(io())?;
+        let output =
+            File::options().create(true).append(true).mode(0o600).open(log).map_err(io())?;
         let log_start = output.metadata().map_err(io())?.len();
         let errors = output.try_clone().map_err(io())?;
         let child = command

@@ -20,7 +20,8 @@ use crate::{
     controller::{Context, board::Attached},
     informer::{Object, ObjectKey, Projection},
     kind::{Scope, TypeIdentity, VersionOrder},
-    manager::retry_after,
+    manager::{ask, retry_after},
+    redaction,
 };
 
 /// The longest that one answer may take.
@@ -74,7 +75,7 @@ pub(in crate::controller) enum Unconfirmed {
 pub(in crate::controller) enum AskError {
     #[error(transparent)]
     Path(#[from] request::Error),
-    #[error(transparent)]
+    #[error("{}", redaction::error(.0))]
     Server(#[from] kube::Error),
     #[error("there was no answer within {DEADLINE:?}")]
     Late(#[from] tokio::time::error::Elapsed),
@@ -145,7 +146,7 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
         if target.name.is_none() {
             request.headers_mut().insert(ACCEPT, METADATA);
         }
-        let page: Page = timeout(DEADLINE, client.request(request)).await??;
+        let page: Page = timeout(DEADLINE, ask(client, request)).await??;
         live.version = page.metadata.resource_version;
         for item in page.items {
             match Object::from_json(item.get(), &cache.served) {

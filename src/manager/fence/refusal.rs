@@ -14,6 +14,8 @@ use kube::{
     core::{Status, response::StatusDetails},
 };
 
+use crate::redaction;
+
 /// The most of a refusal that is read.
 const MAX_BYTES: usize = 64 * 1024;
 /// The longest that a server may ask for.
@@ -43,6 +45,33 @@ pub(super) async fn with_retry_after(response: Response<Body>) -> Response<Body>
     head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let body = serde_json::to_vec(&status).map_or_else(|_| Body::from(body), Body::from);
     Response::from_parts(head, body)
+}
+
+/// Whether a request with this path is about Secrets, of one or all namespaces.
+pub(super) fn is_about_secrets(path: &str) -> bool {
+    let mut parts = path.trim_start_matches('/').strip_prefix("api/v1/").unwrap_or("").split('/');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some("namespaces"), Some(_), Some(resource)) => resource == "secrets",
+        (Some(resource), ..) => resource == "secrets",
+        (None, ..) => false,
+    }
+}
+
+/// The same response; if it is a refusal, its body is a `Status` that quotes no Secret.
+pub(super) async fn without_message(response: Response<Body>) -> Response<Body> {
+    let code = response.status();
+    if !code.is_client_error() && !code.is_server_error() {
+        return response;
+    }
+    let (mut head, body) = response.into_parts();
+    let body = Limited::new(body, MAX_BYTES).collect().await;
+    let body = body.map(|body| body.to_bytes()).unwrap_or_default();
+    let mut status = serde_json::from_slice::<Status>(&body).unwrap_or_default();
+    status.code = code.as_u16();
+    head.headers.remove(header::CONTENT_LENGTH);
+    head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    let body = serde_json::to_vec(&redaction::of_secret(status)).unwrap_or_default();
+    Response::from_parts(head, Body::from(body))
 }
 
 /// Those are about requests at this moment. Any other is about this request, whatever its headers
@@ -129,6 +158,41 @@ mod tests {
             "reason": "TooManyRequests", "message": "later", "code": code, "details": details,
         })
         .to_string()
+    }
+
+    #[tokio::test]
+    async fn a_refusal_about_secrets_comes_without_the_servers_message() {
+        let said = |path: &'static str, body: String| async move {
+            let service = service_fn(move |_request: http::Request<Body>| {
+                let answer = Response::builder().status(422);
+                let answer = answer.body(Body::from(body.clone().into_bytes())).unwrap();
+                std::future::ready(Ok::<_, kube::Error>(answer))
+            });
+            let client = Fence::new().client(&Client::new(service, "default"));
+            let request = http::Request::post(path).body(Vec::new()).unwrap();
+            let answer = client.request::<serde_json::Value>(request).await;
+            let Err(kube::Error::Api(status)) = answer else { panic!("{answer:?}") };
+            (status.code, format!("{status:?}"))
+        };
+        let invalid = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
+            "reason": "Invalid", "message": "data: Invalid value: \"hush\"",
+        });
+
+        for path in [
+            "/api/v1/namespaces/a/secrets?dryRun=All",
+            "/api/v1/namespaces/a/secrets/b",
+            "/api/v1/secrets",
+        ] {
+            for body in [invalid.to_string(), "hush".to_owned()] {
+                let (code, said) = said(path, body).await;
+                assert_eq!(code, 422);
+                assert!(!said.contains("hush"), "{path}: {said}");
+            }
+        }
+        for path in ["/api/v1/namespaces/secrets/configmaps", "/apis/a/v1/secrets"] {
+            assert!(said(path, invalid.to_string()).await.1.contains("hush"), "{path}");
+        }
     }
 
     #[tokio::test]

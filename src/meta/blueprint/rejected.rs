@@ -61,7 +61,7 @@ pub(in crate::meta) struct Problems(Vec<Problem>);
 
 impl Problems {
     /// What follows from all of it; `None` when nothing is wrong.
-    pub(super) fn rejection(self) -> Option<Rejected> {
+    pub(in crate::meta) fn rejection(self) -> Option<Rejected> {
         let Self(mut problems) = self;
         if problems.is_empty() {
             return None;

@@ -9,6 +9,7 @@ use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
     meta::claim::UID_LABEL,
+    redaction,
 };
 
 impl Rules<'_> {
@@ -60,7 +61,11 @@ impl Rules<'_> {
             }
             return Err(wrong(
                 "",
-                format!("{kind} of {api_version} is not declared in spec.childResources"),
+                format!(
+                    "{} of {} is not declared in spec.childResources",
+                    shown(&kind),
+                    shown(&api_version)
+                ),
             ));
         };
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
@@ -68,8 +73,8 @@ impl Rules<'_> {
         };
         let name = text(metadata, "name", ".metadata")?.to_owned();
         if !is_name(&name) {
-            let shown: String = name.chars().take(64).collect();
-            return Err(wrong(".metadata.name", format!("{shown:?} is no name of an object")));
+            let message = format!("{:?} is no name of an object", shown(&name));
+            return Err(wrong(".metadata.name", message));
         }
         if metadata.get("generateName").is_some_and(|value| !value.is_null()) {
             return Err(wrong(
@@ -135,7 +140,7 @@ impl Rules<'_> {
                 if let Some(wanted) = wanted.filter(|wanted| **wanted != **own) {
                     return Err(wrong(
                         FIELD,
-                        format!("{wanted:?} is not the parent's, which is {own:?}"),
+                        format!("{:?} is not the parent's, which is {own:?}", shown(&wanted)),
                     ));
                 }
                 metadata.insert("namespace".to_owned(), own.as_ref().into());
@@ -149,7 +154,8 @@ impl Rules<'_> {
                     return Err(wrong(
                         FIELD,
                         format!(
-                            "{wanted:?} is not watched: this process is limited to {watched:?}"
+                            "{:?} is not watched: this process is limited to {watched:?}",
+                            shown(&wanted)
                         ),
                     ));
                 }
@@ -226,6 +232,11 @@ struct Wrong {
 
 fn wrong(field: &str, message: impl Into<String>) -> Wrong {
     Wrong { field: field.to_owned(), message: message.into() }
+}
+
+/// The beginning of a name, which may be a text of any length and content.
+fn shown(name: &str) -> String {
+    redaction::printable(name).chars().take(64).collect()
 }
 
 fn word(value: &Value) -> &'static str {

@@ -13,6 +13,7 @@ use crate::{
         claim::{self, Claim},
         resource::{Resource, is_gone},
     },
+    redaction,
 };
 
 impl Composite {
@@ -104,7 +105,7 @@ fn owners_patch(
     let unreadable =
         |why: String| SyncError::Failed(format!("{kind} {} is unreadable: {why}", header.key));
     let object: Value =
-        serde_json::from_slice(json).map_err(|error| unreadable(error.to_string()))?;
+        serde_json::from_slice(json).map_err(|error| unreadable(redaction::decoding(error)))?;
     let mut owners = match object.pointer("/metadata/ownerReferences") {
         Some(Value::Array(owners)) => owners.clone(),
         _ => Vec::new(),

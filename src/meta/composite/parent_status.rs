@@ -17,6 +17,7 @@ use crate::{
         last_applied,
         resource::{Resource, is_conflict, is_gone, rival},
     },
+    redaction,
 };
 
 /// What a parent's status is called among the things that are written for it.
@@ -35,8 +36,9 @@ impl Composite {
     ) -> Result<(), SyncError> {
         wanted.insert("observedGeneration".to_owned(), object.header().generation.into());
         let wanted = Value::Object(wanted);
-        let cached: Value = serde_json::from_slice(object.json())
-            .map_err(|error| SyncError::Failed(format!("parent is unreadable: {error}")))?;
+        let cached: Value = serde_json::from_slice(object.json()).map_err(|error| {
+            SyncError::Failed(format!("parent is unreadable: {}", redaction::decoding(error)))
+        })?;
         let is_wanted = |object: &Value| {
             last_applied::same(object.get("status").unwrap_or(&Value::Null), &wanted)
         };

@@ -21,6 +21,7 @@ use crate::{
         resource::{self, is_forbidden, is_gone},
         status::Judgement,
     },
+    redaction,
 };
 
 /// How long a controller whose object is missing after the CRD came back is given.
@@ -219,9 +220,10 @@ impl Keeper {
 
     fn webhook(&self, blueprint: &Blueprint) -> Arc<dyn Hook> {
         let sync = &blueprint.sync;
-        let url = sync.url.to_string();
+        let url = redaction::url(&sync.url);
         let series = self.options.metrics.series(&blueprint.name, "CompositeController", &url);
-        Arc::new(Webhook::new(sync.url.clone(), sync.timeout).etag(sync.etag).series(series))
+        let webhook = Webhook::new(sync.url.clone(), sync.timeout).etag(sync.etag).series(series);
+        Arc::new(webhook.error_excerpts(self.options.hook_error_excerpts))
     }
 
     /// Removes the runnable; an error when that lasts.

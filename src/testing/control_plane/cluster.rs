@@ -1,7 +1,6 @@
 //! Processes and files of a control plane.
 
 use std::{
-    env,
     path::PathBuf,
     process,
     sync::{Mutex, MutexGuard, PoisonError},
@@ -17,6 +16,7 @@ use crate::testing::{
     certificates::Authority,
     flags::{self, Files, Ports},
     kubeconfig::{Credentials, Endpoint},
+    private_directory,
     process::Process,
     supervisor::Supervisor,
 };
@@ -81,8 +81,8 @@ impl Cluster {
 
     /// Creates everything except the processes.
     fn prepare(options: ControlPlaneOptions, paths: Paths) -> Result<Self, Error> {
-        let name = format!("pilotlight-{}-{:08x}", process::id(), fastrand::u32(..));
-        let supervisor = Supervisor::start(env::temp_dir().join(name))?;
+        let name = format!("pilotlight-{}", process::id());
+        let supervisor = Supervisor::start(private_directory::unpredictable(&name))?;
         let ports = Ports::free()?;
         let authority = Authority::new()?;
         let files = Files::write(supervisor.data(), &authority)?;

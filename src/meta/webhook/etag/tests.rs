@@ -290,7 +290,7 @@ async fn a_tag_is_named_for_as_long_as_its_answer_may_be_confirmed() {
 
 #[tokio::test]
 async fn each_status_means_its_own_for_what_is_kept() {
-    let refused = |code: u16| Err(HookError::Status { code, body: "sorry".to_owned() });
+    let refused = |code: u16| Err(HookError::Status { code, body: String::new() });
     let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
     let tagged = "200 OK\r\nETag: t";
     let steps = [

@@ -1,0 +1,393 @@
+//! Redaction of text that leaves the process: errors, URLs, and messages of the API server.
+//!
+//! Statuses, Events, logs, metrics and endpoints are read by more people than Secrets and
+//! credentials are. Text that may quote either is cut here, before it is stored: user, password and
+//! query of a URL, values that serde quotes, the output of a credential plugin, and what the API
+//! server says about the content of a Secret.
+//!
+//! Errors that an embedder's own reconciler words are not cut: only what they say of the API
+//! server's answers is.
+
+use std::{any::Any, error::Error, fmt::Display, io, sync::Arc};
+
+use kube::{client::AuthError, config::KubeconfigError, core::Status};
+
+/// Longest field path that is repeated, in bytes.
+const FIELD_BYTES: usize = 128;
+/// Causes of a refusal that are repeated.
+const CAUSES: usize = 8;
+/// Ends the URL that it follows.
+const URL_ENDS: [char; 6] = ['"', '\'', '<', '>', '`', '\\'];
+
+/// Returns a URL without user, password, query and fragment; whatever it is given counts as one.
+///
+/// Everything up to the last `@` counts as a password, since one that is not encoded may hold any
+/// character.
+pub fn url(url: impl Display) -> String {
+    let url = url.to_string();
+    let (scheme, address) = match url.split_once("://") {
+        Some((scheme, address)) => (format!("{scheme}://"), address),
+        None => (String::new(), url.as_str()),
+    };
+    let address = address.rsplit_once('@').map_or(address, |(_, host)| host);
+    let address = address.split(['?', '#']).next().unwrap_or_default();
+    printable(&format!("{scheme}{address}"))
+}
+
+/// Returns a text with each URL in it reduced to scheme, host and path, and without control
+/// characters; line breaks and tabs become spaces.
+///
+/// A URL ends at white space or a quotation mark.
+pub fn text(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + "://".len());
+        kept.push_str(before);
+        let end = after.find(|letter: char| letter.is_whitespace() || URL_ENDS.contains(&letter));
+        let (address, behind) = after.split_at(end.unwrap_or(after.len()));
+        kept.push_str(&url(address));
+        rest = behind;
+    }
+    kept.push_str(rest);
+    printable(&kept)
+}
+
+/// Returns a text without control characters and terminal escape sequences; line breaks and tabs
+/// become spaces.
+pub fn printable(text: &str) -> String {
+    let mut kept = String::with_capacity(text.len());
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\n' | '\t' | '\r' => kept.push(' '),
+            // ECMA-48: a control sequence ends at a letter, a control string at BEL or ST.
+            '\u{1b}' => match letters
+                .next_if(|next| matches!(next, '[' | ']' | 'P' | 'X' | '^' | '_'))
+            {
+                Some('[') => drop(letters.by_ref().find(|it| matches!(it, '\u{40}'..='\u{7e}'))),
+                Some(_) => {
+                    let mut ended = letters
+                        .by_ref()
+                        .skip_while(|it| !matches!(it, '\u{7}' | '\u{1b}' | '\u{9c}'));
+                    if ended.next() == Some('\u{1b}') {
+                        letters.next_if_eq(&'\\');
+                    }
+                }
+                None => drop(letters.next_if(|next| matches!(next, '\u{20}'..='\u{7e}'))),
+            },
+            '\u{9b}' => drop(letters.by_ref().find(|it| matches!(it, '\u{40}'..='\u{7e}'))),
+            letter if letter.is_control() || reorders(letter) => {}
+            letter => kept.push(letter),
+        }
+    }
+    kept
+}
+
+/// Whether a letter changes the order in which others are shown.
+fn reorders(letter: char) -> bool {
+    matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// Returns what serde says of a document that it cannot decode, without the values that it quotes:
+/// the kind of what it found, and what it expected.
+pub fn decoding(error: impl Display) -> String {
+    let error = error.to_string();
+    let quoting = ["invalid type: ", "invalid value: ", "unknown variant "];
+    let first = quoting.iter().filter_map(|it| Some((error.find(it)?, *it))).min();
+    let Some((at, begin)) = first else { return text(&error) };
+    let (before, found) = (&error[..at], &error[at + begin.len()..]);
+    // Of two the last is serde's own: the value comes first, whatever it holds.
+    let (found, expected) = match found.rfind(", expected ") {
+        Some(at) => found.split_at(at),
+        None => (found, ""),
+    };
+    let kind = found.split(['"', '`']).next().unwrap_or_default().trim();
+    text(&format!(
+        "{before}{}{kind}{expected}",
+        if kind.is_empty() { begin.trim_end() } else { begin }
+    ))
+}
+
+/// Returns an error with its causes, without what they may hold of credentials: the output of a
+/// credential plugin, the lines of a kubeconfig, user, password and query of a URL.
+pub fn error(error: &(dyn Error + 'static)) -> String {
+    let mut said = String::new();
+    for error in chain(error) {
+        let message = error.to_string();
+        // Some layers repeat the message of the one below.
+        if !said.contains(&message) {
+            said.push_str(if said.is_empty() { "" } else { ": " });
+            said.push_str(&message);
+        }
+    }
+    without_quotes(said, error)
+}
+
+/// Returns the message of an error, cut as [`error`] cuts it, without the causes that it does not
+/// name itself.
+pub fn message(error: &(dyn Error + 'static)) -> String {
+    without_quotes(error.to_string(), error)
+}
+
+/// Returns what is said of an error without what the errors in its chain quote.
+fn without_quotes(mut said: String, error: &(dyn Error + 'static)) -> String {
+    for error in chain(error) {
+        if let Some(words) = words(error) {
+            said = said.replace(&error.to_string(), &words);
+        }
+    }
+    text(&said)
+}
+
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&error| cause(error))
+}
+
+/// Returns the error that another one holds or names as its source.
+pub(crate) fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+    // These two give the source of the error that they hold, and leave out that error.
+    if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
+        return Some(&**shared);
+    }
+    if let Some(held) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return Some(held);
+    }
+    error.source()
+}
+
+/// Returns the words for an error that quotes values or credentials.
+#[expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the variants are another crate's, and the others hold no credentials"
+)]
+fn words(error: &(dyn Error + 'static)) -> Option<String> {
+    if let Some(error) = error.downcast_ref::<serde_json::Error>() {
+        return Some(decoding(error));
+    }
+    if let Some(error) = error.downcast_ref::<AuthError>() {
+        return match error {
+            AuthError::AuthExecRun { cmd, out } => {
+                let cmd = cmd.split_whitespace().next().unwrap_or_default();
+                Some(format!(
+                    "credential plugin {cmd} failed with {}; its output is left out, run it by \
+                     hand to see it",
+                    out.status
+                ))
+            }
+            AuthError::AuthExecParse(_) => {
+                Some("output of the credential plugin is no ExecCredential".to_owned())
+            }
+            AuthError::AuthExec(_) => Some("credential plugin gave no credential".to_owned()),
+            _ => None,
+        };
+    }
+    match error.downcast_ref::<KubeconfigError>()? {
+        // The parser shows the line, which may be the one with the token.
+        KubeconfigError::Parse(error) => {
+            let at = error.location();
+            let at = at.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
+            Some(format!("kubeconfig is no valid YAML{}", at.unwrap_or_default()))
+        }
+        _ => None,
+    }
+}
+
+/// Returns the message of a panic if it is a literal one: a message that was put together may quote
+/// the object that could not be handled.
+pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let literal = payload.downcast_ref::<&str>().copied();
+    literal.unwrap_or("a panic whose message is left out, since it may quote an object")
+}
+
+/// Whether objects of a resource are Secrets, whose content the API server may quote.
+pub(crate) fn is_secret(group: &str, plural: &str) -> bool {
+    group.is_empty() && plural == "secrets"
+}
+
+/// Returns a refusal about Secrets without the server's message, which may quote their content:
+/// what remains is made of code, reason and field paths.
+pub(crate) fn of_secret(mut status: Status) -> Status {
+    let word = |text: &str| {
+        let plain =
+            !text.is_empty() && text.len() <= 64 && text.bytes().all(|it| it.is_ascii_alphabetic());
+        plain.then(|| text.to_owned())
+    };
+    let reason = word(&status.reason).unwrap_or_default();
+    // Clauses of the server's own that decide what to do next; none of them quotes an object.
+    let known = [
+        ("exceeded quota", "exceeded quota"),
+        (" cannot ", "the right is missing"),
+        ("does not support dry run", "a webhook does not support dry run"),
+        ("(re)initializing", "storage is (re)initializing"),
+        ("Too large resource version", "Too large resource version"),
+        ("being terminated", "the namespace is being terminated"),
+    ];
+    let mut said: Vec<String> = known
+        .into_iter()
+        .filter(|(clause, _)| status.message.contains(clause))
+        .map(|(_, said)| said.to_owned())
+        .collect();
+    if let Some(details) = &mut status.details {
+        details.causes.truncate(CAUSES);
+        details.causes.retain_mut(|cause| {
+            cause.message.clear();
+            let field = &cause.field;
+            let is_path = field.len() <= FIELD_BYTES
+                && field.bytes().all(|it| it.is_ascii_alphanumeric() || b".-_[]/".contains(&it));
+            is_path && word(&cause.reason).is_some()
+        });
+        let causes = details.causes.iter().filter(|cause| !cause.field.is_empty());
+        said.extend(causes.map(|cause| format!("{}: {}", cause.field, cause.reason)));
+    }
+    let said = if said.is_empty() { String::new() } else { format!(" ({})", said.join("; ")) };
+    status.message = format!(
+        "refused with {}{}{reason}{said}; the server's words are left out, since they may quote \
+         the Secret",
+        status.code,
+        if reason.is_empty() { "" } else { " " },
+    );
+    status.reason = reason;
+    status
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use serde::Deserialize;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_url_keeps_scheme_host_and_path() {
+        for (given, expected) in [
+            ("http://hook:8080/sync?token=hush#hush", "http://hook:8080/sync"),
+            ("https://user:hush@hook/sync", "https://hook/sync"),
+            ("https://user:hu?sh/@hook/sync", "https://hook/sync"),
+            ("Post \"https://u:hush@h/c?timeout=1s\": EOF", "Post \"https://h/c\": EOF"),
+            ("a://b?c d://e@f, g", "a://b d://f, g"),
+            ("no URL: a?b@c", "no URL: a?b@c"),
+        ] {
+            assert_eq!(text(given), expected);
+        }
+        assert_eq!(url("http://a:hush@b:1/c d?d=hush hush"), "http://b:1/c d");
+        assert_eq!(url("a:hush@b?hush"), "b");
+    }
+
+    #[test]
+    fn escape_sequences_and_control_characters_are_stripped() {
+        for (given, expected) in [
+            ("\u{1b}[31mred\u{1b}[0m", "red"),
+            ("\u{1b}]0;title\u{7}text", "text"),
+            ("\u{1b}]8;;http://x\u{1b}\\link", "link"),
+            ("\u{9b}2Jgone", "gone"),
+            ("\u{1b}cgone", "gone"),
+            ("a\r\n\tb\u{0}\u{8}", "a   b"),
+            ("\u{202e}abc", "abc"),
+            ("end\u{1b}", "end"),
+            ("end\u{1b}[", "end"),
+            ("é — ok", "é — ok"),
+        ] {
+            assert_eq!(printable(given), expected, "{given:?}");
+        }
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Document {
+        #[expect(dead_code, reason = "it is only decoded")]
+        seconds: u8,
+        #[expect(dead_code, reason = "it is only decoded")]
+        mode: Mode,
+    }
+
+    #[derive(Debug, Deserialize)]
+    enum Mode {
+        Open,
+    }
+
+    #[test]
+    fn values_that_serde_quotes_are_cut() {
+        let check = |document: serde_json::Value, expected: &str| {
+            let error = serde_json::from_str::<Document>(&document.to_string()).unwrap_err();
+            let said = decoding(&error);
+            assert!(said.starts_with(expected), "{said}");
+            assert!(!said.contains("hush"), "{said}");
+        };
+
+        check(json!("hush"), "invalid type: string, expected struct Document at line 1");
+        check(json!({"seconds": "hush, expected hush"}), "invalid type: string, expected u8 at");
+        check(json!({"seconds": "\"hush\": `hush`"}), "invalid type: string, expected u8 at");
+        check(json!({"seconds": 256}), "invalid value: integer, expected u8 at");
+        check(json!({"seconds": 1, "mode": "hush"}), "unknown variant, expected `Open` at");
+        check(json!({"seconds": 1}), "missing field `mode` at");
+        assert_eq!(decoding("a: invalid type: string \"hush\""), "a: invalid type: string");
+    }
+
+    #[test]
+    fn the_output_of_a_credential_plugin_is_left_out() {
+        let output = std::process::Output {
+            status: std::process::ExitStatus::from_raw(256),
+            stdout: b"hush".to_vec(),
+            stderr: b"hush".to_vec(),
+        };
+        let failed =
+            AuthError::AuthExecRun { cmd: "aws --token hush".to_owned(), out: Box::new(output) };
+        for error_ in [
+            kube::Error::Service(failed.into()),
+            kube::Error::Auth(AuthError::AuthExec("hush".to_owned())),
+        ] {
+            let said = error(&error_);
+            assert!(!said.contains("hush"), "{said}");
+            assert!(said.contains(": credential plugin "), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_kubeconfig_that_cannot_be_read_is_not_quoted() {
+        let text = "users:\n- name: a\n  user:\n    token: [hush\n";
+        let failed = kube::config::Kubeconfig::from_yaml(text).unwrap_err();
+        let wrong = "users: hush\n";
+        let mistyped = kube::config::Kubeconfig::from_yaml(wrong).unwrap_err();
+
+        for failed in [failed, mistyped] {
+            let said = error(&failed);
+            assert!(!said.contains("hush"), "{said}");
+            assert!(said.starts_with("kubeconfig is no valid YAML"), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_refusal_about_a_secret_keeps_code_reason_and_fields() {
+        let refused =
+            |status: serde_json::Value| of_secret(serde_json::from_value(status).unwrap());
+        let invalid = refused(json!({
+            "code": 422, "reason": "Invalid", "message": "data[a]: Invalid value: \"hush\"",
+            "details": {"name": "made", "kind": "Secret", "causes": [
+                {"reason": "FieldValueInvalid", "message": "hush", "field": "data[a]"},
+                {"reason": "FieldValueInvalid", "message": "hush", "field": "hush hush"},
+            ]},
+        }));
+        let plain = refused(json!({"code": 502, "reason": "hush: hush", "message": "hush"}));
+        let right = refused(json!({
+            "code": 403, "reason": "Forbidden",
+            "message": "secrets is forbidden: User \"a\" cannot create resource \"secrets\"",
+        }));
+
+        assert!(
+            invalid.message.starts_with("refused with 422 Invalid (data[a]: FieldValueInvalid);")
+        );
+        assert!(plain.message.starts_with("refused with 502; "), "{}", plain.message);
+        assert!(
+            right.message.contains("403 Forbidden (the right is missing)"),
+            "{}",
+            right.message
+        );
+        assert_eq!(invalid.details.as_ref().unwrap().name, "made");
+        for status in [invalid, plain, right] {
+            assert!(!format!("{status:?}").contains("hush"), "{status:?}");
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! Nothing secret leaves the process: what is planted in hook answers, URLs, Secrets and credentials
+//! is in no status, Event, metric, endpoint or log, at the highest level of every crate.
+
+use std::{net::SocketAddr, process::Stdio, time::Duration};
+
+use axum::{
+    Router,
+    response::{IntoResponse, Response},
+    routing::post,
+};
+use http::{StatusCode, header};
+use pilotlight::testing::{
+    Action, CrdBuilder, Faults, Reply, Rule, Verb, proxy::Proxy, simulated::SimulatedServer,
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{TcpListener, TcpStream},
+    process::{Child, Command},
+    sync::watch,
+    task::JoinSet,
+    time::{Instant, sleep, timeout},
+};
+
+/// Only bounds tests that fail.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Part of everything that is planted.
+const PLANTED: &str = "hush";
+
+/// The controllers, each with the path and query of its hook and the reason of its failure.
+const CONTROLLERS: [(&str, &str, &str); 6] = [
+    ("refused", "/refused?key=hush-query", "HookRefused"),
+    ("redirected", "/redirected?key=hush-query", "HookRefused"),
+    ("encoded", "/encoded?key=hush-query", "HookAnswerInvalid"),
+    ("mistyped", "/mistyped?key=hush-query", "HookAnswerInvalid"),
+    ("text", "/text?key=hush-query", "HookAnswerInvalid"),
+    ("secret", "/secret?key=hush-query", "HooksAnswer"),
+];
+
+/// Error body of the hook `refused`: longer than an excerpt, with an escape sequence.
+fn refusal() -> String {
+    format!("\u{1b}[31mhush-body\n{}", "x".repeat(2000))
+}
+
+fn json_answer(value: &Value) -> Response {
+    value.to_string().into_response()
+}
+
+fn hooks() -> Router {
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "made"},
+        "data": {"password": "hush-data"}, "stringData": {"token": "hush-data"},
+    });
+    let secret = json!({"status": {}, "children": [secret]});
+    let mistyped = json!({"status": {}, "children": "hush-answer"});
+    Router::new()
+        .route("/refused", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, refusal()) }))
+        .route(
+            "/redirected",
+            post(|| async {
+                let target = "http://user:hush-location@127.0.0.1:1/?key=hush-location";
+                (StatusCode::FOUND, [(header::LOCATION, target)], "hush-body")
+            }),
+        )
+        .route(
+            "/encoded",
+            post(|| async { ([(header::CONTENT_ENCODING, "hush-encoding")], "hush-body") }),
+        )
+        .route("/mistyped", post(async move || json_answer(&mistyped)))
+        .route("/text", post(async || json_answer(&json!("hush-answer"))))
+        .route("/secret", post(async move || json_answer(&secret)))
+}
+
+/// A manager in a process of its own, between a simulated server and hooks.
+struct Scene {
+    server: SimulatedServer,
+    probes: SocketAddr,
+    metrics: SocketAddr,
+    kubeconfig: tempfile::NamedTempFile,
+    process: Child,
+    log: watch::Receiver<String>,
+    proxy: Proxy,
+    _tasks: JoinSet<()>,
+    _socket: pilotlight::testing::simulated::SimulatedSocket,
+}
+
+impl Scene {
+    async fn start(flags: &[&str]) -> Self {
+        let mut tasks = JoinSet::new();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let hooks_at = listener.local_addr().unwrap();
+        tasks.spawn(async { axum::serve(listener, hooks()).await.unwrap() });
+
+        let server = SimulatedServer::new();
+        for crd in pilotlight::meta::crds() {
+            server.install(&crd).unwrap();
+        }
+        server.install(&CrdBuilder::new("hush.test", "Widget").version("v1").build()).unwrap();
+        let faults = Faults::default();
+        // As the API server words it for a field that it refuses.
+        let refused = "Secret \"made\" is invalid: data[password]: Invalid value: \"hush-data\": \
+                       must be a base64 text";
+        let refused = Reply::status(422, "Invalid", refused);
+        faults.add(Rule::new(Action::Reply(refused)).verb(Verb::Create).resource("", "secrets"));
+        let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+        let proxy = Proxy::to_api_server(socket.config(), &faults).await.unwrap();
+
+        let mut kubeconfig: Value = serde_json::from_str(&proxy.kubeconfig()).unwrap();
+        let at = kubeconfig["clusters"][0]["cluster"]["server"].as_str().unwrap();
+        let at = at.replace("://", "://admin:hush-password@");
+        kubeconfig["clusters"][0]["cluster"]["server"] = json!(at);
+        kubeconfig["users"][0]["user"] = json!({"token": "hush-token"});
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), kubeconfig.to_string()).unwrap();
+
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
+        command
+            .args(["run", "--metrics-address=127.0.0.1:0"])
+            .args(["--health-probe-bind-address=127.0.0.1:0", "--log-level=trace,pilotlight=trace"])
+            .args(flags)
+            .arg("--kubeconfig")
+            .arg(file.path())
+            .env_clear()
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        let mut process = command.spawn().unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let (written, mut log) = watch::channel(String::new());
+        tasks.spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                written.send_modify(|log| {
+                    log.push_str(&line);
+                    log.push('\n');
+                });
+            }
+        });
+        let port = |log: &str, field: &str| -> Option<SocketAddr> {
+            let line = log.lines().find(|line| line.contains(" starting "))?;
+            let value = line.split(field).nth(1)?.split_whitespace().next()?;
+            value.parse().ok()
+        };
+        let starting = log.wait_for(|log| port(log, "probes=").is_some());
+        let (probes, metrics) = {
+            let log = timeout(DEADLINE, starting).await.unwrap().unwrap();
+            (port(&log, "probes=").unwrap(), port(&log, "metrics=").unwrap())
+        };
+        let scene = Self {
+            server,
+            probes,
+            metrics,
+            kubeconfig: file,
+            process,
+            log,
+            proxy,
+            _tasks: tasks,
+            _socket: socket,
+        };
+        scene.declare(hooks_at);
+        scene
+    }
+
+    fn declare(&self, hooks_at: SocketAddr) {
+        for (name, path, _) in CONTROLLERS {
+            self.declare_one(name, &format!("http://{hooks_at}{path}"));
+        }
+        self.declare_one("credentials", "http://user:hush-password@127.0.0.1:1/?key=hush-query");
+        self.declare_one("scheme", "ftp://user:hush-password@127.0.0.1:1/?key=hush-query");
+        self.declare_one("broken", "http://user:hush-password@127.0.0.1:99999/ ?key=hush-query");
+        self.declare_one("unreachable", "http://127.0.0.1:1/sync?key=hush-query");
+    }
+
+    fn declare_one(&self, name: &str, url: &str) {
+        // One of its own, since the Events of one object are limited.
+        let widget = json!({
+            "apiVersion": "hush.test/v1", "kind": "Widget",
+            "metadata": {"name": name, "namespace": "default", "labels": {"of": name}},
+        });
+        self.server.apply(widget).unwrap();
+        let parents = json!({
+            "apiVersion": "hush.test/v1", "resource": "widgets",
+            "labelSelector": {"matchLabels": {"of": name}},
+        });
+        let controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {"name": name},
+            "spec": {
+                "generateSelector": true,
+                "parentResource": parents,
+                "childResources": [{"apiVersion": "v1", "resource": "secrets"}],
+                "hooks": {"sync": {"webhook": {"url": url}}},
+            },
+        });
+        self.server.apply(controller).unwrap();
+    }
+
+    fn status_of(&self, name: &str) -> Value {
+        let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        self.server.get(kind.0, kind.1, "", name).unwrap()["status"].clone()
+    }
+
+    /// Reason of a condition.
+    fn reason_of(&self, name: &str, condition: &str) -> String {
+        let status = self.status_of(name);
+        let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+        let found = conditions.iter().find(|it| it["type"] == condition);
+        found.and_then(|it| it["reason"].as_str()).unwrap_or_default().to_owned()
+    }
+
+    fn events(&self) -> String {
+        let events = self.server.list("events.k8s.io/v1", "Event").unwrap_or_default();
+        let core = self.server.list("v1", "Event").unwrap_or_default();
+        format!("{}", Value::from([events, core].concat()))
+    }
+
+    async fn until(&self, what: &str, holds: impl Fn() -> bool) {
+        let begin = Instant::now();
+        while !holds() {
+            assert!(begin.elapsed() < DEADLINE, "not in time: {what}: {}", self.events());
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Waits until each fault was reported.
+    async fn reported(&self) {
+        for (name, _, reason) in CONTROLLERS {
+            self.until(name, || self.reason_of(name, "HooksHealthy") == reason).await;
+        }
+        self.until("unreachable", || {
+            self.reason_of("unreachable", "HooksHealthy") == "HookUnreachable"
+        })
+        .await;
+        for name in ["credentials", "scheme", "broken"] {
+            self.until(name, || self.reason_of(name, "Ready") == "SpecInvalid").await;
+        }
+        self.until("the refused Secret", || self.events().contains("creating Secret")).await;
+        self.until("the last error of the refused Secret", || {
+            let status = self.status_of("secret").to_string();
+            status.contains("creating Secret")
+        })
+        .await;
+    }
+
+    async fn get(&self, at: SocketAddr, path: &str) -> String {
+        let mut stream = TcpStream::connect(at).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    }
+
+    /// Everything that leaves the process but its log, by name.
+    async fn said(&self) -> Vec<(String, String)> {
+        let mut said = Vec::new();
+        for path in ["/healthz", "/livez", "/readyz", "/readyz?verbose"] {
+            said.push((path.to_owned(), self.get(self.probes, path).await));
+        }
+        for path in ["/metrics", "/debug/status", "/debug/types"] {
+            said.push((path.to_owned(), self.get(self.metrics, path).await));
+        }
+        said.push(("Events".to_owned(), self.events()));
+        for name in CONTROLLERS.map(|(name, ..)| name) {
+            said.push((format!("status of {name}"), self.status_of(name).to_string()));
+        }
+        for name in ["credentials", "scheme", "broken", "unreachable"] {
+            said.push((format!("status of {name}"), self.status_of(name).to_string()));
+        }
+        let address = format!("--address={}", self.metrics);
+        let file = format!("--kubeconfig={}", self.kubeconfig.path().display());
+        for source in [address, file] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
+            let output = command.args(["status", &source]).output().await.unwrap();
+            if source.starts_with("--kubeconfig") {
+                assert_eq!(output.status.code(), Some(1), "controllers are not ready");
+            }
+            let text = [output.stdout, output.stderr].concat();
+            let text = String::from_utf8_lossy(&text).into_owned();
+            said.push((format!("pilotlight status {source}"), text));
+        }
+        said
+    }
+
+    async fn end(mut self) -> String {
+        self.process.kill().await.unwrap();
+        self.proxy.stop().await;
+        // The task that reads it ends with the process.
+        while self.log.changed().await.is_ok() {}
+        self.log.borrow().clone()
+    }
+}
+
+/// The lines with something that was planted.
+fn leaks(name: &str, text: &str) -> Vec<String> {
+    let lines = text.lines().filter(|line| line.replace("hush.test", "").contains(PLANTED));
+    lines.map(|line| format!("{name}: {}", line.chars().take(400).collect::<String>())).collect()
+}
+
+#[tokio::test]
+async fn nothing_secret_leaves_the_process() {
+    let scene = Scene::start(&[]).await;
+    scene.reported().await;
+
+    let said = scene.said().await;
+    let log = scene.end().await;
+
+    let mut leaked: Vec<_> = said.iter().flat_map(|(name, text)| leaks(name, text)).collect();
+    leaked.extend(leaks("log", &log));
+    assert!(leaked.is_empty(), "{} leaks\n{}", leaked.len(), leaked.join("\n"));
+    let text = |of: &str| said.iter().find(|(name, _)| name == of).unwrap().1.as_str();
+    let metrics = text("/metrics");
+    let url = metrics.lines().find(|line| line.contains("/refused")).unwrap();
+    assert!(url.contains("url=\"http://127.0.0.1:"), "{url}");
+    assert!(text("Events").contains("hook answered with status 500"), "{}", text("Events"));
+    assert!(text("Events").contains("422 Invalid"), "{}", text("Events"));
+    let probe = text("/readyz?verbose");
+    assert!(probe.contains("controller/CompositeController-refused"), "{probe}");
+    assert!(!probe.contains("status 500"), "names and reasons, no messages: {probe}");
+    assert!(log.contains("reconcile failed"), "it is logged");
+}
+
+#[tokio::test]
+async fn an_excerpt_of_a_hooks_error_is_shown_where_a_flag_asks_for_it() {
+    let scene = Scene::start(&["--hook-error-excerpts"]).await;
+    scene.reported().await;
+    scene.until("the excerpt", || scene.events().contains("hush-body")).await;
+
+    let status = scene.status_of("refused")["conditions"].to_string();
+    scene.end().await;
+
+    let excerpt = status.split("hush-body").nth(1).unwrap();
+    assert!(!status.contains("\\u001b"), "control characters are stripped: {status}");
+    let length = excerpt.chars().take_while(|letter| matches!(letter, 'x' | ' ')).count();
+    assert!((100..=256).contains(&length), "it is bounded: {length}");
+}
