@@ -95,7 +95,7 @@ enum Node {
         mode: watch::Receiver<Mode>,
     },
     AllOf(Vec<Readiness>),
-    // The part that was met last: while it is, another one that comes changes nothing.
+    // With the part that was met last; another one counts only once that one is proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     Optional(Box<Readiness>),
 }
@@ -129,7 +129,10 @@ pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AllOf(parts.into_iter().collect()))
 }
 
-/// Met while any is; rests on one of them, and on another only when that one is lost.
+/// Met while any is; rests on one of them, and on another only when that one is proven unmet.
+///
+/// While the chosen part is unknown the verdict is unknown, also when another part is met: an epoch
+/// that rests on it runs on.
 pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
@@ -348,11 +351,12 @@ fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
     told
 }
 
-fn any(verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
-    let met = |index: &usize| matches!(verdicts.get(*index), Some(Verdict::Met(_)));
-    *chosen = chosen.filter(met).or_else(|| (0..verdicts.len()).find(met));
-    if let Some(Verdict::Met(basis)) = chosen.and_then(|index| verdicts.get(index)) {
-        return Verdict::Met(basis.clone());
+fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
+    let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
+    let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
+    *chosen = chosen.filter(|index| !lost(index)).or_else(|| (0..verdicts.len()).find(met));
+    if let Some(index) = *chosen {
+        return verdicts.swap_remove(index);
     }
     let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
     for verdict in verdicts {
@@ -372,14 +376,14 @@ impl<T: Condition + ?Sized> Condition for Arc<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn said(reason: &str) -> Vec<Unmet> {
         vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
     }
 
-    fn met_by(uid: &str) -> Verdict {
+    pub(in crate::manager) fn met_by(uid: &str) -> Verdict {
         Verdict::Met(vec![Basis {
             identity: TypeIdentity {
                 group: "example.com".into(),
@@ -439,6 +443,27 @@ mod tests {
 
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"));
+    }
+
+    #[test]
+    fn any_of_stays_with_its_chosen_part_while_that_is_unknown() {
+        let (_first, one) = part(met_by("1"));
+        let (second, two) = part(met_by("2"));
+        let (third, three) = part(Verdict::Unmet(said("C")));
+        let mut readiness = any_of([two, one, three]);
+        assert_eq!(readiness.verdict(), met_by("2"));
+
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")), "nothing is proven");
+        third.send_replace(Verdict::Unknown(said("C")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")), "the chosen part decides");
+        second.send_replace(met_by("2"));
+        assert_eq!(readiness.verdict(), met_by("2"), "the same basis");
+
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")));
+        second.send_replace(Verdict::Unmet(said("B")));
+        assert_eq!(readiness.verdict(), met_by("1"), "the loss is proven");
     }
 
     #[test]
