@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use super::{
     Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
@@ -14,6 +15,7 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
+    guard,
     informer::{Index, Projection},
     kind::TypeRef,
     manager::{ControllerName, RunnableGroup},
@@ -41,6 +43,9 @@ pub enum BuildError {
     /// A source of one's own has no objects to choose from; let it choose itself.
     #[error("{0}: {1} concerns a type, not a source of one's own")]
     NotForSources(ControllerName, &'static str),
+    /// Mend the source: it panicked when it was asked for its name.
+    #[error("{0}: the name of a source panicked: {1}")]
+    SourcePanicked(ControllerName, String),
     /// At least one reconcile must be able to run.
     #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
     NoWorkers(ControllerName),
@@ -291,7 +296,10 @@ impl Builder {
         let mut inputs = Vec::with_capacity(self.inputs.len());
         for input in self.inputs {
             let source = match input.what {
-                What::Source(source) => InputSource::Other(source),
+                What::Source(source) => match guard::run(|| source.name()) {
+                    Ok(_name) => InputSource::Other(source),
+                    Err(panic) => return Err(BuildError::SourcePanicked(name, panic)),
+                },
                 What::Kind(kind) => {
                     let KindOptions { mut filter, role, predicates, indexes, synced } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
@@ -311,6 +319,7 @@ impl Builder {
                         predicates: predicates.collect(),
                         concern,
                         indexes,
+                        panics: watch::Sender::default(),
                         synced,
                         mode: input.mode,
                         types: cluster.types.clone(),

@@ -21,7 +21,7 @@ use super::{
     crowd::Member,
     delivery::{Deliveries, Receipt},
     failing::Failing,
-    input::{Follower, InputEnd, panic_message},
+    input::{Follower, InputEnd},
     metrics::Series,
     outage::{Outage, Pace, Wait},
     outcome::{Attempt, Next},
@@ -30,6 +30,7 @@ use super::{
 };
 use crate::{
     duration::after,
+    guard,
     informer::Subscription,
     manager::{BoxError, Epoch, RunResult, StopReason},
 };
@@ -103,7 +104,7 @@ impl Run {
         }
         let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
             let type_ref = input.type_ref().cloned();
-            let mut row = Row::new(input.source().name(), type_ref, input.mode);
+            let mut row = Row::new(input.name(), type_ref, input.mode);
             row.prepared = prepared.remove(&number);
             row
         });
@@ -151,7 +152,7 @@ impl Run {
                 "source",
                 controller = %self.spec.name,
                 epoch = self.epoch.number(),
-                source = %input.source().name(),
+                source = input.name(),
             );
             let follow = follower.run().instrument(span);
             self.sources.spawn(self.epoch.tasks().track_future(follow));
@@ -507,7 +508,7 @@ impl Drop for Worker {
 
 fn ended_badly(error: JoinError) -> Attempt {
     match error.try_into_panic() {
-        Ok(panic) => Attempt::Panicked(panic_message(&*panic).to_owned()),
+        Ok(panic) => Attempt::Panicked(guard::message(panic)),
         Err(_) => Attempt::Aborted,
     }
 }

@@ -34,6 +34,7 @@ mod durations;
 mod flapping;
 mod handlers;
 mod own_sources;
+mod panics;
 mod preparation;
 mod server;
 mod throttling;

@@ -1,15 +1,12 @@
 //! The set of informers: at most one for each key.
 
 use std::{
-    any::Any,
     collections::{BTreeMap, HashMap, hash_map::Entry},
     convert::Infallible,
     fmt,
-    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use futures::FutureExt;
 use kube::Client;
 use tokio::{
     sync::{Semaphore, watch},
@@ -25,6 +22,7 @@ use super::{
 };
 use crate::{
     duration::after,
+    guard,
     kind::{ServedType, TypeIdentity},
 };
 
@@ -327,17 +325,16 @@ impl Shared {
 
 /// An informer's task: runs the reflector until the hub is closed.
 async fn drive(ending: Ending, reflector: Reflector) {
-    let mut reflect = Box::pin(AssertUnwindSafe(reflector.run()).catch_unwind());
+    let mut reflect = guard::future(reflector.run());
     tokio::select! {
         biased;
         () = ending.hub.stopped() => {}
         () = unused(&ending) => {}
         end = &mut reflect => {
-            let panic: Box<dyn Any + Send> = match end {
-                Err(panic) => panic,
+            let message = match end {
+                Err(message) => message,
                 Ok::<Infallible, _>(never) => match never {},
             };
-            let message = message(panic.as_ref());
             error!(error = message, "informer panicked");
             ending.set.close_one(&ending.hub, Ended::Panicked(message));
         }
@@ -386,12 +383,6 @@ impl Drop for Ending {
         self.set.close_one(&self.hub, Ended::Shutdown);
         self.hub.finish(self.hub.closed().unwrap_or(Ended::Shutdown));
     }
-}
-
-pub(super) fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("without a message").to_owned()
 }
 
 impl fmt::Debug for InformerSet {

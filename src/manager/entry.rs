@@ -1,51 +1,64 @@
 //! One runnable as its manager holds it, and what is said of it.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
+use tracing::warn;
 
 use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Report,
-    RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle, run,
+    RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle,
 };
+use crate::guard::{self, Held};
 
 /// A specification and its supervision. What never changes of it is asked once.
 pub(super) struct Spec {
-    pub(super) runnable: Arc<dyn ConditionalRunnable>,
+    pub(super) runnable: Held<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
+    /// Message of the panic with which it answered these questions.
+    broken: Option<String>,
 }
 
 impl Spec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
         let ask = || (runnable.group(), runnable.reports_running(), runnable.keeps_grace());
-        let (group, reports_running, keeps_grace) = catch_unwind(AssertUnwindSafe(ask))
-            .unwrap_or((RunnableGroup::LeaderElection, false, false));
-        Self { runnable, options, group, reports_running, keeps_grace }
+        let (answers, broken) = match guard::run(ask) {
+            Ok(answers) => (answers, None),
+            Err(panic) => ((RunnableGroup::LeaderElection, false, false), Some(panic)),
+        };
+        let (group, reports_running, keeps_grace) = answers;
+        let runnable = Held::new(runnable);
+        Self { runnable, options, group, reports_running, keeps_grace, broken }
     }
 
     /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
     pub(super) fn ready(&self) -> Readiness {
-        catch_unwind(AssertUnwindSafe(|| self.runnable.ready())).unwrap_or_else(|panic| {
-            Readiness::fixed(Verdict::Unknown(vec![Unmet {
-                reason: "ConditionPanicked".to_owned(),
-                message: format!("its condition panicked: {}", run::message(panic.as_ref())),
-                type_ref: None,
-            }]))
+        let unknown = |reason: &str, message| {
+            let reason = reason.to_owned();
+            Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
+        };
+        if let Some(panic) = &self.broken {
+            let message = format!("group, reports_running or keeps_grace panicked: {panic}");
+            return unknown("RunnablePanicked", message);
+        }
+        guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
+            unknown("ConditionPanicked", format!("its condition panicked: {panic}"))
         })
     }
 
-    /// Gives back what was prepared.
-    pub(super) fn unprepare(&self) {
-        if catch_unwind(AssertUnwindSafe(|| self.runnable.unprepare())).is_err() {
-            tracing::warn!("a runnable panicked while it gave back what it had prepared");
+    /// Releases what `prepare` acquired. A panic is reported by the epoch that runs meanwhile.
+    pub(super) fn unprepare(&self, name: &ControllerName, epoch: Option<&Epoch>) {
+        if let Err(error) = guard::run(|| self.runnable.unprepare()) {
+            warn!(controller = %name, error, "unprepare panicked");
+            if let Some(epoch) = epoch {
+                let error = format!("unprepare panicked: {error}");
+                epoch.report(|report| report.last_error = Some(error));
+            }
         }
     }
 }
@@ -74,13 +87,13 @@ pub(super) enum Preparation {
 
 impl Pending {
     /// Gives up the preparation, and what it has acquired.
-    pub(super) fn unprepare(&mut self) {
+    pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
         match std::mem::replace(&mut self.preparation, Preparation::None) {
             Preparation::None => return,
             Preparation::Running(_, given_up) => given_up.cancel(),
             Preparation::Done => {}
         }
-        self.spec.unprepare();
+        self.spec.unprepare(name, epoch);
     }
 }
 

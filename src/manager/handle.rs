@@ -6,7 +6,7 @@ use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
     ConditionalRunnable, ControllerName, Readiness, RestartPolicy, Runnable, RunnableGroup,
-    RunnableStatus, Snapshot, Transition, condition,
+    RunnableStatus, Snapshot, Transition, condition, entry::Spec,
 };
 
 /// How a runnable is supervised.
@@ -69,8 +69,8 @@ pub enum AddError {
 
 /// What can reach the manager from outside.
 pub(super) enum Command {
-    Add(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
-    Replace(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
+    Add(ControllerName, Spec, Reply),
+    Replace(ControllerName, Spec, Reply),
     Remove(ControllerName, oneshot::Sender<()>),
 }
 
@@ -103,7 +103,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        self.ask(|reply| Command::Add(name, runnable, options, reply)).await
+        let spec = Spec::new(runnable, options);
+        self.ask(|reply| Command::Add(name, spec, reply)).await
     }
 
     /// Adds a runnable without a condition.
@@ -137,7 +138,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        self.ask(|reply| Command::Replace(name, runnable, options, reply)).await
+        let spec = Spec::new(runnable, options);
+        self.ask(|reply| Command::Replace(name, spec, reply)).await
     }
 
     /// Removes a runnable; resolves when it is done and its name is free. No error when there

@@ -20,7 +20,7 @@ use tracing::warn;
 use self::{phase::Phase, replacement::drop_pending};
 use super::{
     AddError, ControllerName, ControllerState, FailurePolicy, ManagerError, ManagerMetrics,
-    ManagerOptions, Readiness, Report, RunResult, RunnableStatus, Snapshot, StopReason, Transition,
+    ManagerOptions, Readiness, Report, RunnableStatus, Snapshot, StopReason, Transition,
     TransitionKind,
     entry::{Entry, Spec},
     handle::Command,
@@ -39,11 +39,14 @@ enum Event {
     Verdict(Id, u64, Readiness),
     Reported(Id, u64, watch::Receiver<Report>),
     Ended(Id, RunEnd),
-    Prepared(Id, u64, RunResult),
+    Prepared(Prepared),
     Timer(Id, Timer),
     Stop,
     Deadline,
 }
+
+/// End of a preparation: whose, which attempt, and the error as text.
+type Prepared = (Id, u64, Result<(), String>);
 
 /// What is set, by entry; each counts for its owner.
 type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
@@ -79,7 +82,7 @@ pub(super) struct Owner {
     next: u64,
     /// The runs under way; one at most for each entry.
     runs: JoinSet<(Id, RunEnd)>,
-    prepares: JoinSet<Option<(Id, u64, RunResult)>>,
+    prepares: JoinSet<Option<Prepared>>,
     watches: FuturesUnordered<BoxFuture<'static, Option<Event>>>,
     timers: Timers,
     phase: Phase,
@@ -167,8 +170,8 @@ impl Owner {
                 Some(command) = self.commands.recv() => return Event::Command(command),
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
-                    if let Some((id, serial, result)) = prepared {
-                        return Event::Prepared(id, serial, result);
+                    if let Some(prepared) = prepared {
+                        return Event::Prepared(prepared);
                     }
                 }
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
@@ -191,7 +194,7 @@ impl Owner {
             Event::Verdict(id, serial, readiness) => self.on_verdict(id, serial, readiness),
             Event::Reported(id, epoch, report) => self.on_reported(id, epoch, report),
             Event::Ended(id, end) => self.on_ended(id, end),
-            Event::Prepared(id, serial, result) => self.on_prepared(id, serial, result),
+            Event::Prepared(prepared) => self.on_prepared(prepared),
             Event::Timer(id, timer) => self.on_timer(id, timer),
             Event::Stop => self.close(),
             Event::Deadline => self.give_up(),
@@ -200,12 +203,12 @@ impl Owner {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Add(name, runnable, options, reply) => {
+            Command::Add(name, spec, reply) => {
                 // Nobody waits for an answer that was given up.
-                drop(reply.send(self.add(name, Spec::new(runnable, options))));
+                drop(reply.send(self.add(name, spec)));
             }
-            Command::Replace(name, runnable, options, reply) => {
-                drop(reply.send(self.replace(&name, Spec::new(runnable, options))));
+            Command::Replace(name, spec, reply) => {
+                drop(reply.send(self.replace(&name, spec)));
             }
             Command::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {

@@ -3,6 +3,7 @@
 mod conditions;
 mod fence;
 mod groups;
+mod panics;
 mod replacement;
 
 use std::sync::{

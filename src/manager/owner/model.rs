@@ -21,7 +21,8 @@ use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
-        Basis, ConditionalRunnable, Epoch, Runnable, RunnableOptions, Verdict, entry::Preparation,
+        Basis, ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, Verdict,
+        entry::Preparation,
     },
 };
 
@@ -257,14 +258,14 @@ impl World {
             Step::Prepared(well) => {
                 let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
                 let result = if *well { Ok(()) } else { Err("boom".into()) };
-                self.owner.handle(Event::Prepared(id, attempt, result));
+                self.owner.handle(Event::Prepared((id, attempt, result)));
             }
             Step::LatePrepared => {
                 let id = self.entry().unwrap().0;
                 let now = self.attempt();
                 let late = self.attempts.iter().filter(|attempt| Some(**attempt) != now).max();
                 if let Some(&late) = late {
-                    self.owner.handle(Event::Prepared(id, late, Ok(())));
+                    self.owner.handle(Event::Prepared((id, late, Ok(()))));
                 }
             }
             Step::Timer => {
