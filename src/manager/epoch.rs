@@ -97,7 +97,8 @@ impl Epoch {
         &self.inner.controller
     }
 
-    /// Counted per name and process, from 1.
+    /// Counted per name, from 1, and never repeated by one manager. A name that is added after
+    /// others were removed may begin at a higher number.
     pub fn number(&self) -> u64 {
         self.inner.number
     }

@@ -77,8 +77,9 @@ pub(super) struct Owner {
     transitions: broadcast::Sender<Transition>,
     entries: BTreeMap<Id, Entry>,
     names: HashMap<ControllerName, Id>,
-    /// Epochs are counted per name for as long as the process lives.
-    epochs: HashMap<ControllerName, u64>,
+    /// Highest epoch number of the runnables that were removed: each entry counts on from here, so
+    /// that a name that is added again never repeats a number, and no name is kept for that.
+    floor: u64,
     next: u64,
     /// The runs under way; one at most for each entry.
     runs: JoinSet<(Id, RunEnd)>,
@@ -106,7 +107,7 @@ impl Owner {
             transitions,
             entries: BTreeMap::new(),
             names: HashMap::new(),
-            epochs: HashMap::new(),
+            floor: 0,
             next: 0,
             runs: JoinSet::new(),
             prepares: JoinSet::new(),
@@ -240,7 +241,7 @@ impl Owner {
         self.entries.insert(
             id,
             Entry {
-                epoch_number: self.epochs.get(&name).copied().unwrap_or(0),
+                epoch_number: 0,
                 name: name.clone(),
                 spec,
                 serial,

@@ -141,6 +141,8 @@ struct World {
     probes: Vec<Arc<Probe>>,
     live: Option<u64>,
     epochs: u64,
+    /// Whether an epoch has begun since the name was added.
+    begun: bool,
     attempts: HashSet<u64>,
 }
 
@@ -167,6 +169,7 @@ impl World {
             probes: Vec::new(),
             live: None,
             epochs: 0,
+            begun: false,
             attempts: HashSet::new(),
         }
     }
@@ -307,7 +310,7 @@ impl World {
                 TransitionKind::Entered(ControllerState::Starting) => {
                     assert_eq!(self.live, None, "P1: an epoch began before the last was done");
                     assert_eq!(epoch, self.epochs + 1, "epochs are counted");
-                    (self.live, self.epochs) = (Some(epoch), epoch);
+                    (self.live, self.epochs, self.begun) = (Some(epoch), epoch, true);
                     let (_, entry) = self.entry().unwrap();
                     assert!(matches!(entry.lifecycle.verdict(), Verdict::Met(_)));
                     let started = Arc::as_ptr(&entry.spec.runnable);
@@ -328,7 +331,10 @@ impl World {
                 TransitionKind::Done(_) => {
                     assert_eq!(self.live.take(), Some(epoch), "P2: done once");
                 }
-                TransitionKind::Removed => assert_eq!(self.live, None, "P2: removed before done"),
+                TransitionKind::Removed => {
+                    assert_eq!(self.live, None, "P2: removed before done");
+                    self.begun = false;
+                }
             }
         }
         let attempt = self.attempt();
@@ -337,7 +343,7 @@ impl World {
         assert_eq!(entry.lifecycle.live(), self.live.is_some());
         let told = self.owner.snapshot.borrow()[&entry.name].clone();
         assert_eq!(told.state, entry.lifecycle.state(), "P10: the status tells the state");
-        assert_eq!(told.epoch, self.epochs);
+        assert_eq!(told.epoch, if self.begun { self.epochs } else { 0 });
         assert_eq!(told.pending.is_some(), entry.pending.is_some());
         if let Some(attempt) = attempt
             && self.attempts.insert(attempt)
@@ -515,4 +521,29 @@ impl Drop for Told<'_> {
     fn drop(&mut self) {
         eprintln!("after {:?}", self.0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice() {
+    let mut world = World::new();
+    let mut last = std::collections::HashMap::new();
+    for turn in 0..20_000 {
+        // Each name is added twice.
+        let name = ControllerName::from(format!("c{}", turn % 10_000));
+        let spec = world.spec(Word::A);
+        world.probes.clear();
+        let owner = &mut world.owner;
+        owner.add(name.clone(), spec).unwrap();
+        let (&id, entry) = owner.entries.iter().next().unwrap();
+        let epoch = entry.epoch_number;
+        assert!(epoch > 0);
+        assert!(last.insert(name.clone(), epoch).is_none_or(|before| epoch > before), "{name}");
+        owner.step(id, Input::Remove);
+        owner.on_ended(id, RunEnd::Completed);
+        owner.publish();
+    }
+
+    let owner = &world.owner;
+    assert_eq!((owner.entries.len(), owner.names.len(), owner.timers.len()), (0, 0, 0));
+    assert_eq!(owner.snapshot.borrow().len(), 0);
 }
