@@ -62,6 +62,10 @@ pub struct ManagerOptions {
     pub graceful_shutdown_timeout: Option<Duration>,
     /// The wait between a failed run and the next.
     pub restart_backoff: RestartBackoff,
+    /// Time for which later groups wait for the runnables of one group that have not reported
+    /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
+    /// and opens the next group. `None` waits for ever.
+    pub group_start_timeout: Option<Duration>,
     /// Where it counts; register it with the process's registry.
     pub metrics: ManagerMetrics,
 }
@@ -72,6 +76,7 @@ impl Default for ManagerOptions {
             graceful_shutdown_timeout: Some(Duration::from_secs(30)),
             restart_backoff: RestartBackoff::default(),
             metrics: ManagerMetrics::default(),
+            group_start_timeout: Some(Duration::from_secs(120)),
         }
     }
 }

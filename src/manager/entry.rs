@@ -1,6 +1,6 @@
 //! One runnable as its manager holds it, and what is said of it.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::oneshot, time::Instant};
@@ -108,6 +108,8 @@ pub(super) struct Entry {
     pub(super) removers: Vec<oneshot::Sender<()>>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
+    /// Epoch for which later groups have waited in vain, and for how long.
+    pub(super) late: Option<(u64, Duration)>,
     /// When the epoch that starts was begun.
     pub(super) begun_at: Option<Instant>,
     /// When the epoch that stops was asked to.
@@ -143,6 +145,11 @@ impl Entry {
             stuck: self.lifecycle.stuck(),
             failures: self.lifecycle.failures(),
         }
+    }
+
+    /// Time for which later groups have waited for the current epoch, if that was too long.
+    fn late_by(&self) -> Option<Duration> {
+        self.late.filter(|(epoch, _)| *epoch == self.epoch_number).map(|(_, after)| after)
     }
 
     fn unmet(&self, state: ControllerState) -> Vec<Unmet> {
@@ -183,7 +190,11 @@ impl Entry {
                 let errors = report.watches.iter().filter_map(|watch| {
                     watch.error.as_ref().map(|error| format!("{}: {error}", watch.type_ref))
                 });
-                ("SourcesSyncing", errors.collect::<Vec<_>>().join("; "))
+                let late = self.late_by().map(|after| {
+                    format!("not reported running within {after:?}, later groups start without it")
+                });
+                let reason = if late.is_some() { "StartTimeout" } else { "SourcesSyncing" };
+                (reason, late.into_iter().chain(errors).collect::<Vec<_>>().join("; "))
             }
             ControllerState::Running if !report.forbidden.is_empty() => {
                 ("Forbidden", report.forbidden.join("; "))

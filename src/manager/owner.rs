@@ -13,6 +13,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered}
 use tokio::{
     sync::{broadcast, mpsc, watch},
     task::JoinSet,
+    time::{Instant, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
@@ -41,6 +42,7 @@ enum Event {
     Ended(Id, RunEnd),
     Prepared(Prepared),
     Timer(Id, Timer),
+    GroupLate,
     Stop,
     Deadline,
 }
@@ -113,7 +115,7 @@ impl Owner {
             prepares: JoinSet::new(),
             watches: FuturesUnordered::new(),
             timers: DelayQueue::new(),
-            phase: Phase::Opening { step: 0, asked: false },
+            phase: Phase::opening(0),
             failure: None,
             dirty: Vec::new(),
         }
@@ -156,11 +158,15 @@ impl Owner {
         closing: bool,
         deadline: &mut BoxFuture<'static, ()>,
     ) -> Event {
+        let opens_at = self.opens_at();
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if !closing => return Event::Stop,
                 () = &mut *deadline => return Event::Deadline,
+                () = sleep_until(opens_at.unwrap_or_else(Instant::now)), if opens_at.is_some() => {
+                    return Event::GroupLate;
+                }
                 Some(ended) = self.runs.join_next() => {
                     // `run::drive` catches every panic and is aborted by nobody.
                     let (id, end) = ended.expect("a run is driven to its end");
@@ -197,6 +203,7 @@ impl Owner {
             Event::Ended(id, end) => self.on_ended(id, end),
             Event::Prepared(prepared) => self.on_prepared(prepared),
             Event::Timer(id, timer) => self.on_timer(id, timer),
+            Event::GroupLate => self.open_next(),
             Event::Stop => self.close(),
             Event::Deadline => self.give_up(),
         }
@@ -252,6 +259,7 @@ impl Owner {
                 watching,
                 last_done: None,
                 begun_at: None,
+                late: None,
                 stopped_at: None,
                 wake: None,
                 overdue: None,

@@ -407,7 +407,7 @@ impl World {
         // Only their order matters: time moves by the next one going off.
         let timers = self.timers();
         let phase = match self.owner.phase {
-            Phase::Opening { step, asked } => (0, step, asked),
+            Phase::Opening { step, asked, .. } => (0, step, asked),
             Phase::Open => (1, 0, true),
             Phase::Closing { step, asked } => (2, step, asked),
         };
