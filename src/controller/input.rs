@@ -230,11 +230,10 @@ impl Follower {
         if ours {
             self.board.change(self.number, |row| row.set(State::Syncing, None));
         }
-        let SourceStart { synced, done } =
-            match guard::run(|| source.start_notify_done(context)) {
-                Ok(started) => started,
-                Err(panic) => return panicked(&panic),
-            };
+        let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
+            Ok(started) => started,
+            Err(panic) => return panicked(&panic),
+        };
         // The error is the source's code too.
         let synced = async move { synced.await.map_err(|error| error.to_string()) };
         let (mut synced, mut done) = (pin!(guard::future(synced)), pin!(guard::future(done)));

@@ -20,8 +20,8 @@ use crate::{
     discovery::{TypeRegistry, TypeState, TypeStatus},
     guard,
     informer::{
-        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress, Projection, Store,
-        Subscription,
+        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress,
+        Projection, Store, Subscription,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
     manager::{Readiness, type_served},
