@@ -17,6 +17,7 @@
 
 mod backoff;
 mod condition;
+mod conditional;
 mod entry;
 mod epoch;
 mod fence;
@@ -39,8 +40,9 @@ use tokio_util::sync::CancellationToken;
 pub use backoff::RestartBackoff;
 pub use condition::{
     Always, Basis, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of,
-    optional, type_served,
+    optional, subresource_served, type_served,
 };
+pub use conditional::Conditional;
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
@@ -60,12 +62,12 @@ pub use status::{ControllerState, Done, DoneReason, RunnableStatus, Transition, 
 pub struct ManagerOptions {
     /// How long all runnables together may take to stop; 30 s. `None` waits for ever.
     pub graceful_shutdown_timeout: Option<Duration>,
-    /// The wait between a failed run and the next.
-    pub restart_backoff: RestartBackoff,
     /// Time for which later groups wait for the runnables of one group that have not reported
     /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
     /// and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
+    /// The wait between a failed run and the next.
+    pub restart_backoff: RestartBackoff,
     /// Where it counts; register it with the process's registry.
     pub metrics: ManagerMetrics,
 }
@@ -74,9 +76,9 @@ impl Default for ManagerOptions {
     fn default() -> Self {
         Self {
             graceful_shutdown_timeout: Some(Duration::from_secs(30)),
+            group_start_timeout: Some(Duration::from_secs(120)),
             restart_backoff: RestartBackoff::default(),
             metrics: ManagerMetrics::default(),
-            group_start_timeout: Some(Duration::from_secs(120)),
         }
     }
 }
@@ -164,7 +166,7 @@ impl Manager {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(handle::Unconditional(runnable)), options)
+        self.add(name, Arc::new(Conditional::new(runnable, Always)), options)
     }
 
     /// Runs until `stop` is cancelled, or until a runnable fails that may end the manager; then

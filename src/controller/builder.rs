@@ -18,7 +18,7 @@ use crate::{
     guard,
     informer::{Index, Projection},
     kind::TypeRef,
-    manager::{ControllerName, RunnableGroup},
+    manager::{Condition, ControllerName, RunnableGroup},
 };
 
 /// What is wrong with a controller that is being built.
@@ -78,6 +78,7 @@ pub struct Builder {
     sync_timeout: Duration,
     queue: QueueOptions,
     group: RunnableGroup,
+    conditions: Vec<Arc<dyn Condition>>,
     // The first mistake; told when the controller is built, so that calls can be chained.
     mistake: Option<BuildError>,
 }
@@ -96,9 +97,9 @@ enum What {
 struct KindOptions {
     filter: Filter,
     role: Role,
-    predicates: Vec<Predicate>,
     /// Named by its Rust type, as which it is to be read.
     typed: bool,
+    predicates: Vec<Predicate>,
     indexes: Vec<Index>,
     synced: Option<OnSynced>,
 }
@@ -121,6 +122,7 @@ impl Builder {
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             group: RunnableGroup::LeaderElection,
+            conditions: Vec::new(),
             mistake: None,
         }
     }
@@ -286,6 +288,13 @@ impl Builder {
         self
     }
 
+    /// The controller runs only while this condition is met, beside those of its conditional
+    /// inputs.
+    pub fn when(mut self, condition: impl Condition) -> Self {
+        self.conditions.push(Arc::new(condition));
+        self
+    }
+
     /// Finishes it. Starts nothing.
     ///
     /// # Errors
@@ -368,7 +377,7 @@ impl Builder {
             crowd: Arc::clone(&cluster.crowd),
             name,
         };
-        Ok(Controller::new(spec, self.group))
+        Ok(Controller::new(spec, self.group).with(self.conditions))
     }
 
     fn kind(mut self, type_ref: TypeRef, role: Role, typed: bool) -> Self {
@@ -413,14 +422,6 @@ impl Builder {
     }
 }
 
-impl std::fmt::Debug for InputOptions {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.what {
-            What::Kind(kind) => kind.fmt(f),
-            What::Source(source) => f.write_str(&source.name()),
-        }
-    }
-}
 impl KindOptions {
     /// Whether what is kept of each object is enough for its uses.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
@@ -453,3 +454,11 @@ impl KindOptions {
     }
 }
 
+impl std::fmt::Debug for InputOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.what {
+            What::Kind(kind) => kind.fmt(f),
+            What::Source(source) => f.write_str(&source.name()),
+        }
+    }
+}

@@ -56,7 +56,11 @@ pub enum Verdict {
     Unknown(Vec<Unmet>),
 }
 
-/// A source of verdicts: what users implement for conditions of their own.
+/// A source of verdicts: what users implement for conditions of their own. A function that returns
+/// a [`Readiness`] is one.
+///
+/// [`Conditional`](super::Conditional) adds one to any runnable, and
+/// [`Builder::when`](crate::controller::Builder::when) to a controller.
 ///
 /// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
 /// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
@@ -116,12 +120,25 @@ pub fn always() -> Readiness {
 
 /// Met while `type_ref` is served, or terminating: its finalizers must finish.
 pub fn type_served(registry: &TypeRegistry, type_ref: &TypeRef) -> Readiness {
-    Readiness(Node::Type {
-        status: registry.subscribe(type_ref),
-        mode: registry.mode(),
-        type_ref: type_ref.clone(),
-        subresource: None,
-    })
+    of_type(registry, type_ref, None)
+}
+
+/// As [`type_served`], while the type has this subresource.
+pub fn subresource_served(
+    registry: &TypeRegistry,
+    type_ref: &TypeRef,
+    subresource: Subresource,
+) -> Readiness {
+    of_type(registry, type_ref, Some(subresource))
+}
+
+fn of_type(
+    registry: &TypeRegistry,
+    type_ref: &TypeRef,
+    subresource: Option<Subresource>,
+) -> Readiness {
+    let (status, mode) = (registry.subscribe(type_ref), registry.mode());
+    Readiness(Node::Type { type_ref: type_ref.clone(), subresource, status, mode })
 }
 
 /// Met while all are; the first that is proven unmet decides.
@@ -152,15 +169,6 @@ impl Readiness {
     /// A verdict that stands for ever.
     pub(super) fn fixed(verdict: Verdict) -> Self {
         Self(Node::Fixed(verdict))
-    }
-
-    /// Requires a subresource of the type too; changes nothing of other conditions.
-    #[must_use]
-    pub fn with_subresource(mut self, wanted: Subresource) -> Self {
-        if let Node::Type { subresource, .. } = &mut self.0 {
-            *subresource = Some(wanted);
-        }
-        self
     }
 
     /// The verdict now; marks it as seen.
@@ -238,6 +246,12 @@ impl Readiness {
             }
             self.changed().await;
         }
+    }
+}
+
+impl fmt::Debug for dyn Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Condition")
     }
 }
 
@@ -367,6 +381,12 @@ fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
         }
     }
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+}
+
+impl<F: Fn() -> Readiness + Send + Sync + 'static> Condition for F {
+    fn watch(&self) -> Readiness {
+        self()
+    }
 }
 
 impl<T: Condition + ?Sized> Condition for Arc<T> {

@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
-    ConditionalRunnable, ControllerName, Readiness, RestartPolicy, Runnable, RunnableGroup,
-    RunnableStatus, Snapshot, Transition, condition, entry::Spec,
+    Always, Conditional, ConditionalRunnable, ControllerName, RestartPolicy, Runnable,
+    RunnableStatus, Snapshot, Transition, entry::Spec,
 };
 
 /// How a runnable is supervised.
@@ -118,7 +118,7 @@ impl ManagerHandle {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(Unconditional(runnable)), options).await
+        self.add(name, Arc::new(Conditional::new(runnable, Always)), options).await
     }
 
     /// Puts another specification in the place of a runnable.
@@ -180,40 +180,5 @@ impl ManagerHandle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
         answer.await.unwrap_or(Err(AddError::Stopping))
-    }
-}
-
-/// A runnable that is always ready.
-pub(super) struct Unconditional(pub(super) Arc<dyn Runnable>);
-
-impl Runnable for Unconditional {
-    fn start(&self, epoch: super::Epoch) -> futures::future::BoxFuture<'static, super::RunResult> {
-        self.0.start(epoch)
-    }
-
-    fn group(&self) -> RunnableGroup {
-        self.0.group()
-    }
-
-    fn reports_running(&self) -> bool {
-        self.0.reports_running()
-    }
-
-    fn keeps_grace(&self) -> bool {
-        self.0.keeps_grace()
-    }
-
-    fn prepare(&self) -> futures::future::BoxFuture<'static, super::RunResult> {
-        self.0.prepare()
-    }
-
-    fn unprepare(&self) {
-        self.0.unprepare();
-    }
-}
-
-impl ConditionalRunnable for Unconditional {
-    fn ready(&self) -> Readiness {
-        condition::always()
     }
 }

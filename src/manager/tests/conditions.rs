@@ -128,3 +128,36 @@ async fn an_epoch_runs_on_while_the_chosen_part_of_any_of_is_unknown() {
     drop(rig.handle.watch().wait_for(next).await.unwrap());
     rig.stop().await.unwrap();
 }
+
+/// A condition of a user.
+struct Switch(watch::Sender<Verdict>);
+
+impl Condition for Switch {
+    fn watch(&self) -> Readiness {
+        Readiness::published(self.0.subscribe())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
+    let rig = Rig::new();
+    let switch = Arc::new(Switch(watch::Sender::new(unmet())));
+    let probe = Probe::new(Body::UntilStopped).arc();
+    let plain = Conditional::new(probe.clone(), switch.clone());
+    rig.handle.add("plain", Arc::new(plain), RunnableOptions::default()).await.unwrap();
+    let (own, also) = (probe.clone(), switch.clone());
+    let both = Conditional::also(own, move || also.watch());
+    rig.handle.add("both", Arc::new(both), RunnableOptions::default()).await.unwrap();
+    rig.until("plain", ControllerState::Waiting).await;
+    rig.until("both", ControllerState::Waiting).await;
+
+    switch.0.send_replace(met());
+    rig.until("plain", ControllerState::Running).await;
+    rig.until("both", ControllerState::Running).await;
+    probe.verdict.send_replace(unmet());
+    rig.until("both", ControllerState::Waiting).await;
+    rig.until("plain", ControllerState::Running).await;
+    switch.0.send_replace(unmet());
+    rig.until("plain", ControllerState::Waiting).await;
+    rig.stop().await.unwrap();
+}
