@@ -25,6 +25,7 @@ mod handle;
 mod lifecycle;
 mod metrics;
 mod owner;
+mod reason;
 mod run;
 mod runnable;
 mod snapshot;
@@ -51,11 +52,14 @@ pub(crate) use fence::{Witness, Write, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
+pub use reason::Reason;
 pub use runnable::{
     BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
 };
 pub use snapshot::{Iter as SnapshotIter, Snapshot};
-pub use status::{ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind};
+pub use status::{
+    ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
+};
 
 /// How a manager treats its runnables.
 #[derive(Clone, Debug)]

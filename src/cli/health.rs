@@ -4,7 +4,7 @@ use std::fmt;
 
 use pilotlight::{
     discovery::Mode,
-    manager::{ControllerState, RunnableStatus, Snapshot},
+    manager::{ControllerState, Reason, RunnableStatus, Snapshot},
     meta::SUPERVISOR,
 };
 
@@ -90,7 +90,7 @@ fn check(status: &RunnableStatus) -> Check {
 
 /// Whether nothing can be declared, nor withdrawn: the manager is degraded.
 fn is_without_its_crd(status: &RunnableStatus) -> bool {
-    let waits = status.state == ControllerState::Waiting && status.reason != "NotStarted";
+    let waits = status.state == ControllerState::Waiting && status.reason != Reason::NotStarted;
     waits && status.name.as_str() == SUPERVISOR
 }
 

@@ -5,6 +5,7 @@ use std::io::Write;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
 use pilotlight::{
+    manager::WatchState,
     meta::{CompositeController, StatusCondition},
     transport::TransportOptions,
 };
@@ -211,7 +212,8 @@ fn state(row: &ControllerRow) -> String {
 }
 
 fn watches(row: &ControllerRow) -> String {
-    let synced = row.watches.iter().filter(|watch| watch.state == "Synced").count();
+    let synced =
+        row.watches.iter().filter(|watch| watch.state == WatchState::Synced.word()).count();
     format!("{synced}/{}", row.watches.len())
 }
 

@@ -8,12 +8,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::{
     Queue, Request,
-    board::{Attached, Board, Mode, Row, State},
+    board::{Attached, Board, Mode, Row},
 };
 use crate::{
     informer::{InformerKey, Object, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
-    manager::Epoch,
+    manager::{Epoch, WatchState},
 };
 
 /// What a reconcile has at hand. Cheap to clone.
@@ -60,7 +60,7 @@ impl Context {
         let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
         let key = InformerKey::new(served.identity.clone());
         row.attached = Some(Attached { served, store, key, status: None });
-        row.set(State::Synced, None);
+        row.set(WatchState::Synced, None);
         self.shared.board.push(row);
         self
     }

@@ -11,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Board, Mode, Row, State},
+    board::{Board, Mode, Row},
     delivery::Deliveries,
     kind_source::KindSource,
     metrics::Series,
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     guard,
     kind::TypeRef,
-    manager::{Basis, Epoch, Readiness, Unmet, Verdict},
+    manager::{Basis, Epoch, Readiness, Reason, Unmet, Verdict, WatchState},
 };
 
 /// First pause before a source that ended, though its condition holds, is started again.
@@ -228,7 +228,7 @@ impl Follower {
         };
         let ours = self.input.is_own();
         if ours {
-            self.board.change(self.number, |row| row.set(State::Syncing, None));
+            self.board.change(self.number, |row| row.set(WatchState::Syncing, None));
         }
         let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
             Ok(started) => started,
@@ -252,7 +252,7 @@ impl Follower {
                         stop.cancel();
                         release.cancel();
                     } else if ours {
-                        self.board.change(self.number, |row| row.set(State::Synced, None));
+                        self.board.change(self.number, |row| row.set(WatchState::Synced, None));
                     }
                 }
                 end = &mut done => {
@@ -283,7 +283,7 @@ impl Follower {
 
 /// Whether a type itself is gone, rather than out of reach for now.
 fn is_absent(unmet: &[Unmet]) -> bool {
-    unmet.iter().any(|unmet| unmet.reason == "TypeAbsent")
+    unmet.iter().any(|unmet| unmet.reason == Reason::TypeAbsent)
 }
 
 fn messages(unmet: &[Unmet]) -> String {

@@ -12,7 +12,7 @@ use tracing::error;
 
 use super::{
     ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Attached, Mode, Row, State},
+    board::{Attached, Mode, Row},
     handler::OnSynced,
     queue::{Add, LOW_PRIORITY},
 };
@@ -24,7 +24,7 @@ use crate::{
         Projection, Store, Subscription,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
-    manager::{Readiness, type_served},
+    manager::{Readiness, WatchState, type_served},
 };
 
 /// Describes which objects are listened to, and whom their changes concern.
@@ -336,21 +336,21 @@ impl Pump<'_> {
     /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.
     fn show(&self, progress: &Progress, drained: bool) {
         self.context.board.change(self.context.input, |row| match progress {
-            Progress::Syncing(error) => row.set(State::Syncing, error.clone()),
-            Progress::Synced if drained => row.set(State::Synced, None),
-            Progress::Synced => row.set(State::Syncing, None),
+            Progress::Syncing(error) => row.set(WatchState::Syncing, error.clone()),
+            Progress::Synced if drained => row.set(WatchState::Synced, None),
+            Progress::Synced => row.set(WatchState::Syncing, None),
             Progress::Stale(error) => {
                 if drained {
-                    row.set(State::Synced, None);
+                    row.set(WatchState::Synced, None);
                 }
-                row.set(State::Stale, Some(error.clone()));
+                row.set(WatchState::Stale, Some(error.clone()));
             }
-            Progress::Forbidden(error) => row.set(State::Forbidden, Some(error.clone())),
+            Progress::Forbidden(error) => row.set(WatchState::Forbidden, Some(error.clone())),
             Progress::ConversionFailed(error) => {
                 if drained {
-                    row.set(State::Synced, None);
+                    row.set(WatchState::Synced, None);
                 }
-                row.set(State::ConversionFailed, Some(error.clone()));
+                row.set(WatchState::ConversionFailed, Some(error.clone()));
             }
             Progress::Ended(_) => {}
         });

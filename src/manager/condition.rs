@@ -8,6 +8,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::watch;
 
+use super::Reason;
 use crate::{
     discovery::{Mode, TypeRegistry, TypeState, TypeStatus},
     kind::{ServedType, TypeIdentity, TypeRef},
@@ -16,8 +17,8 @@ use crate::{
 /// One thing that a condition waits for, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// CamelCase, for a condition's reason: `TypeAbsent`, `VersionNotServed`.
-    pub reason: String,
+    /// Why; of a condition of one's own [`Reason::Other`].
+    pub reason: Reason,
     /// One sentence for people.
     pub message: String,
     /// The type that is waited for, if it is one.
@@ -182,7 +183,7 @@ impl Readiness {
                     && verdicts.has_changed().is_err()
                 {
                     why.push(Unmet {
-                        reason: "ConditionAbandoned".to_owned(),
+                        reason: Reason::ConditionAbandoned,
                         message: "whoever publishes its condition is gone".to_owned(),
                         type_ref: None,
                     });
@@ -281,8 +282,8 @@ pub(super) fn judge(
     subresource: Option<Subresource>,
     status: &TypeStatus,
 ) -> Verdict {
-    let unmet = |reason: &str, message: String| {
-        vec![Unmet { reason: reason.into(), message, type_ref: Some(type_ref.clone()) }]
+    let unmet = |reason: Reason, message: String| {
+        vec![Unmet { reason, message, type_ref: Some(type_ref.clone()) }]
     };
     match &status.state {
         TypeState::Served | TypeState::Terminating => match &status.served {
@@ -300,25 +301,27 @@ pub(super) fn judge(
                         Some(Subresource::Status) | None => "status",
                     };
                     Verdict::Unmet(unmet(
-                        "SubresourceMissing",
+                        Reason::SubresourceMissing,
                         format!("{type_ref} has no {name} subresource; add it to the CRD"),
                     ))
                 }
             }
-            None => Verdict::Unknown(unmet("TypeUnknown", format!("{type_ref} is being read"))),
+            None => {
+                Verdict::Unknown(unmet(Reason::TypeUnknown, format!("{type_ref} is being read")))
+            }
         },
         TypeState::Absent => {
-            Verdict::Unmet(unmet("TypeAbsent", format!("{type_ref} is not installed")))
+            Verdict::Unmet(unmet(Reason::TypeAbsent, format!("{type_ref} is not installed")))
         }
         TypeState::Installing(reason) => {
-            Verdict::Unmet(unmet(reason.word(), format!("{type_ref} cannot be used yet: {reason}")))
+            Verdict::Unmet(unmet(reason.into(), format!("{type_ref} cannot be used yet: {reason}")))
         }
         TypeState::NotWatchable => Verdict::Unmet(unmet(
-            "NotWatchable",
+            Reason::NotWatchable,
             format!("{type_ref} cannot be watched: the server offers no list and watch for it"),
         )),
         TypeState::Unknown(_) => Verdict::Unknown(unmet(
-            "TypeUnknown",
+            Reason::TypeUnknown,
             format!("nothing is proven about {type_ref}: discovery has no current answer"),
         )),
     }
@@ -399,7 +402,7 @@ impl<T: Condition + ?Sized> Condition for Arc<T> {
 pub(super) mod tests {
     use super::*;
 
-    fn said(reason: &str) -> Vec<Unmet> {
+    fn said(reason: &'static str) -> Vec<Unmet> {
         vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
     }
 

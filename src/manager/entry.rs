@@ -8,7 +8,7 @@ use tokio_util::{sync::CancellationToken, time::delay_queue};
 use tracing::warn;
 
 use super::{
-    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Report,
+    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict, lifecycle::Lifecycle,
 };
 use crate::guard::{self, Held};
@@ -38,16 +38,15 @@ impl Spec {
 
     /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
     pub(super) fn ready(&self) -> Readiness {
-        let unknown = |reason: &str, message| {
-            let reason = reason.to_owned();
+        let unknown = |reason, message| {
             Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
         };
         if let Some(panic) = &self.broken {
             let message = format!("group, reports_running or keeps_grace panicked: {panic}");
-            return unknown("RunnablePanicked", message);
+            return unknown(Reason::RunnablePanicked, message);
         }
         guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
-            unknown("ConditionPanicked", format!("its condition panicked: {panic}"))
+            unknown(Reason::ConditionPanicked, format!("its condition panicked: {panic}"))
         })
     }
 
@@ -118,7 +117,8 @@ pub(super) struct Entry {
     pub(super) wake: Option<delay_queue::Key>,
     /// The timer that tells of a stop that takes too long.
     pub(super) overdue: Option<delay_queue::Key>,
-    pub(super) status: Arc<RunnableStatus>,
+    /// As published last.
+    pub(super) status: Option<Arc<RunnableStatus>>,
 }
 
 impl Entry {
@@ -129,14 +129,15 @@ impl Entry {
             self.epoch.as_ref().map(|epoch| epoch.subscribe().borrow().clone()).unwrap_or_default();
         let unmet = self.unmet(state);
         let (reason, message) = self.why(state, &unmet, &report);
-        let unchanged = self.status.state == state && self.status.reason == reason;
+        let unchanged = self.status.as_ref();
+        let unchanged = unchanged.filter(|old| old.state == state && old.reason == reason);
         RunnableStatus {
             name: self.name.clone(),
             group: self.spec.group,
             state,
             reason,
             message,
-            since: if unchanged { self.status.since } else { Timestamp::now() },
+            since: unchanged.map_or_else(Timestamp::now, |old| old.since),
             epoch: self.epoch_number,
             unmet,
             report,
@@ -162,29 +163,31 @@ impl Entry {
         }
     }
 
-    fn why(&self, state: ControllerState, unmet: &[Unmet], report: &Report) -> (String, String) {
+    fn why(&self, state: ControllerState, unmet: &[Unmet], report: &Report) -> (Reason, String) {
         let failed = || self.last_done.as_ref().and_then(|done| done.reason.error()).unwrap_or("");
-        let (reason, message) = match state {
+        match state {
             ControllerState::Waiting => match unmet.first() {
                 Some(first) => {
                     let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
-                    (first.reason.as_str(), all.join("; "))
+                    (first.reason.clone(), all.join("; "))
                 }
-                None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
-                None => ("ConditionUnknown", "its condition has not said anything".to_owned()),
+                None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
+                None => {
+                    (Reason::ConditionUnknown, "its condition has not said anything".to_owned())
+                }
             },
             // Before the timeout, which is no more than what comes of it.
             ControllerState::Starting | ControllerState::Running
                 if !report.unconverted.is_empty() && report.forbidden.is_empty() =>
             {
                 let all = if report.late.is_empty() { &report.unconverted } else { &report.late };
-                ("ConversionFailed", all.join("; "))
+                (Reason::ConversionFailed, all.join("; "))
             }
             ControllerState::Starting if !report.late.is_empty() => {
-                ("SyncTimeout", report.late.join("; "))
+                (Reason::SyncTimeout, report.late.join("; "))
             }
             ControllerState::Starting if !report.forbidden.is_empty() => {
-                ("Forbidden", report.forbidden.join("; "))
+                (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Starting => {
                 let errors = report.watches.iter().filter_map(|watch| {
@@ -193,33 +196,33 @@ impl Entry {
                 let late = self.late_by().map(|after| {
                     format!("not reported running within {after:?}, later groups start without it")
                 });
-                let reason = if late.is_some() { "StartTimeout" } else { "SourcesSyncing" };
+                let reason =
+                    if late.is_some() { Reason::StartTimeout } else { Reason::SourcesSyncing };
                 (reason, late.into_iter().chain(errors).collect::<Vec<_>>().join("; "))
             }
             ControllerState::Running if !report.forbidden.is_empty() => {
-                ("Forbidden", report.forbidden.join("; "))
+                (Reason::Forbidden, report.forbidden.join("; "))
             }
-            ControllerState::Running if report.stale => ("Stale", String::new()),
+            ControllerState::Running if report.stale => (Reason::Stale, String::new()),
             ControllerState::Running if !report.missing.is_empty() => {
                 let missing: Vec<_> = report.missing.iter().map(ToString::to_string).collect();
-                ("Degraded", format!("optional types are missing: {}", missing.join(", ")))
+                (Reason::Degraded, format!("optional types are missing: {}", missing.join(", ")))
             }
-            ControllerState::Running => ("Running", String::new()),
+            ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => (
-                "Stuck",
+                Reason::Stuck,
                 "the run does not end: something in it blocks without yielding".to_owned(),
             ),
-            ControllerState::Stopping => ("Draining", String::new()),
+            ControllerState::Stopping => (Reason::Draining, String::new()),
             ControllerState::BackingOff if self.lifecycle.flaps() => (
-                "ConditionFlaps",
+                Reason::ConditionFlaps,
                 "its condition comes and goes; it starts again a little later".to_owned(),
             ),
-            ControllerState::BackingOff => ("RunFailed", failed().to_owned()),
+            ControllerState::BackingOff => (Reason::RunFailed, failed().to_owned()),
             ControllerState::Stopped => match &self.last_done {
-                Some(done) => (done.reason.word(), failed().to_owned()),
-                None => ("Removed", String::new()),
+                Some(done) => (Reason::from(&done.reason), failed().to_owned()),
+                None => (Reason::Removed, String::new()),
             },
-        };
-        (reason.to_owned(), message)
+        }
     }
 }

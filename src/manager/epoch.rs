@@ -6,7 +6,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence};
+use super::{ControllerName, Fence, WatchState};
 use crate::kind::TypeRef;
 
 /// Why an epoch is asked to stop.
@@ -27,9 +27,8 @@ pub enum StopReason {
 pub struct WatchReport {
     /// The type as it was asked for.
     pub type_ref: TypeRef,
-    /// One word: `Waiting`, `Syncing`, `Synced`, `Forbidden`, `Stale`,
-    /// `ConversionFailed`.
-    pub state: &'static str,
+    /// How it is doing.
+    pub state: WatchState,
     /// What went wrong last, while something is wrong.
     pub error: Option<String>,
 }

@@ -21,8 +21,7 @@ use tracing::warn;
 use self::{phase::Phase, replacement::drop_pending};
 use super::{
     AddError, ControllerName, ControllerState, FailurePolicy, ManagerError, ManagerMetrics,
-    ManagerOptions, Readiness, Report, RunnableStatus, Snapshot, StopReason, Transition,
-    TransitionKind,
+    ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
     entry::{Entry, Spec},
     handle::Command,
     lifecycle::{Input, Lifecycle, RunEnd},
@@ -242,7 +241,6 @@ impl Owner {
         let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
         let mut readiness = spec.ready();
         let verdict = readiness.verdict();
-        let status = RunnableStatus::new(name.clone(), spec.group);
         let group = spec.group;
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(
@@ -263,7 +261,7 @@ impl Owner {
                 stopped_at: None,
                 wake: None,
                 overdue: None,
-                status: Arc::new(status),
+                status: None,
             },
         );
         self.names.insert(name.clone(), id);
@@ -390,9 +388,10 @@ impl Owner {
         for id in dirty {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             let status = entry.describe();
-            if status != *entry.status || entry.status.reason.is_empty() {
-                entry.status = Arc::new(status);
-                changed.push(entry.status.clone());
+            if entry.status.as_deref() != Some(&status) {
+                let status = Arc::new(status);
+                entry.status = Some(status.clone());
+                changed.push(status);
             }
         }
         if !changed.is_empty() {

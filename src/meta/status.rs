@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kind::{TypeName, TypeRef},
-    manager::{ControllerState, RunnableStatus},
+    manager::{ControllerState, Reason, RunnableStatus, WatchState},
 };
 
 /// The longest message of a condition; a specification may have very many problems.
@@ -47,7 +47,7 @@ impl View<'_> {
             (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
             (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
             (_, None) => ("Waiting", "NotStarted".to_owned()),
-            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.clone()),
+            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.to_string()),
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
         };
         CompositeControllerStatus {
@@ -94,15 +94,15 @@ impl View<'_> {
         };
         if let Some(first) = run.unmet.first() {
             let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
-            let status = if run.unmet.iter().all(|unmet| unmet.reason == "TypeUnknown") {
+            let status = if run.unmet.iter().all(|unmet| unmet.reason == Reason::TypeUnknown) {
                 "Unknown"
             } else {
                 "False"
             };
-            return (status, first.reason.clone(), messages.join("; "));
+            return (status, first.reason.to_string(), messages.join("; "));
         }
         match run.state {
-            ControllerState::Waiting => ("Unknown", run.reason.clone(), run.message.clone()),
+            ControllerState::Waiting => ("Unknown", run.reason.to_string(), run.message.clone()),
             ControllerState::Starting
             | ControllerState::Running
             | ControllerState::Stopping
@@ -135,7 +135,7 @@ impl View<'_> {
         {
             message = format!("last error: {error}");
         }
-        (status, run.reason.clone(), message)
+        (status, run.reason.to_string(), message)
     }
 
     fn hooks_healthy(&self) -> Said {
@@ -179,7 +179,11 @@ impl View<'_> {
                 .watches
                 .iter()
                 .map(|watch| {
-                    row(&watch.type_ref, watch.state, watch.error.clone().unwrap_or_default())
+                    row(
+                        &watch.type_ref,
+                        watch.state.word(),
+                        watch.error.clone().unwrap_or_default(),
+                    )
                 })
                 .collect();
         }
@@ -194,7 +198,7 @@ impl View<'_> {
                     .map(|unmet| unmet.message.clone())
                     .next()
                     .unwrap_or_default();
-                row(type_ref, "Waiting", message)
+                row(type_ref, WatchState::Waiting.word(), message)
             })
             .collect()
     }
@@ -219,10 +223,10 @@ mod tests {
     use super::*;
     use crate::manager::{RunnableGroup, Unmet, WatchReport};
 
-    fn run(state: ControllerState, reason: &str) -> RunnableStatus {
+    fn run(state: ControllerState, reason: &'static str) -> RunnableStatus {
         RunnableStatus {
             state,
-            reason: reason.to_owned(),
+            reason: reason.into(),
             since: Timestamp::UNIX_EPOCH,
             epoch: 3,
             ..RunnableStatus::new("CompositeController-a".into(), RunnableGroup::LeaderElection)
@@ -282,7 +286,7 @@ mod tests {
     fn a_controller_that_waits_says_for_what() {
         let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
         waiting.unmet = vec![Unmet {
-            reason: "TypeAbsent".to_owned(),
+            reason: Reason::TypeAbsent,
             message: "things.example.com/v1 is not installed".to_owned(),
             type_ref: None,
         }];
@@ -370,7 +374,7 @@ mod tests {
         let mut running = run(ControllerState::Running, "Running");
         running.report.watches = vec![WatchReport {
             type_ref: TypeRef::resource("apps", "v1", "deployments"),
-            state: "Forbidden",
+            state: WatchState::Forbidden,
             error: Some("no rule".to_owned()),
         }];
 

@@ -3,7 +3,7 @@
 use tokio::sync::watch;
 
 use super::*;
-use crate::manager::{Readiness, Unmet, Verdict};
+use crate::manager::{Readiness, Unmet, Verdict, WatchState};
 
 #[tokio::test(start_paused = true)]
 async fn conditional_controller_lives_with_its_type_twice_round() {
@@ -19,7 +19,7 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
         assert_eq!(running.epoch, epoch);
         rig.server.apply(widget("a", mark));
         assert_eq!(rig.log().await, [format!("ns/a {mark}")]);
-        assert_eq!(rig.status().report.watches[0].state, "Synced");
+        assert_eq!(rig.status().report.watches[0].state, WatchState::Synced);
         assert_eq!(rig.server.watches(WIDGETS), 1);
 
         rig.server.uninstall("widgets");
