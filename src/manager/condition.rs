@@ -63,6 +63,8 @@ pub enum Verdict {
 /// [`Conditional`](super::Conditional) adds one to any runnable, and
 /// [`Builder::when`](crate::controller::Builder::when) to a controller.
 ///
+/// An epoch whose condition is lost ends with [`StopReason::TypeGone`](super::StopReason::TypeGone).
+///
 /// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
 /// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
 /// keeps what it said last, and one that flaps starts its runnable less and less often

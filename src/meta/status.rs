@@ -36,8 +36,16 @@ pub(crate) struct View<'a> {
     pub(crate) now: Timestamp,
 }
 
+/// Status of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truth {
+    True,
+    False,
+    Unknown,
+}
+
 /// Status, reason, message.
-type Said = (&'static str, String, String);
+type Said = (Truth, String, String);
 
 impl View<'_> {
     /// The status as it should be.
@@ -47,7 +55,7 @@ impl View<'_> {
             (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
             (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
             (_, None) => ("Waiting", "NotStarted".to_owned()),
-            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.to_string()),
+            (_, Some(run)) if ready.0 == Truth::True => (run.state.word(), run.reason.to_string()),
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
         };
         CompositeControllerStatus {
@@ -68,20 +76,20 @@ impl View<'_> {
     fn ready(&self) -> Said {
         match (self.judgement, self.run) {
             (Judgement::Rejected(rejected), _) => {
-                ("False", rejected.reason().to_owned(), rejected.to_string())
+                (Truth::False, rejected.reason().to_owned(), rejected.to_string())
             }
             (Judgement::Paused, _) => {
-                ("False", "Paused".to_owned(), "paused by annotation".to_owned())
+                (Truth::False, "Paused".to_owned(), "paused by annotation".to_owned())
             }
-            (Judgement::Accepted, None) => ("False", "NotStarted".to_owned(), String::new()),
+            (Judgement::Accepted, None) => (Truth::False, "NotStarted".to_owned(), String::new()),
             (Judgement::Accepted, Some(run)) => match &run.pending {
                 Some(pending) => (
-                    "False",
+                    Truth::False,
                     "SpecPending".to_owned(),
                     format!("the old specification goes on: {pending}"),
                 ),
                 None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
-                    ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
+                    (Truth::False, "Forbidden".to_owned(), run.report.forbidden.join("; "))
                 }
                 None => self.running(),
             },
@@ -90,19 +98,21 @@ impl View<'_> {
 
     fn types_ready(&self) -> Said {
         let Some(run) = self.run else {
-            return ("Unknown", "NotStarted".to_owned(), String::new());
+            return (Truth::Unknown, "NotStarted".to_owned(), String::new());
         };
         if let Some(first) = run.unmet.first() {
             let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
             let status = if run.unmet.iter().all(|unmet| unmet.reason == Reason::TypeUnknown) {
-                "Unknown"
+                Truth::Unknown
             } else {
-                "False"
+                Truth::False
             };
             return (status, first.reason.to_string(), messages.join("; "));
         }
         match run.state {
-            ControllerState::Waiting => ("Unknown", run.reason.to_string(), run.message.clone()),
+            ControllerState::Waiting => {
+                (Truth::Unknown, run.reason.to_string(), run.message.clone())
+            }
             ControllerState::Starting
             | ControllerState::Running
             | ControllerState::Stopping
@@ -110,10 +120,10 @@ impl View<'_> {
             | ControllerState::Stopped => {
                 let missing: Vec<_> = run.report.missing.iter().map(TypeRef::to_string).collect();
                 if missing.is_empty() {
-                    ("True", "TypesServed".to_owned(), String::new())
+                    (Truth::True, "TypesServed".to_owned(), String::new())
                 } else {
                     let message = format!("optional types are missing: {}", missing.join(", "));
-                    ("True", "OptionalTypesMissing".to_owned(), message)
+                    (Truth::True, "OptionalTypesMissing".to_owned(), message)
                 }
             }
         }
@@ -126,9 +136,9 @@ impl View<'_> {
                 Judgement::Rejected(rejected) => rejected.reason(),
                 Judgement::Accepted => "NotStarted",
             };
-            return ("False", reason.to_owned(), String::new());
+            return (Truth::False, reason.to_owned(), String::new());
         };
-        let status = if run.state == ControllerState::Running { "True" } else { "False" };
+        let status = if run.state == ControllerState::Running { Truth::True } else { Truth::False };
         let mut message = run.message.clone();
         if message.is_empty()
             && let Some(error) = run.last_error()
@@ -145,14 +155,15 @@ impl View<'_> {
                     1 => format!("{parent}: {}", failure.message),
                     count => format!("{count} parents fail, first {parent}: {}", failure.message),
                 };
-                ("False", failure.reason.to_owned(), message)
+                (Truth::False, failure.reason.to_owned(), message)
             }
-            (None, true) => ("True", "HooksAnswer".to_owned(), String::new()),
-            (None, false) => ("Unknown", "NotAsked".to_owned(), String::new()),
+            (None, true) => (Truth::True, "HooksAnswer".to_owned(), String::new()),
+            (None, false) => (Truth::Unknown, "NotAsked".to_owned(), String::new()),
         }
     }
 
     fn condition(&self, type_: &str, (status, reason, message): Said) -> StatusCondition {
+        let status = status.word();
         let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
         let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
         let last_transition_time = match before {
@@ -215,6 +226,16 @@ fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
         },
         state: state.to_owned(),
         message: message.chars().take(MESSAGE_CHARS).collect(),
+    }
+}
+
+impl Truth {
+    fn word(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! User code that panics affects its own runnable alone, and the status of that runnable says so.
 
+#![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
+
 use std::fmt;
 
 use tokio::task::JoinSet;
