@@ -80,7 +80,7 @@ mod tests;
 pub use builder::{BuildError, Builder};
 pub use channel_source::ChannelSource;
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
-pub use context::{Context, Lister, NoCache};
+pub use context::{Context, Lister, ListerError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;

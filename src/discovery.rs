@@ -28,5 +28,5 @@ mod watch;
 
 pub use registry::{DiscoveryOptions, Mode, TypeRegistry};
 pub use report::{DiscoveryHealth, Origin, SourceHealth, TypeReport};
-pub use state::{InstallingReason, TypeState, TypeStatus};
+pub use state::{InstallingReason, TypePhase, TypeState, TypeStatus};
 pub use task::Discovery;

@@ -33,6 +33,7 @@ pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
 pub use set::{InformerSet, InformerStatus};
+pub(crate) use store::IndexPanic;
 pub use store::{Index, Store};
 pub use string_map::StringMap;
 pub use subscription::{Delta, Ended, Linger, Progress, Subscription};

@@ -5,6 +5,7 @@
 use std::{fmt, sync::Arc};
 
 use kube::core::{ApiResource, GroupVersionKind};
+use serde::Serialize;
 
 /// A kind without its version, as owner references are matched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,7 +46,7 @@ impl fmt::Display for GroupKind {
 }
 
 /// Whether objects of a type live in namespaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Scope {
     /// Objects have no namespace.
     Cluster,

@@ -13,6 +13,7 @@ pub mod duration;
 #[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub mod fuzzing;
+mod guard;
 pub mod informer;
 pub mod kind;
 pub mod manager;

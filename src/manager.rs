@@ -17,6 +17,7 @@
 
 mod backoff;
 mod condition;
+mod conditional;
 mod entry;
 mod epoch;
 mod fence;
@@ -24,6 +25,7 @@ mod handle;
 mod lifecycle;
 mod metrics;
 mod owner;
+mod reason;
 mod run;
 mod runnable;
 mod snapshot;
@@ -40,8 +42,9 @@ use tokio_util::sync::CancellationToken;
 pub use backoff::RestartBackoff;
 pub use condition::{
     Always, Basis, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of,
-    optional, type_served,
+    optional, subresource_served, type_served,
 };
+pub use conditional::Conditional;
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
@@ -50,17 +53,24 @@ pub(crate) use fence::{Witness, Write, ask, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
+pub use reason::Reason;
 pub use runnable::{
     BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
 };
 pub use snapshot::{Iter as SnapshotIter, Snapshot};
-pub use status::{ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind};
+pub use status::{
+    ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
+};
 
 /// How a manager treats its runnables.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
     /// How long all runnables together may take to stop; 30 s. `None` waits for ever.
     pub graceful_shutdown_timeout: Option<Duration>,
+    /// Time for which later groups wait for the runnables of one group that have not reported
+    /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
+    /// and opens the next group. `None` waits for ever.
+    pub group_start_timeout: Option<Duration>,
     /// The wait between a failed run and the next.
     pub restart_backoff: RestartBackoff,
     /// Where it counts; register it with the process's registry.
@@ -71,6 +81,7 @@ impl Default for ManagerOptions {
     fn default() -> Self {
         Self {
             graceful_shutdown_timeout: Some(Duration::from_secs(30)),
+            group_start_timeout: Some(Duration::from_secs(120)),
             restart_backoff: RestartBackoff::default(),
             metrics: ManagerMetrics::default(),
         }
@@ -160,7 +171,7 @@ impl Manager {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(handle::Unconditional(runnable)), options)
+        self.add(name, Arc::new(Conditional::new(runnable, Always)), options)
     }
 
     /// Runs until `stop` is cancelled, or until a runnable fails that may end the manager; then

@@ -4,7 +4,7 @@ use std::fmt;
 
 use pilotlight::{
     discovery::Mode,
-    manager::{ControllerState, RunnableStatus, Snapshot},
+    manager::{ControllerState, Reason, RunnableStatus, Snapshot},
     meta::SUPERVISOR,
 };
 
@@ -48,7 +48,7 @@ pub(super) fn checks(types_known: bool, mode: &Mode, controllers: &Snapshot) -> 
 /// is open to whoever reaches it; `/debug/status` has them.
 fn check(status: &RunnableStatus) -> Check {
     let (verdict, reason) = judge(status);
-    let reason = reason.unwrap_or(&status.reason);
+    let reason = reason.unwrap_or(status.reason.as_str());
     let detail = format!("{} {reason}", status.state.word());
     Check { name: format!("controller/{}", status.name), verdict, detail }
 }
@@ -79,7 +79,7 @@ fn judge(status: &RunnableStatus) -> (Verdict, Option<&'static str>) {
 
 /// Whether nothing can be declared, nor withdrawn: the manager is degraded.
 fn is_without_its_crd(status: &RunnableStatus) -> bool {
-    let waits = status.state == ControllerState::Waiting && status.reason != "NotStarted";
+    let waits = status.state == ControllerState::Waiting && status.reason != Reason::NotStarted;
     waits && status.name.as_str() == SUPERVISOR
 }
 

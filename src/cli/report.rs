@@ -197,7 +197,7 @@ impl From<&RunnableStatus> for ControllerRow {
             ready: if is_ready(status) { "True" } else { "False" }.to_owned(),
             group: Some(format!("{:?}", status.group)),
             state: status.state.word().to_owned(),
-            reason: status.reason.clone(),
+            reason: status.reason.to_string(),
             message: status.message.clone(),
             since: Some(status.since),
             epoch: Some(status.epoch),
@@ -215,7 +215,7 @@ impl From<&RunnableStatus> for ControllerRow {
                 .iter()
                 .map(|unmet| UnmetRow {
                     type_: unmet.type_ref.as_ref().map(ToString::to_string),
-                    reason: unmet.reason.clone(),
+                    reason: unmet.reason.to_string(),
                     message: unmet.message.clone(),
                 })
                 .collect(),
@@ -227,7 +227,7 @@ impl From<&RunnableStatus> for ControllerRow {
                 .iter()
                 .map(|watch| WatchRow {
                     type_: watch.type_ref.to_string(),
-                    state: watch.state.to_owned(),
+                    state: watch.state.word().to_owned(),
                     error: watch.error.clone(),
                 })
                 .collect(),
@@ -356,8 +356,8 @@ impl TypeRow {
         Self {
             name: report.name.clone(),
             kind: report.kind.clone(),
-            scope: report.scope.map(str::to_owned),
-            state: report.state.to_owned(),
+            scope: report.scope.map(|scope| format!("{scope:?}")),
+            state: report.state.word().to_owned(),
             reason: report.reason.clone(),
             since: report.since,
             served_versions: report.served_versions.clone(),

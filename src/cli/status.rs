@@ -5,7 +5,7 @@ use std::io::Write;
 use anyhow::bail;
 use clap::Args;
 use k8s_openapi::jiff::Timestamp;
-use pilotlight::{redaction::printable, transport::TransportOptions};
+use pilotlight::{manager::WatchState, redaction::printable, transport::TransportOptions};
 
 use super::{
     connection::ConnectionArgs,
@@ -201,7 +201,8 @@ fn state(row: &ControllerRow) -> String {
 }
 
 fn watches(row: &ControllerRow) -> String {
-    let synced = row.watches.iter().filter(|watch| watch.state == "Synced").count();
+    let synced =
+        row.watches.iter().filter(|watch| watch.state == WatchState::Synced.word()).count();
     format!("{synced}/{}", row.watches.len())
 }
 

@@ -119,7 +119,7 @@ mod tests {
             server.set_rbac([AccessRule::deny().resources(resources.iter().copied())]);
         }
         let types = ask(server.client()).await.unwrap();
-        types.into_iter().map(|row| (row.name, row.state)).collect()
+        types.into_iter().map(|row| (row.name, row.state.word())).collect()
     }
 
     #[tokio::test(start_paused = true)]

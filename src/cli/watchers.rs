@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet};
 use pilotlight::{
     discovery::TypeReport,
     kind::{TypeName, TypeRef},
-    manager::Snapshot,
+    manager::{Snapshot, WatchState},
     meta::CompositeController,
 };
 
@@ -23,7 +23,9 @@ impl Watchers {
     pub(super) fn of_manager(controllers: &Snapshot) -> Self {
         let mut watchers = Self::default();
         for (number, controller) in controllers.values().enumerate() {
-            for watch in controller.report.watches.iter().filter(|it| is_watched(it.state)) {
+            for watch in
+                controller.report.watches.iter().filter(|it| it.state != WatchState::Waiting)
+            {
                 let TypeRef { group, name, version: _ } = watch.type_ref.clone();
                 watchers.add(group, name, number);
             }
@@ -36,7 +38,7 @@ impl Watchers {
         let mut watchers = Self::default();
         for (number, controller) in controllers.iter().enumerate() {
             let watches = controller.status.iter().flat_map(|status| &status.watches);
-            for watch in watches.filter(|it| is_watched(&it.state)) {
+            for watch in watches.filter(|it| it.state != WatchState::Waiting.word()) {
                 let group = watch.api_version.rsplit_once('/').map_or("", |(group, _)| group);
                 watchers.add(group.into(), TypeName::Resource(watch.resource.clone()), number);
             }
@@ -66,18 +68,13 @@ impl Watchers {
     }
 }
 
-/// Whether a watch in this state is one.
-fn is_watched(state: &str) -> bool {
-    state != "Waiting"
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use k8s_openapi::jiff::Timestamp;
     use pilotlight::{
-        discovery::Origin,
+        discovery::{Origin, TypePhase},
         manager::{ControllerState, Report, RunnableGroup, RunnableStatus, WatchReport},
     };
     use serde_json::json;
@@ -90,7 +87,7 @@ mod tests {
             group: "example.com".into(),
             kind: Some("Widget".into()),
             scope: None,
-            state: "Served",
+            state: TypePhase::Served,
             reason: None,
             since: Timestamp::UNIX_EPOCH,
             served_versions: vec!["v1".into()],
@@ -100,7 +97,7 @@ mod tests {
         }
     }
 
-    fn controller(name: &str, watches: &[(TypeRef, &'static str)]) -> RunnableStatus {
+    fn controller(name: &str, watches: &[(TypeRef, WatchState)]) -> RunnableStatus {
         let watches = watches.iter().cloned();
         let watches = watches.map(|(type_ref, state)| WatchReport { type_ref, state, error: None });
         RunnableStatus {
@@ -126,10 +123,13 @@ mod tests {
         let by_kind = TypeRef::kind("example.com", "v1", "Widget");
         let others = TypeRef::resource("other.com", "v1", "widgets");
         let snapshot: Snapshot = [
-            controller("twice", &[(by_plural.clone(), "Synced"), (by_kind.clone(), "Synced")]),
-            controller("any", &[(by_kind.any_version(), "Stale")]),
-            controller("waits", &[(by_plural, "Waiting")]),
-            controller("other", &[(others, "Synced")]),
+            controller(
+                "twice",
+                &[(by_plural.clone(), WatchState::Synced), (by_kind.clone(), WatchState::Synced)],
+            ),
+            controller("any", &[(by_kind.any_version(), WatchState::Stale)]),
+            controller("waits", &[(by_plural, WatchState::Waiting)]),
+            controller("other", &[(others, WatchState::Synced)]),
         ]
         .into_iter()
         .map(Arc::new)

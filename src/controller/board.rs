@@ -14,7 +14,7 @@ use crate::{
     discovery::TypeStatus,
     informer::{InformerKey, Store, Subscription},
     kind::{ServedType, TypeRef},
-    manager::{Epoch, WatchReport},
+    manager::{Epoch, WatchReport, WatchState as State},
 };
 
 /// How an input follows its condition.
@@ -60,17 +60,6 @@ pub(super) struct Row {
     interrupted: Option<(State, Option<String>)>,
     synced: bool,
     settled: bool,
-}
-
-/// How an input is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
-    Waiting,
-    Syncing,
-    Synced,
-    Stale,
-    Forbidden,
-    ConversionFailed,
 }
 
 /// A cache of an input.
@@ -178,7 +167,7 @@ impl Board {
         let watches = rows
             .iter()
             .filter_map(|row| {
-                let (state, error) = (row.state.word(), row.error.clone());
+                let (state, error) = (row.state, row.error.clone());
                 typed(row).map(|type_ref| WatchReport { type_ref, state, error })
             })
             .collect();
@@ -284,19 +273,6 @@ impl Row {
     /// It was synced once, and is not now.
     fn stale(&self) -> bool {
         self.synced && self.state != State::Synced
-    }
-}
-
-impl State {
-    pub(super) fn word(self) -> &'static str {
-        match self {
-            Self::Waiting => "Waiting",
-            Self::Syncing => "Syncing",
-            Self::Synced => "Synced",
-            Self::Stale => "Stale",
-            Self::Forbidden => "Forbidden",
-            Self::ConversionFailed => "ConversionFailed",
-        }
     }
 }
 

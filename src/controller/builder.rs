@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 
 use super::{
     Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
@@ -14,9 +15,10 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
+    guard,
     informer::{Index, Projection},
     kind::TypeRef,
-    manager::{ControllerName, RunnableGroup},
+    manager::{Condition, ControllerName, RunnableGroup},
 };
 
 /// What is wrong with a controller that is being built.
@@ -41,6 +43,22 @@ pub enum BuildError {
     /// A source of one's own has no objects to choose from; let it choose itself.
     #[error("{0}: {1} concerns a type, not a source of one's own")]
     NotForSources(ControllerName, &'static str),
+    /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
+    /// [`Context::store`](super::Context::store).
+    #[error(
+        "{0}: {1} is named by its Rust type, of which {2} keeps too little to decode; \
+         name it by for_type, owns_type or watches_type"
+    )]
+    TypedProjection(ControllerName, TypeRef, &'static str),
+    /// Call `metadata_only` instead.
+    #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
+    NotKept(ControllerName, TypeRef, &'static str),
+    /// Call `every_owner` after `owns`.
+    #[error("{0}: every_owner concerns an owned type, and {1} is none; call it after owns")]
+    NotOwned(ControllerName, TypeRef),
+    /// Mend the source: it panicked when it was asked for its name.
+    #[error("{0}: the name of a source panicked: {1}")]
+    SourcePanicked(ControllerName, String),
     /// At least one reconcile must be able to run.
     #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
     NoWorkers(ControllerName),
@@ -60,6 +78,7 @@ pub struct Builder {
     sync_timeout: Duration,
     queue: QueueOptions,
     group: RunnableGroup,
+    conditions: Vec<Arc<dyn Condition>>,
     // The first mistake; told when the controller is built, so that calls can be chained.
     mistake: Option<BuildError>,
 }
@@ -78,6 +97,8 @@ enum What {
 struct KindOptions {
     filter: Filter,
     role: Role,
+    /// Named by its Rust type, as which it is to be read.
+    typed: bool,
     predicates: Vec<Predicate>,
     indexes: Vec<Index>,
     synced: Option<OnSynced>,
@@ -101,40 +122,41 @@ impl Builder {
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             group: RunnableGroup::LeaderElection,
+            conditions: Vec::new(),
             mistake: None,
         }
     }
 
     /// The type that requests name.
     pub fn for_<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(self) -> Self {
-        self.for_type(TypeRef::of::<K>())
+        self.kind(TypeRef::of::<K>(), Role::Primary, true)
     }
 
     /// The type that requests name, known at run time only.
     ///
     /// Without a version it is bound anew in each epoch, to the server's best one.
     pub fn for_type(self, type_ref: impl Into<TypeRef>) -> Self {
-        self.kind(type_ref.into(), Role::Primary)
+        self.kind(type_ref.into(), Role::Primary, false)
     }
 
     /// A type whose objects are controlled by the primary: their changes concern their owner.
     pub fn owns<K: kube::Resource<DynamicType = ()>>(self) -> Self {
-        self.owns_type(TypeRef::of::<K>())
+        self.kind(TypeRef::of::<K>(), Role::Owned { only_controller: true }, true)
     }
 
     /// As [`Builder::owns`], known at run time only.
     pub fn owns_type(self, type_ref: impl Into<TypeRef>) -> Self {
-        self.kind(type_ref.into(), Role::Owned { only_controller: true })
+        self.kind(type_ref.into(), Role::Owned { only_controller: true }, false)
     }
 
     /// Any other type, with a handler that maps its changes.
     pub fn watches<K: kube::Resource<DynamicType = ()>>(self, handler: Handler) -> Self {
-        self.watches_type(TypeRef::of::<K>(), handler)
+        self.kind(TypeRef::of::<K>(), Role::Watched(handler), true)
     }
 
     /// As [`Builder::watches`], known at run time only.
     pub fn watches_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
-        self.kind(type_ref.into(), Role::Watched(handler))
+        self.kind(type_ref.into(), Role::Watched(handler), false)
     }
 
     /// A source of one's own.
@@ -155,7 +177,13 @@ impl Builder {
     }
 
     /// Every owner of the primary's kind is concerned, not only the controller; for `owns`.
-    pub fn every_owner(self) -> Self {
+    pub fn every_owner(mut self) -> Self {
+        if let Some(InputOptions { what: What::Kind(kind), .. }) = self.inputs.last()
+            && !matches!(kind.role, Role::Owned { .. })
+        {
+            let mistake = BuildError::NotOwned(self.name.clone(), kind.filter.type_ref.clone());
+            self.mistake.get_or_insert(mistake);
+        }
         self.last("every_owner", |kind| {
             if let Role::Owned { only_controller } = &mut kind.role {
                 *only_controller = false;
@@ -163,12 +191,15 @@ impl Builder {
         })
     }
 
-    /// Fetches and keeps metadata alone.
+    /// Fetches and keeps metadata alone. For a type that is named by a [`TypeRef`]: one that is
+    /// named by its Rust type is kept whole. An index or a handler sees metadata alone, too.
     pub fn metadata_only(self) -> Self {
         self.last("metadata_only", |kind| kind.filter.projection = Projection::Metadata)
     }
 
-    /// Keeps namespace, name, uid and resourceVersion alone.
+    /// Keeps namespace, name, uid and resourceVersion alone. For a type that is named by a
+    /// [`TypeRef`], without an index, and with a handler that maps by name: labels and owners are
+    /// not kept.
     pub fn keys_only(self) -> Self {
         self.last("keys_only", |kind| kind.filter.projection = Projection::Keys)
     }
@@ -257,6 +288,13 @@ impl Builder {
         self
     }
 
+    /// The controller runs only while this condition is met, beside those of its conditional
+    /// inputs.
+    pub fn when(mut self, condition: impl Condition) -> Self {
+        self.conditions.push(Arc::new(condition));
+        self
+    }
+
     /// Finishes it. Starts nothing.
     ///
     /// # Errors
@@ -291,9 +329,13 @@ impl Builder {
         let mut inputs = Vec::with_capacity(self.inputs.len());
         for input in self.inputs {
             let source = match input.what {
-                What::Source(source) => InputSource::Other(source),
+                What::Source(source) => match guard::run(|| source.name()) {
+                    Ok(_name) => InputSource::Other(source),
+                    Err(panic) => return Err(BuildError::SourcePanicked(name, panic)),
+                },
                 What::Kind(kind) => {
-                    let KindOptions { mut filter, role, predicates, indexes, synced } = *kind;
+                    kind.check(&name, &self.event_filters)?;
+                    let KindOptions { mut filter, role, predicates, indexes, synced, .. } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
                     let concern = match (role, &primary) {
                         (Role::Primary, _) => Concern::Handler(Handler::Object),
@@ -311,6 +353,7 @@ impl Builder {
                         predicates: predicates.collect(),
                         concern,
                         indexes,
+                        panics: watch::Sender::default(),
                         synced,
                         mode: input.mode,
                         types: cluster.types.clone(),
@@ -334,10 +377,10 @@ impl Builder {
             crowd: Arc::clone(&cluster.crowd),
             name,
         };
-        Ok(Controller::new(spec, self.group))
+        Ok(Controller::new(spec, self.group).with(self.conditions))
     }
 
-    fn kind(mut self, type_ref: TypeRef, role: Role) -> Self {
+    fn kind(mut self, type_ref: TypeRef, role: Role, typed: bool) -> Self {
         let filter = Filter {
             type_ref,
             namespace: None,
@@ -346,8 +389,8 @@ impl Builder {
             projection: Projection::default(),
             managed_fields: false,
         };
-        let kind =
-            KindOptions { filter, role, predicates: Vec::new(), indexes: Vec::new(), synced: None };
+        let (predicates, indexes) = (Vec::new(), Vec::new());
+        let kind = KindOptions { filter, role, typed, predicates, indexes, synced: None };
         self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: Mode::Plain });
         self
     }
@@ -376,6 +419,38 @@ impl Builder {
     ) {
         let name = self.name.clone();
         self.mistake.get_or_insert_with(|| mistake(name, method));
+    }
+}
+
+impl KindOptions {
+    /// Whether what is kept of each object is enough for its uses.
+    fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
+        let type_ref = || self.filter.type_ref.clone();
+        let method = match self.filter.projection {
+            Projection::Full => return Ok(()),
+            Projection::Metadata => "metadata_only",
+            Projection::Keys => "keys_only",
+        };
+        if self.typed {
+            return Err(BuildError::TypedProjection(name.clone(), type_ref(), method));
+        }
+        if self.filter.projection != Projection::Keys {
+            return Ok(());
+        }
+        let mut predicates = event_filters.iter().chain(&self.predicates);
+        let field = match &self.role {
+            Role::Owned { .. } | Role::Watched(Handler::Owner { .. }) => Some("owner references"),
+            _ if self.filter.managed_fields => Some("managedFields"),
+            _ if !self.indexes.is_empty() => Some("fields to index"),
+            Role::Primary
+            | Role::Watched(Handler::Object | Handler::Map(_) | Handler::Delta(_)) => {
+                predicates.find_map(Predicate::reads)
+            }
+        };
+        match field {
+            Some(field) => Err(BuildError::NotKept(name.clone(), type_ref(), field)),
+            None => Ok(()),
+        }
     }
 }
 

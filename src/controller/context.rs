@@ -8,13 +8,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Queue, Request,
-    board::{Attached, Board, Mode, Row, State},
+    board::{Attached, Board, Mode, Row},
     doubt,
 };
 use crate::{
-    informer::{InformerKey, Object, ObjectKey, Store},
+    informer::{InformerKey, Object, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
-    manager::Epoch,
+    manager::{Epoch, WatchState},
 };
 
 /// What a reconcile has at hand. Cheap to clone.
@@ -61,7 +61,7 @@ impl Context {
         let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
         let key = InformerKey::new(served.identity.clone());
         row.attached = Some(Attached { served, store, key, status: None });
-        row.set(State::Synced, None);
+        row.set(WatchState::Synced, None);
         self.shared.board.push(row);
         self
     }
@@ -143,14 +143,21 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// Where [`Context::store`] has none. That is not to say that there are no objects: return the
+    /// [`ListerError::Projected`] where the input is kept in part. [`ListerError::NoCache`] where
+    /// [`Context::store`] has none. That is not to say that there are no objects: return the
     /// error and be called again after a back-off, or, of an optional input, do what can be done
     /// without it. When its objects are known, the requests that they lead to are made.
     pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
-    ) -> Result<Lister<K>, NoCache> {
+    ) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
-        self.store(&type_ref).map(Lister::of).ok_or(NoCache(type_ref))
+        match self.shared.board.attached(&type_ref) {
+            None => Err(ListerError::NoCache(type_ref)),
+            Some(attached) if attached.key.projection != Projection::Full => {
+                Err(ListerError::Projected(type_ref))
+            }
+            Some(attached) => Ok(Lister::of(attached.store)),
+        }
     }
 
     /// How to talk to one of the controller's inputs, in this epoch. Which subresources it has is
@@ -203,14 +210,25 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Nothing is known of the objects of this type: of an optional one, until it is served and listed;
-/// of one that is no input, ever.
+/// Why a type cannot be read from a cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "nothing is known of the objects of {0}: it is no input of this controller, or optional and \
-     missing, not listed yet or not permitted"
-)]
-pub struct NoCache(pub TypeRef);
+#[non_exhaustive]
+pub enum ListerError {
+    /// Nothing is known of its objects: of an optional type, until it is served and listed; of one
+    /// that is no input, ever.
+    #[error(
+        "nothing is known of the objects of {0}: it is no input of this controller, or optional \
+         and missing, not listed yet or not permitted"
+    )]
+    NoCache(TypeRef),
+    /// Its objects are kept in part. Build the input without `metadata_only` and `keys_only`, or
+    /// read the headers of [`Context::store`].
+    #[error(
+        "{0} is kept in part, so that its objects cannot be decoded: build the input without \
+         metadata_only and keys_only, or read the headers in its store"
+    )]
+    Projected(TypeRef),
+}
 
 /// Typed reads from a cache; each read decodes.
 #[derive(Clone, Debug)]

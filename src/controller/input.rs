@@ -1,14 +1,7 @@
 //! One input of a run: follows the condition of its source, starts it, and starts it again.
 
-use std::{
-    any::Any,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    sync::Arc,
-    time::Duration,
-};
+use std::{pin::pin, sync::Arc, time::Duration};
 
-use futures::FutureExt;
 use tokio::{
     select,
     time::{Instant, sleep},
@@ -17,16 +10,17 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    ConditionalSource, Request, SourceContext, SourceEnd,
-    board::{Board, Mode, Row, State},
+    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
+    board::{Board, Mode, Row},
     delivery::Deliveries,
     kind_source::KindSource,
     metrics::Series,
     queue::Queue,
 };
 use crate::{
+    guard,
     kind::TypeRef,
-    manager::{Basis, Epoch, Readiness, Unmet, Verdict},
+    manager::{Basis, Epoch, Readiness, Reason, Unmet, Verdict, WatchState},
 };
 
 /// First pause before a source that ended, though its condition holds, is started again.
@@ -85,6 +79,13 @@ impl Input {
         self.type_ref().is_none()
     }
 
+    /// Name of the source in messages.
+    pub(super) fn name(&self) -> String {
+        // The builder has asked before: a source that panics then is refused.
+        let unnamed = |panic| format!("a source whose name panicked: {panic}");
+        guard::run(|| self.source().name()).unwrap_or_else(unnamed)
+    }
+
     pub(super) fn type_ref(&self) -> Option<&TypeRef> {
         match &self.source {
             InputSource::Kind(source) => Some(source.type_ref()),
@@ -96,8 +97,11 @@ impl Input {
 impl Follower {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
     pub(super) async fn run(self) -> InputEnd {
-        let source = self.input.source();
-        let mut readiness = source.ready();
+        let (source, name) = (self.input.source(), self.input.name());
+        let mut readiness = match guard::run(|| source.ready()) {
+            Ok(readiness) => readiness,
+            Err(panic) => return failed(&name, &format!("its condition panicked: {panic}")),
+        };
         let mut first = None;
         let mut pause = FIRST_PAUSE;
         loop {
@@ -109,26 +113,26 @@ impl Follower {
             if started.elapsed() > LONGEST_PAUSE {
                 pause = FIRST_PAUSE;
             }
-            debug!(input = %source.name(), ?end, "source ended");
+            debug!(input = name, ?end, "source ended");
             if self.feed.is_cancelled() {
                 return match end {
-                    SourceEnd::Failed(error) => self.failed(&source, &error),
+                    SourceEnd::Failed(error) => failed(&name, &error),
                     SourceEnd::Stopped | SourceEnd::TypeGone => InputEnd::Stopped,
                 };
             }
             let lost = readiness.verdict() != Verdict::Met(basis.clone());
             match (end, self.input.mode) {
                 (SourceEnd::Failed(error), Mode::Optional) => {
-                    warn!(input = %source.name(), %error, "optional source failed");
+                    warn!(input = name, %error, "optional source failed");
                     self.board.change(self.number, |row| row.wait(error));
                 }
                 (SourceEnd::Failed(error), Mode::Required | Mode::Plain) => {
-                    return self.failed(&source, &error);
+                    return failed(&name, &error);
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, Mode::Required)
                     if self.input.is_own() =>
                 {
-                    return self.over(&source, &mut readiness, &basis).await;
+                    return self.over(&name, &mut readiness, &basis).await;
                 }
                 (SourceEnd::Stopped, Mode::Plain) if self.input.is_own() && !lost => {
                     // It has nothing more to say; that is no reason to end the run.
@@ -147,24 +151,15 @@ impl Follower {
         }
     }
 
-    fn failed(&self, source: &Arc<dyn ConditionalSource>, error: &str) -> InputEnd {
-        InputEnd::Failed(format!("{}: {error}", source.name()))
-    }
-
     /// A required source is done. If that is because its condition is lost, the manager is about to
     /// stop the epoch; else the epoch ends here, and the manager asks the condition again.
-    async fn over(
-        &self,
-        source: &Arc<dyn ConditionalSource>,
-        readiness: &mut Readiness,
-        basis: &[Basis],
-    ) -> InputEnd {
+    async fn over(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
         loop {
             match readiness.verdict() {
                 Verdict::Met(now) if now != basis => {}
                 Verdict::Unmet(_) => {}
                 Verdict::Met(_) | Verdict::Unknown(_) => {
-                    info!(input = %source.name(), "required source is done, the epoch ends");
+                    info!(input = name, "required source is done, the epoch ends");
                     return InputEnd::Done;
                 }
             }
@@ -228,14 +223,15 @@ impl Follower {
         };
         let ours = self.input.is_own();
         if ours {
-            self.board.change(self.number, |row| row.set(State::Syncing, None));
+            self.board.change(self.number, |row| row.set(WatchState::Syncing, None));
         }
-        let started = match catch_unwind(AssertUnwindSafe(|| source.start_notify_done(context))) {
+        let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
             Ok(started) => started,
-            Err(panic) => return panicked(&*panic),
+            Err(panic) => return panicked(&panic),
         };
-        let mut synced = pin!(AssertUnwindSafe(started.synced).catch_unwind());
-        let mut done = pin!(AssertUnwindSafe(started.done).catch_unwind());
+        // The error is the source's code too.
+        let synced = async move { synced.await.map_err(|error| error.to_string()) };
+        let (mut synced, mut done) = (pin!(guard::future(synced)), pin!(guard::future(done)));
         let (mut syncing, mut failed) = (true, None);
         loop {
             select! {
@@ -244,19 +240,19 @@ impl Follower {
                     syncing = false;
                     failed = match result {
                         Ok(Ok(())) => None,
-                        Ok(Err(error)) => Some(SourceEnd::Failed(error.to_string())),
-                        Err(panic) => Some(panicked(&*panic)),
+                        Ok(Err(error)) => Some(SourceEnd::Failed(error)),
+                        Err(panic) => Some(panicked(&panic)),
                     };
                     if failed.is_some() {
                         stop.cancel();
                         release.cancel();
                     } else if ours {
-                        self.board.change(self.number, |row| row.set(State::Synced, None));
+                        self.board.change(self.number, |row| row.set(WatchState::Synced, None));
                     }
                 }
                 end = &mut done => {
                     // What a source says after it could not sync is no news.
-                    return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&*panic)));
+                    return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&panic)));
                 }
                 () = readiness.changed() => match readiness.verdict() {
                     Verdict::Met(now) if now == basis => {
@@ -282,7 +278,7 @@ impl Follower {
 
 /// Whether a type itself is gone, rather than out of reach for now.
 fn is_absent(unmet: &[Unmet]) -> bool {
-    unmet.iter().any(|unmet| unmet.reason == "TypeAbsent")
+    unmet.iter().any(|unmet| unmet.reason == Reason::TypeAbsent)
 }
 
 fn messages(unmet: &[Unmet]) -> String {
@@ -290,15 +286,10 @@ fn messages(unmet: &[Unmet]) -> String {
     messages.join("; ")
 }
 
-fn panicked(panic: &(dyn Any + Send)) -> SourceEnd {
-    SourceEnd::Failed(format!("it panicked: {}", panic_message(panic)))
+fn failed(name: &str, error: &str) -> InputEnd {
+    InputEnd::Failed(format!("{name}: {error}"))
 }
 
-/// What a panic said.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    panic
-        .downcast_ref::<&str>()
-        .copied()
-        .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("a panic without a message")
+fn panicked(panic: &str) -> SourceEnd {
+    SourceEnd::Failed(format!("it panicked: {panic}"))
 }

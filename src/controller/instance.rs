@@ -24,8 +24,8 @@ use crate::{
     informer::{Ended, Progress, Subscription},
     kind::TypeRef,
     manager::{
-        ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, RunnableGroup,
-        all_of,
+        Condition, ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable,
+        RunnableGroup, all_of,
     },
 };
 
@@ -35,6 +35,8 @@ use crate::{
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
+    /// Beside those of the required inputs.
+    conditions: Vec<Arc<dyn Condition>>,
     prepared: Arc<Mutex<Prepared>>,
 }
 
@@ -76,7 +78,11 @@ impl Controller {
     }
 
     pub(super) fn new(spec: Spec, group: RunnableGroup) -> Self {
-        Self { spec: Arc::new(spec), group, prepared: Arc::default() }
+        Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
+    }
+
+    pub(super) fn with(self, conditions: Vec<Arc<dyn Condition>>) -> Self {
+        Self { conditions, ..self }
     }
 
     fn prepared(&self) -> MutexGuard<'_, Prepared> {
@@ -148,7 +154,8 @@ impl Runnable for Controller {
 impl ConditionalRunnable for Controller {
     fn ready(&self) -> Readiness {
         let required = self.spec.inputs.iter().filter(|input| input.mode == Mode::Required);
-        all_of(required.map(|input| input.source().ready()))
+        let required = required.map(|input| input.source().ready());
+        all_of(required.chain(self.conditions.iter().map(|condition| condition.watch())))
     }
 }
 

@@ -1,11 +1,6 @@
 //! The built-in source: changes of the objects of one type, by way of its shared informer.
 
-use std::{
-    fmt::Display,
-    panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
-    sync::Arc,
-};
+use std::{fmt::Display, pin::pin, sync::Arc};
 
 use futures::FutureExt;
 use tokio::{
@@ -17,19 +12,19 @@ use tracing::error;
 
 use super::{
     ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Attached, Mode, Row, State},
+    board::{Attached, Mode, Row},
     handler::OnSynced,
-    input::panic_message,
     queue::{Add, LOW_PRIORITY},
 };
 use crate::{
     discovery::{TypeRegistry, TypeState, TypeStatus},
+    guard,
     informer::{
-        Delta, Ended, Index, InformerKey, InformerSet, Linger, Object, Progress, Projection, Store,
-        Subscription,
+        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress,
+        Projection, Store, Subscription,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
-    manager::{Readiness, type_served},
+    manager::{Readiness, WatchState, type_served},
 };
 
 /// Describes which objects are listened to, and whom their changes concern.
@@ -38,6 +33,8 @@ pub(super) struct KindSource {
     pub(super) predicates: Vec<Predicate>,
     pub(super) concern: Concern,
     pub(super) indexes: Vec<Index>,
+    /// Last panic of an index function: which index, at which object, and the message.
+    pub(super) panics: watch::Sender<Option<IndexPanic>>,
     pub(super) synced: Option<OnSynced>,
     pub(super) mode: Mode,
     pub(super) types: TypeRegistry,
@@ -117,8 +114,9 @@ impl KindSource {
     /// Joins the informer.
     pub(super) fn subscribe(&self, served: &ServedType) -> Subscription {
         let subscription = self.informers.subscribe(served, self.key(served));
+        self.panics.send_replace(None);
         for index in &self.indexes {
-            subscription.store().add_index(index.clone());
+            subscription.store().add_index(index.reporting(self.panics.clone()));
         }
         subscription
     }
@@ -220,9 +218,6 @@ impl KindSource {
     }
 
     fn requests(&self, delta: &Delta, requests: &mut Vec<Request>) {
-        if !self.predicates.iter().all(|predicate| predicate.passes(delta)) {
-            return;
-        }
         match &self.concern {
             Concern::Handler(handler) => {
                 handler.requests(delta, |owner| self.scope_of(owner), requests);
@@ -283,6 +278,9 @@ impl Pump<'_> {
         let (mut complete, mut drained) =
             (pin!(subscription.complete()), pin!(subscription.drained()));
         let mut synced = Some(synced);
+        let mut panics = self.source.panics.subscribe();
+        // Objects that were there are indexed already.
+        panics.mark_changed();
         // A part of the objects would look like all of them, so nobody reads before the first list
         // is complete, and nobody is asked to.
         let mut attached = Some(attached);
@@ -302,6 +300,12 @@ impl Pump<'_> {
                     self.show(&progress.borrow_and_update(), true);
                     // Nobody listens any more when the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
+                }
+                Ok(()) = panics.changed() => {
+                    if let Some(panic) = panics.borrow_and_update().clone() {
+                        let IndexPanic { index, key, message } = panic;
+                        self.panicked(&format!("index {index}"), key, &message);
+                    }
                 }
                 Ok(()) = progress.changed() => {
                     let now = self.look(&mut progress, synced.is_none());
@@ -332,21 +336,21 @@ impl Pump<'_> {
     /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.
     fn show(&self, progress: &Progress, drained: bool) {
         self.context.board.change(self.context.input, |row| match progress {
-            Progress::Syncing(error) => row.set(State::Syncing, error.clone()),
-            Progress::Synced if drained => row.set(State::Synced, None),
-            Progress::Synced => row.set(State::Syncing, None),
+            Progress::Syncing(error) => row.set(WatchState::Syncing, error.clone()),
+            Progress::Synced if drained => row.set(WatchState::Synced, None),
+            Progress::Synced => row.set(WatchState::Syncing, None),
             Progress::Stale(error) => {
                 if drained {
-                    row.set(State::Synced, None);
+                    row.set(WatchState::Synced, None);
                 }
-                row.set(State::Stale, Some(error.clone()));
+                row.set(WatchState::Stale, Some(error.clone()));
             }
-            Progress::Forbidden(error) => row.set(State::Forbidden, Some(error.clone())),
+            Progress::Forbidden(error) => row.set(WatchState::Forbidden, Some(error.clone())),
             Progress::ConversionFailed(error) => {
                 if drained {
-                    row.set(State::Synced, None);
+                    row.set(WatchState::Synced, None);
                 }
-                row.set(State::ConversionFailed, Some(error.clone()));
+                row.set(WatchState::ConversionFailed, Some(error.clone()));
             }
             Progress::Ended(_) => {}
         });
@@ -392,7 +396,18 @@ impl Pump<'_> {
 
     fn deliver(&mut self, delta: &Delta) {
         let key = &delta.key;
-        self.enqueue(priority(delta), key, |source, requests| source.requests(delta, requests));
+        if self.context.feed.is_cancelled() {
+            return;
+        }
+        let predicates = &self.source.predicates;
+        match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
+            Ok(true) => {
+                let map = |source: &KindSource, requests: &mut _| source.requests(delta, requests);
+                self.enqueue(priority(delta), key, map);
+            }
+            Ok(false) => {}
+            Err(panic) => self.panicked("predicate", key, &panic),
+        }
     }
 
     fn enqueue(
@@ -406,18 +421,23 @@ impl Pump<'_> {
             return;
         }
         // One bad object must not stop the events of all the others.
-        let mapped = catch_unwind(AssertUnwindSafe(|| map(source, requests)));
-        if let Err(panic) = mapped {
-            let error = panic_message(&*panic);
-            error!(input = %source.type_ref(), %about, error, "event handler panicked");
-            context.series.panics.inc();
-            let message = format!("event handler panicked at {about}: {error}");
-            context.epoch.report(|report| report.last_error = Some(message));
-        }
+        let panicked = guard::run(|| map(source, requests)).err();
         let add = Add { priority, ..Add::default() };
         for request in requests.drain(..) {
             context.queue.add_with(request, add);
         }
+        if let Some(panic) = panicked {
+            self.panicked("event handler", about, &panic);
+        }
+    }
+
+    /// Reports a panic in the user's code.
+    fn panicked(&self, place: &str, about: impl Display, error: &str) {
+        let Self { source, context, .. } = self;
+        error!(input = %source.type_ref(), %about, error, "{place} panicked");
+        context.series.panics.inc();
+        let message = format!("{place} panicked at {about}: {error}");
+        context.epoch.report(|report| report.last_error = Some(message));
     }
 }
 

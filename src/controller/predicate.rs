@@ -12,12 +12,16 @@ use crate::informer::{Delta, Header};
 /// also an object that was deleted and created again between two looks. Semantics:
 /// `pkg/predicate` of controller-runtime, except where said.
 #[derive(Clone)]
-pub struct Predicate(Arc<dyn Fn(&Delta) -> bool + Send + Sync>);
+pub struct Predicate {
+    pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,
+    // What it reads that `keys_only` does not keep, as far as that is known.
+    reads: Option<&'static str>,
+}
 
 impl Predicate {
     /// A predicate by function: `true` lets the change pass.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
-        Self(Arc::new(pass))
+        Self { pass: Arc::new(pass), reads: None }
     }
 
     /// The specification changed, or the deletion began.
@@ -27,11 +31,12 @@ impl Predicate {
     /// generation every change passes, since this cannot tell them apart; controller-runtime
     /// drops them all.
     pub fn generation() -> Self {
-        Self::changed(|old, new| {
+        let generation = Self::changed(|old, new| {
             old.generation != new.generation
                 || new.generation == 0
                 || old.deletion_timestamp.is_some() != new.deletion_timestamp.is_some()
-        })
+        });
+        generation.reading("generation")
     }
 
     /// The object was written: drops what a resync repeats.
@@ -44,39 +49,52 @@ impl Predicate {
 
     /// Labels changed.
     pub fn labels() -> Self {
-        Self::changed(|old, new| old.labels != new.labels)
+        Self::changed(|old, new| old.labels != new.labels).reading("labels")
     }
 
     /// Annotations changed.
     pub fn annotations() -> Self {
-        Self::changed(|old, new| old.annotations != new.annotations)
+        Self::changed(|old, new| old.annotations != new.annotations).reading("annotations")
     }
 
     /// The object matches, or did before the change, so that the last match is seen.
     pub fn selector(selector: Selector) -> Self {
-        Self::new(move |delta| {
+        let matches = Self::new(move |delta| {
             [&delta.old, &delta.new]
                 .into_iter()
                 .flatten()
                 .any(|object| selector.matches(&object.header().labels.to_map()))
-        })
+        });
+        matches.reading("labels")
     }
 
     /// Both let it pass.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self::new(move |delta| self.passes(delta) && other.passes(delta))
+        let reads = self.reads.or(other.reads);
+        Self { reads, ..Self::new(move |delta| self.passes(delta) && other.passes(delta)) }
     }
 
     /// One of them lets it pass.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
-        Self::new(move |delta| self.passes(delta) || other.passes(delta))
+        let reads = self.reads.or(other.reads);
+        Self { reads, ..Self::new(move |delta| self.passes(delta) || other.passes(delta)) }
     }
 
     /// Whether the change passes.
     pub fn passes(&self, delta: &Delta) -> bool {
-        (self.0)(delta)
+        (self.pass)(delta)
+    }
+
+    /// Field that it reads and that `keys_only` does not keep, as far as that is known: a function
+    /// of the user's may read anything.
+    pub(super) fn reads(&self) -> Option<&'static str> {
+        self.reads
+    }
+
+    fn reading(self, field: &'static str) -> Self {
+        Self { reads: Some(field), ..self }
     }
 
     fn changed(changed: impl Fn(&Header, &Header) -> bool + Send + Sync + 'static) -> Self {
@@ -95,7 +113,7 @@ impl std::ops::Not for Predicate {
     type Output = Self;
 
     fn not(self) -> Self {
-        Self::new(move |delta| !self.passes(delta))
+        Self { reads: self.reads, ..Self::new(move |delta| !self.passes(delta)) }
     }
 }
 

@@ -22,7 +22,7 @@ use super::{
     delivery::{Deliveries, Receipt},
     failing::Failing,
     failure_streak::FailureStreak,
-    input::{Follower, InputEnd, panic_message},
+    input::{Follower, InputEnd},
     metrics::Series,
     outage::{Outage, Pace, Wait},
     outcome::{Attempt, Next},
@@ -30,6 +30,7 @@ use super::{
     spec::Spec,
 };
 use crate::{
+    guard,
     informer::Subscription,
     manager::{BoxError, Epoch, RunResult, StopReason},
 };
@@ -108,7 +109,7 @@ impl Run {
         }
         let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
             let type_ref = input.type_ref().cloned();
-            let mut row = Row::new(input.source().name(), type_ref, input.mode);
+            let mut row = Row::new(input.name(), type_ref, input.mode);
             row.prepared = prepared.remove(&number);
             row
         });
@@ -157,7 +158,7 @@ impl Run {
                 "source",
                 controller = %self.spec.name,
                 epoch = self.epoch.number(),
-                source = %input.source().name(),
+                source = input.name(),
             );
             let follow = follower.run().instrument(span);
             self.sources.spawn(self.epoch.tracker().track_future(follow));
@@ -527,7 +528,7 @@ impl Drop for Worker {
 
 fn ended_badly(error: JoinError) -> Attempt {
     match error.try_into_panic() {
-        Ok(panic) => Attempt::Panicked(panic_message(&*panic).to_owned()),
+        Ok(panic) => Attempt::Panicked(guard::message(panic)),
         Err(_) => Attempt::Aborted,
     }
 }

@@ -34,7 +34,9 @@ mod durations;
 mod flapping;
 mod handlers;
 mod own_sources;
+mod panics;
 mod preparation;
+mod projections;
 mod server;
 mod throttling;
 mod typed;
@@ -206,7 +208,10 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
                 served.kind,
                 object.metadata.name.unwrap_or_default(),
                 lister.list().len(),
-                unknown.0,
+                match unknown {
+                    ListerError::NoCache(type_ref) => type_ref,
+                    ListerError::Projected(type_ref) => panic!("{type_ref} is kept in part"),
+                },
             ));
             Ok(Outcome::Done)
         }

@@ -17,7 +17,6 @@ use super::{
     catalog::{Catalog, Touched},
     ledger::Ledger,
     metrics::Metrics,
-    report::scope_word,
     subscriptions::{Subscriptions, blank},
 };
 use crate::kind::{GroupResource, ServedType, TypeIdentity, TypeName, TypeRef};
@@ -250,7 +249,7 @@ impl Known {
             };
             // Somebody who asks for a version may be told something else than what the row says.
             let told = |name: &GroupResource| {
-                self.ledger.get(name).is_some_and(|row| row.state.word() == status.state.word())
+                self.ledger.get(name).is_some_and(|row| row.state.phase() == status.state.phase())
             };
             match known.filter(told) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,
@@ -262,7 +261,7 @@ impl Known {
                         TypeName::Resource(_) => None,
                     },
                     scope: None,
-                    state: status.state.word(),
+                    state: status.state.phase(),
                     reason: reason(&status.state),
                     since: status.since,
                     served_versions: Vec::new(),
@@ -279,8 +278,8 @@ impl Known {
                 name: name.to_string(),
                 group: name.group.clone(),
                 kind: described.as_ref().map(|(kind, _)| kind.to_string()),
-                scope: described.map(|(_, scope)| scope_word(scope)),
-                state: status.state.word(),
+                scope: described.map(|(_, scope)| scope),
+                state: status.state.phase(),
                 reason: reason(&status.state),
                 since: status.since,
                 served_versions: self.catalog.served_versions(name),

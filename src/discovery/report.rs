@@ -3,6 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
+use super::TypePhase;
 use crate::kind::Scope;
 
 /// Where a type comes from.
@@ -31,9 +32,9 @@ pub struct TypeReport {
     /// Kind, if it is known.
     pub kind: Option<String>,
     /// `Cluster` or `Namespaced`, if it is known.
-    pub scope: Option<&'static str>,
-    /// One word.
-    pub state: &'static str,
+    pub scope: Option<Scope>,
+    /// Where it is in its life.
+    pub state: TypePhase,
     /// Why it is not served: one sentence.
     pub reason: Option<String>,
     /// Since when it is in this state.
@@ -97,13 +98,5 @@ impl SourceHealth {
     pub(super) fn failed(&mut self, error: String, now: Timestamp) {
         self.stale_since.get_or_insert(now);
         self.error = Some(error);
-    }
-}
-
-/// The scope in the API's own words.
-pub(super) fn scope_word(scope: Scope) -> &'static str {
-    match scope {
-        Scope::Cluster => "Cluster",
-        Scope::Namespaced => "Namespaced",
     }
 }

@@ -1,8 +1,9 @@
 //! The states of a type.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, mem, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
 
 use super::catalog::Judgement;
 use crate::kind::ServedType;
@@ -24,6 +25,23 @@ pub enum TypeState {
     /// Nothing is proven: discovery failed, is stale, or has not answered yet.
     /// Holds the last state that was proven.
     Unknown(Option<Box<TypeState>>),
+}
+
+/// A [`TypeState`] without its details.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum TypePhase {
+    /// Proven not to exist.
+    Absent,
+    /// It exists but cannot be used yet.
+    Installing,
+    /// It offers no list and watch.
+    NotWatchable,
+    /// Can be listed and watched.
+    Served,
+    /// Served still; its CRD is being deleted.
+    Terminating,
+    /// Nothing is proven.
+    Unknown,
 }
 
 /// Why a type that exists cannot be used.
@@ -49,26 +67,44 @@ impl TypeState {
         matches!(self, Self::Unknown(None))
     }
 
-    /// The words that say where it is, without messages: while they are the same, so is `since`.
-    fn phase(&self) -> (&'static str, &'static str) {
-        match self {
-            Self::Installing(reason) => (self.word(), reason.word()),
-            Self::Absent
-            | Self::NotWatchable
-            | Self::Served
-            | Self::Terminating
-            | Self::Unknown(_) => (self.word(), ""),
+    /// Whether the other is the same but for its messages: while it is, `since` stays.
+    fn is_like(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Installing(reason), Self::Installing(other)) => {
+                mem::discriminant(reason) == mem::discriminant(other)
+            }
+            _ => self.phase() == other.phase(),
         }
     }
+
+    /// Where it is, without the details.
+    pub fn phase(&self) -> TypePhase {
+        match self {
+            Self::Absent => TypePhase::Absent,
+            Self::Installing(_) => TypePhase::Installing,
+            Self::NotWatchable => TypePhase::NotWatchable,
+            Self::Served => TypePhase::Served,
+            Self::Terminating => TypePhase::Terminating,
+            Self::Unknown(_) => TypePhase::Unknown,
+        }
+    }
+
     /// One word for tables, metrics and condition reasons.
     pub fn word(&self) -> &'static str {
+        self.phase().word()
+    }
+}
+
+impl TypePhase {
+    /// One word for tables and metrics.
+    pub fn word(self) -> &'static str {
         match self {
             Self::Absent => "Absent",
-            Self::Installing(_) => "Installing",
+            Self::Installing => "Installing",
             Self::NotWatchable => "NotWatchable",
             Self::Served => "Served",
             Self::Terminating => "Terminating",
-            Self::Unknown(_) => "Unknown",
+            Self::Unknown => "Unknown",
         }
     }
 }
@@ -130,7 +166,7 @@ impl TypeStatus {
             new.served.clone_from(&self.served);
         }
         let identity = |status: &Self| status.served.as_ref().map(|s| s.identity.clone());
-        if new.state.phase() != self.state.phase() || identity(&new) != identity(self) {
+        if !new.state.is_like(&self.state) || identity(&new) != identity(self) {
             new.since = now;
         }
         new

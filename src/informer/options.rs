@@ -24,7 +24,7 @@ pub struct InformerOptions {
     /// How long the server may take to begin an answer, and to go on with a list; 30 s.
     pub request_deadline: Duration,
     /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
-    /// at each such answer, from the informer's task; must not block.
+    /// at each such answer, from the informer's task; must not block. A panic is logged.
     pub on_missing: Option<OnMissing>,
 }
 

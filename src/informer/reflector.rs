@@ -16,7 +16,7 @@ use tokio::{
     sync::Semaphore,
     time::{Instant, sleep},
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::{
     InformerOptions, ObjectError, ObjectKey, Progress,
@@ -28,7 +28,7 @@ use super::{
     metrics::{EventKind, TypeMetrics},
     wire::{Slot, Wire},
 };
-use crate::{kind::VersionOrder, redaction};
+use crate::{guard, kind::VersionOrder, redaction};
 
 /// Some load balancers drop a connection that has been idle for 240 s, and tell nobody.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
@@ -162,7 +162,10 @@ impl Reflector {
         if verdict.cause == Cause::NotFound
             && let Some(on_missing) = &self.options.on_missing
         {
-            on_missing(&self.hub.key.identity);
+            // The user's code: its panic must not end the informer of all who share it.
+            if let Err(error) = guard::run(|| on_missing(&self.hub.key.identity)) {
+                error!(error, "on_missing panicked");
+            }
         }
 
         let delay = self.backoff.delay(verdict, fastrand::f64());
@@ -276,6 +279,25 @@ mod tests {
 
     use super::*;
     use crate::informer::script::{Rig, names, progress, settle, stored, widget};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hook_for_missing_types_that_panics_ends_no_informer() {
+        let on_missing = |_: &_| panic!("boom");
+        let mut rig = Rig::with(InformerOptions {
+            on_missing: Some(Arc::new(on_missing)),
+            ..InformerOptions::default()
+        });
+        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        drop(watch);
+
+        for _ in 0..5 {
+            rig.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
+        }
+
+        let progress = progress(&subscription);
+        assert!(!matches!(progress, Progress::Ended(_)), "{progress:?}");
+        assert_eq!(stored(&subscription), names(&[("a", 1)]));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_missing_type_is_asked_for_again_and_never_purged() {

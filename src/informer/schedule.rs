@@ -224,11 +224,11 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
     assert!(!turn.stuck, "nobody can move, {told}");
     for result in results {
         if let Err(panic) = result {
-            resume_unwind(Box::new(format!("{}, {told}", super::set::message(&*panic))));
+            resume_unwind(Box::new(format!("{}, {told}", crate::guard::message(panic))));
         }
     }
     if let Err(panic) = catch_unwind(AssertUnwindSafe(scene.after)) {
-        panic!("{}, {told}", super::set::message(&*panic));
+        panic!("{}, {told}", crate::guard::message(panic));
     }
     turn.choices.clone()
 }

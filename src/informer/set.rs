@@ -389,13 +389,6 @@ impl Drop for Ending {
     }
 }
 
-#[cfg(test)]
-pub(super) fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("without a message").to_owned()
-}
-
 impl fmt::Debug for InformerSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let informers = self.shared.lock();

@@ -8,7 +8,6 @@ use std::{
     fmt,
     hash::{Hash, Hasher},
     mem,
-    panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicUsize, Ordering},
@@ -16,9 +15,11 @@ use std::{
 };
 
 use dashmap::DashMap;
+use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Object, ObjectKey};
+use crate::guard;
 
 /// Readers of one store seldom meet; the default, four shards a core, is paid by every informer.
 const SHARDS: usize = 8;
@@ -32,6 +33,18 @@ type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 pub struct Index {
     name: Arc<str>,
     values: Arc<Values>,
+    panics: Option<watch::Sender<Option<IndexPanic>>>,
+}
+
+/// Panic of an index function.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexPanic {
+    /// Name of the index.
+    pub(crate) index: Arc<str>,
+    /// Object that the function was called with.
+    pub(crate) key: ObjectKey,
+    /// Message of the panic.
+    pub(crate) message: String,
 }
 
 impl Index {
@@ -41,7 +54,12 @@ impl Index {
         name: impl Into<Arc<str>>,
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: name.into(), values: Arc::new(values) }
+        Self { name: name.into(), values: Arc::new(values), panics: None }
+    }
+
+    /// The same index, whose panics are published there.
+    pub(crate) fn reporting(&self, panics: watch::Sender<Option<IndexPanic>>) -> Self {
+        Self { panics: Some(panics), ..self.clone() }
     }
 
     /// Its name.
@@ -50,8 +68,12 @@ impl Index {
     }
 
     fn values(&self, object: &Object) -> Vec<String> {
-        catch_unwind(AssertUnwindSafe(|| (self.values)(object))).unwrap_or_else(|_panic| {
-            warn!(index = %self.name, name = %object.key(), "index function panicked");
+        guard::run(|| (self.values)(object)).unwrap_or_else(|message| {
+            warn!(index = %self.name, name = %object.key(), error = message, "index function panicked");
+            if let Some(panics) = &self.panics {
+                let (index, key) = (self.name.clone(), object.key().clone());
+                panics.send_replace(Some(IndexPanic { index, key, message }));
+            }
             Vec::new()
         })
     }

@@ -8,6 +8,7 @@ use std::{fmt, future::poll_fn, sync::Arc, task::Poll};
 use futures::{FutureExt, future::BoxFuture};
 use tokio::sync::watch;
 
+use super::Reason;
 use crate::{
     discovery::{Mode, TypeRegistry, TypeState, TypeStatus},
     kind::{ServedType, TypeIdentity, TypeRef},
@@ -16,8 +17,8 @@ use crate::{
 /// One thing that a condition waits for, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// CamelCase, for a condition's reason: `TypeAbsent`, `VersionNotServed`.
-    pub reason: String,
+    /// Why; of a condition of one's own [`Reason::Other`].
+    pub reason: Reason,
     /// One sentence for people.
     pub message: String,
     /// The type that is waited for, if it is one.
@@ -56,7 +57,13 @@ pub enum Verdict {
     Unknown(Vec<Unmet>),
 }
 
-/// A source of verdicts: what users implement for conditions of their own.
+/// A source of verdicts: what users implement for conditions of their own. A function that returns
+/// a [`Readiness`] is one.
+///
+/// [`Conditional`](super::Conditional) adds one to any runnable, and
+/// [`Builder::when`](crate::controller::Builder::when) to a controller.
+///
+/// An epoch whose condition is lost ends with [`StopReason::TypeGone`](super::StopReason::TypeGone).
 ///
 /// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
 /// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
@@ -95,7 +102,7 @@ enum Node {
         mode: watch::Receiver<Mode>,
     },
     AllOf(Vec<Readiness>),
-    // The part that was met last: while it is, another one that comes changes nothing.
+    // With the part that was met last; another one counts only once that one is proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     Optional(Box<Readiness>),
 }
@@ -116,12 +123,25 @@ pub fn always() -> Readiness {
 
 /// Met while `type_ref` is served, or terminating: its finalizers must finish.
 pub fn type_served(registry: &TypeRegistry, type_ref: &TypeRef) -> Readiness {
-    Readiness(Node::Type {
-        status: registry.subscribe(type_ref),
-        mode: registry.mode(),
-        type_ref: type_ref.clone(),
-        subresource: None,
-    })
+    of_type(registry, type_ref, None)
+}
+
+/// As [`type_served`], while the type has this subresource.
+pub fn subresource_served(
+    registry: &TypeRegistry,
+    type_ref: &TypeRef,
+    subresource: Subresource,
+) -> Readiness {
+    of_type(registry, type_ref, Some(subresource))
+}
+
+fn of_type(
+    registry: &TypeRegistry,
+    type_ref: &TypeRef,
+    subresource: Option<Subresource>,
+) -> Readiness {
+    let (status, mode) = (registry.subscribe(type_ref), registry.mode());
+    Readiness(Node::Type { type_ref: type_ref.clone(), subresource, status, mode })
 }
 
 /// Met while all are; the first that is proven unmet decides.
@@ -129,7 +149,10 @@ pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AllOf(parts.into_iter().collect()))
 }
 
-/// Met while any is; rests on one of them, and on another only when that one is lost.
+/// Met while any is; rests on one of them, and on another only when that one is proven unmet.
+///
+/// While the chosen part is unknown the verdict is unknown, also when another part is met: an epoch
+/// that rests on it runs on.
 pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
@@ -151,15 +174,6 @@ impl Readiness {
         Self(Node::Fixed(verdict))
     }
 
-    /// Requires a subresource of the type too; changes nothing of other conditions.
-    #[must_use]
-    pub fn with_subresource(mut self, wanted: Subresource) -> Self {
-        if let Node::Type { subresource, .. } = &mut self.0 {
-            *subresource = Some(wanted);
-        }
-        self
-    }
-
     /// The verdict now; marks it as seen.
     pub fn verdict(&mut self) -> Verdict {
         match &mut self.0 {
@@ -171,7 +185,7 @@ impl Readiness {
                     && verdicts.has_changed().is_err()
                 {
                     why.push(Unmet {
-                        reason: "ConditionAbandoned".to_owned(),
+                        reason: Reason::ConditionAbandoned,
                         message: "whoever publishes its condition is gone".to_owned(),
                         type_ref: None,
                     });
@@ -238,6 +252,12 @@ impl Readiness {
     }
 }
 
+impl fmt::Debug for dyn Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Condition")
+    }
+}
+
 impl fmt::Debug for Readiness {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
@@ -264,8 +284,8 @@ pub(super) fn judge(
     subresource: Option<Subresource>,
     status: &TypeStatus,
 ) -> Verdict {
-    let unmet = |reason: &str, message: String| {
-        vec![Unmet { reason: reason.into(), message, type_ref: Some(type_ref.clone()) }]
+    let unmet = |reason: Reason, message: String| {
+        vec![Unmet { reason, message, type_ref: Some(type_ref.clone()) }]
     };
     match &status.state {
         TypeState::Served | TypeState::Terminating => match &status.served {
@@ -283,25 +303,27 @@ pub(super) fn judge(
                         Some(Subresource::Status) | None => "status",
                     };
                     Verdict::Unmet(unmet(
-                        "SubresourceMissing",
+                        Reason::SubresourceMissing,
                         format!("{type_ref} has no {name} subresource; add it to the CRD"),
                     ))
                 }
             }
-            None => Verdict::Unknown(unmet("TypeUnknown", format!("{type_ref} is being read"))),
+            None => {
+                Verdict::Unknown(unmet(Reason::TypeUnknown, format!("{type_ref} is being read")))
+            }
         },
         TypeState::Absent => {
-            Verdict::Unmet(unmet("TypeAbsent", format!("{type_ref} is not installed")))
+            Verdict::Unmet(unmet(Reason::TypeAbsent, format!("{type_ref} is not installed")))
         }
         TypeState::Installing(reason) => {
-            Verdict::Unmet(unmet(reason.word(), format!("{type_ref} cannot be used yet: {reason}")))
+            Verdict::Unmet(unmet(reason.into(), format!("{type_ref} cannot be used yet: {reason}")))
         }
         TypeState::NotWatchable => Verdict::Unmet(unmet(
-            "NotWatchable",
+            Reason::NotWatchable,
             format!("{type_ref} cannot be watched: the server offers no list and watch for it"),
         )),
         TypeState::Unknown(_) => Verdict::Unknown(unmet(
-            "TypeUnknown",
+            Reason::TypeUnknown,
             format!("nothing is proven about {type_ref}: discovery has no current answer"),
         )),
     }
@@ -348,11 +370,12 @@ fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
     told
 }
 
-fn any(verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
-    let met = |index: &usize| matches!(verdicts.get(*index), Some(Verdict::Met(_)));
-    *chosen = chosen.filter(met).or_else(|| (0..verdicts.len()).find(met));
-    if let Some(Verdict::Met(basis)) = chosen.and_then(|index| verdicts.get(index)) {
-        return Verdict::Met(basis.clone());
+fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
+    let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
+    let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
+    *chosen = chosen.filter(|index| !lost(index)).or_else(|| (0..verdicts.len()).find(met));
+    if let Some(index) = *chosen {
+        return verdicts.swap_remove(index);
     }
     let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
     for verdict in verdicts {
@@ -365,6 +388,12 @@ fn any(verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
 
+impl<F: Fn() -> Readiness + Send + Sync + 'static> Condition for F {
+    fn watch(&self) -> Readiness {
+        self()
+    }
+}
+
 impl<T: Condition + ?Sized> Condition for Arc<T> {
     fn watch(&self) -> Readiness {
         (**self).watch()
@@ -372,14 +401,14 @@ impl<T: Condition + ?Sized> Condition for Arc<T> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn said(reason: &str) -> Vec<Unmet> {
+    fn said(reason: &'static str) -> Vec<Unmet> {
         vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
     }
 
-    fn met_by(uid: &str) -> Verdict {
+    pub(in crate::manager) fn met_by(uid: &str) -> Verdict {
         Verdict::Met(vec![Basis {
             identity: TypeIdentity {
                 group: "example.com".into(),
@@ -439,6 +468,27 @@ mod tests {
 
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"));
+    }
+
+    #[test]
+    fn any_of_stays_with_its_chosen_part_while_that_is_unknown() {
+        let (_first, one) = part(met_by("1"));
+        let (second, two) = part(met_by("2"));
+        let (third, three) = part(Verdict::Unmet(said("C")));
+        let mut readiness = any_of([two, one, three]);
+        assert_eq!(readiness.verdict(), met_by("2"));
+
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")), "nothing is proven");
+        third.send_replace(Verdict::Unknown(said("C")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")), "the chosen part decides");
+        second.send_replace(met_by("2"));
+        assert_eq!(readiness.verdict(), met_by("2"), "the same basis");
+
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")));
+        second.send_replace(Verdict::Unmet(said("B")));
+        assert_eq!(readiness.verdict(), met_by("1"), "the loss is proven");
     }
 
     #[test]

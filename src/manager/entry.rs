@@ -1,53 +1,64 @@
 //! One runnable as its manager holds it, and what is said of it.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-};
+use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::{sync::oneshot, time::Instant};
 use tokio_util::{sync::CancellationToken, time::delay_queue};
+use tracing::warn;
 
 use super::{
-    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Report,
+    ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
     lifecycle::{Cause, Lifecycle},
-    run,
 };
+use crate::guard::{self, Held};
 
 /// A specification and its supervision. What never changes of it is asked once.
 pub(super) struct Spec {
-    pub(super) runnable: Arc<dyn ConditionalRunnable>,
+    pub(super) runnable: Held<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
+    /// Message of the panic with which it answered these questions.
+    broken: Option<String>,
 }
 
 impl Spec {
     pub(super) fn new(runnable: Arc<dyn ConditionalRunnable>, options: RunnableOptions) -> Self {
         let ask = || (runnable.group(), runnable.reports_running(), runnable.keeps_grace());
-        let (group, reports_running, keeps_grace) = catch_unwind(AssertUnwindSafe(ask))
-            .unwrap_or((RunnableGroup::LeaderElection, false, false));
-        Self { runnable, options, group, reports_running, keeps_grace }
+        let (answers, broken) = match guard::run(ask) {
+            Ok(answers) => (answers, None),
+            Err(panic) => ((RunnableGroup::LeaderElection, false, false), Some(panic)),
+        };
+        let (group, reports_running, keeps_grace) = answers;
+        let runnable = Held::new(runnable);
+        Self { runnable, options, group, reports_running, keeps_grace, broken }
     }
 
     /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
     pub(super) fn ready(&self) -> Readiness {
-        catch_unwind(AssertUnwindSafe(|| self.runnable.ready())).unwrap_or_else(|panic| {
-            Readiness::fixed(Verdict::Unknown(vec![Unmet {
-                reason: "ConditionPanicked".to_owned(),
-                message: format!("its condition panicked: {}", run::message(panic.as_ref())),
-                type_ref: None,
-            }]))
+        let unknown = |reason, message| {
+            Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
+        };
+        if let Some(panic) = &self.broken {
+            let message = format!("group, reports_running or keeps_grace panicked: {panic}");
+            return unknown(Reason::RunnablePanicked, message);
+        }
+        guard::run(|| self.runnable.ready()).unwrap_or_else(|panic| {
+            unknown(Reason::ConditionPanicked, format!("its condition panicked: {panic}"))
         })
     }
 
-    /// Gives back what was prepared.
-    pub(super) fn unprepare(&self) {
-        if catch_unwind(AssertUnwindSafe(|| self.runnable.unprepare())).is_err() {
-            tracing::warn!("a runnable panicked while it gave back what it had prepared");
+    /// Releases what `prepare` acquired. A panic is reported by the epoch that runs meanwhile.
+    pub(super) fn unprepare(&self, name: &ControllerName, epoch: Option<&Epoch>) {
+        if let Err(error) = guard::run(|| self.runnable.unprepare()) {
+            warn!(controller = %name, error, "unprepare panicked");
+            if let Some(epoch) = epoch {
+                let error = format!("unprepare panicked: {error}");
+                epoch.report(|report| report.last_error = Some(error));
+            }
         }
     }
 }
@@ -76,13 +87,13 @@ pub(super) enum Preparation {
 
 impl Pending {
     /// Gives up the preparation, and what it has acquired.
-    pub(super) fn unprepare(&mut self) {
+    pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
         match std::mem::replace(&mut self.preparation, Preparation::None) {
             Preparation::None => return,
             Preparation::Running(_, given_up) => given_up.cancel(),
             Preparation::Done => {}
         }
-        self.spec.unprepare();
+        self.spec.unprepare(name, epoch);
     }
 }
 
@@ -99,6 +110,8 @@ pub(super) struct Entry {
     pub(super) last_done: Option<Done>,
     /// The run of the epoch has ended.
     pub(super) returned: bool,
+    /// Epoch for which later groups have waited in vain, and for how long.
+    pub(super) late: Option<(u64, Duration)>,
     /// When the epoch that starts was begun.
     pub(super) begun_at: Option<Instant>,
     /// When the epoch that stops was asked to, or its run returned.
@@ -107,7 +120,8 @@ pub(super) struct Entry {
     pub(super) wake: Option<delay_queue::Key>,
     /// The timer that ends the grace of a stop, and then tells of one that takes too long.
     pub(super) overdue: Option<delay_queue::Key>,
-    pub(super) status: Arc<RunnableStatus>,
+    /// As published last.
+    pub(super) status: Option<Arc<RunnableStatus>>,
 }
 
 impl Entry {
@@ -118,14 +132,15 @@ impl Entry {
             self.epoch.as_ref().map(|epoch| epoch.subscribe().borrow().clone()).unwrap_or_default();
         let unmet = self.unmet(state);
         let (reason, message) = self.why(state, &unmet, &report);
-        let unchanged = self.status.state == state && self.status.reason == reason;
+        let unchanged = self.status.as_ref();
+        let unchanged = unchanged.filter(|old| old.state == state && old.reason == reason);
         RunnableStatus {
             name: self.name.clone(),
             group: self.spec.group,
             state,
             reason,
             message,
-            since: if unchanged { self.status.since } else { Timestamp::now() },
+            since: unchanged.map_or_else(Timestamp::now, |old| old.since),
             epoch: self.epoch_number,
             unmet,
             report,
@@ -134,6 +149,11 @@ impl Entry {
             stuck: self.lifecycle.stuck(),
             failures: self.lifecycle.failures(),
         }
+    }
+
+    /// Time for which later groups have waited for the current epoch, if that was too long.
+    fn late_by(&self) -> Option<Duration> {
+        self.late.filter(|(epoch, _)| *epoch == self.epoch_number).map(|(_, after)| after)
     }
 
     fn unmet(&self, state: ControllerState) -> Vec<Unmet> {
@@ -146,48 +166,55 @@ impl Entry {
         }
     }
 
-    fn why(&self, state: ControllerState, unmet: &[Unmet], report: &Report) -> (String, String) {
+    fn why(&self, state: ControllerState, unmet: &[Unmet], report: &Report) -> (Reason, String) {
         let failed = || self.last_done.as_ref().and_then(|done| done.reason.error()).unwrap_or("");
-        let (reason, message) = match state {
+        match state {
             ControllerState::Waiting => match unmet.first() {
                 Some(first) => {
                     let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
-                    (first.reason.as_str(), all.join("; "))
+                    (first.reason.clone(), all.join("; "))
                 }
-                None if !self.lifecycle.allowed() => ("NotStarted", String::new()),
-                None => ("ConditionUnknown", "its condition has not said anything".to_owned()),
+                None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
+                None => {
+                    (Reason::ConditionUnknown, "its condition has not said anything".to_owned())
+                }
             },
             // Before the timeout, which is no more than what comes of it.
             ControllerState::Starting | ControllerState::Running
                 if !report.unconverted.is_empty() && report.forbidden.is_empty() =>
             {
                 let all = if report.late.is_empty() { &report.unconverted } else { &report.late };
-                ("ConversionFailed", all.join("; "))
+                (Reason::ConversionFailed, all.join("; "))
             }
             ControllerState::Starting if !report.late.is_empty() => {
-                ("SyncTimeout", report.late.join("; "))
+                (Reason::SyncTimeout, report.late.join("; "))
             }
             ControllerState::Starting if !report.forbidden.is_empty() => {
-                ("Forbidden", report.forbidden.join("; "))
+                (Reason::Forbidden, report.forbidden.join("; "))
             }
             ControllerState::Starting => {
                 let errors = report.watches.iter().filter_map(|watch| {
                     watch.error.as_ref().map(|error| format!("{}: {error}", watch.type_ref))
                 });
-                ("SourcesSyncing", errors.collect::<Vec<_>>().join("; "))
+                let late = self.late_by().map(|after| {
+                    format!("not reported running within {after:?}, later groups start without it")
+                });
+                let reason =
+                    if late.is_some() { Reason::StartTimeout } else { Reason::SourcesSyncing };
+                (reason, late.into_iter().chain(errors).collect::<Vec<_>>().join("; "))
             }
             ControllerState::Running if !report.forbidden.is_empty() => {
-                ("Forbidden", report.forbidden.join("; "))
+                (Reason::Forbidden, report.forbidden.join("; "))
             }
-            ControllerState::Running if report.stale => ("Stale", String::new()),
+            ControllerState::Running if report.stale => (Reason::Stale, String::new()),
             ControllerState::Running if !report.missing.is_empty() => {
                 let missing: Vec<_> = report.missing.iter().map(ToString::to_string).collect();
-                ("Degraded", format!("optional types are missing: {}", missing.join(", ")))
+                (Reason::Degraded, format!("optional types are missing: {}", missing.join(", ")))
             }
-            ControllerState::Running => ("Running", String::new()),
+            ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
                 let late = self.epoch.as_ref().map(Epoch::late).unwrap_or_default();
-                ("Stuck", format!("does not end, something blocks without yielding: {late}"))
+                (Reason::Stuck, format!("does not end, something blocks without yielding: {late}"))
             }
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {
@@ -195,18 +222,17 @@ impl Entry {
                     Some(Cause::Asked(_)) | None => None,
                 };
                 let failed = |error| format!("the run failed: {error}");
-                ("Draining", error.map(failed).unwrap_or_default())
+                (Reason::Draining, error.map(failed).unwrap_or_default())
             }
             ControllerState::BackingOff if self.lifecycle.flaps() => (
-                "ConditionFlaps",
+                Reason::ConditionFlaps,
                 "its condition comes and goes; it starts again a little later".to_owned(),
             ),
-            ControllerState::BackingOff => ("RunFailed", failed().to_owned()),
+            ControllerState::BackingOff => (Reason::RunFailed, failed().to_owned()),
             ControllerState::Stopped => match &self.last_done {
-                Some(done) => (done.reason.word(), failed().to_owned()),
-                None => ("Removed", String::new()),
+                Some(done) => (Reason::from(&done.reason), failed().to_owned()),
+                None => (Reason::Removed, String::new()),
             },
-        };
-        (reason.to_owned(), message)
+        }
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use super::{ControllerName, Fence, lifecycle::RunEnd, tasks::Tasks};
+use super::{ControllerName, Fence, WatchState, lifecycle::RunEnd, tasks::Tasks};
 use crate::{duration::after, kind::TypeRef};
 
 /// Why an epoch is asked to stop.
@@ -31,9 +31,8 @@ pub enum StopReason {
 pub struct WatchReport {
     /// The type as it was asked for.
     pub type_ref: TypeRef,
-    /// One word: `Waiting`, `Syncing`, `Synced`, `Forbidden`, `Stale`,
-    /// `ConversionFailed`.
-    pub state: &'static str,
+    /// How it is doing.
+    pub state: WatchState,
     /// What went wrong last, while something is wrong.
     pub error: Option<String>,
 }
@@ -117,7 +116,8 @@ impl Epoch {
         &self.inner.controller
     }
 
-    /// Counted per name and process, from 1.
+    /// Counted per name, from 1, and never repeated by one manager. A name that is added after
+    /// others were removed may begin at a higher number.
     pub fn number(&self) -> u64 {
         self.inner.number
     }

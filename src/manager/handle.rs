@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use super::{
-    ConditionalRunnable, ControllerName, Readiness, RestartPolicy, Runnable, RunnableGroup,
-    RunnableStatus, Snapshot, Transition, condition,
+    Always, Conditional, ConditionalRunnable, ControllerName, RestartPolicy, Runnable,
+    RunnableStatus, Snapshot, Transition, entry::Spec,
 };
 
 /// How a runnable is supervised.
@@ -70,8 +70,8 @@ pub enum AddError {
 
 /// What can reach the manager from outside.
 pub(super) enum Command {
-    Add(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
-    Replace(ControllerName, Arc<dyn ConditionalRunnable>, RunnableOptions, Reply),
+    Add(ControllerName, Spec, Reply),
+    Replace(ControllerName, Spec, Reply),
     Remove(ControllerName, oneshot::Sender<()>),
 }
 
@@ -104,7 +104,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        self.ask(|reply| Command::Add(name, runnable, options, reply)).await
+        let spec = Spec::new(runnable, options);
+        self.ask(|reply| Command::Add(name, spec, reply)).await
     }
 
     /// Adds a runnable without a condition.
@@ -118,7 +119,7 @@ impl ManagerHandle {
         runnable: Arc<dyn Runnable>,
         options: RunnableOptions,
     ) -> Result<(), AddError> {
-        self.add(name, Arc::new(Unconditional(runnable)), options).await
+        self.add(name, Arc::new(Conditional::new(runnable, Always)), options).await
     }
 
     /// Puts another specification in the place of a runnable.
@@ -138,7 +139,8 @@ impl ManagerHandle {
         options: RunnableOptions,
     ) -> Result<(), AddError> {
         let name = name.into();
-        self.ask(|reply| Command::Replace(name, runnable, options, reply)).await
+        let spec = Spec::new(runnable, options);
+        self.ask(|reply| Command::Replace(name, spec, reply)).await
     }
 
     /// Removes a runnable; resolves when it is done and its name is free. No error when there
@@ -179,40 +181,5 @@ impl ManagerHandle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(command(reply)).await.map_err(|_| AddError::Stopping)?;
         answer.await.unwrap_or(Err(AddError::Stopping))
-    }
-}
-
-/// A runnable that is always ready.
-pub(super) struct Unconditional(pub(super) Arc<dyn Runnable>);
-
-impl Runnable for Unconditional {
-    fn start(&self, epoch: super::Epoch) -> futures::future::BoxFuture<'static, super::RunResult> {
-        self.0.start(epoch)
-    }
-
-    fn group(&self) -> RunnableGroup {
-        self.0.group()
-    }
-
-    fn reports_running(&self) -> bool {
-        self.0.reports_running()
-    }
-
-    fn keeps_grace(&self) -> bool {
-        self.0.keeps_grace()
-    }
-
-    fn prepare(&self) -> futures::future::BoxFuture<'static, super::RunResult> {
-        self.0.prepare()
-    }
-
-    fn unprepare(&self) {
-        self.0.unprepare();
-    }
-}
-
-impl ConditionalRunnable for Unconditional {
-    fn ready(&self) -> Readiness {
-        condition::always()
     }
 }

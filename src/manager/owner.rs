@@ -13,6 +13,7 @@ use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered}
 use tokio::{
     sync::{broadcast, mpsc, watch},
     task::JoinSet,
+    time::{Instant, sleep_until},
 };
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
@@ -20,8 +21,7 @@ use tracing::warn;
 use self::{phase::Phase, replacement::drop_pending};
 use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
-    ManagerOptions, Readiness, Report, RunResult, RunnableStatus, Snapshot, StopReason, Transition,
-    TransitionKind,
+    ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
     entry::{Entry, Spec},
     handle::Command,
     lifecycle::{Input, Lifecycle, RunEnd},
@@ -40,11 +40,15 @@ enum Event {
     Reported(Id, u64, watch::Receiver<Report>),
     Returned(Id, u64, RunEnd),
     Ended(Id, RunEnd),
-    Prepared(Id, u64, RunResult),
+    Prepared(Prepared),
     Timer(Id, Timer),
+    GroupLate,
     Stop,
     Deadline,
 }
+
+/// End of a preparation: whose, which attempt, and the error as text.
+type Prepared = (Id, u64, Result<(), String>);
 
 /// What is set, by entry; each counts for its owner.
 type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
@@ -77,12 +81,13 @@ pub(super) struct Owner {
     transitions: broadcast::Sender<Transition>,
     entries: BTreeMap<Id, Entry>,
     names: HashMap<ControllerName, Id>,
-    /// Epochs are counted per name for as long as the process lives.
-    epochs: HashMap<ControllerName, u64>,
+    /// Highest epoch number of the runnables that were removed: each entry counts on from here, so
+    /// that a name that is added again never repeats a number, and no name is kept for that.
+    floor: u64,
     next: u64,
     /// The runs under way; one at most for each entry.
     runs: JoinSet<(Id, RunEnd)>,
-    prepares: JoinSet<Option<(Id, u64, RunResult)>>,
+    prepares: JoinSet<Option<Prepared>>,
     watches: FuturesUnordered<BoxFuture<'static, Option<Event>>>,
     timers: Timers,
     phase: Phase,
@@ -106,13 +111,13 @@ impl Owner {
             transitions,
             entries: BTreeMap::new(),
             names: HashMap::new(),
-            epochs: HashMap::new(),
+            floor: 0,
             next: 0,
             runs: JoinSet::new(),
             prepares: JoinSet::new(),
             watches: FuturesUnordered::new(),
             timers: DelayQueue::new(),
-            phase: Phase::Opening { step: 0, asked: false },
+            phase: Phase::opening(0),
             failure: None,
             dirty: Vec::new(),
         }
@@ -155,11 +160,15 @@ impl Owner {
         closing: bool,
         deadline: &mut BoxFuture<'static, ()>,
     ) -> Event {
+        let opens_at = self.opens_at();
         loop {
             tokio::select! {
                 biased;
                 () = stop.cancelled(), if !closing => return Event::Stop,
                 () = &mut *deadline => return Event::Deadline,
+                () = sleep_until(opens_at.unwrap_or_else(Instant::now)), if opens_at.is_some() => {
+                    return Event::GroupLate;
+                }
                 Some(ended) = self.runs.join_next() => {
                     // `run::drive` catches every panic and is aborted by nobody.
                     let (id, end) = ended.expect("a run is driven to its end");
@@ -170,8 +179,8 @@ impl Owner {
                 Some(command) = self.commands.recv() => return Event::Command(command),
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
-                    if let Some((id, serial, result)) = prepared {
-                        return Event::Prepared(id, serial, result);
+                    if let Some(prepared) = prepared {
+                        return Event::Prepared(prepared);
                     }
                 }
                 Some(timer) = self.timers.next(), if !self.timers.is_empty() => {
@@ -195,8 +204,9 @@ impl Owner {
             Event::Reported(id, epoch, report) => self.on_reported(id, epoch, report),
             Event::Returned(id, epoch, end) => self.on_returned(id, epoch, end),
             Event::Ended(id, end) => self.on_ended(id, end),
-            Event::Prepared(id, serial, result) => self.on_prepared(id, serial, result),
+            Event::Prepared(prepared) => self.on_prepared(prepared),
             Event::Timer(id, timer) => self.on_timer(id, timer),
+            Event::GroupLate => self.open_next(),
             Event::Stop => self.close(),
             Event::Deadline => self.give_up(),
         }
@@ -204,12 +214,12 @@ impl Owner {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Add(name, runnable, options, reply) => {
+            Command::Add(name, spec, reply) => {
                 // Nobody waits for an answer that was given up.
-                drop(reply.send(self.add(name, Spec::new(runnable, options))));
+                drop(reply.send(self.add(name, spec)));
             }
-            Command::Replace(name, runnable, options, reply) => {
-                drop(reply.send(self.replace(&name, Spec::new(runnable, options))));
+            Command::Replace(name, spec, reply) => {
+                drop(reply.send(self.replace(&name, spec)));
             }
             Command::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {
@@ -235,13 +245,12 @@ impl Owner {
         let lifecycle = Lifecycle::new(spec.options.restart, self.options.restart_backoff.clone());
         let mut readiness = spec.ready();
         let verdict = readiness.verdict();
-        let status = RunnableStatus::new(name.clone(), spec.group);
         let group = spec.group;
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(
             id,
             Entry {
-                epoch_number: self.epochs.get(&name).copied().unwrap_or(0),
+                epoch_number: 0,
                 name: name.clone(),
                 spec,
                 serial,
@@ -253,10 +262,11 @@ impl Owner {
                 last_done: None,
                 returned: false,
                 begun_at: None,
+                late: None,
                 stopped_at: None,
                 wake: None,
                 overdue: None,
-                status: Arc::new(status),
+                status: None,
             },
         );
         self.names.insert(name.clone(), id);
@@ -414,9 +424,10 @@ impl Owner {
         for id in dirty {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             let status = entry.describe();
-            if status != *entry.status || entry.status.reason.is_empty() {
-                entry.status = Arc::new(status);
-                changed.push(entry.status.clone());
+            if entry.status.as_deref() != Some(&status) {
+                let status = Arc::new(status);
+                entry.status = Some(status.clone());
+                changed.push(status);
             }
         }
         if !changed.is_empty() {

@@ -1,12 +1,12 @@
 //! Drives one epoch from start to done.
 
-use std::{any::Any, panic::AssertUnwindSafe, time::Duration};
+use std::time::Duration;
 
-use futures::{FutureExt, future::BoxFuture};
+use futures::future::BoxFuture;
 use tokio::time::{sleep, timeout};
 
 use super::{Epoch, RunResult, lifecycle::RunEnd};
-use crate::redaction;
+use crate::{guard, redaction};
 
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
@@ -36,8 +36,7 @@ pub(super) async fn drive(
     overrun: Overrun,
 ) -> RunEnd {
     // Also what happens when it is dropped, and when its error is told, is the runnable's code.
-    let end = AssertUnwindSafe(lived(&epoch, run, overrun)).catch_unwind().await;
-    let end = end.unwrap_or_else(|panic| RunEnd::Panicked(message(panic.as_ref())));
+    let end = guard::future(lived(&epoch, run, overrun)).await.unwrap_or_else(RunEnd::Panicked);
     epoch.returned(end.clone());
     epoch.drain().await;
     epoch.ended().await;
@@ -61,15 +60,4 @@ async fn lived(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overr
 async fn overdue(epoch: &Epoch) {
     epoch.grace_over().await;
     sleep(SLACK).await;
-}
-
-/// What a panic said.
-pub(super) fn message(panic: &(dyn Any + Send)) -> String {
-    if let Some(text) = panic.downcast_ref::<&str>() {
-        (*text).to_owned()
-    } else if let Some(text) = panic.downcast_ref::<String>() {
-        text.clone()
-    } else {
-        "a panic without a message".to_owned()
-    }
 }

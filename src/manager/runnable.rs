@@ -44,7 +44,8 @@ impl fmt::Debug for ControllerName {
 /// When a runnable starts and stops, relative to the others.
 ///
 /// Groups start in this order, each after the one before is running, and stop in the reverse of
-/// it. Only what still starts is waited for: one that waits for its condition, or that has failed or
+/// it. Only what still starts is waited for, and no longer than
+/// [`ManagerOptions::group_start_timeout`](super::ManagerOptions::group_start_timeout): one that waits for its condition, or that has failed or
 /// panicked and backs off, holds up no later group; add it with
 /// [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if nothing is of use without
 /// it. Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).

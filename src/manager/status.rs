@@ -2,7 +2,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::{ControllerName, Report, RunnableGroup, StopReason, Unmet};
+use super::{ControllerName, Reason, Report, RunnableGroup, StopReason, Unmet};
 
 /// Where a runnable is in its life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -41,6 +41,38 @@ impl ControllerState {
             Self::Stopping => "Stopping",
             Self::BackingOff => "BackingOff",
             Self::Stopped => "Stopped",
+        }
+    }
+}
+
+/// How a watch of a run is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum WatchState {
+    /// Its condition is not met.
+    Waiting,
+    /// Its first list is under way.
+    Syncing,
+    /// Its cache is complete and current.
+    Synced,
+    /// Its cache is behind.
+    Stale,
+    /// The server refuses it.
+    Forbidden,
+    /// The conversion webhook of its type fails.
+    ConversionFailed,
+}
+
+impl WatchState {
+    /// The state as one word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::Syncing => "Syncing",
+            Self::Synced => "Synced",
+            Self::Stale => "Stale",
+            Self::Forbidden => "Forbidden",
+            Self::ConversionFailed => "ConversionFailed",
         }
     }
 }
@@ -126,8 +158,8 @@ pub struct RunnableStatus {
     pub group: RunnableGroup,
     /// Where it is in its life.
     pub state: ControllerState,
-    /// Why, as one CamelCase word: `TypeAbsent`, `SourcesSyncing`, `Stuck`.
-    pub reason: String,
+    /// Why.
+    pub reason: Reason,
     /// Why, as a sentence; empty when there is nothing to add.
     pub message: String,
     /// Since when state and reason hold.
@@ -156,7 +188,7 @@ impl RunnableStatus {
             name,
             group,
             state: ControllerState::Waiting,
-            reason: String::new(),
+            reason: Reason::NotStarted,
             message: String::new(),
             since: Timestamp::now(),
             epoch: 0,

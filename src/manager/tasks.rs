@@ -1,12 +1,10 @@
 //! Tasks of an epoch: counted, traced, and aborted together.
 
-use std::panic::AssertUnwindSafe;
-
-use futures::FutureExt;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{Instrument, Span, error};
 
-use super::{ControllerName, run::message};
+use super::ControllerName;
+use crate::guard;
 
 /// Tasks that an epoch has spawned and may abort.
 #[derive(Debug)]
@@ -30,9 +28,8 @@ impl Tasks {
         let (controller, abort) = (controller.clone(), self.abort.clone());
         let task = async move {
             // Covers the drop of an aborted task too.
-            let task = AssertUnwindSafe(abort.run_until_cancelled_owned(task)).catch_unwind();
-            if let Err(panic) = task.await {
-                error!(%controller, epoch, error = message(panic.as_ref()), "task panicked");
+            if let Err(error) = guard::future(abort.run_until_cancelled_owned(task)).await {
+                error!(%controller, epoch, error, "task panicked");
             }
         };
         drop(self.tracker.spawn(task.instrument(Span::current())));

@@ -4,6 +4,7 @@ mod conditions;
 mod ending;
 mod fence;
 mod groups;
+mod panics;
 mod replacement;
 
 use std::sync::{

@@ -36,7 +36,7 @@ use crate::{
     kind::{Scope, TypeRef},
     manager::{
         ConditionalRunnable, ControllerName, Epoch, Readiness, RunResult, Runnable, Subresource,
-        all_of, type_served,
+        all_of, subresource_served,
     },
     redaction,
 };
@@ -191,8 +191,7 @@ impl Runnable for CompositeRunnable {
 impl ConditionalRunnable for CompositeRunnable {
     fn ready(&self) -> Readiness {
         // The status is written through its subresource, so it must be there.
-        let parent =
-            type_served(&self.cluster.types, &self.parent).with_subresource(Subresource::Status);
+        let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
         all_of([parent, self.controller.ready()])
     }
 }

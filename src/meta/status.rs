@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     kind::{TypeName, TypeRef},
-    manager::{ControllerState, RunnableStatus},
+    manager::{ControllerState, Reason, RunnableStatus, WatchState},
 };
 
 /// The longest message of a condition; a specification may have very many problems.
@@ -36,8 +36,16 @@ pub(crate) struct View<'a> {
     pub(crate) now: Timestamp,
 }
 
+/// Status of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truth {
+    True,
+    False,
+    Unknown,
+}
+
 /// Status, reason, message.
-type Said = (&'static str, String, String);
+type Said = (Truth, String, String);
 
 impl View<'_> {
     /// The status as it should be.
@@ -47,7 +55,7 @@ impl View<'_> {
             (Judgement::Paused, None) => ("Paused", "Paused".to_owned()),
             (Judgement::Rejected(rejected), None) => ("Invalid", rejected.reason().to_owned()),
             (_, None) => ("Waiting", "NotStarted".to_owned()),
-            (_, Some(run)) if ready.0 == "True" => (run.state.word(), run.reason.clone()),
+            (_, Some(run)) if ready.0 == Truth::True => (run.state.word(), run.reason.to_string()),
             (_, Some(run)) => (run.state.word(), ready.1.clone()),
         };
         CompositeControllerStatus {
@@ -68,20 +76,20 @@ impl View<'_> {
     fn ready(&self) -> Said {
         match (self.judgement, self.run) {
             (Judgement::Rejected(rejected), _) => {
-                ("False", rejected.reason().to_owned(), rejected.to_string())
+                (Truth::False, rejected.reason().to_owned(), rejected.to_string())
             }
             (Judgement::Paused, _) => {
-                ("False", "Paused".to_owned(), "paused by annotation".to_owned())
+                (Truth::False, "Paused".to_owned(), "paused by annotation".to_owned())
             }
-            (Judgement::Accepted, None) => ("False", "NotStarted".to_owned(), String::new()),
+            (Judgement::Accepted, None) => (Truth::False, "NotStarted".to_owned(), String::new()),
             (Judgement::Accepted, Some(run)) => match &run.pending {
                 Some(pending) => (
-                    "False",
+                    Truth::False,
                     "SpecPending".to_owned(),
                     format!("the old specification goes on: {pending}"),
                 ),
                 None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
-                    ("False", "Forbidden".to_owned(), run.report.forbidden.join("; "))
+                    (Truth::False, "Forbidden".to_owned(), run.report.forbidden.join("; "))
                 }
                 None if run.report.failing => self.failing(run),
                 None => self.running(),
@@ -92,29 +100,31 @@ impl View<'_> {
     /// No sync has succeeded for a minute: for the hook's reason, if it has one.
     fn failing(&self, run: &RunnableStatus) -> Said {
         let hooks = self.hooks_healthy();
-        if hooks.0 == "False" {
+        if hooks.0 == Truth::False {
             return hooks;
         }
         let error = run.last_error().map(|error| format!(": {error}")).unwrap_or_default();
         let message = format!("no sync has succeeded for a minute{error}");
-        ("False", "SyncsFailing".to_owned(), message)
+        (Truth::False, "SyncsFailing".to_owned(), message)
     }
 
     fn types_ready(&self) -> Said {
         let Some(run) = self.run else {
-            return ("Unknown", "NotStarted".to_owned(), String::new());
+            return (Truth::Unknown, "NotStarted".to_owned(), String::new());
         };
         if let Some(first) = run.unmet.first() {
             let messages: Vec<_> = run.unmet.iter().map(|unmet| &*unmet.message).collect();
-            let status = if run.unmet.iter().all(|unmet| unmet.reason == "TypeUnknown") {
-                "Unknown"
+            let status = if run.unmet.iter().all(|unmet| unmet.reason == Reason::TypeUnknown) {
+                Truth::Unknown
             } else {
-                "False"
+                Truth::False
             };
-            return (status, first.reason.clone(), messages.join("; "));
+            return (status, first.reason.to_string(), messages.join("; "));
         }
         match run.state {
-            ControllerState::Waiting => ("Unknown", run.reason.clone(), run.message.clone()),
+            ControllerState::Waiting => {
+                (Truth::Unknown, run.reason.to_string(), run.message.clone())
+            }
             ControllerState::Starting
             | ControllerState::Running
             | ControllerState::Stopping
@@ -122,10 +132,10 @@ impl View<'_> {
             | ControllerState::Stopped => {
                 let missing: Vec<_> = run.report.missing.iter().map(TypeRef::to_string).collect();
                 if missing.is_empty() {
-                    ("True", "TypesServed".to_owned(), String::new())
+                    (Truth::True, "TypesServed".to_owned(), String::new())
                 } else {
                     let message = format!("optional types are missing: {}", missing.join(", "));
-                    ("True", "OptionalTypesMissing".to_owned(), message)
+                    (Truth::True, "OptionalTypesMissing".to_owned(), message)
                 }
             }
         }
@@ -138,16 +148,16 @@ impl View<'_> {
                 Judgement::Rejected(rejected) => rejected.reason(),
                 Judgement::Accepted => "NotStarted",
             };
-            return ("False", reason.to_owned(), String::new());
+            return (Truth::False, reason.to_owned(), String::new());
         };
-        let status = if run.state == ControllerState::Running { "True" } else { "False" };
+        let status = if run.state == ControllerState::Running { Truth::True } else { Truth::False };
         let mut message = run.message.clone();
         if message.is_empty()
             && let Some(error) = run.last_error()
         {
             message = format!("last error: {error}");
         }
-        (status, run.reason.clone(), message)
+        (status, run.reason.to_string(), message)
     }
 
     fn hooks_healthy(&self) -> Said {
@@ -157,14 +167,15 @@ impl View<'_> {
                     1 => format!("{parent}: {}", failure.message),
                     count => format!("{count} parents fail, first {parent}: {}", failure.message),
                 };
-                ("False", failure.reason.to_owned(), message)
+                (Truth::False, failure.reason.to_owned(), message)
             }
-            (None, true) => ("True", "HooksAnswer".to_owned(), String::new()),
-            (None, false) => ("Unknown", "NotAsked".to_owned(), String::new()),
+            (None, true) => (Truth::True, "HooksAnswer".to_owned(), String::new()),
+            (None, false) => (Truth::Unknown, "NotAsked".to_owned(), String::new()),
         }
     }
 
     fn condition(&self, type_: &str, (status, reason, message): Said) -> StatusCondition {
+        let status = status.word();
         let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
         let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);
         let last_transition_time = match before {
@@ -191,7 +202,11 @@ impl View<'_> {
                 .watches
                 .iter()
                 .map(|watch| {
-                    row(&watch.type_ref, watch.state, watch.error.clone().unwrap_or_default())
+                    row(
+                        &watch.type_ref,
+                        watch.state.word(),
+                        watch.error.clone().unwrap_or_default(),
+                    )
                 })
                 .collect();
         }
@@ -206,7 +221,7 @@ impl View<'_> {
                     .map(|unmet| unmet.message.clone())
                     .next()
                     .unwrap_or_default();
-                row(type_ref, "Waiting", message)
+                row(type_ref, WatchState::Waiting.word(), message)
             })
             .collect()
     }
@@ -226,15 +241,25 @@ fn row(type_ref: &TypeRef, state: &str, message: String) -> WatchStatus {
     }
 }
 
+impl Truth {
+    fn word(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::manager::{RunnableGroup, Unmet, WatchReport};
 
-    fn run(state: ControllerState, reason: &str) -> RunnableStatus {
+    fn run(state: ControllerState, reason: &'static str) -> RunnableStatus {
         RunnableStatus {
             state,
-            reason: reason.to_owned(),
+            reason: reason.into(),
             since: Timestamp::UNIX_EPOCH,
             epoch: 3,
             ..RunnableStatus::new("CompositeController-a".into(), RunnableGroup::LeaderElection)
@@ -322,7 +347,7 @@ mod tests {
     fn a_controller_that_waits_says_for_what() {
         let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
         waiting.unmet = vec![Unmet {
-            reason: "TypeAbsent".to_owned(),
+            reason: Reason::TypeAbsent,
             message: "things.example.com/v1 is not installed".to_owned(),
             type_ref: None,
         }];
@@ -410,7 +435,7 @@ mod tests {
         let mut running = run(ControllerState::Running, "Running");
         running.report.watches = vec![WatchReport {
             type_ref: TypeRef::resource("apps", "v1", "deployments"),
-            state: "Forbidden",
+            state: WatchState::Forbidden,
             error: Some("no rule".to_owned()),
         }];
 

@@ -118,7 +118,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     let said = "conversion webhook for";
     assert!(starting.message.contains(said), "{}", starting.message);
     let watch = &starting.report.watches[0];
-    assert_eq!(watch.state, "ConversionFailed");
+    assert_eq!(watch.state.word(), "ConversionFailed");
     assert!(watch.error.as_deref().is_some_and(|error| error.contains(said)), "{watch:?}");
     stored.saw("kept", 1).await;
     bystander.is_served(&world, "meanwhile").await;

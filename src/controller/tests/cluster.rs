@@ -69,7 +69,7 @@ async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
 
     rig.add(builder().for_type(widgets()).conditional()).await;
     let before = rig.status();
-    assert_eq!((before.state, &*before.reason), (ControllerState::Waiting, "NotStarted"));
+    assert_eq!((before.state, before.reason.as_str()), (ControllerState::Waiting, "NotStarted"));
     rig.state(ControllerState::Running).await;
 
     assert!((5..6).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());

@@ -57,7 +57,10 @@ async fn flap(seed: u64) {
         "seed {seed}: {:#?}",
         status.report
     );
-    assert!(status.report.watches.iter().all(|watch| watch.state == "Synced"), "{status:?}");
+    assert!(
+        status.report.watches.iter().all(|watch| watch.state == crate::manager::WatchState::Synced),
+        "{status:?}"
+    );
     assert_eq!(rig.cluster.informers.status().len(), 3);
     for (plural, kind) in types {
         assert_eq!(rig.server.watches(&path(plural)), 1, "{plural}");

@@ -1,6 +1,9 @@
 //! What becomes of a controller when its types come, go and change.
 
+use tokio::sync::watch;
+
 use super::*;
+use crate::manager::{Readiness, Unmet, Verdict, WatchState};
 
 #[tokio::test(start_paused = true)]
 async fn conditional_controller_lives_with_its_type_twice_round() {
@@ -16,7 +19,7 @@ async fn conditional_controller_lives_with_its_type_twice_round() {
         assert_eq!(running.epoch, epoch);
         rig.server.apply(widget("a", mark));
         assert_eq!(rig.log().await, [format!("ns/a {mark}")]);
-        assert_eq!(rig.status().report.watches[0].state, "Synced");
+        assert_eq!(rig.status().report.watches[0].state, WatchState::Synced);
         assert_eq!(rig.server.watches(WIDGETS), 1);
 
         rig.server.uninstall("widgets");
@@ -425,5 +428,25 @@ async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are
 
     assert_eq!(log.len(), 1000);
     assert_eq!(log.iter().find(|note| note.ends_with("missing")), None);
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_runs_only_while_its_type_is_served_and_a_condition_of_the_user_is_met() {
+    let rig = Rig::new();
+    rig.install("Widget");
+    let message = "outside of its hours".to_owned();
+    let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
+    let hours = watch::Sender::new(Verdict::Unmet(vec![closed.clone()]));
+    let verdicts = hours.subscribe();
+    let when = move || Readiness::published(verdicts.clone());
+    rig.add(builder().for_type(widgets()).conditional().when(when)).await;
+    rig.until(|status| status.reason == "Closed").await;
+
+    hours.send_replace(Verdict::Met(Vec::new()));
+    rig.state(ControllerState::Running).await;
+    hours.send_replace(Verdict::Unmet(vec![closed]));
+    rig.until(|status| status.reason == "Closed").await;
+
     rig.shutdown().await;
 }

@@ -175,8 +175,8 @@ async fn the_report_shows_what_is_known_and_what_is_asked_for_and_forgets_the_re
     let find = |name: &str| rig.registry.report().into_iter().find(|row| row.name == name);
 
     let row = find("widgets.example.com").unwrap();
-    assert_eq!((row.state, row.subscribers, row.origin), (SERVED, 2, Origin::Crd));
-    assert_eq!((row.uid.as_deref(), row.scope), (Some("a"), Some("Namespaced")));
+    assert_eq!((row.state.word(), row.subscribers, row.origin), (SERVED, 2, Origin::Crd));
+    assert_eq!((row.uid.as_deref(), row.scope), (Some("a"), Some(crate::kind::Scope::Namespaced)));
     assert_eq!(row.served_versions, ["v1"]);
     assert_eq!(find("Thing.nowhere.org/v1").unwrap().origin, Origin::Nowhere);
     let row = find("widgets.example.com/v2").unwrap();

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use futures::FutureExt;
+
 use super::*;
 use crate::informer::{
     Index,

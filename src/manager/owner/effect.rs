@@ -71,6 +71,7 @@ impl Owner {
             self.timers.try_remove(timer);
         }
         self.names.remove(&entry.name);
+        self.floor = self.floor.max(entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
         self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
@@ -82,15 +83,15 @@ impl Owner {
 
     pub(super) fn start(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        let count = self.epochs.entry(entry.name.clone()).or_default();
-        *count += 1;
-        entry.epoch_number = *count;
+        let last = if entry.epoch_number == 0 { self.floor } else { entry.epoch_number };
+        let count = last + 1;
+        entry.epoch_number = count;
         entry.begun_at = Some(now);
-        let epoch = Epoch::new(entry.name.clone(), *count, entry.spec.options.grace);
-        self.metrics.epoch(&entry.name, *count);
-        info!(controller = %entry.name, epoch = *count, "starting");
-        let span = info_span!("runnable", controller = %entry.name, epoch = *count);
-        let (number, report) = (*count, epoch.subscribe());
+        let epoch = Epoch::new(entry.name.clone(), count, entry.spec.options.grace);
+        self.metrics.epoch(&entry.name, count);
+        info!(controller = %entry.name, epoch = count, "starting");
+        let span = info_span!("runnable", controller = %entry.name, epoch = count);
+        let (number, report) = (count, epoch.subscribe());
         entry.epoch = Some(epoch.clone());
         entry.returned = false;
         // Building the future is the runnable's code too: its panic must not be ours.

@@ -21,8 +21,8 @@ use super::*;
 use crate::{
     kind::{Scope, TypeIdentity},
     manager::{
-        Basis, ConditionalRunnable, Epoch, Runnable, RunnableOptions, Verdict, entry::Preparation,
-        lifecycle::Cause,
+        Basis, ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, Verdict,
+        entry::Preparation, lifecycle::Cause,
     },
 };
 
@@ -145,6 +145,8 @@ struct World {
     epochs: u64,
     /// The last epoch whose run has returned by itself.
     returned: Option<u64>,
+    /// Whether an epoch has begun since the name was added.
+    begun: bool,
     attempts: HashSet<u64>,
 }
 
@@ -172,6 +174,7 @@ impl World {
             live: None,
             epochs: 0,
             returned: None,
+            begun: false,
             attempts: HashSet::new(),
         }
     }
@@ -272,14 +275,14 @@ impl World {
             Step::Prepared(well) => {
                 let (id, attempt) = (self.entry().unwrap().0, self.attempt().unwrap());
                 let result = if *well { Ok(()) } else { Err("boom".into()) };
-                self.owner.handle(Event::Prepared(id, attempt, result));
+                self.owner.handle(Event::Prepared((id, attempt, result)));
             }
             Step::LatePrepared => {
                 let id = self.entry().unwrap().0;
                 let now = self.attempt();
                 let late = self.attempts.iter().filter(|attempt| Some(**attempt) != now).max();
                 if let Some(&late) = late {
-                    self.owner.handle(Event::Prepared(id, late, Ok(())));
+                    self.owner.handle(Event::Prepared((id, late, Ok(()))));
                 }
             }
             Step::Timer => {
@@ -321,7 +324,7 @@ impl World {
                 TransitionKind::Entered(ControllerState::Starting) => {
                     assert_eq!(self.live, None, "P1: an epoch began before the last was done");
                     assert_eq!(epoch, self.epochs + 1, "epochs are counted");
-                    (self.live, self.epochs) = (Some(epoch), epoch);
+                    (self.live, self.epochs, self.begun) = (Some(epoch), epoch, true);
                     let (_, entry) = self.entry().unwrap();
                     assert!(matches!(entry.lifecycle.verdict(), Verdict::Met(_)));
                     let started = Arc::as_ptr(&entry.spec.runnable);
@@ -342,7 +345,10 @@ impl World {
                 TransitionKind::Done(_) => {
                     assert_eq!(self.live.take(), Some(epoch), "P2: done once");
                 }
-                TransitionKind::Removed => assert_eq!(self.live, None, "P2: removed before done"),
+                TransitionKind::Removed => {
+                    assert_eq!(self.live, None, "P2: removed before done");
+                    self.begun = false;
+                }
             }
         }
         let attempt = self.attempt();
@@ -353,7 +359,7 @@ impl World {
         assert_eq!(told.state, entry.lifecycle.state(), "P10: the status tells the state");
         let stopping = told.state == ControllerState::Stopping;
         assert!(self.live.is_none() || self.returned != self.live || stopping, "shown as stopping");
-        assert_eq!(told.epoch, self.epochs);
+        assert_eq!(told.epoch, if self.begun { self.epochs } else { 0 });
         assert_eq!(told.pending.is_some(), entry.pending.is_some());
         if let Some(attempt) = attempt
             && self.attempts.insert(attempt)
@@ -417,7 +423,7 @@ impl World {
         // Only their order matters: time moves by the next one going off.
         let timers = self.timers();
         let phase = match self.owner.phase {
-            Phase::Opening { step, asked } => (0, step, asked),
+            Phase::Opening { step, asked, .. } => (0, step, asked),
             Phase::Open => (1, 0, true),
             Phase::Closing { step, asked } => (2, step, asked),
         };
@@ -542,4 +548,29 @@ impl Drop for Told<'_> {
     fn drop(&mut self) {
         eprintln!("after {:?}", self.0);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice() {
+    let mut world = World::new();
+    let mut last = std::collections::HashMap::new();
+    for turn in 0..20_000 {
+        // Each name is added twice.
+        let name = ControllerName::from(format!("c{}", turn % 10_000));
+        let spec = world.spec(Word::A);
+        world.probes.clear();
+        let owner = &mut world.owner;
+        owner.add(name.clone(), spec).unwrap();
+        let (&id, entry) = owner.entries.iter().next().unwrap();
+        let epoch = entry.epoch_number;
+        assert!(epoch > 0);
+        assert!(last.insert(name.clone(), epoch).is_none_or(|before| epoch > before), "{name}");
+        owner.step(id, Input::Remove);
+        owner.on_ended(id, RunEnd::Completed);
+        owner.publish();
+    }
+
+    let owner = &world.owner;
+    assert_eq!((owner.entries.len(), owner.names.len(), owner.timers.len()), (0, 0, 0));
+    assert_eq!(owner.snapshot.borrow().len(), 0);
 }

@@ -1,9 +1,10 @@
 //! The groups: opened in order, closed in order.
 
-use tracing::info;
+use tokio::time::Instant;
+use tracing::{info, warn};
 
 use super::{
-    super::{ControllerState, ManagerError, RunnableGroup, lifecycle::Input},
+    super::{ControllerState, ManagerError, RunnableGroup, entry::Entry, lifecycle::Input},
     Id, Owner,
     replacement::drop_pending,
 };
@@ -11,9 +12,11 @@ use super::{
 /// How far the manager has come: groups are opened in order and closed in order.
 pub(super) enum Phase {
     /// `asked` once the groups of this step were told; those that come later are told as they come.
+    /// The next group is opened at `until`, whatever still starts then.
     Opening {
         step: usize,
         asked: bool,
+        until: Option<Instant>,
     },
     Open,
     Closing {
@@ -40,33 +43,37 @@ const STOP_ORDER: [&[RunnableGroup]; 5] = [
     &[RunnableGroup::HttpServers],
 ];
 
+impl Phase {
+    /// Before the group of this step is opened.
+    pub(super) fn opening(step: usize) -> Self {
+        Self::Opening { step, asked: false, until: None }
+    }
+}
+
 impl Owner {
     /// Opens the next groups, or closes them, as far as can be gone now.
     pub(super) fn advance(&mut self) {
         loop {
             match self.phase {
-                Phase::Opening { step, asked } => {
+                Phase::Opening { step, asked, .. } => {
                     let Some(group) = START_ORDER.get(step) else {
                         self.phase = Phase::Open;
                         return;
                     };
                     if !asked {
-                        self.phase = Phase::Opening { step, asked: true };
+                        let timeout = self.options.group_start_timeout;
+                        let until = timeout.and_then(|after| Instant::now().checked_add(after));
+                        self.phase = Phase::Opening { step, asked: true, until };
                         for id in self.ids_of(&[*group]) {
                             self.step(id, Input::Allowed(true));
                         }
                     }
                     // Whoever waits for a condition holds nobody up; whoever starts, only where
                     // the later groups rely on it.
-                    let starting = *group <= RunnableGroup::Caches
-                        && self.entries.values().any(|entry| {
-                            entry.spec.group == *group
-                                && entry.lifecycle.state() == ControllerState::Starting
-                        });
-                    if starting {
+                    if *group <= RunnableGroup::Caches && !self.starting(*group).is_empty() {
                         return;
                     }
-                    self.phase = Phase::Opening { step: step + 1, asked: false };
+                    self.phase = Phase::opening(step + 1);
                 }
                 Phase::Open => return,
                 Phase::Closing { step, asked } => {
@@ -87,6 +94,38 @@ impl Owner {
                 }
             }
         }
+    }
+
+    /// Time at which the next group is opened, whatever still starts then.
+    pub(super) fn opens_at(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Opening { until, .. } => until,
+            Phase::Open | Phase::Closing { .. } => None,
+        }
+    }
+
+    /// Names the runnables of the group that still start, and opens the next group.
+    pub(super) fn open_next(&mut self) {
+        let Phase::Opening { step, .. } = self.phase else { return };
+        let late = START_ORDER.get(step).map(|group| self.starting(*group)).unwrap_or_default();
+        for id in late {
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.late = self.options.group_start_timeout.map(|after| (entry.epoch_number, after));
+            warn!(
+                controller = %entry.name,
+                epoch = entry.epoch_number,
+                runnable_group = ?entry.spec.group,
+                "runnable has not reported running in time, later groups start without it"
+            );
+            self.dirty.push(id);
+        }
+        self.phase = Phase::opening(step + 1);
+    }
+
+    fn starting(&self, group: RunnableGroup) -> Vec<Id> {
+        let starts = |entry: &Entry| entry.lifecycle.state() == ControllerState::Starting;
+        let of_group = self.entries.iter().filter(|(_, entry)| entry.spec.group == group);
+        of_group.filter(|(_, entry)| starts(entry)).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn is_open(&self, group: RunnableGroup) -> bool {

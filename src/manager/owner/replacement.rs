@@ -1,20 +1,19 @@
 //! How a new specification takes the place of the one that runs: made before the break.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use futures::FutureExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{
-        AddError, ControllerName, ControllerState, RunResult, TransitionKind, Verdict,
+        AddError, ControllerName, ControllerState, TransitionKind, Verdict,
         entry::{Entry, Pending, Preparation, Spec},
         lifecycle::Input,
-        run,
     },
-    Id, Owner, Timer, Timers,
+    Id, Owner, Prepared, Timer, Timers,
     phase::Phase,
 };
+use crate::guard;
 
 /// A replacement that cannot be prepared is tried again this often.
 const PREPARE_RETRY: Duration = Duration::from_secs(5);
@@ -62,10 +61,8 @@ impl Owner {
         if self.swap_if_due(id) {
             return;
         }
-        let Some(pending) = self.entries.get_mut(&id).and_then(|entry| entry.pending.as_mut())
-        else {
-            return;
-        };
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(pending) = &mut entry.pending else { return };
         match &pending.verdict {
             Verdict::Met(_) if matches!(pending.preparation, Preparation::None) => {
                 self.prepare(id);
@@ -75,7 +72,7 @@ impl Owner {
                 let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
                 pending.why = all.join("; ");
                 // What was acquired for it would be held for nobody.
-                pending.unprepare();
+                pending.unprepare(&entry.name, entry.epoch.as_ref());
             }
         }
     }
@@ -92,21 +89,19 @@ impl Owner {
         let runnable = pending.spec.runnable.clone();
         self.prepares.spawn(async move {
             let _task = task;
-            let prepare = async {
-                tokio::select! {
-                    biased;
-                    () = given_up.cancelled() => None,
-                    result = async { runnable.prepare().await } => Some(result),
-                }
-            };
-            // Also when it is given up and dropped it is the runnable's code.
-            let result = AssertUnwindSafe(prepare).catch_unwind().await;
-            let panicked = |panic: Box<_>| Some(Err(run::message(&*panic).into()));
-            result.unwrap_or_else(panicked).map(|result| (id, attempt, result))
+            // The error, when it is told and when it is dropped, is the runnable's code too.
+            let prepare = guard::future(async move {
+                runnable.prepare().await.map_err(|error| error.to_string())
+            });
+            tokio::select! {
+                biased;
+                () = given_up.cancelled() => None,
+                result = prepare => Some((id, attempt, result.flatten())),
+            }
         });
     }
 
-    pub(super) fn on_prepared(&mut self, id: Id, attempt: u64, result: RunResult) {
+    pub(super) fn on_prepared(&mut self, (id, attempt, result): Prepared) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(pending) = &mut entry.pending else { return };
         if !matches!(pending.preparation, Preparation::Running(this, _) if this == attempt) {
@@ -121,7 +116,7 @@ impl Owner {
             }
             Err(error) => {
                 pending.preparation = Preparation::None;
-                pending.spec.unprepare();
+                pending.spec.unprepare(&entry.name, entry.epoch.as_ref());
                 pending.why = format!("it cannot be prepared: {error}");
                 let retry = Timer::Retry(pending.serial);
                 let counted = self.metrics.timer(&entry.name, retry.word());
@@ -152,7 +147,7 @@ impl Owner {
         let Some(mut pending) = entry.pending.take() else { return };
         end_retry(&mut pending, &mut self.timers);
         if !matches!(pending.preparation, Preparation::Done) {
-            pending.unprepare();
+            pending.unprepare(&entry.name, entry.epoch.as_ref());
         }
         let before = entry.lifecycle.state();
         entry.watching.cancel();
@@ -171,7 +166,7 @@ impl Owner {
         self.step(id, Input::Allowed(allowed));
         self.step(id, Input::Verdict(pending.verdict));
         if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
-            entry.spec.unprepare();
+            entry.spec.unprepare(&entry.name, entry.epoch.as_ref());
         }
     }
 }
@@ -181,7 +176,7 @@ pub(super) fn drop_pending(entry: &mut Entry, timers: &mut Timers) {
     if let Some(mut pending) = entry.pending.take() {
         end_retry(&mut pending, timers);
         pending.watching.cancel();
-        pending.unprepare();
+        pending.unprepare(&entry.name, entry.epoch.as_ref());
     }
 }
 

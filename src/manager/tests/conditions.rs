@@ -1,6 +1,6 @@
 //! Conditions that misbehave concern their own runnable alone.
 
-use super::*;
+use super::{super::condition::tests::met_by, *};
 
 /// A condition that panics.
 struct Broken;
@@ -92,5 +92,72 @@ async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone(
     drop(rig.handle.watch().wait_for(gone).await.unwrap());
 
     rig.until("well", ControllerState::Running).await;
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_epoch_runs_on_while_the_chosen_part_of_any_of_is_unknown() {
+    struct Either([watch::Receiver<Verdict>; 2]);
+    impl Runnable for Either {
+        fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+            Box::pin(async move {
+                epoch.stopping().await;
+                Ok(())
+            })
+        }
+    }
+    impl ConditionalRunnable for Either {
+        fn ready(&self) -> Readiness {
+            any_of(self.0.clone().map(Readiness::published))
+        }
+    }
+    let chosen = watch::Sender::new(met_by("1"));
+    let other = watch::Sender::new(met_by("2"));
+    let rig = Rig::new();
+    let either = Arc::new(Either([chosen.subscribe(), other.subscribe()]));
+    rig.handle.add("either", either, RunnableOptions::default()).await.unwrap();
+    rig.until("either", ControllerState::Running).await;
+
+    chosen.send_replace(Verdict::Unknown(Vec::new()));
+    tokio::time::sleep(Duration::from_secs(60)).await;
+
+    let status = rig.handle.status_of("either").unwrap();
+    assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
+    chosen.send_replace(unmet());
+    let next = |it: &Arc<Snapshot>| it[&"either".into()].epoch == 2;
+    drop(rig.handle.watch().wait_for(next).await.unwrap());
+    rig.stop().await.unwrap();
+}
+
+/// A condition of a user.
+struct Switch(watch::Sender<Verdict>);
+
+impl Condition for Switch {
+    fn watch(&self) -> Readiness {
+        Readiness::published(self.0.subscribe())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
+    let rig = Rig::new();
+    let switch = Arc::new(Switch(watch::Sender::new(unmet())));
+    let probe = Probe::new(Body::UntilStopped).arc();
+    let plain = Conditional::new(probe.clone(), switch.clone());
+    rig.handle.add("plain", Arc::new(plain), RunnableOptions::default()).await.unwrap();
+    let (own, also) = (probe.clone(), switch.clone());
+    let both = Conditional::also(own, move || also.watch());
+    rig.handle.add("both", Arc::new(both), RunnableOptions::default()).await.unwrap();
+    rig.until("plain", ControllerState::Waiting).await;
+    rig.until("both", ControllerState::Waiting).await;
+
+    switch.0.send_replace(met());
+    rig.until("plain", ControllerState::Running).await;
+    rig.until("both", ControllerState::Running).await;
+    probe.verdict.send_replace(unmet());
+    rig.until("both", ControllerState::Waiting).await;
+    rig.until("plain", ControllerState::Running).await;
+    switch.0.send_replace(unmet());
+    rig.until("plain", ControllerState::Waiting).await;
     rig.stop().await.unwrap();
 }

@@ -165,7 +165,7 @@ async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_w
     let mut watch = rig.handle.watch();
     let stuck = timeout(Duration::from_secs(30), watch.wait_for(reached)).await;
     let status = stuck.expect("it is told").unwrap()[&ControllerName::from("leaving")].clone();
-    assert_eq!((status.state, &*status.reason), (ControllerState::Stopping, "Stuck"));
+    assert_eq!((status.state, status.reason.as_str()), (ControllerState::Stopping, "Stuck"));
     assert!(status.message.contains("1 task"), "{}", status.message);
 
     unblock.send(()).unwrap();

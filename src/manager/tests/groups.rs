@@ -138,3 +138,24 @@ async fn an_early_runnable_that_panics_starts_again_by_itself_and_holds_up_no_la
     drop(rig.handle.watch().wait_for(again).await.unwrap());
     rig.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_early_runnable_that_never_reports_running_holds_up_later_groups_until_the_deadline() {
+    let log = Log::default();
+    let mut manager = Manager::new(ManagerOptions::default());
+    let silent = Probe::new(Body::NeverRuns).group(RunnableGroup::Webhooks, &log).arc();
+    manager.add("silent", silent, RunnableOptions::default()).unwrap();
+    manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
+    let begin = tokio::time::Instant::now();
+    let rig = Rig::start(manager);
+    rig.until("silent", ControllerState::Starting).await;
+
+    rig.until("last", ControllerState::Running).await;
+
+    assert_eq!(begin.elapsed().as_secs(), 120);
+    let silent = rig.handle.status_of("silent").unwrap();
+    assert_eq!(silent.state, ControllerState::Starting);
+    assert_eq!(silent.reason, "StartTimeout");
+    assert!(silent.message.contains("within 120s"), "{}", silent.message);
+    rig.stop().await.unwrap();
+}

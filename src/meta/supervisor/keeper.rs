@@ -10,6 +10,7 @@ use super::{MetaOptions, PAUSED, own_type, runnable_name};
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
+    guard,
     informer::Object,
     manager::{AddError, ManagerHandle},
     meta::{
@@ -150,7 +151,13 @@ impl Keeper {
         }
         let blueprint = Arc::new(blueprint);
         let hook = match &self.options.hooks {
-            Some(make) => make(&blueprint),
+            Some(make) => match guard::run(|| make(&blueprint)) {
+                Ok(hook) => hook,
+                Err(panic) => {
+                    let rejected = Rejected::Unbuildable(format!("its hook panicked: {panic}"));
+                    return (Judgement::Rejected(rejected), None);
+                }
+            },
             None => self.webhook(&blueprint),
         };
         let changed = {

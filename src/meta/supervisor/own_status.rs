@@ -10,7 +10,7 @@ use super::{keeper::Keeper, own_type, runnable_name};
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
-    manager::{ControllerState, RunnableStatus, Unmet},
+    manager::{ControllerState, Reason, RunnableStatus, Unmet},
     meta::{
         CompositeControllerStatus,
         declared::{Declared, Waiting},
@@ -148,12 +148,12 @@ impl Keeper {
 
 /// The Event of a controller that waits for its types, once it is known what is wrong with them.
 fn waiting(run: &RunnableStatus) -> Option<Waiting> {
-    let known = |unmet: &&Unmet| unmet.reason != "TypeUnknown";
+    let known = |unmet: &&Unmet| unmet.reason != Reason::TypeUnknown;
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
     if run.state != ControllerState::Waiting || unmet.is_empty() {
         return None;
     }
-    let bare = unmet.iter().find(|unmet| unmet.reason == "SubresourceMissing");
+    let bare = unmet.iter().find(|unmet| unmet.reason == Reason::SubresourceMissing);
     if let Some(type_ref) = bare.and_then(|unmet| unmet.type_ref.as_ref()) {
         // Metacontroller's words, which its users look for.
         let text = format!("Sync error: {type_ref} does not have subresource 'Status' enabled");

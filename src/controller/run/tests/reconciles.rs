@@ -116,7 +116,7 @@ async fn errors_of_many_requests_are_reported_one_a_second() {
     rig.epoch.report(|report| {
         let watch = crate::manager::WatchReport {
             type_ref: crate::kind::TypeRef::resource("", "v1", "pods"),
-            state: "Synced",
+            state: crate::manager::WatchState::Synced,
             error: None,
         };
         report.watches = vec![watch.clone(), watch];

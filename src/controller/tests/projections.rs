@@ -1,0 +1,72 @@
+//! How much of each object is kept, and which uses of it that excludes.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+
+use super::*;
+use crate::informer::Index;
+
+#[tokio::test(start_paused = true)]
+async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_built() {
+    let rig = Rig::new();
+    let owner = Handler::Owner {
+        owner: crate::kind::GroupKind { group: "example.com".into(), kind: "Widget".into() },
+        only_controller: true,
+    };
+    let index = || Index::new("app", |_| Vec::new());
+    let wrong = [
+        builder().for_::<ConfigMap>().metadata_only(),
+        builder().for_::<ConfigMap>().keys_only(),
+        builder().for_type(widgets()).owns::<ConfigMap>().metadata_only(),
+        builder().for_type(widgets()).owns_type(parts()).keys_only(),
+        builder().for_type(widgets()).keys_only().predicate(Predicate::generation()),
+        builder().for_type(widgets()).keys_only().predicate(!Predicate::labels()),
+        builder().for_type(widgets()).keys_only().event_filter(Predicate::annotations()),
+        builder().for_type(widgets()).keys_only().index(index()),
+        builder().for_type(widgets()).keys_only().managed_fields(),
+        builder().watches_type(parts(), owner).keys_only(),
+        builder().for_type(widgets()).every_owner(),
+    ];
+    let log = || Recorder { log: Log::default() };
+
+    let built: Vec<_> = wrong
+        .into_iter()
+        .map(|builder| builder.build(&rig.cluster, log()).err().map(|error| error.to_string()))
+        .collect();
+
+    assert!(built.iter().all(Option::is_some), "{built:#?}");
+    let built: Vec<_> = built.into_iter().flatten().collect();
+    assert_eq!(
+        [&*built[0], &*built[3], &*built[10]],
+        [
+            "widgets: configmaps/v1 is named by its Rust type, of which metadata_only keeps too \
+             little to decode; name it by for_type, owns_type or watches_type",
+            "widgets: keys_only keeps no owner references of parts.example.com/v1; call \
+             metadata_only instead",
+            "widgets: every_owner concerns an owned type, and widgets.example.com/v1 is none; call \
+             it after owns",
+        ]
+    );
+    rig.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_type_that_is_kept_in_part_is_not_decoded_and_the_error_says_what_to_change() {
+    struct Reader;
+    impl Reconciler for Reader {
+        async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {
+            context.lister::<ConfigMap>()?;
+            Ok(Outcome::Done)
+        }
+    }
+    let rig = Rig::new();
+    rig.server.apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}));
+    let input = builder().for_type(TypeRef::of::<ConfigMap>()).metadata_only();
+    let controller = Arc::new(input.build(&rig.cluster, Reader).unwrap());
+    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+
+    let status = rig.until(|status| status.report.last_error.is_some()).await;
+
+    let error = status.report.last_error.as_deref().unwrap();
+    assert!(error.contains("build the input without metadata_only"), "{error}");
+    rig.shutdown().await;
+}

@@ -1,0 +1,87 @@
+//! Conditional: any runnable, with a condition of the user's.
+
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+
+use super::{
+    Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
+};
+
+/// A runnable that runs only while a condition is met.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use pilotlight::manager::{Conditional, ConditionalRunnable, Readiness, Runnable, Verdict};
+/// # use tokio::sync::watch;
+/// # fn example(backup: Arc<dyn Runnable>) -> Arc<dyn ConditionalRunnable> {
+/// let (open, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
+/// let at_night = move || Readiness::published(verdicts.clone());
+/// # drop(open);
+/// Arc::new(Conditional::new(backup, at_night))
+/// # }
+/// ```
+pub struct Conditional {
+    runnable: Arc<dyn Runnable>,
+    conditions: Vec<Arc<dyn Condition>>,
+}
+
+/// Condition of a conditional runnable.
+struct Own(Arc<dyn ConditionalRunnable>);
+
+impl Conditional {
+    /// Runs `runnable` only while `condition` is met.
+    pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
+        Self { runnable, conditions: vec![Arc::new(condition)] }
+    }
+
+    /// Runs `runnable` only while its own condition and `condition` are met.
+    pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
+        let own = Own(Arc::clone(&runnable));
+        Self { runnable, conditions: vec![Arc::new(own), Arc::new(condition)] }
+    }
+}
+
+impl Condition for Own {
+    fn watch(&self) -> Readiness {
+        self.0.ready()
+    }
+}
+
+impl Runnable for Conditional {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        self.runnable.start(epoch)
+    }
+
+    fn group(&self) -> RunnableGroup {
+        self.runnable.group()
+    }
+
+    fn reports_running(&self) -> bool {
+        self.runnable.reports_running()
+    }
+
+    fn keeps_grace(&self) -> bool {
+        self.runnable.keeps_grace()
+    }
+
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        self.runnable.prepare()
+    }
+
+    fn unprepare(&self) {
+        self.runnable.unprepare();
+    }
+}
+
+impl ConditionalRunnable for Conditional {
+    fn ready(&self) -> Readiness {
+        all_of(self.conditions.iter().map(|condition| condition.watch()))
+    }
+}
+
+impl std::fmt::Debug for Conditional {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Conditional").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,201 @@
+//! Reason codes: why a runnable is in its state, and why a condition is not met.
+
+use std::{borrow::Cow, fmt};
+
+use super::DoneReason;
+use crate::discovery::InstallingReason;
+
+macro_rules! reasons {
+    ($($(#[$doc:meta])* $variant:ident = $word:literal,)*) => {
+        /// Why a runnable is in its state, or why a condition is not met: one CamelCase word in
+        /// status conditions, Events, tables and metrics.
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Reason {
+            $($(#[$doc])* $variant,)*
+            /// A user's own. Made by [`Reason::from`], which knows the words of the others.
+            Other(Cow<'static, str>),
+        }
+
+        impl Reason {
+            /// The reason as one word.
+            pub fn as_str(&self) -> &str {
+                match self {
+                    $(Self::$variant => $word,)*
+                    Self::Other(word) => word,
+                }
+            }
+        }
+
+        impl From<Cow<'static, str>> for Reason {
+            fn from(word: Cow<'static, str>) -> Self {
+                match &*word {
+                    $($word => Self::$variant,)*
+                    _ => Self::Other(word),
+                }
+            }
+        }
+
+        #[cfg(test)]
+        const ALL: &[Reason] = &[$(Reason::$variant,)*];
+    };
+}
+
+reasons! {
+    /// The type is proven not to exist.
+    TypeAbsent = "TypeAbsent",
+    /// Nothing is proven about the type.
+    TypeUnknown = "TypeUnknown",
+    /// The server offers no list and watch for the type.
+    NotWatchable = "NotWatchable",
+    /// The type has no such subresource.
+    SubresourceMissing = "SubresourceMissing",
+    /// The names of the CRD are not accepted.
+    NamesNotAccepted = "NamesNotAccepted",
+    /// The CRD is not established.
+    NotEstablished = "NotEstablished",
+    /// The CRD is not established, for the certificates of its conversion webhook.
+    InvalidCaBundle = "InvalidCABundle",
+    /// The version asked for is not served.
+    VersionNotServed = "VersionNotServed",
+    /// The publisher of the condition is gone.
+    ConditionAbandoned = "ConditionAbandoned",
+    /// The condition panicked when it was asked for.
+    ConditionPanicked = "ConditionPanicked",
+    /// The condition has published no verdict.
+    ConditionUnknown = "ConditionUnknown",
+    /// The condition comes and goes, so that the next epoch waits.
+    ConditionFlaps = "ConditionFlaps",
+    /// The runnable panicked when it was asked for its group.
+    RunnablePanicked = "RunnablePanicked",
+    /// Its group is not open yet.
+    NotStarted = "NotStarted",
+    /// Its sources are not synced yet.
+    SourcesSyncing = "SourcesSyncing",
+    /// Later groups were started before it reported running.
+    StartTimeout = "StartTimeout",
+    /// Its sources are not synced though the time for that is over.
+    SyncTimeout = "SyncTimeout",
+    /// The server refuses a list or a watch.
+    Forbidden = "Forbidden",
+    /// A conversion webhook fails, so that a type cannot be read.
+    ConversionFailed = "ConversionFailed",
+    /// A watch fails, and its cache is behind.
+    Stale = "Stale",
+    /// Optional types are missing.
+    Degraded = "Degraded",
+    /// Nothing is wrong.
+    Running = "Running",
+    /// The epoch stops.
+    Draining = "Draining",
+    /// The epoch does not stop.
+    Stuck = "Stuck",
+    /// The run failed, and the next one waits for its back-off.
+    RunFailed = "RunFailed",
+    /// It was removed before its first epoch.
+    Removed = "Removed",
+    /// The last epoch ended with [`DoneReason::TypeGone`].
+    TypeGone = "TypeGone",
+    /// The last epoch ended with [`DoneReason::Superseded`].
+    Superseded = "Superseded",
+    /// The last epoch ended with [`DoneReason::Cancelled`].
+    Cancelled = "Cancelled",
+    /// The last epoch ended with [`DoneReason::Completed`].
+    Completed = "Completed",
+    /// The last epoch ended with [`DoneReason::Failed`].
+    Failed = "Failed",
+    /// The last epoch ended with [`DoneReason::Panicked`].
+    Panicked = "Panicked",
+    /// The last epoch ended with [`DoneReason::LeaseLost`].
+    LeaseLost = "LeaseLost",
+}
+
+impl From<&'static str> for Reason {
+    fn from(word: &'static str) -> Self {
+        Cow::Borrowed(word).into()
+    }
+}
+
+impl From<String> for Reason {
+    fn from(word: String) -> Self {
+        Cow::<'static, str>::Owned(word).into()
+    }
+}
+
+impl From<&InstallingReason> for Reason {
+    fn from(reason: &InstallingReason) -> Self {
+        match reason {
+            InstallingReason::NamesNotAccepted(_) => Self::NamesNotAccepted,
+            InstallingReason::NotEstablished(_) => Self::NotEstablished,
+            InstallingReason::InvalidCaBundle(_) => Self::InvalidCaBundle,
+            InstallingReason::VersionNotServed { .. } => Self::VersionNotServed,
+        }
+    }
+}
+
+impl From<&DoneReason> for Reason {
+    fn from(reason: &DoneReason) -> Self {
+        match reason {
+            DoneReason::TypeGone => Self::TypeGone,
+            DoneReason::Superseded => Self::Superseded,
+            DoneReason::Cancelled => Self::Cancelled,
+            DoneReason::Completed => Self::Completed,
+            DoneReason::Failed(_) => Self::Failed,
+            DoneReason::Panicked(_) => Self::Panicked,
+            DoneReason::LeaseLost => Self::LeaseLost,
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// For assertions of tests; code matches the variants.
+impl PartialEq<&str> for Reason {
+    fn eq(&self, word: &&str) -> bool {
+        self.as_str() == *word
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_its_word_and_a_user_s_own_word_is_kept() {
+        for reason in ALL {
+            assert_eq!(Reason::from(reason.as_str().to_owned()), *reason);
+        }
+        assert_eq!(Reason::InvalidCaBundle.as_str(), "InvalidCABundle");
+        assert_eq!(Reason::from("Closed"), Reason::Other("Closed".into()));
+        assert_eq!(Reason::from("Closed").to_string(), "Closed");
+    }
+
+    #[test]
+    fn reasons_of_types_and_of_ends_have_the_same_words() {
+        let installing = [
+            InstallingReason::NamesNotAccepted(String::new()),
+            InstallingReason::NotEstablished(String::new()),
+            InstallingReason::InvalidCaBundle(String::new()),
+            InstallingReason::VersionNotServed { served: Vec::new() },
+        ];
+        for reason in &installing {
+            assert_eq!(Reason::from(reason).as_str(), reason.word());
+        }
+        let done = [
+            DoneReason::TypeGone,
+            DoneReason::Superseded,
+            DoneReason::Cancelled,
+            DoneReason::Completed,
+            DoneReason::Failed(String::new()),
+            DoneReason::Panicked(String::new()),
+            DoneReason::LeaseLost,
+        ];
+        for reason in &done {
+            assert_eq!(Reason::from(reason).as_str(), reason.word());
+        }
+    }
+}

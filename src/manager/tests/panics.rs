@@ -1,0 +1,189 @@
+//! User code that panics affects its own runnable alone, and the status of that runnable says so.
+
+#![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
+
+use std::fmt;
+
+use tokio::task::JoinSet;
+
+use super::*;
+
+/// Place in a runnable whose code panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seam {
+    Group,
+    Ready,
+    Start,
+    Run,
+    RunPayload,
+    RunError,
+    RunErrorDropped,
+    RunDropped,
+    Prepare,
+    PreparePayload,
+    PrepareError,
+    PrepareErrorDropped,
+    Unprepare,
+    UnpreparePayload,
+    RunnableDropped,
+}
+
+struct Faulty(Option<Seam>);
+
+/// An error whose `Display` or `Drop` panics.
+#[derive(Debug)]
+struct Unspeakable {
+    dropped: bool,
+}
+
+impl fmt::Display for Unspeakable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        assert!(self.dropped, "boom");
+        f.write_str("an error")
+    }
+}
+
+impl std::error::Error for Unspeakable {}
+
+impl Drop for Unspeakable {
+    fn drop(&mut self) {
+        assert!(!self.dropped, "boom");
+    }
+}
+
+impl Faulty {
+    fn panics(&self, at: Seam) {
+        assert!(self.0 != Some(at), "boom");
+    }
+}
+
+impl Drop for Faulty {
+    fn drop(&mut self) {
+        self.panics(Seam::RunnableDropped);
+    }
+}
+
+impl Runnable for Faulty {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        self.panics(Seam::Start);
+        let seam = self.0;
+        Box::pin(async move {
+            match seam {
+                Some(Seam::Run) => panic!("boom"),
+                Some(Seam::RunPayload) => std::panic::panic_any(Bomb),
+                Some(Seam::RunError) => return Err(Unspeakable { dropped: false }.into()),
+                Some(Seam::RunErrorDropped) => return Err(Unspeakable { dropped: true }.into()),
+                _ => {}
+            }
+            let _bomb = (seam == Some(Seam::RunDropped)).then(|| Bomb);
+            epoch.stopping().await;
+            Ok(())
+        })
+    }
+
+    fn group(&self) -> RunnableGroup {
+        self.panics(Seam::Group);
+        RunnableGroup::LeaderElection
+    }
+
+    fn prepare(&self) -> BoxFuture<'static, RunResult> {
+        self.panics(Seam::Prepare);
+        let seam = self.0;
+        Box::pin(async move {
+            match seam {
+                Some(Seam::PreparePayload) => std::panic::panic_any(Bomb),
+                Some(Seam::PrepareError) => Err(Unspeakable { dropped: false }.into()),
+                Some(Seam::PrepareErrorDropped) => Err(Unspeakable { dropped: true }.into()),
+                Some(Seam::Unprepare | Seam::UnpreparePayload) => Err("not now".into()),
+                _ => Ok(()),
+            }
+        })
+    }
+
+    fn unprepare(&self) {
+        self.panics(Seam::Unprepare);
+        if self.0 == Some(Seam::UnpreparePayload) {
+            std::panic::panic_any(Bomb);
+        }
+    }
+}
+
+impl ConditionalRunnable for Faulty {
+    fn ready(&self) -> Readiness {
+        self.panics(Seam::Ready);
+        Readiness::published(watch::channel(met()).1)
+    }
+}
+
+/// Runs a runnable that panics there beside one that is well.
+async fn try_seam(seam: Seam) {
+    let rig = Rig::new();
+    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let options = RunnableOptions::default;
+    let faulty = Arc::new(Faulty(Some(seam)));
+    let prepares = matches!(
+        seam,
+        Seam::Prepare
+            | Seam::PreparePayload
+            | Seam::PrepareError
+            | Seam::PrepareErrorDropped
+            | Seam::Unprepare
+            | Seam::UnpreparePayload
+    );
+    if prepares {
+        rig.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
+        rig.until("faulty", ControllerState::Running).await;
+        rig.handle.replace("faulty", faulty, options()).await.unwrap();
+    } else {
+        rig.handle.add("faulty", faulty, options()).await.unwrap();
+    }
+
+    match seam {
+        Seam::RunDropped | Seam::RunnableDropped => {
+            rig.until("faulty", ControllerState::Running).await;
+        }
+        _ => {
+            let named = |it: &Arc<Snapshot>| {
+                let status = format!("{:?}", it[&"faulty".into()]);
+                status.contains("boom") || status.contains("a panic without a message")
+            };
+            let mut snapshots = rig.handle.watch();
+            let named = timeout(Duration::from_secs(60), snapshots.wait_for(named)).await;
+            drop(named.expect("the status names it").expect("the manager runs"));
+        }
+    }
+    rig.handle.remove("faulty").await;
+    rig.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
+    rig.until("faulty", ControllerState::Running).await;
+    assert_eq!(rig.until("well", ControllerState::Running).await.epoch, 1);
+    rig.stop().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_any_code_of_a_runnable_affects_that_runnable_alone_and_is_reported() {
+    let mut wrong = Vec::new();
+    for seam in [
+        Seam::Group,
+        Seam::Ready,
+        Seam::Start,
+        Seam::Run,
+        Seam::RunPayload,
+        Seam::RunError,
+        Seam::RunErrorDropped,
+        Seam::RunDropped,
+        Seam::Prepare,
+        Seam::PreparePayload,
+        Seam::PrepareError,
+        Seam::PrepareErrorDropped,
+        Seam::Unprepare,
+        Seam::UnpreparePayload,
+        Seam::RunnableDropped,
+    ] {
+        let mut tasks = JoinSet::new();
+        tasks.spawn(try_seam(seam));
+        if tasks.join_next().await.unwrap().is_err() {
+            wrong.push(seam);
+        }
+    }
+    assert!(wrong.is_empty(), "not contained: {wrong:?}");
+}
