@@ -9,6 +9,8 @@ mod architecture;
 mod authority;
 #[cfg(feature = "cli")]
 mod bad_input;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+mod budget;
 #[cfg(feature = "cli")]
 mod cli;
 #[cfg(feature = "cli")]

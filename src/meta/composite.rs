@@ -14,10 +14,11 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Blueprint, Hook, HookError, Selector,
+    Blueprint, ControllerBudget, Hook, HookError, Selector,
     children::{Group, Parent, Rules},
     churn::Flapping,
-    claim, hook, protocol,
+    claim, hook,
+    protocol,
     recorder::{Recorder, Severity, Subject},
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
     roster::{Failure, Health, Roster},
@@ -47,9 +48,16 @@ pub(crate) struct CompositeRunnable {
     hook: Arc<dyn Hook>,
 }
 
+/// Hook of a controller, and the budget of its answers.
+pub(crate) struct BudgetedHook {
+    pub(crate) hook: Arc<dyn Hook>,
+    pub(crate) budget: ControllerBudget,
+}
+
 struct Composite {
     blueprint: Arc<Blueprint>,
     hook: Arc<dyn Hook>,
+    budget: ControllerBudget,
     recorder: Recorder,
     roster: Arc<Roster>,
     backoff: Backoff,
@@ -62,12 +70,13 @@ impl CompositeRunnable {
     pub(crate) fn new(
         name: ControllerName,
         blueprint: Arc<Blueprint>,
-        hook: Arc<dyn Hook>,
+        hook: BudgetedHook,
         cluster: &Cluster,
         recorder: Recorder,
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
+        let BudgetedHook { hook, budget } = hook;
         let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
@@ -101,6 +110,7 @@ impl CompositeRunnable {
         let reconciler = Composite {
             blueprint: Arc::clone(&blueprint),
             hook: Arc::clone(&hook),
+            budget,
             recorder,
             roster: Arc::clone(&roster),
             backoff,
@@ -290,6 +300,7 @@ impl From<HookError> for SyncError {
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
+            | HookError::NoBudget { .. }
             | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
             HookError::Status { .. }
             | HookError::NothingToConfirm { .. }
@@ -423,7 +434,6 @@ impl Composite {
             self.hook.forget(&parent.key);
             SyncError::answer(message)
         };
-        let response = protocol::sync_response(&answer, blueprint.sync.strict).map_err(unusable)?;
         let rules = Rules {
             parent,
             groups: &groups,
@@ -433,17 +443,18 @@ impl Composite {
             observed: &observed,
             restricted: self.restricted.as_deref(),
         };
-        let desired = rules
-            .check(response.children)
-            .map_err(|wrong| unusable(format!("hook answer is unusable: {wrong}")))?;
-        let managed = if parent.terminating {
-            Ok(())
-        } else {
-            match rules.plan(desired) {
-                Ok(steps) => self.execute(parent, &selector, &groups, steps, context).await,
-                Err(unreadable) => Err(SyncError::Failed(unreadable)),
-            }
-        };
+        let checked =
+            protocol::sync_response(&answer, blueprint.sync.strict).and_then(|response| {
+                let desired = rules.check(response.children);
+                let desired =
+                    desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
+                Ok((desired, response.status, response.resync_after))
+            });
+        // Status and children hold what they need of it.
+        drop(answer);
+        let (desired, status, resync_after) = checked.map_err(unusable)?;
+        let managed =
+            if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // Nothing more is sent now, but the hook is well.
@@ -454,11 +465,10 @@ impl Composite {
             Ok(()) | Err(_) => {}
         }
         // Also when children failed: the status is what tells of it.
-        let status = response.status.unwrap_or_default();
         let written = self.write_status(parent, object, status, context).await;
         let calm = self.tell_of_flapping(parent, context);
         managed.and(written)?;
-        let resync = [response.resync_after, blueprint.resync_period, calm];
+        let resync = [resync_after, blueprint.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
     }

@@ -82,10 +82,21 @@ pub enum HookError {
         code: u16,
     },
     /// Its answer is larger than it may be.
-    #[error("hook answered with more than {limit} bytes")]
+    #[error("hook answered with more than {limit} bytes, the limit of --hook-answer-limit")]
     TooLarge {
         /// The most bytes that are read.
         limit: usize,
+    },
+    /// Other answers held the budget until the timeout; raise the budget, or answer with less.
+    #[error(
+        "hook's answer of up to {bytes} bytes found no room within {waited:?}: other answers hold \
+         --hook-answer-budget, or its controller's share of it"
+    )]
+    NoBudget {
+        /// Bytes that it may become.
+        bytes: usize,
+        /// The hook's timeout.
+        waited: Duration,
     },
     /// Its answer is compressed although that was not offered.
     #[error("hook answered with content encoding {0:?}; send it unencoded")]
@@ -105,6 +116,7 @@ impl HookError {
             Self::Timeout(_) => "HookTimeout",
             Self::Transport(_) => "HookUnreachable",
             Self::Status { .. } => "HookRefused",
+            Self::NoBudget { .. } => "HookAnswerBudget",
             Self::NothingToConfirm { .. } | Self::TooLarge { .. } | Self::Encoded(_) => {
                 "HookAnswerInvalid"
             }

@@ -13,9 +13,9 @@ use crate::{
     informer::Object,
     manager::{AddError, ManagerHandle},
     meta::{
-        Blueprint, CompositeController, Hook, Rejected, Webhook,
+        Blueprint, CompositeController, Rejected, Webhook,
         blueprint::same_spec,
-        composite::CompositeRunnable,
+        composite::{CompositeRunnable, BudgetedHook},
         declared::{Changes, Declared, Run},
         recorder::{Recorder, Severity, Subject},
         resource::{self, is_forbidden, is_gone},
@@ -148,10 +148,7 @@ impl Keeper {
             return (Judgement::Accepted, self.take_back(name, declared).await);
         }
         let blueprint = Arc::new(blueprint);
-        let hook = match &self.options.hooks {
-            Some(make) => make(&blueprint),
-            None => self.webhook(&blueprint),
-        };
+        let hook = self.hook(&blueprint);
         let changed = {
             // What it tells of its health remembers it: it must not keep that alive in turn.
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
@@ -217,11 +214,19 @@ impl Keeper {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    fn webhook(&self, blueprint: &Blueprint) -> Arc<dyn Hook> {
+    fn hook(&self, blueprint: &Blueprint) -> BudgetedHook {
         let sync = &blueprint.sync;
+        let budget = self.options.answers.controller();
         let url = sync.url.to_string();
-        let series = self.options.metrics.series(&blueprint.name, "CompositeController", &url);
-        Arc::new(Webhook::new(sync.url.clone(), sync.timeout).etag(sync.etag).series(series))
+        let series = || self.options.metrics.series(&blueprint.name, "CompositeController", &url);
+        let hook = match &self.options.hooks {
+            Some(make) => make(blueprint),
+            None => {
+                let hook = Webhook::new(sync.url.clone(), sync.timeout);
+                Arc::new(hook.budget(budget.clone()).etag(sync.etag).series(series()))
+            }
+        };
+        BudgetedHook { hook, budget }
     }
 
     /// Removes the runnable; an error when that lasts.
