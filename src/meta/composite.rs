@@ -14,10 +14,11 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Blueprint, ControllerBudget, Hook, HookError, Selector,
+    Blueprint, ControllerBudget, Hook, HookError, HookSeries, Selector,
     children::{Group, Parent, Rules},
     churn::Flapping,
     claim, hook,
+    hook_metrics::CallOutcome,
     protocol,
     recorder::{Recorder, Severity, Subject},
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
@@ -48,15 +49,17 @@ pub(crate) struct CompositeRunnable {
     hook: Arc<dyn Hook>,
 }
 
-/// Hook of a controller, and the budget of its answers.
-pub(crate) struct BudgetedHook {
+/// Hook of a controller, what counts its calls, and the budget of its answers.
+pub(crate) struct CountedHook {
     pub(crate) hook: Arc<dyn Hook>,
+    pub(crate) series: HookSeries,
     pub(crate) budget: ControllerBudget,
 }
 
 struct Composite {
     blueprint: Arc<Blueprint>,
     hook: Arc<dyn Hook>,
+    series: HookSeries,
     budget: ControllerBudget,
     recorder: Recorder,
     roster: Arc<Roster>,
@@ -70,13 +73,13 @@ impl CompositeRunnable {
     pub(crate) fn new(
         name: ControllerName,
         blueprint: Arc<Blueprint>,
-        hook: BudgetedHook,
+        hook: CountedHook,
         cluster: &Cluster,
         recorder: Recorder,
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
-        let BudgetedHook { hook, budget } = hook;
+        let CountedHook { hook, series, budget } = hook;
         let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
@@ -110,6 +113,7 @@ impl CompositeRunnable {
         let reconciler = Composite {
             blueprint: Arc::clone(&blueprint),
             hook: Arc::clone(&hook),
+            series,
             budget,
             recorder,
             roster: Arc::clone(&roster),
@@ -425,7 +429,8 @@ impl Composite {
             &groups,
             &observed,
         );
-        let answer = hook::call(&*self.hook, context.epoch(), parent, request).await?;
+        let (answer, call) =
+            hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
         for waiting in self.roster.hook_answered(&parent.key) {
             context.enqueue(waiting);
         }
@@ -452,6 +457,7 @@ impl Composite {
             });
         // Status and children hold what they need of it.
         drop(answer);
+        call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let (desired, status, resync_after) = checked.map_err(unusable)?;
         let managed =
             if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };

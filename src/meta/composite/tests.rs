@@ -10,7 +10,7 @@ use super::*;
 use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
-    meta::{AnswerBudget, children::fixtures::parent},
+    meta::{AnswerBudget, HookMetrics, children::fixtures::parent},
 };
 
 /// A hook that needs a while to let go, and counts how often it did.
@@ -46,8 +46,9 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
     let recorder = Recorder::new(cluster.client.clone());
+    let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
     let budget = AnswerBudget::default().controller();
-    let hook = BudgetedHook { hook, budget };
+    let hook = CountedHook { hook, series, budget };
     CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 

@@ -15,7 +15,7 @@ use crate::{
     meta::{
         Blueprint, CompositeController, Rejected, Webhook,
         blueprint::same_spec,
-        composite::{CompositeRunnable, BudgetedHook},
+        composite::{CompositeRunnable, CountedHook},
         declared::{Changes, Declared, Run},
         recorder::{Recorder, Severity, Subject},
         resource::{self, is_forbidden, is_gone},
@@ -214,7 +214,7 @@ impl Keeper {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    fn hook(&self, blueprint: &Blueprint) -> BudgetedHook {
+    fn hook(&self, blueprint: &Blueprint) -> CountedHook {
         let sync = &blueprint.sync;
         let budget = self.options.answers.controller();
         let url = sync.url.to_string();
@@ -226,7 +226,7 @@ impl Keeper {
                 Arc::new(hook.budget(budget.clone()).etag(sync.etag).series(series()))
             }
         };
-        BudgetedHook { hook, budget }
+        CountedHook { hook, series: series(), budget }
     }
 
     /// Removes the runnable; an error when that lasts.
