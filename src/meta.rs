@@ -27,7 +27,9 @@ mod status;
 mod supervisor;
 mod webhook;
 
-pub use blueprint::{Blueprint, ChildRule, Problem, Rejected, UpdateMethod};
+pub use blueprint::{
+    Blueprint, ChildRule, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use composite_controller::{
     Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,

@@ -44,6 +44,8 @@ mod leaks;
 mod losses;
 #[cfg(feature = "cli")]
 mod optional;
+#[cfg(feature = "meta")]
+mod owner_chain;
 #[cfg(feature = "cli")]
 #[cfg(feature = "cli")]
 mod reports;

@@ -3,6 +3,7 @@
 mod adopt;
 mod apply;
 mod difference;
+mod owner_chain;
 mod parent_status;
 mod rehearsal;
 
@@ -15,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::{
     Blueprint, ControllerBudget, Hook, HookError, HookSeries, Selector,
-    children::{Group, Parent, Rules},
+    children::{Desired, Group, Parent, Rules},
     churn::Flapping,
     claim, hook,
     hook_metrics::CallOutcome,
@@ -253,6 +254,8 @@ enum SyncError {
     Hook(Failure),
     /// The API server refused something and asks to wait.
     Throttled { message: String, after: Duration },
+    /// The parent is a descendant of too many parents of its own type to have such children.
+    TooDeep(String),
     /// Anything else that somebody has to know.
     Failed(String),
 }
@@ -282,6 +285,7 @@ impl SyncError {
             | Self::Out(_)
             | Self::Hook(_)
             | Self::Throttled { .. }
+            | Self::TooDeep(_)
             | Self::Failed(_) => self,
         }
     }
@@ -342,6 +346,7 @@ impl Reconciler for Composite {
         if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
             self.roster.hook_told_otherwise(&parent.key);
         }
+        let mut reason = "SyncError";
         let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
@@ -371,11 +376,16 @@ impl Reconciler for Composite {
                 self.roster.failing(&parent.key, failure);
                 (message, None)
             }
+            Err(SyncError::TooDeep(message)) => {
+                reason = owner_chain::TOO_DEEP;
+                self.roster.failing(&parent.key, Failure { reason, message: message.clone() });
+                (message, None)
+            }
             Err(SyncError::Failed(message)) => (message, None),
         };
         let subject = subject(&parent);
         let text = format!("Sync error: {message}");
-        self.recorder.publish(&context, &subject, Severity::Warning, "SyncError", &text);
+        self.recorder.publish(&context, &subject, Severity::Warning, reason, &text);
         Err(match after {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
@@ -459,6 +469,7 @@ impl Composite {
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let (desired, status, resync_after) = checked.map_err(unusable)?;
+        self.check_owners(parent, object, &groups, &desired, context)?;
         let managed =
             if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };
         match managed {
@@ -477,6 +488,28 @@ impl Composite {
         let resync = [resync_after, blueprint.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Refuses children of the parent's own type where the chain of its owners is too long: each of
+    /// them may be a parent that wants children of its own.
+    fn check_owners(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        groups: &[Group],
+        desired: &[Desired],
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
+        let Some(store) = context.store(&self.blueprint.parent) else { return Ok(()) };
+        if parent.terminating || !desired.iter().any(is_own) {
+            return Ok(());
+        }
+        let limit = self.blueprint.max_owner_depth;
+        if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
+            return Ok(());
+        }
+        Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }
 
     /// The hook answered: says so, or that it wants something else each time. Returns when to look

@@ -136,6 +136,7 @@ impl Composite {
                 | SyncError::Cancelled
                 | SyncError::Busy(_)
                 | SyncError::Out(_)
+                | SyncError::TooDeep(_)
                 | SyncError::Hook(_)) => return Err(other),
             }
         }

@@ -14,7 +14,6 @@ use crate::{
     manager::{AddError, ManagerHandle},
     meta::{
         Blueprint, CompositeController, Rejected, Webhook,
-        blueprint::same_spec,
         composite::{CompositeRunnable, CountedHook},
         declared::{Changes, Declared, Run},
         recorder::{Recorder, Severity, Subject},
@@ -139,11 +138,12 @@ impl Keeper {
         let runnable = runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
-        if there && declared.run.as_ref().is_some_and(|run| same_spec(&run.spec, &blueprint.spec)) {
+        if there && declared.run.as_ref().is_some_and(|run| run.blueprint.declares_same(&blueprint))
+        {
             return (Judgement::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let taken_back = |before: &Run| waits && same_spec(&before.spec, &blueprint.spec);
+        let taken_back = |before: &Run| waits && before.blueprint.declares_same(&blueprint);
         if declared.before.as_ref().is_some_and(taken_back) {
             return (Judgement::Accepted, self.take_back(name, declared).await);
         }
@@ -186,9 +186,8 @@ impl Keeper {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
-                let spec = blueprint.spec.clone();
                 declared.before = before;
-                declared.run = Some(Run { spec, blueprint, health, runnable: kept });
+                declared.run = Some(Run { blueprint, health, runnable: kept });
                 None
             }
             Err(error) => not_taken(name, &error),
