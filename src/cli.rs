@@ -2,6 +2,7 @@
 
 mod address;
 mod admin;
+mod budget;
 mod completions;
 mod connection;
 mod crds;

@@ -1,6 +1,7 @@
 //! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
 
 mod blueprint;
+mod budget;
 mod children;
 mod churn;
 mod claim;
@@ -19,13 +20,17 @@ mod merge;
 mod protocol;
 mod recorder;
 mod resource;
+mod rewrite;
 mod roster;
 mod selection;
 mod status;
 mod supervisor;
 mod webhook;
 
-pub use blueprint::{Blueprint, ChildRule, Problem, Rejected, UpdateMethod};
+pub use blueprint::{
+    Blueprint, ChildRule, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+};
+pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use composite_controller::{
     Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
     CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
@@ -38,7 +43,7 @@ pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
-pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN};
+pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use selection::{Selector, SelectorError};
 pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

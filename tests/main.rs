@@ -9,6 +9,8 @@ mod architecture;
 mod authority;
 #[cfg(feature = "cli")]
 mod bad_input;
+#[cfg(all(feature = "cli", target_os = "linux"))]
+mod budget;
 #[cfg(feature = "cli")]
 mod cli;
 #[cfg(feature = "cli")]
@@ -43,6 +45,8 @@ mod leaks;
 mod losses;
 #[cfg(feature = "cli")]
 mod optional;
+#[cfg(feature = "meta")]
+mod owner_chain;
 #[cfg(feature = "cli")]
 #[cfg(feature = "cli")]
 mod reports;

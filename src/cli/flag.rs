@@ -21,6 +21,20 @@ pub(super) fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "give a whole number of at least 1".to_owned())
 }
 
+/// A number of bytes, such as `16Mi`.
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
+    let (number, shift) = units
+        .iter()
+        .find_map(|(unit, shift)| Some((text.strip_suffix(unit)?, *shift)))
+        .unwrap_or((text, 0));
+    let digits = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+    let number = number.parse::<usize>().ok().filter(|number| digits && *number > 0);
+    number
+        .and_then(|number| number.checked_mul(1 << shift))
+        .ok_or_else(|| "give a number of bytes of at least 1, such as 16Mi".to_owned())
+}
+
 /// The name of a namespace: what would change a URL is none.
 pub(super) fn namespace(text: &str) -> Result<String, String> {
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
@@ -48,6 +62,17 @@ mod tests {
             assert!(interval(text).is_err_and(|error| error.contains("100ms")), "{text:?}");
         }
         assert_eq!(interval("500ms"), Ok(Duration::from_millis(500)));
+    }
+
+    #[test]
+    fn bytes_have_binary_units_or_none() {
+        assert_eq!(bytes("70000"), Ok(70_000));
+        assert_eq!(bytes("64Ki"), Ok(64 << 10));
+        assert_eq!(bytes("16Mi"), Ok(16 << 20));
+        assert_eq!(bytes("2Gi"), Ok(2 << 30));
+        for text in ["", "0", "Mi", "-1", "+1", "1.5Mi", "16M", "16 Mi", "99999999999999Gi"] {
+            assert!(bytes(text).is_err_and(|error| error.contains("16Mi")), "{text:?}");
+        }
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::{
     address::BindAddress,
     admin::{Admin, Listeners, Shown},
+    budget::BudgetArgs,
     flag,
 };
 
@@ -48,6 +49,8 @@ pub(super) struct ManagerArgs {
     /// as 30s; what still runs then is named and left behind, and the exit code is 1.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     graceful_shutdown_timeout: Duration,
+    #[command(flatten)]
+    budget: BudgetArgs,
 }
 
 /// Where the manager's own servers listen.
@@ -121,6 +124,7 @@ impl Instance {
         let options = MetaOptions {
             workers: manager.workers.get(),
             metrics: hooks,
+            answers: manager.budget.budget()?,
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period,
             hook_error_excerpts: manager.hook_error_excerpts,

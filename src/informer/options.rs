@@ -14,8 +14,11 @@ pub struct InformerOptions {
     pub linger: Duration,
     /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
     pub page_limit: u32,
-    /// The longest page that is read; 256 MiB.
+    /// The longest page that is read; 64 MiB.
     pub max_page_bytes: usize,
+    /// Bytes of pages that all informers of the set hold at once; 128 MiB. A page that finds no
+    /// room is asked for again with fewer objects.
+    pub max_list_bytes: usize,
     /// The longest event of a watch that is read; 16 MiB.
     pub max_line_bytes: usize,
     /// Lists under way at once; 16. One that the server is silent about for a second does not
@@ -33,7 +36,8 @@ impl Default for InformerOptions {
         Self {
             linger: Duration::from_secs(10),
             page_limit: 500,
-            max_page_bytes: 256 << 20,
+            max_page_bytes: 64 << 20,
+            max_list_bytes: 128 << 20,
             max_line_bytes: 16 << 20,
             max_concurrent_lists: 16,
             request_deadline: Duration::from_secs(30),
@@ -48,6 +52,7 @@ impl fmt::Debug for InformerOptions {
             .field("linger", &self.linger)
             .field("page_limit", &self.page_limit)
             .field("max_page_bytes", &self.max_page_bytes)
+            .field("max_list_bytes", &self.max_list_bytes)
             .field("max_line_bytes", &self.max_line_bytes)
             .field("max_concurrent_lists", &self.max_concurrent_lists)
             .field("request_deadline", &self.request_deadline)

@@ -1,8 +1,11 @@
 //! From chunks of a response to lines, or to a whole body, within a budget.
 
+use std::sync::Arc;
+
 use bytes::{Buf, Bytes, BytesMut};
 use http_body_util::BodyExt;
 use kube::client::Body;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{classify::Failure, wire::chain};
 
@@ -83,28 +86,74 @@ impl LineReader {
     }
 }
 
+/// Bytes that the bodies of one set of informers hold at once.
+#[derive(Clone, Debug)]
+pub(super) struct Room {
+    free: Arc<Semaphore>,
+    bytes: usize,
+}
+
+impl Room {
+    pub(super) fn new(bytes: usize) -> Self {
+        let bytes = bytes.min(Semaphore::MAX_PERMITS);
+        Self { free: Arc::new(Semaphore::new(bytes)), bytes }
+    }
+}
+
+/// A body that was read, and its part of the room.
+#[derive(Debug)]
+pub(super) struct Whole {
+    pub(super) bytes: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
 /// A body read into one piece.
+///
+/// One that finds no room fails: waiting for it, each with a part, bodies would wait for each
+/// other.
 #[derive(Debug)]
 pub(super) struct WholeReader {
     body: Body,
     bytes: Vec<u8>,
     budget: usize,
+    room: Option<Room>,
+    taken: Option<OwnedSemaphorePermit>,
 }
 
 impl WholeReader {
     pub(super) fn new(body: Body, budget: usize) -> Self {
-        Self { body, bytes: Vec::new(), budget }
+        Self { body, bytes: Vec::new(), budget, room: None, taken: None }
+    }
+
+    /// Counts what is read among all bodies that share the room.
+    pub(super) fn within(mut self, room: &Room) -> Self {
+        self.room = Some(room.clone());
+        self
+    }
+
+    fn take_room(&mut self, bytes: usize) -> Result<(), Failure> {
+        let Some(room) = &self.room else { return Ok(()) };
+        let count = u32::try_from(bytes).ok();
+        let more = count.and_then(|count| room.free.clone().try_acquire_many_owned(count).ok());
+        let budget = room.bytes;
+        let more = more.ok_or(Failure::TooLong { what: "what all lists hold", budget })?;
+        match &mut self.taken {
+            Some(taken) => taken.merge(more),
+            None => self.taken = Some(more),
+        }
+        Ok(())
     }
 
     /// Reads one more chunk; whether there may be another.
     pub(super) async fn more(&mut self) -> Result<bool, Failure> {
         match self.body.frame().await {
             Some(Ok(frame)) => {
-                let chunk = frame.data_ref().map_or(&[][..], |chunk| chunk);
+                let Ok(chunk) = frame.into_data() else { return Ok(true) };
                 if self.bytes.len() + chunk.len() > self.budget {
                     return Err(Failure::TooLong { what: "the answer", budget: self.budget });
                 }
-                self.bytes.extend_from_slice(chunk);
+                self.take_room(chunk.len())?;
+                self.bytes.extend_from_slice(&chunk);
                 Ok(true)
             }
             Some(Err(error)) => Err(Failure::Transport(chain(&error))),
@@ -114,6 +163,10 @@ impl WholeReader {
 
     pub(super) fn into_bytes(self) -> Vec<u8> {
         self.bytes
+    }
+
+    pub(super) fn into_whole(self) -> Whole {
+        Whole { bytes: self.bytes, _room: self.taken }
     }
 }
 
@@ -191,5 +244,24 @@ mod tests {
         assert_eq!(reader.more().await, Ok(true));
         assert_eq!(reader.more().await, Err(Failure::TooLong { what: "the answer", budget: 8 }),);
         assert_eq!(reader.into_bytes(), b"12345678");
+    }
+
+    #[tokio::test]
+    async fn bodies_share_their_room_and_give_it_back() {
+        let room = Room::new(8);
+        let reader =
+            async |chunks: &[&[u8]]| WholeReader::new(body(chunks).await, BUDGET).within(&room);
+        let mut first = reader(&[b"12345"]).await;
+        assert_eq!(first.more().await, Ok(true));
+        let page = first.into_whole();
+
+        let mut second = reader(&[b"123", b"4"]).await;
+        assert_eq!(second.more().await, Ok(true));
+        let full = Failure::TooLong { what: "what all lists hold", budget: 8 };
+        assert_eq!(second.more().await, Err(full));
+
+        drop((page, second));
+        let mut third = reader(&[b"12345678"]).await;
+        assert_eq!(third.more().await, Ok(true));
     }
 }

@@ -20,8 +20,8 @@ use tracing::{Instrument, debug, error, info_span};
 
 use super::{
     Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
-    Subscription, decode::Decoder, hub::Hub, reflector::Reflector, subscription::Mailbox,
-    wire::Wire,
+    Subscription, decode::Decoder, hub::Hub, reader::Room, reflector::Reflector,
+    subscription::Mailbox, wire::Wire,
 };
 use crate::{
     duration::after,
@@ -61,6 +61,8 @@ pub(super) struct Shared {
     types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     tasks: TaskTracker,
     lists: Arc<Semaphore>,
+    /// Of the pages of all lists.
+    room: Room,
     metrics: InformerMetrics,
 }
 
@@ -75,6 +77,7 @@ impl InformerSet {
     /// An empty set; spawns nothing.
     pub fn new(client: Client, options: InformerOptions) -> Self {
         let lists = Arc::new(Semaphore::new(options.max_concurrent_lists.max(1)));
+        let room = Room::new(options.max_list_bytes);
         Self {
             shared: Arc::new(Shared {
                 client,
@@ -83,6 +86,7 @@ impl InformerSet {
                 types: watch::Sender::default(),
                 tasks: TaskTracker::new(),
                 lists,
+                room,
                 metrics: InformerMetrics::default(),
             }),
         }
@@ -241,7 +245,8 @@ impl Shared {
             namespace = hub.key.namespace.as_deref(),
         );
         let metrics = self.metrics.join(identity);
-        let wire = Wire::new(self.client.clone(), &hub.key, self.options.request_deadline);
+        let (client, room) = (self.client.clone(), self.room.clone());
+        let wire = Wire::new(client, &hub.key, self.options.request_deadline, room);
         let decoder = Decoder::new(served, hub.key.projection, hub.key.managed_fields);
         let reflector = Reflector::new(
             hub.clone(),

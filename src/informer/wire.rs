@@ -11,7 +11,12 @@ use tokio::{
     time::{Instant, timeout, timeout_at},
 };
 
-use super::{InformerKey, Projection, classify::Failure, decode, reader::WholeReader};
+use super::{
+    InformerKey, Projection,
+    classify::Failure,
+    decode,
+    reader::{Room, Whole, WholeReader},
+};
 use crate::{duration::after, redaction};
 
 /// An error's body is a status of a few hundred bytes, or some proxy's page.
@@ -32,6 +37,8 @@ pub(super) struct Wire {
     projection: Projection,
     /// For the head of every answer, and between two chunks of a list.
     deadline: Duration,
+    /// For pages, among all informers of the set.
+    room: Room,
 }
 
 /// A place among the lists under way.
@@ -73,7 +80,7 @@ impl Slot {
 }
 
 impl Wire {
-    pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration) -> Self {
+    pub(super) fn new(client: Client, key: &InformerKey, deadline: Duration, room: Room) -> Self {
         let mut selectors = String::new();
         for (parameter, selector) in
             [("labelSelector", &key.labels), ("fieldSelector", &key.fields)]
@@ -84,7 +91,7 @@ impl Wire {
             }
         }
         let path = key.identity.path(key.namespace.as_deref());
-        Self { client, path, selectors, projection: key.projection, deadline }
+        Self { client, path, selectors, projection: key.projection, deadline, room }
     }
 
     /// One page of a list, or all of it without a limit.
@@ -94,7 +101,7 @@ impl Wire {
         token: &str,
         budget: usize,
         slot: &mut Slot,
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Whole, Failure> {
         let mut query = String::new();
         if let Some(limit) = limit {
             push_parameter(&mut query, "limit", &limit.to_string());
@@ -105,7 +112,7 @@ impl Wire {
         }
         let end = Instant::now() + PAGE_MAX;
         let response = slot.wait(self.send(&query, "PartialObjectMetadataList")).await?;
-        let mut reader = WholeReader::new(response.into_body(), budget);
+        let mut reader = WholeReader::new(response.into_body(), budget).within(&self.room);
         loop {
             let chunk = async {
                 let idle = end.min(after(Instant::now(), self.deadline));
@@ -118,7 +125,7 @@ impl Wire {
                 }
             };
             if !slot.wait(chunk).await? {
-                return Ok(reader.into_bytes());
+                return Ok(reader.into_whole());
             }
         }
     }

@@ -15,6 +15,14 @@ pub use self::rejected::{Problem, Rejected};
 use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
 use crate::{kind::TypeRef, redaction};
 
+/// Annotation of a CompositeController: how many owners of its own type a parent may have one above
+/// the other and still have children of that type; [`OWNER_DEPTH`] without it.
+pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
+/// Owners of one type that a parent may have one above the other, unless said otherwise.
+pub const OWNER_DEPTH: usize = 16;
+/// The most that the annotation may say: each sync looks at as many objects.
+const DEEPEST: usize = 1000;
+
 /// Parents are not synced more often than this when nothing changes.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
 
@@ -35,6 +43,8 @@ pub struct Blueprint {
     pub generate_selector: bool,
     /// Every parent is synced again after this time.
     pub resync_period: Option<Duration>,
+    /// Owners of its own type that a parent with children of that type may have.
+    pub max_owner_depth: usize,
     /// The sync hook.
     pub sync: HookRule,
     /// The object as it was accepted, with an empty status: what hooks are sent as `controller`.
@@ -103,7 +113,9 @@ impl Blueprint {
             })?;
         let mut problems = Problems::default();
         let raw = raw.clone();
+        let depth = max_owner_depth(&value, &mut problems);
         let read = Self::read(name, &spec, raw, without_status(value), &mut problems);
+        let read = read.map(|blueprint| Self { max_owner_depth: depth, ..blueprint });
         match (read, problems.rejection()) {
             (Some(blueprint), None) => Ok(blueprint),
             (_, Some(rejected)) => Err(rejected),
@@ -163,10 +175,17 @@ impl Blueprint {
                 .resync_period_seconds
                 .map(|seconds| Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
                 .map(|period| period.max(SHORTEST_RESYNC)),
+            max_owner_depth: OWNER_DEPTH,
             sync: sync?,
             controller,
             spec: raw,
         })
+    }
+
+    /// Whether another one declares the same controller. What the server fills in counts as
+    /// written.
+    pub(crate) fn declares_same(&self, other: &Self) -> bool {
+        self.max_owner_depth == other.max_owner_depth && same_spec(&self.spec, &other.spec)
     }
 
     /// Syncs its parents every `period`, where the object says nothing about it.
@@ -186,12 +205,26 @@ fn without_status(mut object: Value) -> Bytes {
 
 /// Whether two specifications declare the same controller. What the server fills in counts as
 /// written.
-pub(crate) fn same_spec(one: &Value, other: &Value) -> bool {
+fn same_spec(one: &Value, other: &Value) -> bool {
     let typed = |value: &Value| serde_json::from_value::<CompositeControllerSpec>(value.clone());
     match (typed(one), typed(other)) {
         (Ok(one), Ok(other)) => one == other,
         _ => one == other,
     }
+}
+
+/// What the annotation says of chains of owners.
+fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
+    let annotations = object.pointer("/metadata/annotations");
+    let Some(said) = annotations.and_then(|annotations| annotations.get(MAX_OWNER_DEPTH)) else {
+        return OWNER_DEPTH;
+    };
+    let depth = said.as_str().and_then(|text| text.parse().ok());
+    depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
+        let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
+        problems.invalid(field, format!("{said} is no whole number of 1 to {DEEPEST} as text"));
+        OWNER_DEPTH
+    })
 }
 
 fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<ChildRule> {
@@ -321,6 +354,34 @@ mod tests {
         };
 
         assert_eq!(fields, expected);
+    }
+
+    #[test]
+    fn annotation_says_how_long_a_chain_of_owners_may_be() {
+        let with = |said: Option<Value>| {
+            let mut object: Value = serde_json::from_slice(&object(|_| ())).unwrap();
+            if let Some(said) = said {
+                object["metadata"]["annotations"] = json!({ MAX_OWNER_DEPTH: said });
+            }
+            Blueprint::parse(&object.to_string().into())
+        };
+        for (said, expected) in [
+            (None, Some(OWNER_DEPTH)),
+            (Some(json!("40")), Some(40)),
+            (Some(json!("1")), Some(1)),
+            (Some(json!("1000")), Some(1000)),
+            (Some(json!("0")), None),
+            (Some(json!("1001")), None),
+            (Some(json!("deep")), None),
+            (Some(json!(40)), None),
+        ] {
+            let depth = with(said.clone()).ok().map(|blueprint| blueprint.max_owner_depth);
+            assert_eq!(depth, expected, "{said:?}");
+        }
+        let (usual, deep) = (with(None).unwrap(), with(Some(json!("40"))).unwrap());
+        assert!(!usual.declares_same(&deep), "the edit takes effect");
+        let Err(Rejected::Invalid(problems)) = with(Some(json!("deep"))) else { panic!("wrong") };
+        assert_eq!(problems[0].field, "metadata.annotations[pilotlight.dev/max-owner-depth]");
     }
 
     #[test]

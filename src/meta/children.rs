@@ -2,15 +2,18 @@
 //!
 //! Nothing here writes. An answer with one unusable child is refused altogether, so that no
 //! mistake in it deletes anything.
+//!
+//! A child stays the text that the hook sent until its own turn comes: a tree exists of one child
+//! at a time, and of none while a request is under way.
 
 mod check;
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json, value::RawValue};
 
-use super::{Selector, UpdateMethod, last_applied, merge};
+use super::{Selector, UpdateMethod, claim::UID_LABEL, last_applied, merge, rewrite};
 use crate::{
     informer::{Object, ObjectKey},
     kind::{ServedType, TypeRef},
@@ -67,6 +70,10 @@ impl Child {
     }
 }
 
+/// Most bytes of a child without its metadata and status. The annotation that remembers it holds as
+/// many at least, and the API server takes 256 KiB of annotations.
+pub(crate) const MAX_REMEMBERED_BYTES: usize = 256 * 1024;
+
 /// A wanted child that can be worked with.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Desired {
@@ -74,8 +81,32 @@ pub(crate) struct Desired {
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
-    /// The object.
-    pub(crate) object: Value,
+    /// The object as the hook sent it.
+    pub(crate) json: Bytes,
+}
+
+/// An object that is ready to be sent.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Write {
+    /// Which of the groups.
+    pub(crate) group: usize,
+    /// Namespace and name.
+    pub(crate) key: ObjectKey,
+    /// The object, encoded.
+    pub(crate) body: Bytes,
+    /// resourceVersion of the object that it replaces.
+    pub(crate) replaces: Option<String>,
+}
+
+/// A child that may have to be written, and in which order.
+#[derive(Clone, Debug)]
+pub(crate) enum Planned<'a> {
+    /// No longer wanted.
+    Delete(&'a Child),
+    /// Observed and wanted.
+    Compare(&'a Child, Desired),
+    /// Not there.
+    Create(Desired),
 }
 
 /// One write.
@@ -95,26 +126,33 @@ pub(crate) enum Step {
         /// The one object that is meant.
         uid: Arc<str>,
         /// What takes its place.
-        desired: Desired,
+        created: Write,
         /// The object as it is.
-        observed: Value,
+        observed: Bytes,
         /// The object as it would be if it were updated.
-        merged: Value,
+        merged: Bytes,
     },
     /// Create this object.
-    Create(Desired),
+    Create(Write),
     /// Replace the observed object with this one.
-    Update(Desired),
+    Update(Write),
 }
 
-impl Step {
+impl Planned<'_> {
+    /// Bytes of the texts of which trees are made for its step.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Self::Delete(_) => 0,
+            Self::Compare(child, desired) => child.json.len() + desired.json.len(),
+            Self::Create(desired) => desired.json.len(),
+        }
+    }
+
     /// Which of the groups, and which object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
-            Self::Delete { group, key, .. } => (*group, key),
-            Self::Create(desired) | Self::Update(desired) | Self::Recreate { desired, .. } => {
-                (desired.group, &desired.key)
-            }
+            Self::Delete(child) => (child.group, &child.key),
+            Self::Compare(_, desired) | Self::Create(desired) => (desired.group, &desired.key),
         }
     }
 }
@@ -139,13 +177,9 @@ pub(crate) struct Rules<'a> {
 }
 
 impl Rules<'_> {
-    /// The writes that lead from what is observed to what is desired, in their order: deletes,
-    /// then creates and updates, each by type.
-    ///
-    /// # Errors
-    ///
-    /// Names an observed child that is wanted and cannot be read.
-    pub(crate) fn plan(&self, desired: Vec<Desired>) -> Result<Vec<Step>, String> {
+    /// The children that may have to be written, in their order: deletes and recreations, then
+    /// creates and updates, each by type.
+    pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Planned<'_>> {
         let mut deletes = Vec::new();
         let mut writes = Vec::new();
         let mut wanted: BTreeMap<(usize, ObjectKey), (usize, Desired)> = desired
@@ -154,64 +188,150 @@ impl Rules<'_> {
             .map(|(order, desired)| ((desired.group, desired.key.clone()), (order, desired)))
             .collect();
         for child in self.observed {
-            let target = (child.group, child.key.clone());
-            let Some((order, desired)) = wanted.remove(&target) else {
-                if !child.terminating {
-                    deletes.push(delete(child));
-                }
-                continue;
-            };
-            if child.terminating {
-                continue;
-            }
-            let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
-                let kind = &self.groups[child.group].served.kind;
-                format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
-            })?;
-            let merged = merge::apply(&observed, &desired.object);
-            if last_applied::same(&merged, &observed) {
-                continue;
-            }
-            match self.groups[child.group].strategy {
-                UpdateMethod::OnDelete => {}
-                UpdateMethod::Recreate => {
-                    let object = self.new_child(&desired.object);
-                    let desired = Desired { object, ..desired };
-                    let uid = child.uid.clone();
-                    deletes.push(Step::Recreate { uid, desired, observed, merged });
-                }
-                UpdateMethod::InPlace => {
-                    writes.push((order, Step::Update(Desired { object: merged, ..desired })));
-                }
+            match wanted.remove(&(child.group, child.key.clone())) {
+                _ if child.terminating => {}
+                None => deletes.push(Planned::Delete(child)),
+                Some((order, desired)) => match self.groups[child.group].strategy {
+                    UpdateMethod::OnDelete => {}
+                    UpdateMethod::Recreate => deletes.push(Planned::Compare(child, desired)),
+                    UpdateMethod::InPlace => {
+                        writes.push((order, Planned::Compare(child, desired)));
+                    }
+                },
             }
         }
         for (order, desired) in wanted.into_values() {
-            let object = self.new_child(&desired.object);
-            writes.push((order, Step::Create(Desired { object, ..desired })));
+            writes.push((order, Planned::Create(desired)));
         }
-        let rank = |step: &Step| {
-            let identity = &self.groups[step.target().0].served;
-            (
-                identity.identity.group.clone(),
-                identity.identity.version.clone(),
-                identity.kind.clone(),
-            )
+        let rank = |planned: &Planned<'_>| {
+            let served = &self.groups[planned.target().0].served;
+            (served.identity.group.clone(), served.identity.version.clone(), served.kind.clone())
         };
-        deletes.sort_by_cached_key(|step| (rank(step), step.target().1.clone()));
-        writes.sort_by_cached_key(|(order, step)| (rank(step), *order));
-        Ok(deletes.into_iter().chain(writes.into_iter().map(|(_, step)| step)).collect())
+        deletes.sort_by_cached_key(|planned| (rank(planned), planned.target().1.clone()));
+        writes.sort_by_cached_key(|(order, planned)| (rank(planned), *order));
+        deletes.into_iter().chain(writes.into_iter().map(|(_, planned)| planned)).collect()
+    }
+
+    /// The write for one child; none if it is as wanted.
+    ///
+    /// # Errors
+    ///
+    /// Names an observed child that cannot be read, or a wanted one that no server takes.
+    pub(crate) fn step(&self, planned: Planned<'_>) -> Result<Option<Step>, String> {
+        let (child, desired) = match planned {
+            Planned::Delete(child) => {
+                let (group, key, uid) = (child.group, child.key.clone(), child.uid.clone());
+                return Ok(Some(Step::Delete { group, key, uid }));
+            }
+            Planned::Create(desired) => return Ok(Some(Step::Create(self.new_child(desired)?))),
+            Planned::Compare(child, desired) => (child, desired),
+        };
+        let kind = &self.groups[child.group].served.kind;
+        let observed: Value = serde_json::from_slice(&child.json).map_err(|error| {
+            format!("{kind} {} is unreadable: {}", child.key, redaction::decoding(error))
+        })?;
+        let wanted = self.essence(&desired)?;
+        let merged = merge::apply(&observed, &wanted);
+        if last_applied::same(&merged, &observed) {
+            return Ok(None);
+        }
+        let version = observed.pointer("/metadata/resourceVersion").and_then(Value::as_str);
+        let replaces = version.map(str::to_owned);
+        drop((observed, wanted));
+        let body = Bytes::from(last_applied::encode(&merged));
+        drop(merged);
+        Ok(match self.groups[child.group].strategy {
+            UpdateMethod::OnDelete => None,
+            UpdateMethod::Recreate => Some(Step::Recreate {
+                uid: child.uid.clone(),
+                created: self.new_child(desired)?,
+                observed: child.json.clone(),
+                merged: body,
+            }),
+            UpdateMethod::InPlace => {
+                let Desired { group, key, .. } = desired;
+                Some(Step::Update(Write { group, key, body, replaces }))
+            }
+        })
     }
 
     /// A child as it is created: owned, and remembering what was wanted.
-    fn new_child(&self, desired: &Value) -> Value {
-        let essence = last_applied::essence(desired);
-        let mut object = essence.clone();
-        if let (Some(object), Some(status)) = (object.as_object_mut(), desired.get("status")) {
-            object.insert("status".to_owned(), status.clone());
-        }
-        last_applied::write(&mut object, &essence);
+    fn new_child(&self, desired: Desired) -> Result<Write, String> {
+        let mut object = self.essence(&desired)?;
+        let remembered = last_applied::encode(&object);
+        last_applied::write_text(&mut object, remembered);
         object["metadata"]["ownerReferences"] = json!([owner_reference(self.parent)]);
-        object
+        let mut body = last_applied::encode(&object).into_bytes();
+        drop(object);
+        let Desired { group, key, json } = desired;
+        let kind = &self.groups[group].served.kind;
+        let unreadable =
+            |error: serde_json::Error| format!("{kind} {key}: {}", redaction::decoding(error));
+        // The status passes by every tree: its size says nothing of what one would take.
+        let mut parts: BTreeMap<String, &RawValue> =
+            serde_json::from_slice(&json).map_err(unreadable)?;
+        if let Some(status) = parts.remove("status").filter(|status| status.get() != "null")
+            && body.pop().is_some()
+        {
+            body.extend_from_slice(b",\"status\":");
+            rewrite::rewrite(status.get().as_bytes(), &mut body).map_err(unreadable)?;
+            body.push(b'}');
+        }
+        Ok(Write { group, key, body: body.into(), replaces: None })
+    }
+
+    /// What of a wanted child says anything, completed: without its status.
+    fn essence(&self, desired: &Desired) -> Result<Value, String> {
+        let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
+        let parts: BTreeMap<String, &RawValue> = serde_json::from_slice(&desired.json)
+            .map_err(|error| format!("{}: {}", name(), redaction::decoding(error)))?;
+        let parts = || parts.iter().filter(|(field, _)| *field != "status");
+        let remembered = parts().filter(|(field, _)| *field != "metadata");
+        let text: usize = remembered.clone().map(|(_, part)| part.get().len()).sum();
+        if text > MAX_REMEMBERED_BYTES {
+            // Blanks are not sent.
+            let sizes = remembered.map(|(_, part)| rewrite::size(part.get().as_bytes()));
+            let bytes: usize = sizes.map(Result::unwrap_or_default).sum();
+            if bytes > MAX_REMEMBERED_BYTES {
+                return Err(format!(
+                    "{} has {bytes} bytes, and its annotation {} takes no more than \
+                     {MAX_REMEMBERED_BYTES}",
+                    name(),
+                    last_applied::LAST_APPLIED
+                ));
+            }
+        }
+        let mut object = Map::new();
+        for (field, part) in parts() {
+            let value = serde_json::from_str(part.get())
+                .map_err(|error| format!("{}: {}", name(), redaction::decoding(error)))?;
+            object.insert(field.clone(), value);
+        }
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            self.complete(metadata, &desired.key);
+        }
+        Ok(last_applied::essence_of(Value::Object(object)))
+    }
+
+    /// Completes a child: the namespace, the generated label.
+    fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
+        match &key.namespace {
+            Some(namespace) => {
+                metadata.insert("namespace".to_owned(), namespace.as_ref().into());
+            }
+            None => {
+                metadata.remove("namespace");
+            }
+        }
+        if self.generate_selector {
+            let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
+            if labels.is_null() {
+                *labels = Value::Object(Map::new());
+            }
+            if let Some(labels) = labels.as_object_mut() {
+                labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
+            }
+        }
     }
 }
 
@@ -225,10 +345,6 @@ pub(crate) fn owner_reference(parent: &Parent) -> Value {
         "controller": true,
         "blockOwnerDeletion": true,
     })
-}
-
-fn delete(child: &Child) -> Step {
-    Step::Delete { group: child.group, key: child.key.clone(), uid: child.uid.clone() }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 mod adopt;
 mod apply;
 mod difference;
+mod owner_chain;
 mod parent_status;
 mod rehearsal;
 
@@ -19,10 +20,12 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Blueprint, Hook, HookError, Selector,
-    children::{Group, Parent, Rules},
+    Blueprint, ControllerBudget, Hook, HookError, HookSeries, Selector,
+    children::{Desired, Group, Parent, Rules},
     churn::Flapping,
-    claim, hook, protocol,
+    claim, hook,
+    hook_metrics::CallOutcome,
+    protocol,
     recorder::{Recorder, Severity, Subject},
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
     roster::{Failure, Health, Roster},
@@ -53,9 +56,18 @@ pub(crate) struct CompositeRunnable {
     hook: Arc<dyn Hook>,
 }
 
+/// Hook of a controller, what counts its calls, and the budget of its answers.
+pub(crate) struct CountedHook {
+    pub(crate) hook: Arc<dyn Hook>,
+    pub(crate) series: HookSeries,
+    pub(crate) budget: ControllerBudget,
+}
+
 struct Composite {
     blueprint: Arc<Blueprint>,
     hook: Arc<dyn Hook>,
+    series: HookSeries,
+    budget: ControllerBudget,
     recorder: Recorder,
     roster: Arc<Roster>,
     backoff: Backoff,
@@ -68,12 +80,13 @@ impl CompositeRunnable {
     pub(crate) fn new(
         name: ControllerName,
         blueprint: Arc<Blueprint>,
-        hook: Arc<dyn Hook>,
+        hook: CountedHook,
         cluster: &Cluster,
         recorder: Recorder,
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
+        let CountedHook { hook, series, budget } = hook;
         let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
             (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
@@ -107,6 +120,8 @@ impl CompositeRunnable {
         let reconciler = Composite {
             blueprint: Arc::clone(&blueprint),
             hook: Arc::clone(&hook),
+            series,
+            budget,
             recorder,
             roster: Arc::clone(&roster),
             backoff,
@@ -244,6 +259,8 @@ enum SyncError {
     Hook(Failure),
     /// The API server refused something and asks to wait.
     Throttled { message: String, after: Duration },
+    /// The parent is a descendant of too many parents of its own type to have such children.
+    TooDeep(String),
     /// Anything else that somebody has to know.
     Failed(String),
 }
@@ -273,6 +290,7 @@ impl SyncError {
             | Self::Out(_)
             | Self::Hook(_)
             | Self::Throttled { .. }
+            | Self::TooDeep(_)
             | Self::Failed(_) => self,
         }
     }
@@ -295,6 +313,7 @@ impl From<HookError> for SyncError {
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
+            | HookError::NoBudget { .. }
             | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
             HookError::Status { .. }
             | HookError::NothingToConfirm { .. }
@@ -336,6 +355,7 @@ impl Reconciler for Composite {
         if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
             self.roster.hook_told_otherwise(&parent.key);
         }
+        let mut reason = "SyncError";
         let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
@@ -365,11 +385,16 @@ impl Reconciler for Composite {
                 self.roster.failing(&parent.key, failure);
                 (message, None)
             }
+            Err(SyncError::TooDeep(message)) => {
+                reason = owner_chain::TOO_DEEP;
+                self.roster.failing(&parent.key, Failure { reason, message: message.clone() });
+                (message, None)
+            }
             Err(SyncError::Failed(message)) => (message, None),
         };
         let subject = subject(&parent);
         let text = format!("Sync error: {message}");
-        self.recorder.publish(&context, &subject, Severity::Warning, "SyncError", &text);
+        self.recorder.publish(&context, &subject, Severity::Warning, reason, &text);
         Err(match after {
             Some(after) => ReconcileError::RetryAfter(message.into(), after),
             None => ReconcileError::Retry(message.into()),
@@ -423,7 +448,8 @@ impl Composite {
             &groups,
             &observed,
         );
-        let answer = hook::call(&*self.hook, context.epoch(), parent, request).await?;
+        let (answer, call) =
+            hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
         for waiting in self.roster.hook_answered(&parent.key) {
             context.enqueue(waiting);
         }
@@ -432,7 +458,6 @@ impl Composite {
             self.hook.forget(&parent.key);
             SyncError::answer(message)
         };
-        let response = protocol::sync_response(&answer, blueprint.sync.strict).map_err(unusable)?;
         let rules = Rules {
             parent,
             groups: &groups,
@@ -442,17 +467,20 @@ impl Composite {
             observed: &observed,
             restricted: self.restricted.as_deref(),
         };
-        let desired = rules
-            .check(response.children)
-            .map_err(|wrong| unusable(format!("hook answer is unusable: {wrong}")))?;
-        let managed = if parent.terminating {
-            Ok(())
-        } else {
-            match rules.plan(desired) {
-                Ok(steps) => self.execute(parent, &selector, &groups, steps, context).await,
-                Err(unreadable) => Err(SyncError::Failed(unreadable)),
-            }
-        };
+        let checked =
+            protocol::sync_response(&answer, blueprint.sync.strict).and_then(|response| {
+                let desired = rules.check(response.children);
+                let desired =
+                    desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
+                Ok((desired, response.status, response.resync_after))
+            });
+        // Status and children hold what they need of it.
+        drop(answer);
+        call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
+        let (desired, status, resync_after) = checked.map_err(unusable)?;
+        self.check_owners(parent, object, &groups, &desired, context)?;
+        let managed =
+            if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
             // Nothing more is sent now, but the hook is well.
@@ -463,13 +491,34 @@ impl Composite {
             Ok(()) | Err(_) => {}
         }
         // Also when children failed: the status is what tells of it.
-        let status = response.status.unwrap_or_default();
         let written = self.write_status(parent, object, status, context).await;
         let calm = self.tell_of_flapping(parent, context);
         managed.and(written)?;
-        let resync = [response.resync_after, blueprint.resync_period, calm];
+        let resync = [resync_after, blueprint.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
+    }
+
+    /// Refuses children of the parent's own type where the chain of its owners is too long: each of
+    /// them may be a parent that wants children of its own.
+    fn check_owners(
+        &self,
+        parent: &Parent,
+        object: &Object,
+        groups: &[Group],
+        desired: &[Desired],
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
+        let Some(store) = context.store(&self.blueprint.parent) else { return Ok(()) };
+        if parent.terminating || !desired.iter().any(is_own) {
+            return Ok(());
+        }
+        let limit = self.blueprint.max_owner_depth;
+        if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
+            return Ok(());
+        }
+        Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }
 
     /// The hook answered: says so, or that it wants something else each time. Returns when to look

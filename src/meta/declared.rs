@@ -5,7 +5,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use serde_json::Value;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -50,9 +49,7 @@ pub(crate) type Waiting = (Severity, &'static str, String);
 /// What the manager was given.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    /// The specification, for telling an edit from a touch.
-    pub(crate) spec: Value,
-    /// The same, executable.
+    /// The specification, executable.
     pub(crate) blueprint: Arc<Blueprint>,
     /// Whether its hook answers.
     pub(crate) health: watch::Receiver<Health>,

@@ -5,7 +5,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
-use super::children::Parent;
+use super::{
+    HookSeries,
+    children::Parent,
+    hook_metrics::{CallOutcome, CountedCall},
+};
 use crate::{
     informer::ObjectKey,
     manager::{Epoch, FenceClosed},
@@ -83,10 +87,21 @@ pub enum HookError {
         code: u16,
     },
     /// Its answer is larger than it may be.
-    #[error("hook answered with more than {limit} bytes")]
+    #[error("hook answered with more than {limit} bytes, the limit of --hook-answer-limit")]
     TooLarge {
         /// The most bytes that are read.
         limit: usize,
+    },
+    /// Other answers held the budget until the timeout; raise the budget, or answer with less.
+    #[error(
+        "hook's answer of up to {bytes} bytes found no room within {waited:?}: other answers hold \
+         --hook-answer-budget, or its controller's share of it"
+    )]
+    NoBudget {
+        /// Bytes that it may become.
+        bytes: usize,
+        /// The hook's timeout.
+        waited: Duration,
     },
     /// Its answer is compressed although that was not offered.
     #[error("hook answered with content encoding {0}; send it unencoded")]
@@ -106,6 +121,7 @@ impl HookError {
             Self::Timeout(_) => "HookTimeout",
             Self::Transport(_) => "HookUnreachable",
             Self::Status { .. } => "HookRefused",
+            Self::NoBudget { .. } => "HookAnswerBudget",
             Self::NothingToConfirm { .. } | Self::TooLarge { .. } | Self::Encoded(_) => {
                 "HookAnswerInvalid"
             }
@@ -119,19 +135,22 @@ impl From<FenceClosed> for HookError {
     }
 }
 
-/// Calls a hook about a parent on behalf of an epoch: behind its fence until the answer is whole, and given up
-/// when it ends.
+/// Calls a hook about a parent on behalf of an epoch: behind its fence until the answer is whole,
+/// and given up when it ends. The call is counted here if it has no answer, and else by who judges
+/// that.
 ///
 /// # Errors
 ///
 /// [`HookError::Cancelled`] when the epoch ends first, else what the hook says.
-pub(crate) async fn call(
+pub(crate) async fn call<'a>(
     hook: &dyn Hook,
+    series: &'a HookSeries,
     epoch: &Epoch,
     parent: &Parent,
     request: Bytes,
-) -> Result<Bytes, HookError> {
+) -> Result<(Bytes, CountedCall<'a>), HookError> {
     let passage = epoch.fence().pass()?;
+    let counted = series.call();
     let token = epoch.token();
     let answer = tokio::select! {
         biased;
@@ -140,13 +159,97 @@ pub(crate) async fn call(
     };
     // Also when it was given up: a hook says what is wanted, and is asked again. No write is in doubt.
     passage.answered();
-    answer
+    match answer {
+        Ok(answer) => Ok((answer, counted)),
+        Err(error) => {
+            counted.end(CallOutcome::of(&error));
+            Err(error)
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::children::fixtures::parent, *};
+    use futures::FutureExt;
+    use prometheus_client::registry::Registry;
+
+    use super::{
+        super::{HookMetrics, children::fixtures::parent},
+        *,
+    };
     use crate::manager::StopReason;
+
+    /// Has one answer.
+    struct Scripted(Result<Bytes, HookError>);
+
+    impl Hook for Scripted {
+        fn call(&self, _: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+            std::future::ready(self.0.clone()).boxed()
+        }
+    }
+
+    fn series() -> HookSeries {
+        HookMetrics::default().series("c", "CompositeController", "http://x/")
+    }
+
+    #[tokio::test]
+    async fn every_call_counts_once_with_its_outcome() {
+        let status = |code| HookError::Status { code, body: String::new() };
+        let waited = Duration::from_secs(10);
+        for (answer, usable, outcome) in [
+            (Ok(Bytes::new()), true, "2xx"),
+            (Ok(Bytes::new()), false, "invalid"),
+            (Err(status(204)), true, "invalid"),
+            (Err(status(302)), true, "3xx"),
+            (Err(status(404)), true, "4xx"),
+            (Err(status(503)), true, "5xx"),
+            (Err(HookError::NothingToConfirm { code: 304 }), true, "3xx"),
+            (Err(HookError::NothingToConfirm { code: 412 }), true, "4xx"),
+            (Err(HookError::Timeout(waited)), true, "timeout"),
+            (Err(HookError::Transport("refused".to_owned())), true, "unreachable"),
+            (Err(HookError::Encoded("gzip".to_owned())), true, "invalid"),
+            (Err(HookError::TooLarge { limit: 1 }), true, "too_large"),
+            (Err(HookError::NoBudget { bytes: 1, waited }), true, "no_budget"),
+            (Err(HookError::Busy(waited)), true, "busy"),
+            (Err(HookError::Cancelled), true, "cancelled"),
+        ] {
+            let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
+            metrics.register(&mut registry);
+            let series = metrics.series("c", "CompositeController", "http://x/");
+            let (hook, epoch) = (Scripted(answer), Epoch::new("c", 1, Duration::ZERO));
+
+            let called = call(&hook, &series, &epoch, &parent(None), Bytes::new()).await;
+            if let Ok((_, counted)) = called {
+                counted.end(if usable { CallOutcome::Answered } else { CallOutcome::Invalid });
+            }
+
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let counted: Vec<_> =
+                text.lines().filter(|line| line.starts_with("pilotlight_hook_calls_")).collect();
+            let expected = format!(
+                "pilotlight_hook_calls_total{{controller_name=\"c\",\
+                 controller_type=\"CompositeController\",url=\"http://x/\",\
+                 outcome=\"{outcome}\"}} 1"
+            );
+            assert_eq!(counted, [expected]);
+        }
+    }
+
+    #[tokio::test]
+    async fn call_that_is_dropped_counts_as_cancelled() {
+        let (mut registry, metrics) = (Registry::default(), HookMetrics::default());
+        metrics.register(&mut registry);
+        let series = metrics.series("c", "CompositeController", "http://x/");
+        let epoch = Epoch::new("c", 1, Duration::ZERO);
+
+        let dropped = call(&Silent, &series, &epoch, &parent(None), Bytes::new()).now_or_never();
+
+        assert!(dropped.is_none());
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        assert!(text.contains("outcome=\"cancelled\"} 1"), "{text}");
+    }
 
     struct Silent;
 
@@ -160,13 +263,14 @@ mod tests {
     async fn a_call_is_under_way_until_it_is_answered_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
-        let mut asked = tokio_test(call(&Silent, &epoch, &parent, Bytes::new()));
+        let series = series();
+        let mut asked = tokio_test(call(&Silent, &series, &epoch, &parent, Bytes::new()));
 
         assert!(futures::poll!(&mut asked).is_pending());
         assert_eq!(epoch.fence().under_way(), 1);
 
         epoch.stop(StopReason::TypeGone);
-        assert_eq!(asked.await, Err(HookError::Cancelled));
+        assert_eq!(asked.await.err(), Some(HookError::Cancelled));
         assert_eq!((epoch.fence().under_way(), epoch.fence().unknown()), (0, 0));
     }
 
@@ -175,9 +279,10 @@ mod tests {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         epoch.fence().close();
 
-        let asked = call(&Silent, &epoch, &parent(None), Bytes::new()).await;
+        let series = series();
+        let asked = call(&Silent, &series, &epoch, &parent(None), Bytes::new()).await;
 
-        assert_eq!(asked, Err(HookError::Cancelled));
+        assert_eq!(asked.err(), Some(HookError::Cancelled));
     }
 
     fn tokio_test<F: Future>(future: F) -> std::pin::Pin<Box<F>> {

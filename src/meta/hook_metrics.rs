@@ -1,4 +1,7 @@
-//! Hook metrics, under Metacontroller's names.
+//! Hook metrics: Metacontroller's under its names, and one of our own.
+//!
+//! Metacontroller counts answers by their status code, and thus no call that had none. Ours counts
+//! each call once, with its outcome.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,6 +17,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
+use super::HookError;
 use crate::tally::{Part, Tally};
 
 /// Go's default buckets, which dashboards expect.
@@ -46,6 +50,93 @@ struct RequestLabels {
     code: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct CallLabels {
+    controller_name: String,
+    controller_type: String,
+    url: String,
+    outcome: &'static str,
+}
+
+/// Outcome of one call of a hook.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallOutcome {
+    /// Status 200, or an earlier answer confirmed, and the answer is usable.
+    Answered,
+    /// Another status of 300 to 399.
+    Redirect,
+    /// Another status of 400 to 499.
+    ClientError,
+    /// Status of 500 or more.
+    ServerError,
+    /// Status 429.
+    Busy,
+    /// The answer is not usable.
+    Invalid,
+    /// The answer is longer than its limit.
+    TooLarge,
+    /// The answer found no room in the budget.
+    NoBudget,
+    /// No whole answer within the timeout.
+    Timeout,
+    /// No connection, or one that broke.
+    Unreachable,
+    /// The epoch ended first.
+    Cancelled,
+}
+
+impl CallOutcome {
+    const ALL: [Self; 11] = [
+        Self::Answered,
+        Self::Redirect,
+        Self::ClientError,
+        Self::ServerError,
+        Self::Busy,
+        Self::Invalid,
+        Self::TooLarge,
+        Self::NoBudget,
+        Self::Timeout,
+        Self::Unreachable,
+        Self::Cancelled,
+    ];
+
+    /// The outcome of a call without an answer.
+    pub(crate) fn of(error: &HookError) -> Self {
+        match error {
+            HookError::Status { code, .. } | HookError::NothingToConfirm { code } => match code {
+                300..400 => Self::Redirect,
+                400..500 => Self::ClientError,
+                500.. => Self::ServerError,
+                // Success without an answer.
+                ..300 => Self::Invalid,
+            },
+            HookError::Busy(_) => Self::Busy,
+            HookError::Encoded(_) => Self::Invalid,
+            HookError::TooLarge { .. } => Self::TooLarge,
+            HookError::NoBudget { .. } => Self::NoBudget,
+            HookError::Timeout(_) => Self::Timeout,
+            HookError::Transport(_) => Self::Unreachable,
+            HookError::Cancelled => Self::Cancelled,
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Answered => "2xx",
+            Self::Redirect => "3xx",
+            Self::ClientError => "4xx",
+            Self::ServerError => "5xx",
+            Self::Busy => "busy",
+            Self::Invalid => "invalid",
+            Self::TooLarge => "too_large",
+            Self::NoBudget => "no_budget",
+            Self::Timeout => "timeout",
+            Self::Unreachable => "unreachable",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// The metrics of all sync hooks; cheap to clone.
 #[derive(Clone, Default)]
 pub struct HookMetrics {
@@ -56,6 +147,7 @@ struct Families {
     requests: Family<RequestLabels, Counter>,
     durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
+    calls: Family<CallLabels, Counter>,
     tasks: Tally<SeriesLabels>,
     // Who counts into a series, and with which codes: a replaced controller's series belong to
     // its successor too.
@@ -74,6 +166,7 @@ impl Default for Families {
             requests: Family::default(),
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
+            calls: Family::default(),
             tasks: Tally::default(),
             users: Mutex::default(),
         }
@@ -97,6 +190,11 @@ impl HookMetrics {
             "metacontroller_sync_in_flight_requests",
             "Sync hook calls under way",
             self.families.in_flight.clone(),
+        );
+        registry.register(
+            "pilotlight_hook_calls",
+            "Calls of sync hooks, each counted once, by outcome",
+            self.families.calls.clone(),
         );
         registry.register(
             "pilotlight_hook_tasks",
@@ -141,7 +239,37 @@ pub(crate) struct Observation<'a> {
     since: Instant,
 }
 
+/// One call, which counts as cancelled unless its outcome is said.
+pub(crate) struct CountedCall<'a> {
+    series: &'a HookSeries,
+    outcome: CallOutcome,
+}
+
+impl CountedCall<'_> {
+    /// Counts the call with its outcome.
+    pub(crate) fn end(mut self, outcome: CallOutcome) {
+        self.outcome = outcome;
+    }
+}
+
+impl Drop for CountedCall<'_> {
+    fn drop(&mut self) {
+        let labels = self.series.calls(self.outcome);
+        self.series.families.calls.get_or_create(&labels).inc();
+    }
+}
+
 impl HookSeries {
+    /// A call begins, to be counted with its outcome.
+    pub(crate) fn call(&self) -> CountedCall<'_> {
+        CountedCall { series: self, outcome: CallOutcome::Cancelled }
+    }
+
+    fn calls(&self, outcome: CallOutcome) -> CallLabels {
+        let SeriesLabels { controller_name, controller_type, url } = self.labels.clone();
+        CallLabels { controller_name, controller_type, url, outcome: outcome.word() }
+    }
+
     /// A call begins.
     pub(crate) fn begin(&self) -> Observation<'_> {
         self.families.in_flight.get_or_create(&self.labels).inc();
@@ -201,6 +329,9 @@ impl Drop for HookSeries {
             for code in std::mem::take(&mut entry.codes) {
                 self.families.requests.remove(&self.requests(&code));
             }
+            for outcome in CallOutcome::ALL {
+                self.families.calls.remove(&self.calls(outcome));
+            }
             self.families.durations.remove(&self.durations());
             self.families.in_flight.remove(&self.labels);
             users.remove(&self.labels);
@@ -236,6 +367,7 @@ mod tests {
             metrics.series("c", "CompositeController", "http://x/"),
         );
         old.begin().end(Some(StatusCode::OK));
+        old.call().end(CallOutcome::Timeout);
         let counted = text(&registry);
         assert!(
             counted.contains(

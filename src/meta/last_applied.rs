@@ -31,7 +31,11 @@ pub(crate) fn read(child: &Value) -> Option<Value> {
 
 /// Sets the annotation of `child` to `desired`.
 pub(crate) fn write(child: &mut Value, desired: &Value) {
-    let text = encode(desired);
+    write_text(child, encode(desired));
+}
+
+/// Sets the annotation of `child` to what was encoded.
+pub(crate) fn write_text(child: &mut Value, text: String) {
     if let Some(annotations) = object_at(child, "metadata")
         .map(|metadata| metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new())))
     {
@@ -49,7 +53,11 @@ fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, 
 /// What of a desired object says anything: without what the server owns, the status, and an
 /// annotation that was copied from the live object.
 pub(crate) fn essence(desired: &Value) -> Value {
-    let mut essence = desired.clone();
+    essence_of(desired.clone())
+}
+
+/// As [`essence`], of an object that is needed no more.
+pub(crate) fn essence_of(mut essence: Value) -> Value {
     let Some(object) = essence.as_object_mut() else { return essence };
     object.remove("status");
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
@@ -101,7 +109,7 @@ pub(crate) fn encode(value: &Value) -> String {
     String::from_utf8(bytes).expect("JSON is text")
 }
 
-struct Go;
+pub(crate) struct Go;
 
 impl Formatter for Go {
     fn write_f64<W: ?Sized + io::Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {

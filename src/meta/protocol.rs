@@ -7,11 +7,12 @@ use serde::{
     Deserialize, Deserializer,
     de::{Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
-use serde_json::{Map, Value};
+use serde_json::{Value, value::RawValue};
 
 use super::{
     HookVersion,
     children::{Child, Group, Parent},
+    rewrite,
 };
 use crate::{
     informer::ObjectKey,
@@ -24,6 +25,11 @@ pub const MAX_CHILDREN: usize = 10_000;
 /// The largest child: the most that kube-apiserver reads of a request. Refused with the whole
 /// answer, so that no mistake in a hook is carried out by half.
 pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
+/// The largest status of a parent: kube-apiserver reads no more of a request, and the status is a
+/// part of one. Refused before anything is made of it.
+pub const MAX_STATUS_BYTES: usize = MAX_CHILD_BYTES;
+/// The longest message about an answer, in bytes: decoders repeat the value that is wrong.
+const MAX_MESSAGE_BYTES: usize = 512;
 /// The longest time that an answer may ask for.
 const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -103,18 +109,18 @@ fn push_text(body: &mut Vec<u8>, text: &str) {
     body.extend_from_slice(Value::from(text).to_string().as_bytes());
 }
 
-/// The answer of a sync hook of a composite controller.
+/// The answer of a sync hook of a composite controller. Status and children are slices of its text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SyncResponse {
-    /// The parent's status; `null` and absent are the same.
-    pub(crate) status: Option<Map<String, Value>>,
-    /// All children that should be.
-    pub(crate) children: Vec<Value>,
+    /// The parent's status, an object; `null` and absent are the same.
+    pub(crate) status: Option<Bytes>,
+    /// All children that should be: any JSON that can be decoded.
+    pub(crate) children: Vec<Bytes>,
     /// Sync again after this time.
     pub(crate) resync_after: Option<Duration>,
 }
 
-/// Decodes an answer.
+/// Reads an answer without a tree of it: its size is no measure of what that would take.
 ///
 /// As in Metacontroller an absent `children` means none, so that all there are get deleted; an
 /// empty body, `null` and anything that is cut are errors.
@@ -122,28 +128,65 @@ pub(crate) struct SyncResponse {
 /// # Errors
 ///
 /// Names the field that is wrong. With `strict`, unknown and duplicate fields are wrong too.
-pub(crate) fn sync_response(body: &[u8], strict: bool) -> Result<SyncResponse, String> {
+pub(crate) fn sync_response(body: &Bytes, strict: bool) -> Result<SyncResponse, String> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err("hook answered with an empty body".to_owned());
     }
     let mut decoder = serde_json::Deserializer::from_slice(body);
-    let response = decoder
+    let parts = decoder
         .deserialize_map(Response { strict })
-        .and_then(|response| decoder.end().map(|()| response))
-        .map_err(|error| format!("hook answer is unusable: {}", redaction::decoding(error)))?;
-    // Only an answer that is large can hold a child that is.
-    if body.len() > MAX_CHILD_BYTES {
-        for (index, child) in response.children.iter().enumerate() {
-            let bytes = serde_json::to_vec(child).map_or(0, |json| json.len());
-            if bytes > MAX_CHILD_BYTES {
-                return Err(format!(
-                    "hook answer is unusable: children[{index}] has {bytes} bytes, and the API \
-                     server takes no more than {MAX_CHILD_BYTES}"
-                ));
-            }
-        }
+        .and_then(|parts| decoder.end().map(|()| parts))
+        .map_err(|error| format!("hook answer is unusable: {}", redaction::decoding(error)))
+        .and_then(|parts| parts.check().map(|()| parts))
+        .map_err(bounded)?;
+    let slice = |part: &RawValue| body.slice_ref(part.get().as_bytes());
+    Ok(SyncResponse {
+        status: parts.status.map(slice),
+        children: parts.children.into_iter().map(slice).collect(),
+        resync_after: parts.resync_after,
+    })
+}
+
+/// A message of bounded length.
+pub(crate) fn bounded(mut message: String) -> String {
+    if message.len() > MAX_MESSAGE_BYTES {
+        message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
+        message.push('…');
     }
-    Ok(response)
+    message
+}
+
+/// The parts of an answer, within its text.
+#[derive(Default)]
+struct Parts<'de> {
+    status: Option<&'de RawValue>,
+    children: Vec<&'de RawValue>,
+    resync_after: Option<Duration>,
+}
+
+impl Parts<'_> {
+    /// Checks size and validity of each part; the first that is wrong ends it.
+    fn check(&self) -> Result<(), String> {
+        let unusable = |wrong: String| format!("hook answer is unusable: {wrong}");
+        if let Some(status) = self.status {
+            check("status", status, MAX_STATUS_BYTES).map_err(unusable)?;
+        }
+        for (index, child) in self.children.iter().enumerate() {
+            check(format_args!("children[{index}]"), child, MAX_CHILD_BYTES).map_err(unusable)?;
+        }
+        Ok(())
+    }
+}
+
+fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), String> {
+    let bytes = rewrite::size(part.get().as_bytes())
+        .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
+    if bytes > most {
+        return Err(format!(
+            "{field} has {bytes} bytes, and the API server takes no more than {most}"
+        ));
+    }
+    Ok(())
 }
 
 struct Response {
@@ -151,14 +194,14 @@ struct Response {
 }
 
 impl<'de> Visitor<'de> for Response {
-    type Value = SyncResponse;
+    type Value = Parts<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with status and children")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<SyncResponse, A::Error> {
-        let mut response = SyncResponse::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Parts<'de>, A::Error> {
+        let mut response = Parts::default();
         let mut seen: [bool; 4] = [false; 4];
         while let Some(key) = map.next_key::<String>()? {
             let known = ["status", "children", "resyncAfterSeconds", "finalized"]
@@ -175,17 +218,15 @@ impl<'de> Visitor<'de> for Response {
             }
             match key.as_str() {
                 "status" => {
-                    response.status = match map.next_value::<Value>()? {
-                        Value::Null => None,
-                        Value::Object(status) => Some(status),
-                        Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                            return Err(A::Error::custom("status: must be an object or null"));
-                        }
-                    };
+                    let status = map.next_value::<Option<&RawValue>>()?;
+                    if status.is_some_and(|status| !status.get().starts_with('{')) {
+                        return Err(A::Error::custom("status: must be an object or null"));
+                    }
+                    response.status = status;
                 }
                 "children" => {
                     response.children = map
-                        .next_value::<Option<Children>>()
+                        .next_value::<Option<Children<'_>>>()
                         .map_err(|error| {
                             A::Error::custom(format!("children: {}", redaction::decoding(error)))
                         })?
@@ -219,19 +260,19 @@ fn resync_after(seconds: f64) -> Option<Duration> {
         .then(|| Duration::try_from_secs_f64(seconds).unwrap_or(MAX_RESYNC).min(MAX_RESYNC))
 }
 
-struct Children(Vec<Value>);
+struct Children<'de>(Vec<&'de RawValue>);
 
-impl<'de> Deserialize<'de> for Children {
+impl<'de> Deserialize<'de> for Children<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct List;
         impl<'de> Visitor<'de> for List {
-            type Value = Children;
+            type Value = Children<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of objects")
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Children, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Self::Value, A::Error> {
                 let mut children = Vec::new();
                 while let Some(child) = items.next_element()? {
                     if children.len() == MAX_CHILDREN {
@@ -318,7 +359,7 @@ mod tests {
 
     #[track_caller]
     fn check(body: &str, strict: bool, expected: Result<usize, &str>) {
-        let decoded = sync_response(body.as_bytes(), strict);
+        let decoded = sync_response(&Bytes::copy_from_slice(body.as_bytes()), strict);
 
         match (&decoded, expected) {
             (Ok(response), Ok(children)) => assert_eq!(response.children.len(), children),
@@ -330,9 +371,9 @@ mod tests {
     #[test]
     fn answers_that_say_nothing_are_errors() {
         for body in ["", " \n", "null", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}"] {
-            assert!(sync_response(body.as_bytes(), false).is_err(), "{body:?}");
+            assert!(sync_response(&body.into(), false).is_err(), "{body:?}");
         }
-        assert!(sync_response(b"{\"children\":[\"\xff\"]}", false).is_err());
+        assert!(sync_response(&Bytes::from_static(b"{\"children\":[\"\xff\"]}"), false).is_err());
     }
 
     #[test]
@@ -373,7 +414,7 @@ mod tests {
             r#"{"status":{"a":hush}}"#,
             r#"{"children":[{"a":"hush"#,
         ] {
-            let error = sync_response(body.as_bytes(), true).unwrap_err();
+            let error = sync_response(&Bytes::copy_from_slice(body.as_bytes()), true).unwrap_err();
             assert!(!error.contains("hush"), "{error}");
         }
     }
@@ -408,19 +449,54 @@ mod tests {
         ] {
             let body = format!("{{\"resyncAfterSeconds\":{value}}}");
 
-            let response = sync_response(body.as_bytes(), true).unwrap();
+            let response = sync_response(&body.into(), true).unwrap();
 
             assert_eq!(response.resync_after, expected, "{value}");
         }
-        assert!(sync_response(b"{\"resyncAfterSeconds\":1e999}", false).is_err());
-        assert!(sync_response(b"{\"resyncAfterSeconds\":NaN}", false).is_err());
+        assert!(sync_response(&"{\"resyncAfterSeconds\":1e999}".into(), false).is_err());
+        assert!(sync_response(&"{\"resyncAfterSeconds\":NaN}".into(), false).is_err());
         assert_eq!(resync_after(f64::NAN), None);
     }
 
     #[test]
     fn integers_stay_integers() {
-        let response = sync_response(br#"{"status":{"n":9007199254740993}}"#, true).unwrap();
+        let body = Bytes::from_static(br#"{"status":{"n":9007199254740993}}"#);
 
-        assert_eq!(response.status.unwrap()["n"], json!(9_007_199_254_740_993_i64));
+        let status = sync_response(&body, true).unwrap().status.unwrap();
+
+        let status: Value = serde_json::from_slice(&status).unwrap();
+        assert_eq!(status["n"], json!(9_007_199_254_740_993_i64));
+    }
+
+    #[test]
+    fn status_that_no_server_takes_is_refused_before_it_is_built() {
+        let body = |bytes: usize| format!("{{\"status\":{{\"a\":\"{}\"}}}}", "x".repeat(bytes - 8));
+
+        check(&body(MAX_STATUS_BYTES), false, Ok(0));
+        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 3145729 bytes"));
+    }
+
+    #[test]
+    fn child_that_cannot_be_decoded_is_refused_by_its_index() {
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        for child in ["1e999", r#""\ud800""#, &deep] {
+            let body = format!("{{\"children\":[{{}},{{\"a\":{child}}}]}}");
+
+            check(&body, false, Err("children[1]: "));
+        }
+    }
+
+    #[test]
+    fn message_about_an_answer_does_not_repeat_it() {
+        let long = "é".repeat(100_000);
+        for body in [
+            format!("{{\"resyncAfterSeconds\":\"{long}\"}}"),
+            format!("{{\"children\":\"{long}\"}}"),
+            format!("{{\"finalized\":\"{long}\"}}"),
+        ] {
+            let error = sync_response(&body.into(), true).unwrap_err();
+
+            assert!(error.len() < 600, "{}", error.len());
+        }
     }
 }

@@ -4,8 +4,10 @@
 
 use std::{error::Error, time::Duration};
 
+use bytes::Bytes;
 use http::{Method, Request};
 use kube::{Client, core::Status};
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
@@ -21,6 +23,27 @@ use crate::{
 const DEADLINE: Duration = Duration::from_secs(30);
 /// In whose name fields are written: Metacontroller's, so that its children stay ours.
 const FIELD_MANAGER: &str = "metacontroller";
+
+/// The object that a write left, as far as it matters.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Stored {
+    #[serde(default)]
+    metadata: StoredMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct StoredMetadata {
+    #[serde(default)]
+    resource_version: Option<String>,
+}
+
+impl Stored {
+    /// Its resourceVersion; an aggregated API may have none.
+    pub(crate) fn version(&self) -> Option<&str> {
+        self.metadata.resource_version.as_deref()
+    }
+}
 
 /// A type's objects, one at a time.
 #[derive(Clone, Copy)]
@@ -44,52 +67,52 @@ impl<'a> Resource<'a> {
     pub(crate) async fn create(
         &self,
         key: &ObjectKey,
-        object: &Value,
-    ) -> Result<Value, kube::Error> {
+        object: Bytes,
+    ) -> Result<Stored, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?fieldManager={FIELD_MANAGER}");
-        self.send(Method::POST, path, "application/json", Some(object)).await
+        request(self.client, Method::POST, path, "application/json", object).await
     }
 
     /// Asks whether an object would be created, without creating it.
     pub(crate) async fn rehearse(
         &self,
         key: &ObjectKey,
-        object: &Value,
-    ) -> Result<Value, kube::Error> {
+        object: Bytes,
+    ) -> Result<Stored, kube::Error> {
         let path = self.identity.path(key.namespace.as_deref());
         let path = format!("{path}?dryRun=All&fieldManager={FIELD_MANAGER}");
-        self.send(Method::POST, path, "application/json", Some(object)).await
+        request(self.client, Method::POST, path, "application/json", object).await
     }
 
     /// Asks what an update would leave, without making it.
     pub(crate) async fn rehearse_update(
         &self,
         key: &ObjectKey,
-        object: &Value,
+        object: Bytes,
     ) -> Result<Value, kube::Error> {
         let path = format!("{}?dryRun=All&fieldManager={FIELD_MANAGER}", self.path(key));
-        self.send(Method::PUT, path, "application/json", Some(object)).await
+        request(self.client, Method::PUT, path, "application/json", object).await
     }
 
     /// Replaces an object whose resourceVersion is still the one given.
     pub(crate) async fn update(
         &self,
         key: &ObjectKey,
-        object: &Value,
-    ) -> Result<Value, kube::Error> {
+        object: Bytes,
+    ) -> Result<Stored, kube::Error> {
         let path = format!("{}?fieldManager={FIELD_MANAGER}", self.path(key));
-        self.send(Method::PUT, path, "application/json", Some(object)).await
+        request(self.client, Method::PUT, path, "application/json", object).await
     }
 
     /// Replaces the status of an object whose resourceVersion is still the one given.
     pub(crate) async fn update_status(
         &self,
         key: &ObjectKey,
-        object: &Value,
+        object: Bytes,
     ) -> Result<Value, kube::Error> {
         let path = format!("{}/status?fieldManager={FIELD_MANAGER}", self.path(key));
-        self.send(Method::PUT, path, "application/json", Some(object)).await
+        request(self.client, Method::PUT, path, "application/json", object).await
     }
 
     /// Merges into an object, or into its status.
@@ -139,17 +162,25 @@ pub(crate) async fn send(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<Value, kube::Error> {
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
+    // it wants one.
+    let body = body.map(|body| Bytes::from(last_applied::encode(body)));
+    request(client, method, path, content_type, body.unwrap_or_default()).await
+}
+
+/// Sends one request with an encoded body, or none, within the deadline.
+async fn request<T: DeserializeOwned>(
+    client: &Client,
+    method: Method,
+    path: String,
+    content_type: &str,
+    body: Bytes,
+) -> Result<T, kube::Error> {
     let mut request = Request::builder().method(method).uri(path);
-    let body = match body {
-        Some(body) => {
-            request = request.header(http::header::CONTENT_TYPE, content_type);
-            // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a
-            // point where it wants one.
-            last_applied::encode(body).into_bytes()
-        }
-        None => Vec::new(),
-    };
-    let request = request.body(body).map_err(kube::Error::HttpError)?;
+    if !body.is_empty() {
+        request = request.header(http::header::CONTENT_TYPE, content_type);
+    }
+    let request = request.body(Vec::from(body)).map_err(kube::Error::HttpError)?;
     timeout(DEADLINE, ask(client, request))
         .await
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
@@ -288,14 +319,16 @@ mod tests {
         // As Python writes 160 / 2.
         let answer = r#"{"spec":{"ports":[{"port":80.0}],"ratio":0.5}}"#;
         let object: Value = serde_json::from_str(answer).unwrap();
+        let encoded = || Bytes::from(last_applied::encode(&object));
 
-        resource.create(&key, &object).await.unwrap();
-        resource.update(&key, &object).await.unwrap();
-        resource.update_status(&key, &object).await.unwrap();
-        resource.rehearse(&key, &object).await.unwrap();
-        resource.rehearse_update(&key, &object).await.unwrap();
+        resource.create(&key, encoded()).await.unwrap();
+        resource.update(&key, encoded()).await.unwrap();
+        resource.update_status(&key, encoded()).await.unwrap();
+        resource.rehearse(&key, encoded()).await.unwrap();
+        resource.rehearse_update(&key, encoded()).await.unwrap();
+        resource.merge_patch(&key, None, &object).await.unwrap();
 
-        for _ in 0..5 {
+        for _ in 0..6 {
             let body = bodies.recv().await.unwrap();
             assert_eq!(body, r#"{"spec":{"ports":[{"port":80}],"ratio":0.5}}"#);
         }

@@ -18,7 +18,7 @@ use tracing::warn;
 
 use self::keeper::Keeper;
 use super::{
-    Blueprint, CompositeController, Hook, HookMetrics, Selector,
+    AnswerBudget, Blueprint, CompositeController, Hook, HookMetrics, Selector,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
     recorder::Recorder,
@@ -52,6 +52,8 @@ pub struct MetaOptions {
     pub metrics: HookMetrics,
     /// Makes hooks; `None` asks the declared webhook.
     pub hooks: Option<HookFactory>,
+    /// Bytes of hook answers that are held at once; as [`AnswerLimits`](super::AnswerLimits) says.
+    pub answers: AnswerBudget,
     /// Only the CompositeControllers that it selects are run, and only their status is written;
     /// all. One that stops matching is stopped.
     pub target: Selector,
@@ -70,6 +72,7 @@ impl Default for MetaOptions {
             runnable: RunnableOptions::default(),
             metrics: HookMetrics::default(),
             hooks: None,
+            answers: AnswerBudget::default(),
             target: Selector::default(),
             resync_period: None,
             hook_error_excerpts: false,

@@ -14,23 +14,26 @@ use std::{
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, rt::Executor};
 use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use self::{
     connections::{Connections, HttpClient},
     etag::{EtagCache, Kept},
 };
-use super::{EtagRule, Hook, HookError, HookSeries};
+use super::{
+    AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
+    budget::{Reservation, UNRESERVED_BYTES},
+};
 use crate::{informer::ObjectKey, redaction};
 
-/// The largest answer that is read, unless said otherwise.
+/// The largest answer that is read, unless said otherwise; what the default budget allows.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 /// Longest excerpt of an error's body, in bytes.
 const EXCERPT_BYTES: usize = 256;
@@ -47,6 +50,7 @@ pub struct Webhook {
     timeout: Duration,
     max_response_bytes: usize,
     error_excerpts: bool,
+    budget: ControllerBudget,
     series: Option<HookSeries>,
     etags: Option<EtagCache>,
     connections: Mutex<Option<Connections>>,
@@ -66,15 +70,17 @@ impl Webhook {
         Self {
             url,
             timeout,
-            max_response_bytes: MAX_RESPONSE_BYTES,
+            max_response_bytes: usize::MAX,
             error_excerpts: false,
+            budget: AnswerBudget::default().controller(),
             series: None,
             etags: None,
             connections: Mutex::new(None),
         }
     }
 
-    /// Reads answers up to this size; [`MAX_RESPONSE_BYTES`].
+    /// Reads answers up to this size; as the budget allows, which is [`MAX_RESPONSE_BYTES`] by
+    /// default.
     #[must_use]
     pub fn max_response_bytes(mut self, limit: usize) -> Self {
         self.max_response_bytes = limit;
@@ -86,6 +92,16 @@ impl Webhook {
     #[must_use]
     pub fn error_excerpts(mut self, shown: bool) -> Self {
         self.error_excerpts = shown;
+        self
+    }
+
+    /// Holds answers within this share of a process's budget, instead of a budget of its own.
+    #[must_use]
+    pub fn budget(mut self, budget: ControllerBudget) -> Self {
+        if let Some(etags) = &mut self.etags {
+            etags.set_budget(budget.clone());
+        }
+        self.budget = budget;
         self
     }
 
@@ -101,7 +117,7 @@ impl Webhook {
     /// 412 instead of sending it again.
     #[must_use]
     pub fn etag(mut self, rule: Option<EtagRule>) -> Self {
-        self.etags = rule.map(EtagCache::new);
+        self.etags = rule.map(|rule| EtagCache::new(rule, self.budget.clone()));
         self
     }
 
@@ -123,7 +139,8 @@ impl Webhook {
 
     async fn ask(&self, about: Option<About<'_>>, request: Bytes) -> Result<Bytes, HookError> {
         let observation = self.series.as_ref().map(HookSeries::begin);
-        let (status, answer) = timeout(self.timeout, self.exchange(about, request))
+        let deadline = Instant::now().checked_add(self.timeout);
+        let (status, answer) = timeout(self.timeout, self.exchange(about, request, deadline))
             .await
             .unwrap_or((None, Err(HookError::Timeout(self.timeout))));
         if let Some(observation) = observation {
@@ -136,6 +153,7 @@ impl Webhook {
         &self,
         about: Option<About<'_>>,
         request: Bytes,
+        deadline: Option<Instant>,
     ) -> (Option<StatusCode>, Result<Bytes, HookError>) {
         let client = match self.client() {
             Ok(client) => client,
@@ -156,7 +174,7 @@ impl Webhook {
             Err(error) => return (None, Err(HookError::Transport(error.to_string()))),
         };
         match client.request(request).await {
-            Ok(response) => (Some(response.status()), self.read(about, response).await),
+            Ok(response) => (Some(response.status()), self.read(about, response, deadline).await),
             Err(error) => {
                 let message = handshake::explain(&error);
                 let message = message.unwrap_or_else(|| redaction::error(&error));
@@ -169,6 +187,7 @@ impl Webhook {
         &self,
         about: Option<About<'_>>,
         response: Response<Incoming>,
+        deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
         let (head, body) = response.into_parts();
         let encoding = head.headers.get(header::CONTENT_ENCODING);
@@ -180,7 +199,7 @@ impl Webhook {
                 {
                     return Err(HookError::Encoded(known_coding(&encoding).to_owned()));
                 }
-                let body = read_body(body, self.max_response_bytes).await?;
+                let body = self.read_body(body, deadline).await?;
                 if let Some(About { etags, parent, uid, .. }) = about {
                     etags.answered(parent, uid, &head.headers, &body, Instant::now());
                 }
@@ -209,6 +228,63 @@ impl Webhook {
                 Err(HookError::Status { code: status.as_u16(), body })
             }
         }
+    }
+
+    /// Reads an answer within the budget. While its reservation waits nothing is read, so that the
+    /// hook's sending waits, too.
+    async fn read_body(
+        &self,
+        mut body: Incoming,
+        deadline: Option<Instant>,
+    ) -> Result<Bytes, HookError> {
+        let limit = self.max_response_bytes.min(self.budget.limits().answer);
+        // A declared length is refused, or reserved, before a byte is read.
+        let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if declared > limit {
+            return Err(HookError::TooLarge { limit });
+        }
+        // No body is longer than it declares; without that it may become as long as the limit.
+        let most = if body.size_hint().exact().is_some() { declared } else { limit };
+        let mut reservation = None;
+        if declared > UNRESERVED_BYTES {
+            reservation = Some(self.reserve(most, deadline).await?);
+        }
+        let mut bytes = Vec::new();
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| HookError::Transport(redaction::error(&error)))?;
+            let Ok(data) = frame.into_data() else { continue };
+            let length = bytes.len().saturating_add(data.len());
+            if length > limit {
+                return Err(HookError::TooLarge { limit });
+            }
+            if length > UNRESERVED_BYTES && reservation.is_none() {
+                reservation = Some(self.reserve(most, deadline).await?);
+            }
+            if length > bytes.capacity() {
+                // Doubled, but not beyond what is reserved.
+                let capacity = length.max(bytes.len().saturating_mul(2)).min(most.max(length));
+                bytes.reserve_exact(capacity - bytes.len());
+            }
+            bytes.extend_from_slice(&data);
+        }
+        bytes.shrink_to_fit();
+        Ok(match reservation {
+            Some(reservation) => reservation.hold(bytes),
+            None => bytes.into(),
+        })
+    }
+
+    async fn reserve(
+        &self,
+        bytes: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Reservation, HookError> {
+        let reserved = self.budget.reserve(bytes);
+        let reserved = match deadline {
+            Some(deadline) => timeout_at(deadline, reserved).await.ok().flatten(),
+            None => reserved.await,
+        };
+        reserved.ok_or(HookError::NoBudget { bytes, waited: self.timeout })
     }
 }
 
@@ -256,24 +332,6 @@ impl fmt::Debug for Webhook {
             .field("timeout", &self.timeout)
             .finish_non_exhaustive()
     }
-}
-
-async fn read_body(mut body: Incoming, limit: usize) -> Result<Bytes, HookError> {
-    // A declared length is refused before a byte is read.
-    if body.size_hint().lower() > limit as u64 {
-        return Err(HookError::TooLarge { limit });
-    }
-    let mut bytes = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| HookError::Transport(redaction::error(&error)))?;
-        if let Ok(data) = frame.into_data() {
-            if bytes.len().saturating_add(data.len()) > limit {
-                return Err(HookError::TooLarge { limit });
-            }
-            bytes.extend_from_slice(&data);
-        }
-    }
-    Ok(bytes.freeze())
 }
 
 /// The first bytes of an error's body, as far as it can be read.
@@ -326,6 +384,7 @@ mod tests {
     };
 
     use super::*;
+    use crate::meta::AnswerLimits;
 
     /// A server that answers its first request with these bytes, then closes.
     struct Server {
@@ -480,6 +539,53 @@ mod tests {
         let endless = format!("{}\r\n\r\n{}", "HTTP/1.1 200 OK", "x".repeat(5000));
         assert_eq!(ask(endless).await, too_large);
         assert!(ask(response("200 OK", &"x".repeat(1000))).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn answer_that_finds_no_room_is_not_read_and_names_the_flag() {
+        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller();
+        let long = "x".repeat(UNRESERVED_BYTES + 1);
+        let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
+        for (answer, bytes) in [
+            (response("200 OK", &long), long.len()),
+            (format!("{chunked}{:x}\r\n{long}\r\n0\r\n\r\n", long.len()), 1 << 20),
+        ] {
+            let others = budget.reserve(1 << 20).await.unwrap();
+            let waited = Duration::from_millis(50);
+            let hook =
+                |url: &Uri, timeout| Webhook::new(url.clone(), timeout).budget(budget.clone());
+            let full = server(answer.clone(), true).await;
+
+            let refused = hook(&full.url, waited).call(Bytes::from_static(b"{}")).await;
+
+            let Err(refused) = refused else { panic!("{refused:?}") };
+            assert_eq!(refused, HookError::NoBudget { bytes, waited });
+            assert!(refused.to_string().contains("--hook-answer-budget"), "{refused}");
+            let later = server(answer, true).await;
+            let hook = hook(&later.url, Duration::from_secs(30));
+            let read = hook.call(Bytes::from_static(b"{}"));
+            let (read, ()) = futures::join!(read, async { drop(others) });
+            assert_eq!(read.unwrap().len(), long.len());
+        }
+    }
+
+    #[tokio::test]
+    async fn answer_holds_its_room_until_it_is_dropped_and_a_short_one_needs_none() {
+        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller();
+        let ask = async |bytes: usize| {
+            let server = server(response("200 OK", &"x".repeat(bytes)), true).await;
+            let hook = Webhook::new(server.url.clone(), Duration::from_secs(30));
+            hook.budget(budget.clone()).call(Bytes::from_static(b"{}")).await.unwrap()
+        };
+        let free = async |bytes| timeout(Duration::ZERO, budget.reserve(bytes)).await.is_ok();
+
+        let short = ask(UNRESERVED_BYTES).await;
+        assert!(free(1 << 20).await, "{}", short.len());
+        let long = ask(1 << 19).await;
+        assert!(!free((1 << 19) + 1).await);
+        assert!(free(1 << 19).await, "it holds what it has become");
+        drop(long);
+        assert!(free(1 << 20).await);
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use crate::informer::{
     decode,
     mark::Mark,
     metrics::EventKind,
-    reader::LineReader,
+    reader::{LineReader, Whole},
     wire::{self, Bookmark, Event, Page, Slot, error_event},
 };
 
@@ -53,8 +53,8 @@ impl Reflector {
     }
 
     /// Takes the objects of one page; returns the token of the next and the list's position.
-    async fn page(&mut self, bytes: Vec<u8>, roll: &mut Roll) -> Result<(String, String), Failure> {
-        let text = decode::text(&bytes);
+    async fn page(&mut self, whole: Whole, roll: &mut Roll) -> Result<(String, String), Failure> {
+        let text = decode::text(&whole.bytes);
         let page: Page<'_> = serde_json::from_str(&text).map_err(|error| Failure::Undecodable {
             what: "a page of the list",
             error: error.to_string(),
@@ -474,6 +474,21 @@ mod tests {
         rig.script.list().await.page(10, "", &items);
 
         assert_eq!(rig.script.list().await.query["limit"], "125");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn page_that_finds_no_room_is_asked_for_in_smaller_ones() {
+        let options = InformerOptions { max_list_bytes: 1000, ..InformerOptions::default() };
+        let mut rig = Rig::with(options);
+        let _subscription = rig.subscribe();
+        let items: Vec<_> = (0..50).map(|index| widget(&index.to_string(), 1)).collect();
+
+        rig.script.list().await.page(10, "", &items);
+
+        let smaller = rig.script.list().await;
+        assert_eq!(smaller.query["limit"], "125");
+        smaller.page(10, "", &[widget("a", 1)]);
+        rig.script.watch(10).await;
     }
 
     #[tokio::test(start_paused = true)]

@@ -217,8 +217,8 @@ impl Reflector {
                 let mut slot = self.slot().await;
                 let budget = self.options.max_page_bytes;
                 // When this fails, the watch will too, and says why.
-                let bytes = self.wire.page(Some(1), "", budget, &mut slot).await.ok()?;
-                let text = decode::text(&bytes);
+                let whole = self.wire.page(Some(1), "", budget, &mut slot).await.ok()?;
+                let text = decode::text(&whole.bytes);
                 let page: Page<'_> = serde_json::from_str(&text).ok()?;
                 let version = page.metadata.unwrap_or_default().resource_version?;
                 let contradicted =

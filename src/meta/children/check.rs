@@ -1,26 +1,35 @@
 //! Checks the children of a hook's answer: each by itself, and all against each other.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, fmt, sync::Arc};
 
-use serde_json::{Map, Value};
+use bytes::Bytes;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+use serde_json::{Map, Value, value::RawValue};
 
 use super::{Child, Desired, Rules};
 use crate::{
     informer::{ObjectKey, StringMap},
     kind::{Scope, ServedType, TypeRef},
-    meta::claim::UID_LABEL,
+    meta::protocol::bounded,
     redaction,
 };
 
+/// Most bytes of a child's metadata: four times what the API server takes of annotations.
+const MAX_METADATA_BYTES: usize = 1024 * 1024;
+
 impl Rules<'_> {
-    /// Checks a hook's children and completes them: the namespace, the generated label.
+    /// Checks a hook's children, one after the other.
     ///
     /// Children of an optional type that is not served are left out.
     ///
     /// # Errors
     ///
-    /// Names the first field that is wrong, as in `children[3].metadata.name`.
-    pub(crate) fn check(&self, children: Vec<Value>) -> Result<Vec<Desired>, String> {
+    /// Names the first field that is wrong, as in `children[3].metadata.name`; no child after it is
+    /// looked at.
+    pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
         let observed: HashMap<_, _> =
             self.observed.iter().map(|child| ((child.group, &child.key), child)).collect();
         let mut first: HashMap<(usize, ObjectKey), usize> = HashMap::new();
@@ -28,7 +37,8 @@ impl Rules<'_> {
         for (index, child) in children.into_iter().enumerate() {
             let checked = self
                 .check_child(child, &observed)
-                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"));
+                .map_err(|Wrong { field, message }| format!("children[{index}]{field}: {message}"))
+                .map_err(bounded);
             let Some(child) = checked? else { continue };
             if let Some(first) = first.insert((child.group, child.key.clone()), index) {
                 return Err(format!(
@@ -43,14 +53,16 @@ impl Rules<'_> {
 
     fn check_child(
         &self,
-        mut child: Value,
+        json: Bytes,
         observed: &HashMap<(usize, &ObjectKey), &Child>,
     ) -> Result<Option<Desired>, Wrong> {
-        let Some(object) = child.as_object_mut() else {
-            return Err(wrong("", format!("is {} and no object", word(&child))));
-        };
-        let api_version = text(object, "apiVersion", "")?.to_owned();
-        let kind = text(object, "kind", "")?.to_owned();
+        if json.first() != Some(&b'{') {
+            return Err(wrong("", format!("is {} and no object", word_of(&json))));
+        }
+        let head: Result<Head, _> = serde_json::from_slice(&json);
+        let Head(mut object) = head.map_err(|error| wrong("", error.to_string()))?;
+        let api_version = text(&object, "apiVersion", "")?.to_owned();
+        let kind = text(&object, "kind", "")?.to_owned();
         let group = self.groups.iter().position(|group| {
             *group.served.kind == *kind && group.served.identity.api_version() == api_version
         });
@@ -85,15 +97,7 @@ impl Rules<'_> {
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
         let key = ObjectKey { namespace, name: name.into() };
         self.check_identity(metadata, observed.get(&(group, &key)).copied())?;
-        if self.generate_selector {
-            let labels = metadata.entry("labels").or_insert_with(|| Value::Object(Map::new()));
-            if labels.is_null() {
-                *labels = Value::Object(Map::new());
-            }
-            if let Some(labels) = labels.as_object_mut() {
-                labels.entry(UID_LABEL).or_insert_with(|| self.parent.uid.as_ref().into());
-            }
-        }
+        self.complete(metadata, &key);
         let labels = texts(metadata, "labels")?;
         texts(metadata, "annotations")?;
         if !self.selector.matches(&labels) {
@@ -102,13 +106,13 @@ impl Rules<'_> {
                 format!("do not match the parent's selector {}", self.selector),
             ));
         }
-        Ok(Some(Desired { group, key, object: child }))
+        Ok(Some(Desired { group, key, json }))
     }
 
-    /// Where the child belongs; written into it.
+    /// Where the child belongs.
     fn namespace(
         &self,
-        metadata: &mut Map<String, Value>,
+        metadata: &Map<String, Value>,
         served: &ServedType,
     ) -> Result<Option<Arc<str>>, Wrong> {
         const FIELD: &str = ".metadata.namespace";
@@ -132,10 +136,7 @@ impl Rules<'_> {
             (Scope::Cluster, None, Some(_)) => {
                 Err(wrong(FIELD, format!("must be empty: {} is cluster-scoped", served.kind)))
             }
-            (Scope::Cluster, None, None) => {
-                metadata.remove("namespace");
-                Ok(None)
-            }
+            (Scope::Cluster, None, None) => Ok(None),
             (Scope::Namespaced, Some(own), wanted) => {
                 if let Some(wanted) = wanted.filter(|wanted| **wanted != **own) {
                     return Err(wrong(
@@ -143,7 +144,6 @@ impl Rules<'_> {
                         format!("{:?} is not the parent's, which is {own:?}", shown(&wanted)),
                     ));
                 }
-                metadata.insert("namespace".to_owned(), own.as_ref().into());
                 Ok(Some(own.clone()))
             }
             (Scope::Namespaced, None, None) => {
@@ -225,6 +225,43 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
 }
 
+/// The fields of a child that say which one it is; the others are passed over.
+struct Head(Map<String, Value>);
+
+impl<'de> Deserialize<'de> for Head {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = Head;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Head, A::Error> {
+                let mut head = Map::new();
+                while let Some(field) = map.next_key::<String>()? {
+                    if !matches!(field.as_str(), "apiVersion" | "kind" | "metadata") {
+                        map.next_value::<IgnoredAny>()?;
+                        continue;
+                    }
+                    let part = map.next_value::<&RawValue>()?.get();
+                    if part.len() > MAX_METADATA_BYTES {
+                        return Err(A::Error::custom(format!(
+                            "{field} has {} bytes, and no more than {MAX_METADATA_BYTES} are read",
+                            part.len()
+                        )));
+                    }
+                    let value = serde_json::from_str(part).map_err(A::Error::custom)?;
+                    head.insert(field, value);
+                }
+                Ok(Head(head))
+            }
+        }
+        decoder.deserialize_map(Fields)
+    }
+}
+
 struct Wrong {
     field: String,
     message: String,
@@ -247,6 +284,17 @@ fn word(value: &Value) -> &'static str {
         Value::String(_) => "a text",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
+    }
+}
+
+/// As [`word`], of a text that is no object.
+fn word_of(json: &[u8]) -> &'static str {
+    match json.first() {
+        Some(b'n') | None => "null",
+        Some(b't' | b'f') => "a boolean",
+        Some(b'"') => "a text",
+        Some(b'[') => "a list",
+        Some(_) => "a number",
     }
 }
 

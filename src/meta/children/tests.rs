@@ -9,6 +9,14 @@ fn config_map(name: &str) -> Value {
     })
 }
 
+fn texts(children: Vec<Value>) -> Vec<Bytes> {
+    children.iter().map(|child| child.to_string().into()).collect()
+}
+
+fn object(write: &Write) -> Value {
+    serde_json::from_slice(&write.body).unwrap()
+}
+
 fn selector() -> Selector {
     Selector::label("app", "x")
 }
@@ -29,7 +37,7 @@ fn checked(
         observed,
         restricted: None,
     }
-    .check(children)
+    .check(texts(children))
 }
 
 #[track_caller]
@@ -84,10 +92,11 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
 
 #[test]
 fn a_child_without_namespace_gets_its_parents() {
-    let children = checked(&parent(Some("ns")), &[], vec![config_map("a")]).unwrap();
+    let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
 
-    assert_eq!(children[0].key.to_string(), "ns/a");
-    assert_eq!(children[0].object["metadata"]["namespace"], "ns");
+    let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    assert_eq!(created.key.to_string(), "ns/a");
+    assert_eq!(object(created)["metadata"]["namespace"], "ns");
 }
 
 #[test]
@@ -141,9 +150,11 @@ fn a_generated_selector_labels_children() {
         restricted: None,
     };
 
-    let children = rules.check(vec![config_map("a")]).unwrap();
+    let children = rules.check(texts(vec![config_map("a")])).unwrap();
 
-    let labels = &children[0].object["metadata"]["labels"];
+    let [planned] = &rules.plan(children)[..] else { panic!("one child") };
+    let Ok(Some(Step::Create(created))) = rules.step(planned.clone()) else { panic!("it is new") };
+    let labels = &object(&created)["metadata"]["labels"];
     assert_eq!(labels, &json!({"app": "x", "controller-uid": "parent-uid"}));
 }
 
@@ -162,7 +173,7 @@ fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
     let child = |namespace: &str| {
         let mut child = config_map("a");
         child["metadata"]["namespace"] = namespace.into();
-        vec![child]
+        texts(vec![child])
     };
 
     let refused = rules.check(child("unseen")).unwrap_err();
@@ -182,17 +193,18 @@ fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec
         observed,
         restricted: None,
     };
-    let desired = rules.check(children).unwrap();
-    rules.plan(desired).unwrap()
+    let desired = rules.check(texts(children)).unwrap();
+    let planned = rules.plan(desired).into_iter();
+    planned.filter_map(|planned| rules.step(planned).unwrap()).collect()
 }
 
 /// What the server would hold after the step.
 fn stored(step: &Step) -> Child {
-    let (Step::Create(desired) | Step::Update(desired)) = step else { panic!("{step:?}") };
-    let mut object = desired.object.clone();
+    let (Step::Create(write) | Step::Update(write)) = step else { panic!("{step:?}") };
+    let mut object = object(write);
     object["metadata"]["uid"] = json!("stored");
     object["metadata"]["resourceVersion"] = json!("1");
-    child(desired.group, &desired.key.name, object)
+    child(write.group, &write.key.name, object)
 }
 
 #[test]
@@ -200,15 +212,16 @@ fn a_new_child_is_owned_and_remembers_what_was_wanted() {
     let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
 
     let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
+    let created = object(created);
     assert_eq!(
-        created.object["metadata"]["ownerReferences"],
+        created["metadata"]["ownerReferences"],
         json!([{
             "apiVersion": "example.com/v1", "kind": "Thing", "name": "p",
             "uid": "parent-uid", "controller": true, "blockOwnerDeletion": true
         }])
     );
     assert_eq!(
-        created.object["metadata"]["annotations"][last_applied::LAST_APPLIED],
+        created["metadata"]["annotations"][last_applied::LAST_APPLIED],
         r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"labels":{"app":"x"},"name":"a","namespace":"ns"}}"#
     );
 }
@@ -233,21 +246,22 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
 
     assert_eq!(steps(UpdateMethod::OnDelete), []);
     let recreates = steps(UpdateMethod::Recreate);
-    let [Step::Recreate { uid, desired, observed: old, merged }] = &recreates[..] else {
+    let [Step::Recreate { uid, created, observed: old, merged }] = &recreates[..] else {
         panic!("{recreates:?}")
     };
-    assert_eq!((&**uid, &desired.key), ("stored", &observed.key));
+    assert_eq!((&**uid, &created.key), ("stored", &observed.key));
     assert_eq!(
-        [Step::Create(desired.clone())],
+        [Step::Create(created.clone())],
         plan(UpdateMethod::Recreate, &[], vec![changed.clone()])[..],
         "what is rehearsed is what will be created"
     );
     let updates = steps(UpdateMethod::InPlace);
     let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
-    assert_eq!(update.object["data"], json!({"k": "v"}));
-    assert_eq!(update.object["metadata"]["resourceVersion"], "1");
-    assert_eq!(merged, &update.object, "it is compared by the update that it does not get");
-    assert_eq!(serde_json::to_vec(old).unwrap(), observed.json);
+    assert_eq!(object(update)["data"], json!({"k": "v"}));
+    assert_eq!(object(update)["metadata"]["resourceVersion"], "1");
+    assert_eq!(update.replaces.as_deref(), Some("1"));
+    assert_eq!(merged, &update.body, "it is compared by the update that it does not get");
+    assert_eq!(old, &observed.json);
     assert_eq!(plan(UpdateMethod::InPlace, &[stored(&updates[0])], vec![changed.clone()]), []);
 }
 
@@ -268,7 +282,12 @@ fn what_is_wanted_no_more_is_deleted_first() {
         vec![deployment, config_map("b"), config_map("a")],
     );
 
-    let names: Vec<_> = steps.iter().map(|step| step.target().1.name.to_string()).collect();
+    let name = |step: &Step| match step {
+        Step::Delete { key, .. } => key.name.to_string(),
+        Step::Create(write) | Step::Update(write) => write.key.name.to_string(),
+        Step::Recreate { created, .. } => created.key.name.to_string(),
+    };
+    let names: Vec<_> = steps.iter().map(name).collect();
     assert_eq!(names, ["y", "z", "b", "a", "d"]);
     assert!(matches!(steps[..], [Step::Delete { .. }, Step::Delete { .. }, ..]));
 }
@@ -300,9 +319,50 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
         observed: &[broken],
         restricted: None,
     };
-    let desired = rules.check(vec![config_map("a")]).unwrap();
+    let desired = rules.check(texts(vec![config_map("a")])).unwrap();
 
-    let error = rules.plan(desired).unwrap_err();
+    let [planned] = &rules.plan(desired)[..] else { panic!("one child") };
+    let error = rules.step(planned.clone()).unwrap_err();
 
     assert!(error.starts_with("ConfigMap ns/a is unreadable: "), "{error}");
+}
+
+#[test]
+fn child_that_its_annotation_has_no_room_for_is_an_error_before_it_is_built() {
+    let (parent, groups, selector) =
+        (parent(Some("ns")), groups(UpdateMethod::OnDelete), selector());
+    let rules = Rules {
+        parent: &parent,
+        groups: &groups,
+        missing: &[],
+        selector: &selector,
+        generate_selector: false,
+        observed: &[],
+        restricted: None,
+    };
+    let step = |bytes: usize| {
+        let mut large = config_map("a");
+        // Beside it stand the type's two names and the braces.
+        large["data"] = json!({ "k": "x".repeat(bytes - 23) });
+        // Blanks do not count, nor does the status.
+        large["status"] = json!({ "text": "x".repeat(MAX_REMEMBERED_BYTES) });
+        let text = serde_json::to_string_pretty(&large).unwrap();
+        let desired = rules.check(vec![text.into()]).unwrap();
+        rules.step(rules.plan(desired).remove(0))
+    };
+
+    let Ok(Some(Step::Create(created))) = step(MAX_REMEMBERED_BYTES) else { panic!("it fits") };
+    assert_eq!(object(&created)["status"]["text"].as_str().map(str::len), Some(256 * 1024));
+    let error = step(MAX_REMEMBERED_BYTES + 1).unwrap_err();
+    assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, and its annotation"), "{error}");
+}
+
+#[test]
+fn message_about_a_child_does_not_repeat_it() {
+    let mut child = config_map("a");
+    child["kind"] = "é".repeat(100_000).into();
+
+    let error = checked(&parent(Some("ns")), &[], vec![child]).unwrap_err();
+
+    assert!(error.len() < 600, "{}", error.len());
 }

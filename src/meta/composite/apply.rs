@@ -12,29 +12,44 @@ use crate::{
     informer::ObjectKey,
     meta::{
         Selector,
-        children::{Desired, Group, Parent, Step},
-        resource::{Resource, is_already_there, is_conflict, is_gone, rival},
+        children::{Desired, Parent, Rules, Step, Write},
+        protocol::bounded,
+        resource::{Resource, Stored, is_already_there, is_conflict, is_gone, rival},
     },
 };
 
+/// Failures that are named; of 10,000 children as many may fail.
+const FAILURES: usize = 8;
+
 impl Composite {
-    /// Takes every step; an error stops none of the others.
+    /// Brings every child to what is wanted of it; an error stops none of the others.
     pub(super) async fn execute(
         &self,
-        parent: &Parent,
-        selector: &Selector,
-        groups: &[Group],
-        steps: Vec<Step>,
+        rules: &Rules<'_>,
+        desired: Vec<Desired>,
         context: &Context,
     ) -> Result<(), SyncError> {
-        let mut failed: Vec<String> = Vec::new();
+        let Rules { parent, groups, selector, .. } = *rules;
+        let mut failed = Failures::default();
         let mut behind = None;
-        for step in steps {
+        for planned in rules.plan(desired) {
             if context.is_cancelled() {
                 return Err(SyncError::Cancelled);
             }
-            let (group, key) = step.target();
-            let served = &groups[group].served;
+            let (group, key) = planned.target();
+            let (served, key) = (&groups[group].served, &key.clone());
+            let step = {
+                let _turn = self.budget.turn(planned.size()).await;
+                rules.step(planned)
+            };
+            let step = match step {
+                Ok(Some(step)) => step,
+                Ok(None) => continue,
+                Err(message) => {
+                    failed.push(message);
+                    continue;
+                }
+            };
             let what = format!("{} {key}", served.kind);
             // What is wanted no more may always go.
             let goes = matches!(step, Step::Delete { .. });
@@ -48,8 +63,8 @@ impl Composite {
                     Err(error) if is_gone(&error) || is_conflict(&error) => continue,
                     result => ("deleting", result.map(|()| false)),
                 },
-                Step::Recreate { uid, desired, observed, merged } => {
-                    let compared = resource.rehearse_update(key, merged).await;
+                Step::Recreate { uid, created, observed, merged } => {
+                    let compared = resource.rehearse_update(key, merged.clone()).await;
                     match difference(observed, &compared) {
                         Difference::None => continue,
                         Difference::Over => return Err(SyncError::Cancelled),
@@ -64,7 +79,7 @@ impl Composite {
                         }
                         Difference::Behind | Difference::Some => {}
                     }
-                    match rehearsal::rehearse(&resource, served, desired).await {
+                    match rehearsal::rehearse(&resource, served, created).await {
                         Ok(()) => {}
                         Err(SyncError::Failed(message)) => {
                             failed.push(message);
@@ -77,13 +92,13 @@ impl Composite {
                         result => ("replacing", result.map(|()| false)),
                     }
                 }
-                Step::Create(Desired { object, .. }) => {
-                    ("creating", resource.create(key, object).await.map(|_| true))
+                Step::Create(Write { body, .. }) => {
+                    ("creating", resource.create(key, body.clone()).await.map(|_| true))
                 }
-                Step::Update(Desired { object, .. }) => {
+                Step::Update(Write { body, replaces, .. }) => {
                     // The server may mean the same by it: `0.5` and `500m` are one quantity.
-                    let changed = |stored: Value| version_of(&stored) != version_of(object);
-                    ("updating", resource.update(key, object).await.map(changed))
+                    let changed = |stored: Stored| stored.version() != replaces.as_deref();
+                    ("updating", resource.update(key, body.clone()).await.map(changed))
                 }
             };
             let error = match result {
@@ -121,13 +136,40 @@ impl Composite {
                 | SyncError::Cancelled
                 | SyncError::Busy(_)
                 | SyncError::Out(_)
+                | SyncError::TooDeep(_)
                 | SyncError::Hook(_)) => return Err(other),
             }
         }
-        match (failed.is_empty(), behind) {
-            (false, _) => Err(SyncError::Failed(failed.join("; "))),
-            (true, Some(message)) => Err(SyncError::Behind(message)),
-            (true, None) => Ok(()),
+        match (failed.text(), behind) {
+            (Some(text), _) => Err(SyncError::Failed(text)),
+            (None, Some(message)) => Err(SyncError::Behind(message)),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// What failed for the children of one parent: the first messages, and how many more there are.
+#[derive(Debug, Default)]
+struct Failures {
+    first: Vec<String>,
+    more: usize,
+}
+
+impl Failures {
+    fn push(&mut self, message: String) {
+        if self.first.len() < FAILURES {
+            self.first.push(bounded(message));
+        } else {
+            self.more += 1;
+        }
+    }
+
+    fn text(&self) -> Option<String> {
+        let text = self.first.join("; ");
+        match (self.first.is_empty(), self.more) {
+            (true, _) => None,
+            (false, 0) => Some(text),
+            (false, more) => Some(format!("{text}; and {more} more")),
         }
     }
 }
@@ -140,10 +182,6 @@ async fn outwritten(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) 
         Some(rival) => format!("{message}; {rival} keeps writing it"),
         None => message,
     })
-}
-
-fn version_of(object: &Value) -> Option<&Value> {
-    object.pointer("/metadata/resourceVersion")
 }
 
 /// Why an object that was to be created exists already.
@@ -190,5 +228,25 @@ async fn stranger(
             "{doing}: it exists already, belongs to nobody and does not match the parent's \
              selector {selector}"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn failures_of_many_children_make_a_message_of_bounded_length() {
+        let mut failed = Failures::default();
+        assert_eq!(failed.text(), None);
+
+        failed.push("creating a: no".to_owned());
+        assert_eq!(failed.text().as_deref(), Some("creating a: no"));
+
+        for _ in 0..9_999 {
+            failed.push("x".repeat(10_000));
+        }
+        let text = failed.text().unwrap();
+        assert!(text.len() < 8 * 600 && text.ends_with("; and 9992 more"), "{}", text.len());
     }
 }

@@ -34,9 +34,12 @@ pub(super) enum Difference {
 }
 
 /// What the answer to the dry run of an update of `observed` means.
-pub(super) fn difference(observed: &Value, answer: &Result<Value, kube::Error>) -> Difference {
+pub(super) fn difference(observed: &[u8], answer: &Result<Value, kube::Error>) -> Difference {
+    let is_same = |updated: &Value| {
+        serde_json::from_slice(observed).is_ok_and(|observed: Value| is_same(&observed, updated))
+    };
     match answer {
-        Ok(updated) if is_same(observed, updated) => Difference::None,
+        Ok(updated) if is_same(updated) => Difference::None,
         Ok(_) => Difference::Some,
         Err(error) if is_fenced(error) => Difference::Over,
         Err(error) if is_conflict(error) => Difference::Behind,
@@ -72,7 +75,11 @@ mod tests {
             "spec": { "hard": { "cpu": "500m" } },
         });
 
-        assert_eq!(difference(&observed, &Ok(updated.clone())), expected, "{updated}");
+        assert_eq!(
+            difference(observed.to_string().as_bytes(), &Ok(updated.clone())),
+            expected,
+            "{updated}"
+        );
     }
 
     #[test]
@@ -106,7 +113,7 @@ mod tests {
         let status = Status::failure("no", reason).with_code(code);
         let refused = Err(kube::Error::Api(status.boxed()));
 
-        assert_eq!(difference(&json!({}), &refused), expected, "{reason}");
+        assert_eq!(difference(b"{}", &refused), expected, "{reason}");
     }
 
     #[test]

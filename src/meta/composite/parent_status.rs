@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use serde_json::{Map, Value, json};
 use tokio::time::sleep;
 
@@ -27,49 +28,58 @@ const STATUS_ATTEMPTS: u32 = 4;
 
 impl Composite {
     /// Puts the hook's status in the place of the parent's, if it is another one.
+    ///
+    /// No tree of it outlives a step: it is read from its text again when a conflict repeats the
+    /// write.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
         object: &Object,
-        mut wanted: Map<String, Value>,
+        status: Option<Bytes>,
         context: &Context,
     ) -> Result<(), SyncError> {
-        wanted.insert("observedGeneration".to_owned(), object.header().generation.into());
-        let wanted = Value::Object(wanted);
-        let cached: Value = serde_json::from_slice(object.json()).map_err(|error| {
-            SyncError::Failed(format!("parent is unreadable: {}", redaction::decoding(error)))
-        })?;
-        let is_wanted = |object: &Value| {
-            last_applied::same(object.get("status").unwrap_or(&Value::Null), &wanted)
-        };
-        let digest_wanted = digest(Some(&wanted));
-        if is_wanted(&cached)
+        let text = status.as_deref().unwrap_or(b"{}");
+        let (mut body, digest_wanted) = {
+            let _turn = self.budget.turn(text.len().max(object.json().len())).await;
+            let cached: Value = serde_json::from_slice(object.json()).map_err(|error| {
+                let error = redaction::decoding(error);
+                SyncError::Failed(format!("parent is unreadable: {error}"))
+            })?;
+            let wanted = wanted(text, object.header().generation)?;
+            if has(&cached, &wanted) {
+                return Ok(());
+            }
+            let digest_wanted = digest(Some(&wanted));
+            let known = digest(cached.get("status"));
             // Its schema keeps something else of it.
-            || self.roster.status_settled(&parent.key, digest_wanted, digest(cached.get("status")))
-        {
-            return Ok(());
-        }
+            if self.roster.status_settled(&parent.key, digest_wanted, known) {
+                return Ok(());
+            }
+            (with_status(cached, wanted), digest_wanted)
+        };
         // A hook that says something else each time would be asked again by its own status.
         if !self.roster.may_write(&parent.key, STATUS) {
             return Ok(());
         }
         let resource = Resource::new(context.client(), &parent.served);
-        let mut object = cached;
+        let mut other = None;
         for attempt in 0..STATUS_ATTEMPTS {
             if attempt > 0 {
                 sleep(Duration::from_millis(10 * 5_u64.pow(attempt - 1))).await;
-                object = match resource.get(&parent.key).await {
+                let live = match resource.get(&parent.key).await {
                     Ok(live) if live.pointer("/metadata/uid") == Some(&json!(parent.uid)) => live,
                     Ok(_) => return Ok(()),
                     Err(error) if is_gone(&error) => return Ok(()),
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
-                if is_wanted(&object) {
+                other = rival(&live).map(str::to_owned);
+                let wanted = wanted(text, object.header().generation)?;
+                if has(&live, &wanted) {
                     return Ok(());
                 }
+                body = with_status(live, wanted);
             }
-            object["status"] = wanted.clone();
-            match resource.update_status(&parent.key, &object).await {
+            match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
                     self.roster.wrote(&parent.key, STATUS.to_owned());
                     let stored = digest(stored.get("status"));
@@ -81,9 +91,28 @@ impl Composite {
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
-        let rival = rival(&object).unwrap_or("somebody else");
+        let rival = other.as_deref().unwrap_or("somebody else");
         Err(SyncError::Behind(format!("writing the status: {rival} keeps writing the parent")))
     }
+}
+
+/// The status as it is to be written.
+fn wanted(text: &[u8], generation: i64) -> Result<Value, SyncError> {
+    let mut wanted: Map<String, Value> = serde_json::from_slice(text).map_err(|error| {
+        SyncError::Failed(format!("status is unreadable: {}", redaction::decoding(error)))
+    })?;
+    wanted.insert("observedGeneration".to_owned(), generation.into());
+    Ok(Value::Object(wanted))
+}
+
+fn has(parent: &Value, wanted: &Value) -> bool {
+    last_applied::same(parent.get("status").unwrap_or(&Value::Null), wanted)
+}
+
+/// The parent with another status, encoded.
+fn with_status(mut parent: Value, wanted: Value) -> Bytes {
+    parent["status"] = wanted;
+    last_applied::encode(&parent).into()
 }
 
 fn digest(value: Option<&Value>) -> u64 {

@@ -11,7 +11,7 @@ use super::SyncError;
 use crate::{
     kind::ServedType,
     meta::{
-        children::Desired,
+        children::Write,
         resource::{
             Resource, asks_to_wait, explain, is_already_there, is_fenced, is_no_dry_run, is_taken,
         },
@@ -22,11 +22,12 @@ use crate::{
 pub(super) async fn rehearse(
     resource: &Resource<'_>,
     served: &ServedType,
-    desired: &Desired,
+    created: &Write,
 ) -> Result<(), SyncError> {
-    let Err(error) = resource.rehearse(&desired.key, &desired.object).await else { return Ok(()) };
+    let asked = resource.rehearse(&created.key, created.body.clone()).await;
+    let Err(error) = asked else { return Ok(()) };
     if let Some(after) = asks_to_wait(&error) {
-        let message = format!("rehearsing {} {}: {}", served.kind, desired.key, explain(&error));
+        let message = format!("rehearsing {} {}: {}", served.kind, created.key, explain(&error));
         return Err(SyncError::Throttled { message, after });
     }
     match verdict(&error) {
@@ -35,7 +36,7 @@ pub(super) async fn rehearse(
         Verdict::Refused => Err(SyncError::Failed(format!(
             "replacing {} {}: the old one stays, since the new one is refused: {}",
             served.kind,
-            desired.key,
+            created.key,
             explain(&error)
         ))),
     }

@@ -7,7 +7,11 @@ use kube::Client;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{controller::ClusterOptions, informer::ObjectKey, meta::children::fixtures::parent};
+use crate::{
+    controller::ClusterOptions,
+    informer::ObjectKey,
+    meta::{AnswerBudget, HookMetrics, children::fixtures::parent},
+};
 
 /// A hook that needs a while to let go, and counts how often it did.
 #[derive(Default)]
@@ -42,6 +46,9 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
     let recorder = Recorder::new(cluster.unfenced_client().clone());
+    let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
+    let budget = AnswerBudget::default().controller();
+    let hook = CountedHook { hook, series, budget };
     CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 

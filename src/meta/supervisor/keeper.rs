@@ -14,9 +14,8 @@ use crate::{
     informer::Object,
     manager::{AddError, ManagerHandle},
     meta::{
-        Blueprint, CompositeController, Hook, Rejected, Webhook,
-        blueprint::same_spec,
-        composite::CompositeRunnable,
+        Blueprint, CompositeController, Rejected, Webhook,
+        composite::{CompositeRunnable, CountedHook},
         declared::{Changes, Declared, Run},
         recorder::{Recorder, Severity, Subject},
         resource::{self, is_forbidden, is_gone},
@@ -141,24 +140,22 @@ impl Keeper {
         let runnable = runnable_name(name);
         let there = self.manager.status_of(runnable.clone()).is_some();
         let waits = self.waits(name);
-        if there && declared.run.as_ref().is_some_and(|run| same_spec(&run.spec, &blueprint.spec)) {
+        if there && declared.run.as_ref().is_some_and(|run| run.blueprint.declares_same(&blueprint))
+        {
             return (Judgement::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let taken_back = |before: &Run| waits && same_spec(&before.spec, &blueprint.spec);
+        let taken_back = |before: &Run| waits && before.blueprint.declares_same(&blueprint);
         if declared.before.as_ref().is_some_and(taken_back) {
             return (Judgement::Accepted, self.take_back(name, declared).await);
         }
         let blueprint = Arc::new(blueprint);
-        let hook = match &self.options.hooks {
-            Some(make) => match guard::run(|| make(&blueprint)) {
-                Ok(hook) => hook,
-                Err(panic) => {
-                    let rejected = Rejected::Unbuildable(format!("its hook panicked: {panic}"));
-                    return (Judgement::Rejected(rejected), None);
-                }
-            },
-            None => self.webhook(&blueprint),
+        let hook = match self.hook(&blueprint) {
+            Ok(hook) => hook,
+            Err(panic) => {
+                let rejected = Rejected::Unbuildable(format!("its hook panicked: {panic}"));
+                return (Judgement::Rejected(rejected), None);
+            }
         };
         let changed = {
             // What it tells of its health remembers it: it must not keep that alive in turn.
@@ -197,9 +194,8 @@ impl Keeper {
         let again = match taken {
             Ok(()) => {
                 tracing::info!(name, "declared controller accepted");
-                let spec = blueprint.spec.clone();
                 declared.before = before;
-                declared.run = Some(Run { spec, blueprint, health, runnable: kept });
+                declared.run = Some(Run { blueprint, health, runnable: kept });
                 None
             }
             Err(error) => not_taken(name, &error),
@@ -225,12 +221,21 @@ impl Keeper {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    fn webhook(&self, blueprint: &Blueprint) -> Arc<dyn Hook> {
+    /// The hook of a controller; the message if making it panics.
+    fn hook(&self, blueprint: &Blueprint) -> Result<CountedHook, String> {
         let sync = &blueprint.sync;
+        let budget = self.options.answers.controller();
         let url = redaction::url(&sync.url);
-        let series = self.options.metrics.series(&blueprint.name, "CompositeController", &url);
-        let webhook = Webhook::new(sync.url.clone(), sync.timeout).etag(sync.etag).series(series);
-        Arc::new(webhook.error_excerpts(self.options.hook_error_excerpts))
+        let series = || self.options.metrics.series(&blueprint.name, "CompositeController", &url);
+        let hook = match &self.options.hooks {
+            Some(make) => guard::run(|| make(blueprint))?,
+            None => {
+                let hook = Webhook::new(sync.url.clone(), sync.timeout);
+                let hook = hook.error_excerpts(self.options.hook_error_excerpts);
+                Arc::new(hook.budget(budget.clone()).etag(sync.etag).series(series()))
+            }
+        };
+        Ok(CountedHook { hook, series: series(), budget })
     }
 
     /// Removes the runnable; an error when that lasts.

@@ -13,10 +13,11 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, header};
 use tokio::time::{Instant, sleep};
 
-use crate::{informer::ObjectKey, meta::EtagRule};
+use crate::{
+    informer::ObjectKey,
+    meta::{ControllerBudget, EtagRule},
+};
 
-/// The most that the answers of one hook take, four of the largest; beyond it the oldest go.
-const MAX_KEPT_BYTES: usize = 64 * 1024 * 1024;
 /// What an answer takes beside its text, about: also the smallest ones are bounded in number.
 const ENTRY_BYTES: usize = 256;
 /// The longest tag that is sent back. Servers refuse a request with much larger headers, and one
@@ -38,8 +39,13 @@ pub(super) struct EtagCache {
 }
 
 impl EtagCache {
-    pub(super) fn new(rule: EtagRule) -> Self {
-        Self { answers: Arc::new(Mutex::new(Answers::new(rule.lifetime, MAX_KEPT_BYTES))), rule }
+    pub(super) fn new(rule: EtagRule, budget: ControllerBudget) -> Self {
+        Self { answers: Arc::new(Mutex::new(Answers::new(rule.lifetime, budget))), rule }
+    }
+
+    /// Keeps answers within another budget from now on.
+    pub(super) fn set_budget(&mut self, budget: ControllerBudget) {
+        *self.lock() = Answers::new(self.rule.lifetime, budget);
     }
 
     /// What was answered about a parent, if that may still be confirmed.
@@ -56,8 +62,7 @@ impl EtagCache {
         body: &Bytes,
         now: Instant,
     ) {
-        // Copied, both: slices would hold on to the buffers that they were read into.
-        let kept = tag(headers).map(|tag| Kept { tag, body: Bytes::copy_from_slice(body) });
+        let kept = tag(headers).map(|tag| Kept { tag, body: body.clone() });
         self.lock().put(parent, uid, kept, now);
     }
 
@@ -100,7 +105,8 @@ fn tag(headers: &HeaderMap) -> Option<HeaderValue> {
 #[derive(Debug)]
 struct Answers {
     lifetime: Option<Duration>,
-    max_bytes: usize,
+    // Beyond it the oldest go.
+    budget: ControllerBudget,
     bytes: usize,
     by_parent: HashMap<ObjectKey, Entry>,
     // The smallest number is the oldest, and the first to expire.
@@ -119,9 +125,9 @@ struct Entry {
 }
 
 impl Answers {
-    fn new(lifetime: Option<Duration>, max_bytes: usize) -> Self {
+    fn new(lifetime: Option<Duration>, budget: ControllerBudget) -> Self {
         let (by_parent, by_age) = (HashMap::new(), BTreeMap::new());
-        Self { lifetime, max_bytes, bytes: 0, by_parent, by_age, next: 0 }
+        Self { lifetime, budget, bytes: 0, by_parent, by_age, next: 0 }
     }
 
     fn get(&mut self, parent: &ObjectKey, uid: &str, now: Instant) -> Option<Kept> {
@@ -136,17 +142,23 @@ impl Answers {
     fn put(&mut self, parent: &ObjectKey, uid: &str, kept: Option<Kept>, now: Instant) {
         self.remove(parent);
         self.sweep(now);
-        let Some(kept) = kept else { return };
+        let Some(Kept { tag, body }) = kept else { return };
         let names = parent.name.len() + parent.namespace.as_ref().map_or(0, |name| name.len());
-        let bytes = ENTRY_BYTES + names + uid.len() + kept.tag.len() + kept.body.len();
-        if bytes > self.max_bytes {
+        let bytes = ENTRY_BYTES + names + uid.len() + tag.len() + body.len();
+        if bytes > self.budget.limits().controller {
             return;
         }
-        while self.bytes + bytes > self.max_bytes
-            && let Some(oldest) = self.by_age.values().next().cloned()
-        {
+        let reservation = loop {
+            if let Some(reservation) = self.budget.try_keep(bytes) {
+                break reservation;
+            }
+            // Other controllers' answers may take what is left of the process's budget.
+            let Some(oldest) = self.by_age.values().next().cloned() else { return };
             self.remove(&oldest);
-        }
+        };
+        // Copied: a slice would hold on to the buffer and the reservation that it was read into.
+        let body = reservation.hold_all(body.to_vec());
+        let kept = Kept { tag, body };
         let number = self.next;
         self.next += 1;
         self.bytes += bytes;
@@ -172,7 +184,7 @@ impl Answers {
 
     fn clear(&mut self) {
         // A new one: a map that was emptied keeps its memory.
-        *self = Self::new(self.lifetime, self.max_bytes);
+        *self = Self::new(self.lifetime, self.budget.clone());
     }
 
     fn expired(&self, entry: &Entry, now: Instant) -> bool {

@@ -8,7 +8,7 @@ use tokio::{
 };
 
 use super::{super::Webhook, *};
-use crate::meta::{Hook, HookError};
+use crate::meta::{AnswerBudget, AnswerLimits, Hook, HookError};
 
 fn key(name: &str) -> ObjectKey {
     ObjectKey::namespaced("ns", name)
@@ -16,6 +16,11 @@ fn key(name: &str) -> ObjectKey {
 
 fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
     Kept { tag: HeaderValue::from_str(tag).unwrap(), body: body.into() }
+}
+
+/// The share of a controller that may keep so many bytes.
+fn budget(bytes: usize) -> ControllerBudget {
+    AnswerBudget::new(AnswerLimits::of_process(4 * bytes)).controller()
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -33,7 +38,7 @@ fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
         (Some(u64::from(i32::MAX.unsigned_abs())), 365 * 24 * 3600, true),
         (None, 365 * 24 * 3600, true),
     ] {
-        let mut answers = Answers::new(lifetime.map(seconds), 1000);
+        let mut answers = Answers::new(lifetime.map(seconds), budget(1000));
         answers.put(&key("a"), "u", Some(kept("t", "{}")), begin);
 
         // To be confirmed makes it no younger.
@@ -47,7 +52,7 @@ fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
 
 #[test]
 fn an_answer_is_about_one_object_and_not_about_its_name() {
-    let mut answers = Answers::new(None, 1000);
+    let mut answers = Answers::new(None, budget(1000));
     let now = Instant::now();
     answers.put(&key("a"), "old", Some(kept("t", "{}")), now);
 
@@ -59,7 +64,7 @@ fn an_answer_is_about_one_object_and_not_about_its_name() {
 
 #[test]
 fn an_answer_that_cannot_be_confirmed_takes_the_former_away() {
-    let cache = EtagCache::new(EtagRule::default());
+    let cache = EtagCache::new(EtagRule::default(), budget(10_000));
     let now = Instant::now();
     let body = Bytes::from_static(b"{}");
     let long = "t".repeat(MAX_TAG_BYTES + 1);
@@ -90,7 +95,7 @@ fn an_answer_that_cannot_be_confirmed_takes_the_former_away() {
 
 #[test]
 fn beyond_the_budget_the_oldest_give_way() {
-    let mut answers = Answers::new(None, 3 * (ENTRY_BYTES + 1000));
+    let mut answers = Answers::new(None, budget(3 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
     let large = |bytes: usize| Some(kept("t", vec![b'x'; bytes]));
     let there = |answers: &mut Answers| -> Vec<&str> {
@@ -114,8 +119,27 @@ fn beyond_the_budget_the_oldest_give_way() {
 }
 
 #[test]
+fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
+    let process = AnswerBudget::new(AnswerLimits::of_process(4 * 4 * (ENTRY_BYTES + 1000)));
+    let now = Instant::now();
+    let mut hooks: Vec<_> = (0..5).map(|_| Answers::new(None, process.controller())).collect();
+
+    for hook in &mut hooks {
+        for name in ["a", "b", "c", "d"] {
+            hook.put(&key(name), "u", Some(kept("t", vec![b'x'; 990])), now);
+        }
+    }
+    let there: Vec<_> = hooks.iter().map(|hook| hook.by_parent.len()).collect();
+    assert_eq!(there, [4, 4, 4, 4, 0]);
+
+    hooks[0].clear();
+    hooks[4].put(&key("a"), "u", Some(kept("t", vec![b'x'; 990])), now);
+    assert_eq!(hooks[4].by_parent.len(), 1);
+}
+
+#[test]
 fn the_smallest_answers_are_bounded_in_number() {
-    let mut answers = Answers::new(None, 100 * ENTRY_BYTES);
+    let mut answers = Answers::new(None, budget(100 * ENTRY_BYTES));
     for number in 0..1000 {
         answers.put(&key(&number.to_string()), "u", Some(kept("t", "")), Instant::now());
     }
@@ -128,7 +152,7 @@ proptest! {
     fn whatever_happens_the_account_is_right_and_within_the_budget(
         deeds in proptest::collection::vec((0..5_u8, 0..6_u8, 0..1500_usize, 0..20_u64), 0..100)
     ) {
-        let mut answers = Answers::new(Some(seconds(60)), 4000);
+        let mut answers = Answers::new(Some(seconds(60)), budget(4000));
         let mut now = Instant::now();
         for (deed, name, bytes, pause) in deeds {
             now += seconds(pause);
@@ -157,7 +181,7 @@ proptest! {
 #[tokio::test(start_paused = true)]
 async fn what_has_expired_is_removed_though_nobody_asks() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(4)) };
-    let cache = EtagCache::new(rule);
+    let cache = EtagCache::new(rule, budget(10_000));
     let mut sweeping = Box::pin(cache.clone().sweep_every(cache.sweep_period().unwrap()));
     cache.lock().put(&key("a"), "u", Some(kept("t", "{}")), Instant::now());
 
@@ -177,7 +201,7 @@ fn nothing_is_swept_that_does_not_expire() {
     {
         let rule = EtagRule { lifetime: lifetime.map(seconds), sweep: sweep.map(seconds) };
 
-        assert_eq!(EtagCache::new(rule).sweep_period(), expected);
+        assert_eq!(EtagCache::new(rule, budget(10_000)).sweep_period(), expected);
     }
 }
 

@@ -1,0 +1,89 @@
+//! Flags that limit the bytes of hook answers.
+
+use clap::Args;
+use pilotlight::meta::{AnswerBudget, AnswerLimits};
+
+use super::flag;
+
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Hooks")]
+pub(super) struct BudgetArgs {
+    /// Bytes of hook answers that the process holds at once, such as 64Mi; answers kept by their
+    /// ETag may take as much again. An answer of up to 64Ki is not counted; a longer one waits
+    /// within its hook's timeout until there is room.
+    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = flag::bytes)]
+    hook_answer_budget: usize,
+    /// The same for one controller; a quarter of --hook-answer-budget by default and at most.
+    #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
+    hook_answer_budget_per_controller: Option<usize>,
+    /// Longest hook answer in bytes; at most the budget of a controller. By default 16Mi, or that
+    /// budget if it is less.
+    #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
+    hook_answer_limit: Option<usize>,
+}
+
+impl BudgetArgs {
+    /// The budget.
+    ///
+    /// # Errors
+    ///
+    /// Names the flag whose value is larger than another one allows.
+    pub(super) fn budget(&self) -> anyhow::Result<AnswerBudget> {
+        let usual = AnswerLimits::of_process(self.hook_answer_budget);
+        let controller = self.hook_answer_budget_per_controller.unwrap_or(usual.controller);
+        anyhow::ensure!(
+            controller <= usual.controller,
+            "--hook-answer-budget-per-controller={controller} is more than a quarter of \
+             --hook-answer-budget={}",
+            usual.process
+        );
+        let answer = self.hook_answer_limit.unwrap_or(usual.answer.min(controller));
+        anyhow::ensure!(
+            answer <= controller,
+            "--hook-answer-limit={answer} is more than a controller may hold, which is {controller}; \
+             raise --hook-answer-budget to at least four times the limit"
+        );
+        Ok(AnswerBudget::new(AnswerLimits { process: usual.process, controller, answer }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Flags {
+        #[command(flatten)]
+        budget: BudgetArgs,
+    }
+
+    fn budget(arguments: &[&str]) -> Result<AnswerLimits, String> {
+        let flags = Flags::try_parse_from([&["test"], arguments].concat()).unwrap();
+        flags.budget.budget().map(|budget| budget.limits()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn limits_follow_from_the_budget_of_the_process() {
+        let limits = |process, controller, answer| Ok(AnswerLimits { process, controller, answer });
+
+        assert_eq!(budget(&[]), limits(64 << 20, 16 << 20, 16 << 20));
+        assert_eq!(budget(&["--hook-answer-budget=32Mi"]), limits(32 << 20, 8 << 20, 8 << 20));
+        assert_eq!(budget(&["--hook-answer-budget=1Gi"]), limits(1 << 30, 256 << 20, 16 << 20));
+        assert_eq!(
+            budget(&["--hook-answer-budget-per-controller=4Mi"]),
+            limits(64 << 20, 4 << 20, 4 << 20)
+        );
+        assert_eq!(budget(&["--hook-answer-limit=1Mi"]), limits(64 << 20, 16 << 20, 1 << 20));
+    }
+
+    #[test]
+    fn limit_that_another_does_not_allow_is_refused_by_the_name_of_both() {
+        let answer = budget(&["--hook-answer-limit=32Mi"]).unwrap_err();
+        assert!(answer.contains("--hook-answer-limit=33554432"), "{answer}");
+        assert!(answer.contains("raise --hook-answer-budget"), "{answer}");
+        let share = budget(&["--hook-answer-budget-per-controller=32Mi"]).unwrap_err();
+        assert!(share.contains("a quarter of --hook-answer-budget=67108864"), "{share}");
+    }
+}

@@ -1,0 +1,267 @@
+//! Budget of hook answers: the decoded bytes that one process, one controller and one answer hold.
+//!
+//! An answer of up to 64 KiB is read without a reservation; a worker holds at most one of them. A
+//! longer one first reserves the most that it may become, and is read on only then: answers that
+//! reserve piece by piece would wait for each other for ever. What it does not need is given back
+//! when it has been read, and the rest when the sync has dropped it.
+//!
+//! Answers that are kept by their ETag have a second budget of the same size, so that a kept answer
+//! never delays one that is being read.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Longest answer that is read without a reservation, in bytes.
+pub(crate) const UNRESERVED_BYTES: usize = 64 * 1024;
+/// Limit of one answer unless the budget is too small for it: no useful answer is longer.
+const ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// Budget of a process: with as much for kept answers, a quarter of the shipped memory limit.
+const PROCESS_BYTES: usize = 64 * 1024 * 1024;
+/// Controllers that can exhaust the budget of a process only together.
+const SHARES: usize = 4;
+
+/// Limits of hook answers, in decoded bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AnswerLimits {
+    /// All answers of a process; 64 MiB, and as much for those kept by their ETag.
+    pub process: usize,
+    /// Answers of one controller; a quarter of `process`, and never more.
+    pub controller: usize,
+    /// One answer; 16 MiB, and never more than `controller`.
+    pub answer: usize,
+}
+
+impl AnswerLimits {
+    /// Limits that follow from the budget of the process.
+    #[must_use]
+    pub fn of_process(process: usize) -> Self {
+        let controller = process / SHARES;
+        Self { process, controller, answer: ANSWER_BYTES.min(controller) }
+    }
+
+    /// The limits as they can be kept: a semaphore counts no more than 4 GiB at once.
+    fn clamped(self) -> Self {
+        let most = usize::try_from(u32::MAX).unwrap_or(usize::MAX);
+        let process = self.process.min(most);
+        let controller = self.controller.min(process / SHARES);
+        Self { process, controller, answer: self.answer.min(controller) }
+    }
+}
+
+impl Default for AnswerLimits {
+    fn default() -> Self {
+        Self::of_process(PROCESS_BYTES)
+    }
+}
+
+/// Budget of one process. Cheap to clone; clones share it.
+#[derive(Clone, Debug)]
+pub struct AnswerBudget {
+    limits: AnswerLimits,
+    answers: Arc<Semaphore>,
+    kept: Arc<Semaphore>,
+    decoding: Arc<Semaphore>,
+}
+
+impl AnswerBudget {
+    /// A budget of which nothing is used. Limits beyond their bounds are lowered to them.
+    pub fn new(limits: AnswerLimits) -> Self {
+        let limits = limits.clamped();
+        let pool = || Arc::new(Semaphore::new(limits.process));
+        Self { limits, answers: pool(), kept: pool(), decoding: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// The limits as they are kept.
+    pub fn limits(&self) -> AnswerLimits {
+        self.limits
+    }
+
+    /// The share of one controller.
+    pub fn controller(&self) -> ControllerBudget {
+        let own = || Arc::new(Semaphore::new(self.limits.controller));
+        ControllerBudget { process: self.clone(), answers: own(), kept: own() }
+    }
+}
+
+impl Default for AnswerBudget {
+    fn default() -> Self {
+        Self::new(AnswerLimits::default())
+    }
+}
+
+/// Share of one controller in the budget of its process. Cheap to clone; clones share it.
+#[derive(Clone, Debug)]
+pub struct ControllerBudget {
+    process: AnswerBudget,
+    answers: Arc<Semaphore>,
+    kept: Arc<Semaphore>,
+}
+
+impl ControllerBudget {
+    /// The limits of the process.
+    pub(crate) fn limits(&self) -> AnswerLimits {
+        self.process.limits
+    }
+
+    /// Reserves bytes for an answer, waiting until there are as many: in the controller's share
+    /// first, so that a controller whose share is used up takes nothing of the others'.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future reserves nothing.
+    pub(crate) async fn reserve(&self, bytes: usize) -> Option<Reservation> {
+        let count = u32::try_from(bytes).ok()?;
+        let own = self.answers.clone().acquire_many_owned(count).await.ok()?;
+        let of_process = self.process.answers.clone().acquire_many_owned(count).await.ok()?;
+        Some(Reservation { permits: [own, of_process] })
+    }
+
+    /// Reserves bytes for an answer that is kept, if there are as many now.
+    pub(crate) fn try_keep(&self, bytes: usize) -> Option<Reservation> {
+        let count = u32::try_from(bytes).ok()?;
+        let own = self.kept.clone().try_acquire_many_owned(count).ok()?;
+        let of_process = self.process.kept.clone().try_acquire_many_owned(count).ok()?;
+        Some(Reservation { permits: [own, of_process] })
+    }
+
+    /// Waits for the turn to decode a document of this size. Large ones are decoded one at a time
+    /// in a process, because a tree takes 20 to 80 times its text. `None` for a small one.
+    ///
+    /// Hold it across no other wait.
+    pub(crate) async fn turn(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        if bytes <= UNRESERVED_BYTES {
+            return None;
+        }
+        self.process.decoding.clone().acquire_owned().await.ok()
+    }
+}
+
+/// Bytes of the budget, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    permits: [OwnedSemaphorePermit; 2],
+}
+
+impl Reservation {
+    /// Gives back all but so many bytes.
+    fn shrink_to(&mut self, bytes: usize) {
+        for permit in &mut self.permits {
+            drop(permit.split(permit.num_permits().saturating_sub(bytes)));
+        }
+    }
+
+    /// The bytes, which hold their part of the reservation as long as any slice of them lives.
+    pub(crate) fn hold(mut self, bytes: Vec<u8>) -> Bytes {
+        self.shrink_to(bytes.len());
+        self.hold_all(bytes)
+    }
+
+    /// As [`Reservation::hold`], with all of the reservation.
+    pub(crate) fn hold_all(self, bytes: Vec<u8>) -> Bytes {
+        Bytes::from_owner(Held { bytes, _reservation: self })
+    }
+}
+
+struct Held {
+    bytes: Vec<u8>,
+    _reservation: Reservation,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn budget(process: usize) -> AnswerBudget {
+        AnswerBudget::new(AnswerLimits::of_process(process))
+    }
+
+    #[test]
+    fn no_controller_holds_more_than_a_quarter_of_the_budget() {
+        for (given, expected) in [
+            (AnswerLimits { process: 400, controller: 400, answer: 400 }, (400, 100, 100)),
+            (AnswerLimits { process: 400, controller: 50, answer: 10 }, (400, 50, 10)),
+            (AnswerLimits::of_process(100 << 20), (100 << 20, 25 << 20, 16 << 20)),
+            (AnswerLimits::default(), (64 << 20, 16 << 20, 16 << 20)),
+        ] {
+            let limits = AnswerBudget::new(given).limits;
+
+            assert_eq!((limits.process, limits.controller, limits.answer), expected, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn controller_whose_share_is_used_up_waits_and_no_other_does() {
+        let budget = budget(400);
+        let (greedy, other) = (budget.controller(), budget.controller());
+        let held = greedy.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
+
+        assert!(greedy.reserve(1).now_or_never().is_none());
+        assert!(other.reserve(100).now_or_never().is_some());
+
+        drop(held);
+        assert!(greedy.reserve(100).now_or_never().is_some());
+    }
+
+    #[test]
+    fn answers_of_several_controllers_stay_within_the_budget_of_the_process() {
+        let budget = budget(400);
+        let shares: Vec<_> = (0..5).map(|_| budget.controller()).collect();
+        let mut held: Vec<_> =
+            shares[..4].iter().map(|share| share.reserve(100).now_or_never().flatten()).collect();
+        assert!(held.iter().all(Option::is_some));
+        let mut late = Box::pin(shares[4].reserve(100));
+
+        assert!(late.as_mut().now_or_never().is_none());
+
+        held.pop();
+        assert!(late.now_or_never().is_some());
+    }
+
+    #[test]
+    fn what_an_answer_did_not_need_is_given_back_and_the_rest_with_its_last_slice() {
+        let share = budget(400).controller();
+        let answer = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
+        let slice = answer.slice(10..20);
+        drop(answer);
+
+        assert!(share.reserve(61).now_or_never().is_none());
+        assert!(share.reserve(60).now_or_never().is_some());
+        drop(slice);
+        assert!(share.reserve(100).now_or_never().is_some());
+    }
+
+    #[test]
+    fn kept_answers_delay_none_that_is_read() {
+        let share = budget(400).controller();
+
+        let kept = share.try_keep(100);
+
+        assert!(kept.is_some() && share.try_keep(1).is_none());
+        assert!(share.reserve(100).now_or_never().is_some());
+    }
+
+    #[test]
+    fn large_documents_are_decoded_one_at_a_time() {
+        let budget = budget(400);
+        let (one, other) = (budget.controller(), budget.controller());
+        let large = UNRESERVED_BYTES + 1;
+        let turn = one.turn(large).now_or_never();
+        assert!(turn.is_some());
+
+        assert!(other.turn(large).now_or_never().is_none());
+        assert!(other.turn(UNRESERVED_BYTES).now_or_never().is_some());
+
+        drop(turn);
+        assert!(other.turn(large).now_or_never().is_some());
+    }
+}

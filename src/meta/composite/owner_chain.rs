@@ -1,0 +1,109 @@
+//! Chains of owners of one type: a parent that is the child of a parent that is the child of another.
+//!
+//! A controller whose children are of its parents' type makes a parent of each child, without an
+//! end if its hook wants children of every one of them. A chain that leads through several types is
+//! not seen: each controller knows the owners of its own parents alone.
+
+use crate::{
+    informer::{Object, ObjectKey},
+    meta::{
+        MAX_OWNER_DEPTH,
+        children::{Group, Parent},
+    },
+};
+
+/// Reason of the Event and the condition.
+pub(super) const TOO_DEEP: &str = "OwnerChainTooDeep";
+
+/// Whether children of this group are of the parent's type. The version does not matter.
+pub(super) fn is_same_type(group: &Group, parent: &Parent) -> bool {
+    let (child, own) = (&group.served, &parent.served);
+    child.identity.group == own.identity.group && child.identity.plural == own.identity.plural
+}
+
+/// The number of owners of its own type that the parent has one above the other, as far as the
+/// cache knows them; `limit` at most, which also ends a circle.
+pub(super) fn depth(
+    parent: &Parent,
+    object: &Object,
+    limit: usize,
+    get: impl Fn(&ObjectKey) -> Option<Object>,
+) -> usize {
+    let mut next = Some(object.clone());
+    let mut depth = 0;
+    while depth < limit
+        && let Some(object) = next
+        && let Some(owner) = object.controller()
+        && *owner.group == *parent.served.identity.group
+        && *owner.kind == *parent.served.kind
+    {
+        depth += 1;
+        let key = ObjectKey { namespace: parent.key.namespace.clone(), name: owner.name.clone() };
+        next = get(&key).filter(|above| above.header().uid == owner.uid);
+    }
+    depth
+}
+
+/// The refusal, with the way to allow more.
+pub(super) fn explain(parent: &Parent, limit: usize) -> String {
+    let kind = &parent.served.kind;
+    format!(
+        "the hook wants children of the type {kind} for one that has {limit} owners of this type \
+         one above the other, and no more are allowed; a longer chain is allowed by the annotation \
+         {MAX_OWNER_DEPTH} of the CompositeController"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::meta::children::fixtures;
+
+    fn thing(name: &str, owner: Option<(&str, &str)>) -> Object {
+        let owners: Vec<_> = owner
+            .into_iter()
+            .map(|(kind, name)| {
+                json!({
+                    "apiVersion": "example.com/v2", "kind": kind, "name": name, "uid": name,
+                    "controller": true,
+                })
+            })
+            .collect();
+        let json = json!({
+            "metadata": { "namespace": "ns", "name": name, "uid": name, "ownerReferences": owners },
+        });
+        Object::from_json(json.to_string(), &fixtures::parent(Some("ns")).served).unwrap()
+    }
+
+    #[track_caller]
+    fn check(objects: &[Object], of: usize, expected: usize) {
+        let parent = fixtures::parent(Some("ns"));
+        let get = |key: &ObjectKey| objects.iter().find(|object| object.key() == key).cloned();
+
+        assert_eq!(depth(&parent, &objects[of], 5, get), expected);
+    }
+
+    #[test]
+    fn owners_of_the_same_type_are_counted_up_to_the_limit() {
+        let chain: Vec<Object> = (0..10)
+            .map(|number: usize| {
+                let above = number.checked_sub(1).map(|above| format!("t{above}"));
+                thing(&format!("t{number}"), above.as_deref().map(|above| ("Thing", above)))
+            })
+            .collect();
+
+        check(&chain, 0, 0);
+        check(&chain, 1, 1);
+        check(&chain, 5, 5);
+        check(&chain, 9, 5);
+    }
+
+    #[test]
+    fn chain_ends_at_another_type_at_one_that_is_gone_and_goes_round_no_circle() {
+        check(&[thing("a", Some(("Other", "b"))), thing("b", Some(("Thing", "a")))], 0, 0);
+        check(&[thing("a", Some(("Thing", "gone")))], 0, 1);
+        check(&[thing("a", Some(("Thing", "b"))), thing("b", Some(("Thing", "a")))], 0, 5);
+    }
+}

@@ -1,0 +1,185 @@
+//! JSON text read and written again as it is sent, without a tree of it.
+//!
+//! A tree of many small values takes 20 to 80 times their text. Size and validity of what a hook
+//! answers are therefore found by passing over the text, in constant memory.
+
+use std::{fmt, io};
+
+use serde::{
+    Deserializer, Serialize,
+    de::{DeserializeSeed, MapAccess, SeqAccess, Visitor},
+};
+
+use super::last_applied::Go;
+
+/// Bytes that a text has when it is sent: without blanks, and escaped as Go does.
+///
+/// # Errors
+///
+/// When the text is not JSON that can be decoded: malformed, nested too deeply, a number beyond all
+/// floats, half of a surrogate pair.
+pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
+    let mut counter = Counter(0);
+    rewrite(json, &mut counter)?;
+    Ok(counter.0)
+}
+
+/// Writes a text as it is sent.
+///
+/// # Errors
+///
+/// As [`size`], or when it cannot be written.
+pub(crate) fn rewrite(json: &[u8], into: &mut impl io::Write) -> Result<(), serde_json::Error> {
+    let mut decoder = serde_json::Deserializer::from_slice(json);
+    Value(into).deserialize(&mut decoder)?;
+    decoder.end()
+}
+
+/// Counts what is written.
+struct Counter(usize);
+
+impl io::Write for Counter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += bytes.len();
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Writes the one value that is next.
+struct Value<'w, W>(&'w mut W);
+
+impl<W: io::Write> Value<'_, W> {
+    fn scalar<E: serde::de::Error>(self, value: impl Serialize) -> Result<(), E> {
+        let mut encoder = serde_json::Serializer::with_formatter(self.0, Go);
+        value.serialize(&mut encoder).map_err(E::custom)
+    }
+}
+
+impl<'de, W: io::Write> DeserializeSeed<'de> for Value<'_, W> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<(), D::Error> {
+        decoder.deserialize_any(self)
+    }
+}
+
+impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<(), E> {
+        self.scalar(())
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, value: bool) -> Result<(), E> {
+        self.scalar(value)
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, value: u64) -> Result<(), E> {
+        self.scalar(value)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, value: i64) -> Result<(), E> {
+        self.scalar(value)
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, value: f64) -> Result<(), E> {
+        self.scalar(value)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<(), E> {
+        self.scalar(value)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
+        put(self.0, b"[")?;
+        let mut first = true;
+        loop {
+            // The comma is written once it is known that an item follows.
+            let mut item = Preceded { into: &mut *self.0, comma: !first };
+            if items.next_element_seed(&mut item)?.is_none() {
+                break;
+            }
+            first = false;
+        }
+        put(self.0, b"]")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        put(self.0, b"{")?;
+        let mut first = true;
+        loop {
+            let mut key = Preceded { into: &mut *self.0, comma: !first };
+            if fields.next_key_seed(&mut key)?.is_none() {
+                break;
+            }
+            first = false;
+            put(self.0, b":")?;
+            fields.next_value_seed(Value(&mut *self.0))?;
+        }
+        put(self.0, b"}")
+    }
+}
+
+/// Writes the next value after a comma, if it is not the first.
+struct Preceded<'w, W> {
+    into: &'w mut W,
+    comma: bool,
+}
+
+impl<'de, W: io::Write> DeserializeSeed<'de> for &mut Preceded<'_, W> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, decoder: D) -> Result<(), D::Error> {
+        if self.comma {
+            put(self.into, b",")?;
+        }
+        Value(&mut *self.into).deserialize(decoder)
+    }
+}
+
+fn put<E: serde::de::Error>(into: &mut impl io::Write, bytes: &[u8]) -> Result<(), E> {
+    into.write_all(bytes).map_err(E::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::meta::last_applied::encode;
+
+    fn rewritten(json: &str) -> Result<String, serde_json::Error> {
+        let mut text = Vec::new();
+        rewrite(json.as_bytes(), &mut text)?;
+        assert_eq!(size(json.as_bytes())?, text.len());
+        Ok(String::from_utf8(text).unwrap())
+    }
+
+    #[test]
+    fn text_is_rewritten_as_its_tree_is_encoded() {
+        for json in [
+            r#" { "a" : [ 1 , 2.0, -3, 1e21, 0.5, true, null, [], {} ] , "b" : "<\u00e9\n\">" } "#,
+            "[]",
+            "18446744073709551615",
+            r#"{"a":{"b":{"c":[[["x"]]]}}}"#,
+        ] {
+            let tree: serde_json::Value = serde_json::from_str(json).unwrap();
+
+            assert_eq!(rewritten(json).unwrap(), encode(&tree), "{json}");
+        }
+    }
+
+    #[test]
+    fn text_that_has_no_tree_is_refused() {
+        let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
+        for json in ["", "{", "1e999", r#""\ud800""#, "[1,]", "1 2", &deep] {
+            assert!(size(json.as_bytes()).is_err(), "{json}");
+        }
+    }
+}
