@@ -72,7 +72,7 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
         .backoff(Backoff { base: given.min(Duration::from_millis(5)), max: given })
         .build(&cluster, Patient(given, Arc::clone(&log)))
         .unwrap();
-    manager.add_runnable(NAME, Arc::new(controller), options()).unwrap();
+    manager.add(NAME, Arc::new(controller), options()).unwrap();
     let stop = CancellationToken::new();
     let mut tasks = JoinSet::new();
     let stopped = stop.clone();
