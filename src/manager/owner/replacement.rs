@@ -13,7 +13,7 @@ use super::{
     Id, Owner, Prepared, Timer, Timers,
     phase::Phase,
 };
-use crate::guard;
+use crate::{guard, redaction};
 
 /// A replacement that cannot be prepared is tried again this often.
 const PREPARE_RETRY: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ impl Owner {
             let _task = task;
             // The error, when it is told and when it is dropped, is the runnable's code too.
             let prepare = guard::future(async move {
-                runnable.prepare().await.map_err(|error| error.to_string())
+                runnable.prepare().await.map_err(|error| redaction::message(error.as_ref()))
             });
             tokio::select! {
                 biased;
