@@ -345,7 +345,7 @@ mod tests {
 
         let grown = oracle.compare(&baseline).await.unwrap_err().to_string();
         assert!(grown.contains("things of owner: 3, 2 before"), "{grown}");
-        let lenient = oracle.expect_more("things", "some");
+        let lenient = oracle.expect_more("things", "own");
         lenient.assert_baseline(&baseline).await;
     }
 
