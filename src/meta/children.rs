@@ -264,9 +264,9 @@ impl Rules<'_> {
         let mut body = last_applied::encode(&object).into_bytes();
         drop(object);
         let Desired { group, key, json } = desired;
-        let kind = &self.groups[group].served.kind;
-        let unreadable =
-            |error: serde_json::Error| format!("{kind} {key}: {}", redaction::decoding(error));
+        let unreadable = |error: serde_json::Error| {
+            format!("{} {key}: {}", self.groups[group].served.kind, redaction::decoding(error))
+        };
         // The status passes by every tree: its size says nothing of what one would take.
         let mut parts: BTreeMap<String, &RawValue> =
             serde_json::from_slice(&json).map_err(unreadable)?;
@@ -283,8 +283,10 @@ impl Rules<'_> {
     /// What of a wanted child says anything, completed: without its status.
     fn essence(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
-        let parts: BTreeMap<String, &RawValue> = serde_json::from_slice(&desired.json)
-            .map_err(|error| format!("{}: {}", name(), redaction::decoding(error)))?;
+        let unreadable =
+            |error: serde_json::Error| format!("{}: {}", name(), redaction::decoding(error));
+        let parts: BTreeMap<String, &RawValue> =
+            serde_json::from_slice(&desired.json).map_err(unreadable)?;
         let parts = || parts.iter().filter(|(field, _)| *field != "status");
         let remembered = parts().filter(|(field, _)| *field != "metadata");
         let text: usize = remembered.clone().map(|(_, part)| part.get().len()).sum();
@@ -303,9 +305,8 @@ impl Rules<'_> {
         }
         let mut object = Map::new();
         for (field, part) in parts() {
-            let value = serde_json::from_str(part.get())
-                .map_err(|error| format!("{}: {}", name(), redaction::decoding(error)))?;
-            object.insert(field.clone(), value);
+            let value = serde_json::from_str(part.get());
+            object.insert(field.clone(), value.map_err(unreadable)?);
         }
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
             self.complete(metadata, &desired.key);

@@ -414,7 +414,7 @@ mod tests {
             r#"{"status":{"a":hush}}"#,
             r#"{"children":[{"a":"hush"#,
         ] {
-            let error = sync_response(&Bytes::copy_from_slice(body.as_bytes()), true).unwrap_err();
+            let error = sync_response(&body.into(), true).unwrap_err();
             assert!(!error.contains("hush"), "{error}");
         }
     }

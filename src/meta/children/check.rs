@@ -60,7 +60,7 @@ impl Rules<'_> {
             return Err(wrong("", format!("is {} and no object", word_of(&json))));
         }
         let head: Result<Head, _> = serde_json::from_slice(&json);
-        let Head(mut object) = head.map_err(|error| wrong("", error.to_string()))?;
+        let Head(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
         let api_version = text(&object, "apiVersion", "")?.to_owned();
         let kind = text(&object, "kind", "")?.to_owned();
         let group = self.groups.iter().position(|group| {

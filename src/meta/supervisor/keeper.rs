@@ -152,10 +152,7 @@ impl Keeper {
         let blueprint = Arc::new(blueprint);
         let hook = match self.hook(&blueprint) {
             Ok(hook) => hook,
-            Err(panic) => {
-                let rejected = Rejected::Unbuildable(format!("its hook panicked: {panic}"));
-                return (Judgement::Rejected(rejected), None);
-            }
+            Err(rejected) => return (Judgement::Rejected(rejected), None),
         };
         let changed = {
             // What it tells of its health remembers it: it must not keep that alive in turn.
@@ -221,18 +218,18 @@ impl Keeper {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
 
-    /// The hook of a controller; the message if making it panics.
-    fn hook(&self, blueprint: &Blueprint) -> Result<CountedHook, String> {
+    fn hook(&self, blueprint: &Blueprint) -> Result<CountedHook, Rejected> {
         let sync = &blueprint.sync;
         let budget = self.options.answers.controller();
         let url = redaction::url(&sync.url);
         let series = || self.options.metrics.series(&blueprint.name, "CompositeController", &url);
         let hook = match &self.options.hooks {
-            Some(make) => guard::run(|| make(blueprint))?,
+            Some(make) => guard::run(|| make(blueprint))
+                .map_err(|panic| Rejected::Unbuildable(format!("its hook panicked: {panic}")))?,
             None => {
-                let hook = Webhook::new(sync.url.clone(), sync.timeout);
+                let hook = Webhook::new(sync.url.clone(), sync.timeout).budget(budget.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
-                Arc::new(hook.budget(budget.clone()).etag(sync.etag).series(series()))
+                Arc::new(hook.etag(sync.etag).series(series()))
             }
         };
         Ok(CountedHook { hook, series: series(), budget })
