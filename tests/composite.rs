@@ -141,12 +141,13 @@ async fn a_list_of_controllers_shows_how_they_are() {
     stage.declare("a", stage.spec(&crd)).await;
     stage.status("a", "waits", |it| it.reason.as_deref() == Some("TypeAbsent")).await;
     assert_eq!(
-        row(&stage, "a").await[..5],
+        row(&stage, "a").await[..6],
         [
             json!(stage.name("a")),
             json!("False"),
             json!("Waiting"),
             json!("TypeAbsent"),
+            json!("Unknown"),
             json!("widgets")
         ]
     );
@@ -160,12 +161,13 @@ async fn a_list_of_controllers_shows_how_they_are() {
     let status = status.await;
 
     assert_eq!(
-        row(&stage, "a").await[..5],
+        row(&stage, "a").await[..6],
         [
             json!(stage.name("a")),
             json!("True"),
             json!("Running"),
             json!("Running"),
+            json!("True"),
             json!("widgets")
         ]
     );
@@ -312,6 +314,6 @@ async fn row(stage: &Stage<'_>, last: &str) -> Vec<Value> {
     let table: Value = stage.rig.scope.client().request(request).await.unwrap();
     let columns = table["columnDefinitions"].as_array().unwrap().iter();
     let names: Vec<_> = columns.map(|column| column["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["Name", "Ready", "State", "Reason", "Parent", "Age"]);
+    assert_eq!(names, ["Name", "Ready", "State", "Reason", "Hooks", "Parent", "Age"]);
     table["rows"][0]["cells"].as_array().unwrap().clone()
 }

@@ -8,10 +8,10 @@ use super::flag;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(super) struct BudgetArgs {
-    /// Bytes of hook answers that the process holds at once, such as 64Mi; answers kept by their
-    /// ETag may take as much again. An answer of up to 64Ki is not counted; a longer one waits
+    /// Bytes of hook answers that the process holds at once, such as 128Mi; answers kept by
+    /// their ETag may take half as much again. An answer of up to 64Ki is not counted; a longer one waits
     /// within its hook's timeout until there is room.
-    #[arg(long, value_name = "BYTES", default_value = "64Mi", value_parser = flag::bytes)]
+    #[arg(long, value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
     hook_answer_budget: usize,
     /// The same for one controller; a quarter of --hook-answer-budget by default and at most.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]

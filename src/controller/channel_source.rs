@@ -45,14 +45,17 @@ impl ChannelSource {
         let mut requests = self.requests.lock().await;
         context.deliveries.join(&self.taken);
         for request in self.taken.requests() {
-            context.enqueue_again(request);
+            self.taken.set_waits(&request, context.enqueue_again(request.clone()));
         }
+        let capacity = requests.max_capacity();
+        self.taken.room(capacity).await;
         // Asked before each request, as many may arrive within one poll.
         while !context.stop.is_cancelled()
             && let Some(request) = requests.recv().await
         {
             self.taken.take(request.clone());
             context.enqueue(request);
+            self.taken.room(capacity).await;
         }
     }
 }

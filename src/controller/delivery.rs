@@ -9,17 +9,31 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use tokio::sync::Notify;
+
 use super::Request;
 
 /// Requests that one source has taken and no reconcile has finished, merged by key.
 #[derive(Debug, Default)]
-pub(super) struct Taken(Mutex<Numbers>);
+pub(super) struct Taken {
+    numbers: Mutex<Numbers>,
+    // Rung when a reconcile of one begins.
+    begins: Notify,
+}
 
 #[derive(Debug, Default)]
 struct Numbers {
-    // The number of the last time that the request was taken.
-    by_request: HashMap<Request, u64>,
+    by_request: HashMap<Request, Kept>,
     last: u64,
+    /// How many wait for a reconcile to begin.
+    waiting: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    /// The number of the last time that the request was taken.
+    number: u64,
+    waits: bool,
 }
 
 /// All sources of an epoch that keep what they take.
@@ -35,32 +49,59 @@ impl Taken {
     pub(super) fn take(&self, request: Request) {
         let mut numbers = self.numbers();
         numbers.last += 1;
-        let number = numbers.last;
-        numbers.by_request.insert(request, number);
+        let kept = Kept { number: numbers.last, waits: true };
+        let before = numbers.by_request.insert(request, kept);
+        numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
+    }
+
+    /// Resolves when fewer than so many wait for a reconcile to begin. Cancel safe.
+    pub(super) async fn room(&self, capacity: usize) {
+        loop {
+            let begins = self.begins.notified();
+            if self.numbers().waiting < capacity {
+                return;
+            }
+            begins.await;
+        }
     }
 
     /// Requests that are not confirmed, in the order in which they were taken.
     pub(super) fn requests(&self) -> Vec<Request> {
         let numbers = self.numbers();
         let mut requests: Vec<_> = numbers.by_request.iter().collect();
-        requests.sort_unstable_by_key(|&(_, number)| *number);
+        requests.sort_unstable_by_key(|(_, kept)| kept.number);
         requests.into_iter().map(|(request, _)| request.clone()).collect()
     }
 
-    fn number(&self, request: &Request) -> Option<u64> {
-        self.numbers().by_request.get(request).copied()
+    /// Whether a request waits for a reconcile to begin, rather than for a time of its own.
+    pub(super) fn set_waits(&self, request: &Request, waits: bool) {
+        let mut numbers = self.numbers();
+        let Some(kept) = numbers.by_request.get_mut(request) else { return };
+        let before = std::mem::replace(&mut kept.waits, waits);
+        numbers.waiting = numbers.waiting + usize::from(waits) - usize::from(before);
+        drop(numbers);
+        self.begins.notify_waiters();
+    }
+
+    /// A reconcile of this request begins; the number that it confirms.
+    fn begin(&self, request: &Request) -> Option<u64> {
+        let number = self.numbers().by_request.get(request)?.number;
+        self.set_waits(request, false);
+        Some(number)
     }
 
     fn confirm(&self, request: &Request, number: u64) {
         let mut numbers = self.numbers();
-        if numbers.by_request.get(request) == Some(&number) {
-            numbers.by_request.remove(request);
+        if numbers.by_request.get(request).is_some_and(|kept| kept.number == number)
+            && numbers.by_request.remove(request).is_some_and(|kept| kept.waits)
+        {
+            numbers.waiting -= 1;
         }
     }
 
     // Nothing panics half-way through a change of it.
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,7 +117,7 @@ impl Deliveries {
     /// Receipt of a reconcile that begins now.
     pub(super) fn receipt(&self, request: &Request) -> Receipt {
         let sources = self.sources();
-        let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.number(request)?)));
+        let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.begin(request)?)));
         Receipt(taken.collect())
     }
 

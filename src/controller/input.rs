@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use tokio::{
     select,
-    time::{Instant, sleep},
+    time::{Instant, sleep, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -18,9 +18,11 @@ use super::{
     queue::Queue,
 };
 use crate::{
+    duration::after,
     guard,
     kind::TypeRef,
     manager::{Basis, Epoch, Readiness, Reason, Unmet, Verdict, WatchState},
+    redaction,
 };
 
 /// First pause before a source that ended, though its condition holds, is started again.
@@ -230,9 +232,13 @@ impl Follower {
             Err(panic) => return panicked(&panic),
         };
         // The error is the source's code too.
-        let synced = async move { synced.await.map_err(|error| error.to_string()) };
+        let synced =
+            async move { synced.await.map_err(|error| redaction::message(error.as_ref())) };
         let (mut synced, mut done) = (pin!(guard::future(synced)), pin!(guard::future(done)));
         let (mut syncing, mut failed) = (true, None);
+        // Set once the source is asked to end while the epoch goes on.
+        let mut deadline: Option<Instant> = None;
+        let grace = || Some(after(Instant::now(), self.epoch.grace()));
         loop {
             select! {
                 biased;
@@ -244,6 +250,7 @@ impl Follower {
                         Err(panic) => Some(panicked(&panic)),
                     };
                     if failed.is_some() {
+                        deadline = deadline.or_else(grace);
                         stop.cancel();
                         release.cancel();
                     } else if ours {
@@ -267,10 +274,16 @@ impl Follower {
                         self.board.change(self.number, |row| row.interrupt(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {
+                        deadline = deadline.or_else(grace);
                         stop.cancel();
                         release.cancel();
                     }
                 },
+                // Dropping it stops it.
+                () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
+                    warn!(input = self.input.name(), "source did not end and is dropped");
+                    return failed.unwrap_or(SourceEnd::Stopped);
+                }
             }
         }
     }

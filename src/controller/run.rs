@@ -10,7 +10,7 @@ use tokio::{
     select,
     sync::mpsc,
     task::{Id, JoinError, JoinSet},
-    time::{Instant, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, debug, error, info, info_span, warn};
@@ -461,15 +461,14 @@ impl Run {
         }
         self.drain_workers().await;
         // Tasks that reconciles have left behind have the rest of the grace.
-        self.epoch.drain().await;
+        self.epoch.idle().await;
         let deadline = Instant::now() + SLACK;
         while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
             self.reconciled(end);
         }
-        self.release.cancel();
-        while let Some(end) = self.sources.join_next().await {
-            debug!(?end, "source released");
-        }
+        self.join_sources().await;
+        // Sources may write until they have ended.
+        self.epoch.drain().await;
         self.board.clear();
         // One that blocks its thread is waited for: it may still be writing.
         if !self.active.is_empty() {
@@ -483,6 +482,31 @@ impl Run {
         }
         if reason == Some(StopReason::Superseded) {
             self.spec.handover.leave(self.queue.close());
+        }
+    }
+
+    /// Releases the sources, and aborts those that have not ended shortly after the grace.
+    async fn join_sources(&mut self) {
+        self.release.cancel();
+        let epoch = self.epoch.clone();
+        let mut over = std::pin::pin!(async {
+            epoch.grace_over().await;
+            sleep(SLACK).await;
+        });
+        let mut is_over = false;
+        loop {
+            select! {
+                biased;
+                end = self.sources.join_next() => match end {
+                    Some(end) => debug!(?end, "source released"),
+                    None => return,
+                },
+                // A source of the user may ignore that it is released.
+                () = &mut over, if !is_over => {
+                    is_over = true;
+                    self.sources.abort_all();
+                }
+            }
         }
     }
 

@@ -73,11 +73,13 @@ impl SourceContext {
     }
 
     /// As [`SourceContext::enqueue`], of what an earlier epoch was given; what that has handed over
-    /// keeps its time.
-    pub(super) fn enqueue_again(&self, request: Request) {
-        if !self.queue.contains(&request) {
+    /// keeps its time. Whether it was added.
+    pub(super) fn enqueue_again(&self, request: Request) -> bool {
+        let is_new = !self.queue.contains(&request);
+        if is_new {
             self.enqueue(request);
         }
+        is_new
     }
 
     fn enqueue_with(&self, request: Request, add: Add) {

@@ -101,7 +101,8 @@ enum Node {
         status: watch::Receiver<TypeStatus>,
         mode: watch::Receiver<Mode>,
     },
-    AllOf(Vec<Readiness>),
+    // With what each rested on when all were met last.
+    AllOf(Vec<Readiness>, Vec<Vec<Basis>>),
     // With the part that was met last; another one counts only once that one is proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     Optional(Box<Readiness>),
@@ -146,7 +147,7 @@ fn of_type(
 
 /// Met while all are; the first that is proven unmet decides.
 pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
-    Readiness(Node::AllOf(parts.into_iter().collect()))
+    Readiness(Node::AllOf(parts.into_iter().collect(), Vec::new()))
 }
 
 /// Met while any is; rests on one of them, and on another only when that one is proven unmet.
@@ -196,7 +197,7 @@ impl Readiness {
                 let verdict = judge(type_ref, *subresource, &status.borrow_and_update());
                 slowly(verdict, &mode.borrow_and_update())
             }
-            Node::AllOf(parts) => all(parts.iter_mut().map(Self::verdict)),
+            Node::AllOf(parts, rests) => all(parts.iter_mut().map(Self::verdict), rests),
             Node::AnyOf(parts, chosen) => {
                 let verdicts = parts.iter_mut().map(Self::verdict).collect();
                 any(verdicts, chosen)
@@ -225,7 +226,7 @@ impl Readiness {
                 }
             }
             .boxed(),
-            Node::AllOf(parts) | Node::AnyOf(parts, _) => {
+            Node::AllOf(parts, _) | Node::AnyOf(parts, _) => {
                 let mut futures: Vec<_> = parts.iter_mut().map(Self::changed).collect();
                 poll_fn(move |context| {
                     for future in &mut futures {
@@ -265,7 +266,7 @@ impl fmt::Debug for Readiness {
             Node::Fixed(verdict) => verdict.fmt(f),
             Node::Published { verdicts, .. } => verdicts.borrow().fmt(f),
             Node::Type { type_ref, .. } => write!(f, "TypeServed({type_ref})"),
-            Node::AllOf(parts) => f.debug_tuple("AllOf").field(parts).finish(),
+            Node::AllOf(parts, _) => f.debug_tuple("AllOf").field(parts).finish(),
             Node::AnyOf(parts, _) => f.debug_tuple("AnyOf").field(parts).finish(),
             Node::Optional(part) => f.debug_tuple("Optional").field(part).finish(),
         }
@@ -341,21 +342,30 @@ fn slowly(mut verdict: Verdict, mode: &Mode) -> Verdict {
     verdict
 }
 
-fn all(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
+/// `rests` is what each part rested on when all were met last.
+fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<Basis>>) -> Verdict {
     let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
-    for verdict in verdicts {
+    let mut is_another = false;
+    for (number, verdict) in verdicts.enumerate() {
         match verdict {
-            Verdict::Met(mut part) => basis.append(&mut part),
+            Verdict::Met(part) => {
+                is_another |= rests.get(number).is_some_and(|before| *before != part);
+                basis.push(part);
+            }
             Verdict::Unmet(mut part) => unmet.append(&mut part),
             Verdict::Unknown(mut part) => unknown.append(&mut part),
         }
     }
     if !unmet.is_empty() {
         Verdict::Unmet(once(unmet))
-    } else if !unknown.is_empty() {
-        Verdict::Unknown(once(unknown))
+    } else if unknown.is_empty() {
+        rests.clone_from(&basis);
+        Verdict::Met(basis.concat())
+    } else if is_another {
+        // Another type of that name is proof enough for what rests on the one before.
+        Verdict::Unmet(once(unknown))
     } else {
-        Verdict::Met(basis)
+        Verdict::Unknown(once(unknown))
     }
 }
 
@@ -373,8 +383,12 @@ fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
 fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
     let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
     let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
-    *chosen = chosen.filter(|index| !lost(index)).or_else(|| (0..verdicts.len()).find(met));
-    if let Some(index) = *chosen {
+    // One that is lost stays chosen until another is met: what rests on it has to stop, whatever
+    // is unknown of the others.
+    let other = || (0..verdicts.len()).find(met);
+    *chosen = chosen.filter(|index| !lost(index)).or_else(other).or(*chosen);
+    let is_lost = chosen.as_ref().is_some_and(lost);
+    if let Some(index) = chosen.filter(|_| !is_lost) {
         return verdicts.swap_remove(index);
     }
     let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
@@ -384,6 +398,9 @@ fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
             Verdict::Unmet(mut part) => unmet.append(&mut part),
             Verdict::Unknown(mut part) => unknown.append(&mut part),
         }
+    }
+    if is_lost {
+        unmet.append(&mut unknown);
     }
     if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
 }
@@ -439,7 +456,7 @@ pub(super) mod tests {
             (vec![unmet.clone(), unmet.clone()], unmet.clone()),
             (vec![], met.clone()),
         ] {
-            assert_eq!(all(parts.into_iter()), expected);
+            assert_eq!(all(parts.into_iter(), &mut Vec::new()), expected);
         }
     }
 
@@ -468,6 +485,30 @@ pub(super) mod tests {
 
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"));
+    }
+
+    #[test]
+    fn any_of_whose_chosen_part_is_lost_is_unmet_though_another_is_unknown() {
+        let (first, one) = part(met_by("1"));
+        let (_second, two) = part(Verdict::Unknown(said("B")));
+        let mut readiness = any_of([one, two]);
+        assert_eq!(readiness.verdict(), met_by("1"));
+        first.send_replace(Verdict::Unmet(said("A")));
+        let now = readiness.verdict();
+        assert!(matches!(now, Verdict::Unmet(_)), "{now:?}");
+    }
+
+    #[test]
+    fn all_of_with_another_identity_is_not_hidden_by_an_unknown_part() {
+        let (first, one) = part(met_by("1"));
+        let (second, two) = part(met_by("b"));
+        let mut readiness = all_of([one, two]);
+        assert!(matches!(readiness.verdict(), Verdict::Met(_)));
+        second.send_replace(Verdict::Unknown(said("B")));
+        assert!(matches!(readiness.verdict(), Verdict::Unknown(_)));
+        first.send_replace(met_by("2"));
+        let now = readiness.verdict();
+        assert!(!matches!(now, Verdict::Unknown(_)), "{now:?}");
     }
 
     #[test]

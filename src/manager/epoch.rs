@@ -248,6 +248,16 @@ impl Epoch {
     ///
     /// Cancel safe: the epoch stays open.
     pub(crate) async fn drain(&self) {
+        self.idle().await;
+        self.close();
+    }
+
+    /// Lets tasks and requests end by themselves; closes the epoch only when the grace is over.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe: the epoch stays open.
+    pub(crate) async fn idle(&self) {
         let idle = async {
             while !self.inner.tasks.tracker().is_empty() || self.inner.fence.under_way() > 0 {
                 self.inner.tasks.ended().await;
@@ -257,9 +267,8 @@ impl Epoch {
         select! {
             biased;
             () = idle => {}
-            () = self.grace_over() => {}
+            () = self.grace_over() => self.close(),
         }
-        self.close();
     }
 
     /// Aborts the tasks and closes the fence: the grace is over.

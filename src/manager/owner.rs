@@ -3,6 +3,7 @@
 mod effect;
 mod phase;
 mod replacement;
+mod retired;
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,7 +19,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
-use self::{phase::Phase, replacement::drop_pending};
+use self::{phase::Phase, replacement::drop_pending, retired::Retired};
 use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
@@ -81,9 +82,8 @@ pub(super) struct Owner {
     transitions: broadcast::Sender<Transition>,
     entries: BTreeMap<Id, Entry>,
     names: HashMap<ControllerName, Id>,
-    /// Highest epoch number of the runnables that were removed: each entry counts on from here, so
-    /// that a name that is added again never repeats a number, and no name is kept for that.
-    floor: u64,
+    /// Epoch numbers of removed names.
+    retired: Retired,
     next: u64,
     /// The runs under way; one at most for each entry.
     runs: JoinSet<(Id, RunEnd)>,
@@ -111,7 +111,7 @@ impl Owner {
             transitions,
             entries: BTreeMap::new(),
             names: HashMap::new(),
-            floor: 0,
+            retired: Retired::default(),
             next: 0,
             runs: JoinSet::new(),
             prepares: JoinSet::new(),

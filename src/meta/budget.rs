@@ -5,7 +5,7 @@
 //! reserve piece by piece would wait for each other for ever. What it does not need is given back
 //! when it has been read, and the rest when the sync has dropped it.
 //!
-//! Answers that are kept by their ETag have a second budget of the same size, so that a kept answer
+//! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
 //! never delays one that is being read.
 
 use std::sync::Arc;
@@ -17,15 +17,19 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 pub(crate) const UNRESERVED_BYTES: usize = 64 * 1024;
 /// Limit of one answer unless the budget is too small for it: no useful answer is longer.
 const ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Budget of a process: with as much for kept answers, a quarter of the shipped memory limit.
-const PROCESS_BYTES: usize = 64 * 1024 * 1024;
+/// Budget of a process: with half as much for kept answers, three eighths of the shipped memory
+/// limit. A controller's share holds two answers of the longest kind, so that an answer whose sync
+/// takes long does not keep the next one from being read.
+const PROCESS_BYTES: usize = 128 * 1024 * 1024;
+/// Part of each budget that answers kept by their ETag may take in addition.
+const KEPT_DIVISOR: usize = 2;
 /// Controllers that can exhaust the budget of a process only together.
 const SHARES: usize = 4;
 
 /// Limits of hook answers, in decoded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// All answers of a process; 64 MiB, and as much for those kept by their ETag.
+    /// All answers of a process; 128 MiB, and half as much for those kept by their ETag.
     pub process: usize,
     /// Answers of one controller; a quarter of `process`, and never more.
     pub controller: usize,
@@ -69,8 +73,9 @@ impl AnswerBudget {
     /// A budget of which nothing is used. Limits beyond their bounds are lowered to them.
     pub fn new(limits: AnswerLimits) -> Self {
         let limits = limits.clamped();
-        let pool = || Arc::new(Semaphore::new(limits.process));
-        Self { limits, answers: pool(), kept: pool(), decoding: Arc::new(Semaphore::new(1)) }
+        let pool = |bytes| Arc::new(Semaphore::new(bytes));
+        let (answers, kept) = (pool(limits.process), pool(limits.process / KEPT_DIVISOR));
+        Self { limits, answers, kept, decoding: pool(1) }
     }
 
     /// The limits as they are kept.
@@ -80,8 +85,10 @@ impl AnswerBudget {
 
     /// The share of one controller.
     pub fn controller(&self) -> ControllerBudget {
-        let own = || Arc::new(Semaphore::new(self.limits.controller));
-        ControllerBudget { process: self.clone(), answers: own(), kept: own() }
+        let own = |bytes| Arc::new(Semaphore::new(bytes));
+        let share = self.limits.controller;
+        let (answers, kept) = (own(share), own(share / KEPT_DIVISOR));
+        ControllerBudget { process: self.clone(), answers, kept }
     }
 }
 
@@ -103,6 +110,11 @@ impl ControllerBudget {
     /// The limits of the process.
     pub(crate) fn limits(&self) -> AnswerLimits {
         self.process.limits
+    }
+
+    /// Bytes of kept answers that one controller may hold.
+    pub(crate) fn most_kept(&self) -> usize {
+        self.process.limits.controller / KEPT_DIVISOR
     }
 
     /// Reserves bytes for an answer, waiting until there are as many: in the controller's share
@@ -191,7 +203,7 @@ mod tests {
             (AnswerLimits { process: 400, controller: 400, answer: 400 }, (400, 100, 100)),
             (AnswerLimits { process: 400, controller: 50, answer: 10 }, (400, 50, 10)),
             (AnswerLimits::of_process(100 << 20), (100 << 20, 25 << 20, 16 << 20)),
-            (AnswerLimits::default(), (64 << 20, 16 << 20, 16 << 20)),
+            (AnswerLimits::default(), (128 << 20, 32 << 20, 16 << 20)),
         ] {
             let limits = AnswerBudget::new(given).limits;
 
@@ -244,7 +256,7 @@ mod tests {
     fn kept_answers_delay_none_that_is_read() {
         let share = budget(400).controller();
 
-        let kept = share.try_keep(100);
+        let kept = share.try_keep(50);
 
         assert!(kept.is_some() && share.try_keep(1).is_none());
         assert!(share.reserve(100).now_or_never().is_some());

@@ -313,9 +313,10 @@ impl From<HookError> for SyncError {
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
-            | HookError::NoBudget { .. }
             | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
-            HookError::Status { .. }
+            // The hook has answered: what has no room is this process.
+            HookError::NoBudget { .. }
+            | HookError::Status { .. }
             | HookError::NothingToConfirm { .. }
             | HookError::TooLarge { .. }
             | HookError::Encoded(_) => Self::Hook(Failure::from(error)),
@@ -467,13 +468,16 @@ impl Composite {
             observed: &observed,
             restricted: self.restricted.as_deref(),
         };
-        let checked =
+        let checked = {
+            // The metadata of one child after the other becomes a tree.
+            let _turn = self.budget.turn(answer.len()).await;
             protocol::sync_response(&answer, blueprint.sync.strict).and_then(|response| {
                 let desired = rules.check(response.children);
                 let desired =
                     desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
                 Ok((desired, response.status, response.resync_after))
-            });
+            })
+        };
         // Status and children hold what they need of it.
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });

@@ -71,7 +71,7 @@ impl Owner {
             self.timers.try_remove(timer);
         }
         self.names.remove(&entry.name);
-        self.floor = self.floor.max(entry.epoch_number);
+        self.retired.add(&entry.name, entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
         self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
@@ -83,7 +83,10 @@ impl Owner {
 
     pub(super) fn start(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        let last = if entry.epoch_number == 0 { self.floor } else { entry.epoch_number };
+        let last = match entry.epoch_number {
+            0 => self.retired.take(&entry.name),
+            number => number,
+        };
         let count = last + 1;
         entry.epoch_number = count;
         entry.begun_at = Some(now);

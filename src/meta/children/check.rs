@@ -17,8 +17,10 @@ use crate::{
     redaction,
 };
 
-/// Most bytes of a child's metadata: four times what the API server takes of annotations.
-const MAX_METADATA_BYTES: usize = 1024 * 1024;
+/// Longest metadata of a child, in bytes: twice what the API server takes of annotations.
+const MAX_METADATA_BYTES: usize = 512 * 1024;
+/// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
+const MAX_TYPE_BYTES: usize = 1024;
 
 impl Rules<'_> {
     /// Checks a hook's children, one after the other.
@@ -68,7 +70,11 @@ impl Rules<'_> {
         });
         let Some(group) = group else {
             if self.missing.iter().any(|missing| same_api_version(missing, &api_version)) {
-                tracing::debug!(kind, version = api_version, "child of a type that is not served");
+                tracing::debug!(
+                    kind = shown(&kind),
+                    version = shown(&api_version),
+                    "child of a type that is not served"
+                );
                 return Ok(None);
             }
             return Err(wrong(
@@ -246,9 +252,13 @@ impl<'de> Deserialize<'de> for Head {
                         continue;
                     }
                     let part = map.next_value::<&RawValue>()?.get();
-                    if part.len() > MAX_METADATA_BYTES {
+                    let most = match field.as_str() {
+                        "metadata" => MAX_METADATA_BYTES,
+                        _ => MAX_TYPE_BYTES,
+                    };
+                    if part.len() > most {
                         return Err(A::Error::custom(format!(
-                            "{field} has {} bytes, and no more than {MAX_METADATA_BYTES} are read",
+                            "{field} has {} bytes, and no more than {most} are read",
                             part.len()
                         )));
                     }
@@ -320,7 +330,7 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong>
                 | Value::Number(_)
                 | Value::Array(_)
                 | Value::Object(_)) => Err(wrong(
-                    &format!("{path}[{key:?}]"),
+                    &format!("{path}[{:?}]", shown(key)),
                     format!("is {} and no text", word(other)),
                 )),
             })

@@ -73,6 +73,7 @@ impl Composite {
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
                 other = rival(&live).map(str::to_owned);
+                let _turn = self.budget.turn(text.len()).await;
                 let wanted = wanted(text, object.header().generation)?;
                 if has(&live, &wanted) {
                     return Ok(());

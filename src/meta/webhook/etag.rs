@@ -145,7 +145,7 @@ impl Answers {
         let Some(Kept { tag, body }) = kept else { return };
         let names = parent.name.len() + parent.namespace.as_ref().map_or(0, |name| name.len());
         let bytes = ENTRY_BYTES + names + uid.len() + tag.len() + body.len();
-        if bytes > self.budget.limits().controller {
+        if bytes > self.budget.most_kept() {
             return;
         }
         let reservation = loop {

@@ -20,6 +20,10 @@ const RETRY_GAP: Duration = Duration::from_secs(5);
 /// reason for a run with each request.
 const REFUSED_GAP: Duration = Duration::from_secs(5);
 
+/// So long after its renewal was due, a credential without an expiry is no longer sent unseen:
+/// nothing was sent meanwhile, and its file may be another one.
+const UNSEEN: Duration = Duration::from_secs(30);
+
 /// Source of credentials.
 pub(super) trait Source: Send + Sync + 'static {
     /// Obtains credentials; may take its time.
@@ -117,12 +121,14 @@ impl Issuer {
         let valid = state.valid(now);
         let due = valid.is_none() || state.refused || state.renew.is_some_and(|renew| renew <= now);
         let rested = state.failure.as_ref().is_none_or(|(at, _)| now >= *at + RETRY_GAP);
+        let unseen = state.expires.is_none()
+            && state.renew.is_some_and(|renew| now.saturating_duration_since(renew) >= UNSEEN);
         let mut run = state.run.clone().filter(|run| !run.is_cancelled());
         if due && rested && run.is_none() {
             run = Some(self.start(&mut state));
         }
         match (valid, run) {
-            (Some(credential), _) if !state.refused => Look::Use(credential),
+            (Some(credential), _) if !state.refused && !unseen => Look::Use(credential),
             (_, Some(run)) => Look::Wait(run),
             (Some(credential), None) => Look::Use(credential),
             (None, None) => Look::Failed(
@@ -316,6 +322,20 @@ mod tests {
         assert_eq!(script.runs(), 4);
         issuer.current().await.unwrap_err();
         assert_eq!(script.runs(), 4, "the next run is later");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_an_idle_hour_a_file_is_read_before_the_request() {
+        let (script, issuer) = issuer();
+        let file = |token: &str| {
+            let renew = Some(Instant::now() + Duration::from_secs(5));
+            Issued { credential: credential(token), expires: None, renew }
+        };
+        script.answer(Ok(file("a")));
+        issuer.current().await.unwrap();
+        pass(3600).await;
+        script.answer(Ok(file("b")));
+        assert_eq!(*issuer.current().await.unwrap(), credential("b"));
     }
 
     #[tokio::test(start_paused = true)]

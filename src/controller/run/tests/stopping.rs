@@ -268,3 +268,86 @@ async fn a_run_whose_source_fails_while_a_reconcile_blocks_is_stopping_and_then_
     let end = runs.join_next().await.unwrap().unwrap();
     assert!(matches!(end, Err(ManagerError::RunnableFailed { .. })), "{end:?}");
 }
+
+/// A source whose end is a function of its context.
+struct Scripted<F>(F);
+
+impl<F> ConditionalSource for Scripted<F>
+where
+    F: Fn(SourceContext) -> futures::future::BoxFuture<'static, SourceEnd> + Send + Sync + 'static,
+{
+    fn ready(&self) -> Readiness {
+        crate::manager::always()
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        SourceStart { synced: async { Ok(()) }.boxed(), done: (self.0)(context) }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_that_ignores_its_release_is_aborted_after_the_grace() {
+    let deaf = Scripted(|_| pending().boxed());
+    let mut rig = make().input(Mode::Plain, deaf).run(|_, _| async { ok() });
+    rig.running().await;
+    let asked = Instant::now();
+
+    let stopped = timeout(Duration::from_secs(60), rig.stop(StopReason::Cancelled)).await;
+
+    assert_eq!(stopped, Ok(Ok(())));
+    assert!(asked.elapsed() >= Duration::from_secs(5), "it had its grace: {:?}", asked.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_may_write_until_it_has_ended() {
+    for spawns in [false, true] {
+        let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
+        let shared = client(async || {});
+        let writes = Scripted(move |context: SourceContext| {
+            let (result, shared) = (result.clone(), shared.clone());
+            async move {
+                let client = context.epoch.client(&shared);
+                context.stopping().await;
+                let write = async move {
+                    let request = HttpRequest::get("/version").body(Body::empty()).unwrap();
+                    result.send(client.send(request).await.is_ok()).unwrap();
+                };
+                if spawns {
+                    context.epoch.spawn(write)
+                } else {
+                    write.await
+                }
+                context.released().await;
+                SourceEnd::Stopped
+            }
+            .boxed()
+        });
+        let mut rig = make().input(Mode::Plain, writes).run(|_, _| async { ok() });
+        rig.running().await;
+        settle().await;
+
+        rig.stop(StopReason::Cancelled).await.unwrap();
+
+        assert_eq!(results.try_recv(), Ok(true), "spawns: {spawns}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_fails_though_a_source_that_could_not_sync_does_not_end() {
+    struct Deaf;
+
+    impl ConditionalSource for Deaf {
+        fn ready(&self) -> Readiness {
+            crate::manager::always()
+        }
+
+        fn start_notify_done(&self, _context: SourceContext) -> SourceStart {
+            SourceStart { synced: async { Err("no luck".into()) }.boxed(), done: pending().boxed() }
+        }
+    }
+    let mut rig = make().input(Mode::Required, Deaf).run(|_, _| async { ok() });
+
+    let end = timeout(Duration::from_secs(60), rig.done()).await.expect("the run ends");
+
+    assert!(end.unwrap_err().contains("no luck"));
+}

@@ -193,3 +193,24 @@ async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
     assert!(in_time.is_ok(), "{} of {REQUESTS}", seen.lock().unwrap().len());
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn senders_of_a_channel_wait_for_a_controller_that_is_busy() {
+    let (sender, channel) = ChannelSource::new(2);
+    let mut fed = Fed::by(channel);
+    fed.rig.running().await;
+    for name in ["stuck", "slow"] {
+        sender.send(key(name)).await.unwrap();
+    }
+    settle().await;
+    let mut taken = 0;
+    for number in 0..10_000 {
+        settle().await;
+        if sender.try_send(key(&number.to_string())).is_err() {
+            break;
+        }
+        taken += 1;
+    }
+    assert!(taken < 100, "{taken} requests wait in memory");
+    fed.end(End::Stop(StopReason::Cancelled)).await;
+}

@@ -1,0 +1,81 @@
+//! Epoch numbers of removed runnables, so that a name that is added again repeats none.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::super::ControllerName;
+
+/// Names whose numbers are kept. Of more, the oldest are forgotten.
+const KEPT: usize = 1024;
+
+/// Last epoch numbers of removed names, bounded by [`KEPT`].
+#[derive(Debug, Default)]
+pub(super) struct Retired {
+    numbers: HashMap<ControllerName, u64>,
+    // In the order of removal; may hold names that were added again since.
+    order: VecDeque<ControllerName>,
+    /// Highest number that was forgotten: a name without a number of its own counts on from here.
+    floor: u64,
+}
+
+impl Retired {
+    /// Keeps the last number of a name that is removed.
+    pub(super) fn add(&mut self, name: &ControllerName, number: u64) {
+        if number == 0 {
+            return;
+        }
+        if self.numbers.insert(name.clone(), number).is_none() {
+            self.order.push_back(name.clone());
+        }
+        while self.order.len() > KEPT {
+            let Some(oldest) = self.order.pop_front() else { return };
+            let forgotten = self.numbers.remove(&oldest).unwrap_or_default();
+            self.floor = self.floor.max(forgotten);
+        }
+    }
+
+    /// Takes the number that the epochs of a name count on from: 0 for a new name, until names were
+    /// forgotten.
+    pub(super) fn take(&mut self, name: &ControllerName) -> u64 {
+        match self.numbers.remove(name) {
+            Some(number) => {
+                self.order.retain(|other| other != name);
+                number
+            }
+            None => self.floor,
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.numbers.len().max(self.order.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_new_name_begins_at_one_and_a_returning_name_repeats_no_number() {
+        let mut retired = Retired::default();
+        let (a, b) = (ControllerName::from("a"), ControllerName::from("b"));
+        retired.add(&a, 7);
+
+        assert_eq!(retired.take(&b), 0, "another name has nothing to do with it");
+        assert_eq!(retired.take(&a), 7);
+        assert_eq!(retired.len(), 0);
+    }
+
+    #[test]
+    fn names_beyond_the_bound_are_forgotten_and_their_numbers_are_not_used_again() {
+        let mut retired = Retired::default();
+        let name = |number: usize| ControllerName::from(format!("c{number}"));
+        for number in 0..10 * KEPT {
+            retired.add(&name(number), 3);
+        }
+
+        assert_eq!(retired.len(), KEPT);
+        assert_eq!(retired.take(&name(0)), 3);
+        assert_eq!(retired.take(&ControllerName::from("new")), 3);
+    }
+}
