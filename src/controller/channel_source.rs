@@ -19,8 +19,8 @@ use crate::manager::{Readiness, always};
 /// next one of a controller with this source begins with what is kept: also requests in back-off,
 /// requests to be repeated after a time, and those whose reconcile was dropped.
 ///
-/// The channel's capacity holds senders back while no epoch runs: a stopped controller takes
-/// nothing. Closing the channel ends no run, and what was sent before is delivered. Kept requests
+/// The channel's capacity holds senders back: the source takes no more while as many requests wait
+/// for a reconcile to begin, and a stopped controller takes nothing. Closing the channel ends no run, and what was sent before is delivered. Kept requests
 /// are bounded by their distinct keys; they go with the last clone of this source.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
