@@ -87,7 +87,7 @@ pub use metrics::ControllerMetrics;
 #[cfg(feature = "meta")]
 pub(crate) use outage::{Outage, Pace, Wait};
 #[cfg(feature = "meta")]
-pub(crate) use outcome::Postponed;
+pub(crate) use outcome::{ObjectGone, Postponed};
 pub use predicate::Predicate;
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, Request};

@@ -107,6 +107,28 @@ async fn a_controller_whose_syncs_have_failed_for_a_minute_is_not_ready_until_on
 }
 
 #[tokio::test(start_paused = true)]
+async fn deleted_parents_make_no_controller_ready_whose_syncs_all_fail() {
+    let bench = Bench::start().await;
+    let broken = HookError::Status { code: 500, body: String::new() };
+    bench.hook.answers(move |_| std::future::ready(Err(broken.clone())));
+    bench.parent("stays", 1, "one");
+
+    for round in 0..8 {
+        let name = format!("brief-{round}");
+        bench.parent(&name, 1, "one");
+        sleep(Duration::from_secs(15)).await;
+        bench.server.remove("bench.test/v1", "Widget", "default", &name).unwrap();
+    }
+    sleep(Duration::from_secs(1)).await;
+
+    assert_eq!(condition(&bench, "Ready").0, "False");
+    bench.server.remove("bench.test/v1", "Widget", "default", "stays").unwrap();
+    let calm = |bench: &Bench| condition(bench, "Ready").0 == "True";
+    bench.until("nothing fails any more", calm).await;
+    bench.end().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_controller_of_which_one_parent_fails_is_ready_while_others_succeed() {
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {

@@ -65,6 +65,11 @@ impl Failing {
         Some(self.known.front().map(|(_, error)| error.as_str()))
     }
 
+    /// Whether no request is known to fail.
+    pub(super) fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
     fn first(&self) -> Option<&Request> {
         self.known.front().map(|(key, _)| key)
     }

@@ -30,6 +30,8 @@ pub(super) enum Attempt {
 pub(super) enum Next {
     /// Nothing until something changes.
     Done,
+    /// As `Done`, and no success: its object is not there.
+    Gone,
     /// Again after this time.
     After(Duration),
     /// Again after this time, without an error: nothing was done yet.
@@ -53,6 +55,12 @@ pub(super) enum Next {
 #[derive(Debug, thiserror::Error)]
 #[error("asked to come back later")]
 pub(crate) struct Postponed;
+
+/// As the error of a [`ReconcileError::Terminal`]: the object is gone, and there was nothing to do. No
+/// failure, and no success that would say anything about other requests.
+#[derive(Debug, thiserror::Error)]
+#[error("the object is gone")]
+pub(crate) struct ObjectGone;
 
 /// The request is repeated later: the timeout of the controller is over.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +94,10 @@ impl Attempt {
                 true => Next::Postponed(after),
                 false => Next::RetryAfter(told(&error), after),
             },
-            Err(ReconcileError::Terminal(error)) => Next::GiveUp(told(&error)),
+            Err(ReconcileError::Terminal(error)) => match error.is::<ObjectGone>() {
+                true => Next::Gone,
+                false => Next::GiveUp(told(&error)),
+            },
         })
     }
 
@@ -105,7 +116,7 @@ impl Next {
     /// Whether nothing is left to be done until something changes.
     pub(super) fn is_final(&self) -> bool {
         match self {
-            Self::Done | Self::GiveUp(_) => true,
+            Self::Done | Self::Gone | Self::GiveUp(_) => true,
             Self::After(_)
             | Self::Postponed(_)
             | Self::Retry(_)
@@ -119,7 +130,7 @@ impl Next {
     /// How it is counted, if it is.
     pub(super) fn result(&self) -> Option<ReconcileResult> {
         match self {
-            Self::Done => Some(ReconcileResult::Success),
+            Self::Done | Self::Gone => Some(ReconcileResult::Success),
             Self::After(_) | Self::Postponed(_) => Some(ReconcileResult::RequeueAfter),
             Self::Retry(None) | Self::Throttled(..) => Some(ReconcileResult::Requeue),
             Self::Retry(Some(_)) | Self::RetryAfter(..) | Self::GiveUp(_) => {

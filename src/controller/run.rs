@@ -315,6 +315,10 @@ impl Run {
                 self.queue.forget(&key);
                 self.succeeded(&key);
             }
+            Next::Gone => {
+                self.queue.forget(&key);
+                self.gone(&key);
+            }
             Next::After(after) => {
                 self.queue.forget(&key);
                 self.queue.add_with(key.clone(), Add { after, ..again });
@@ -403,7 +407,11 @@ impl Run {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
             }
-            Next::Retry(_) | Next::RetryAfter(..) | Next::GiveUp(_) | Next::Postponed(_) => {
+            Next::Gone
+            | Next::Retry(_)
+            | Next::RetryAfter(..)
+            | Next::GiveUp(_)
+            | Next::Postponed(_) => {
                 self.throttled.forget(key);
             }
             Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
@@ -424,10 +432,26 @@ impl Run {
 
     /// An error stands until the request that had it succeeds.
     fn succeeded(&mut self, key: &Request) {
+        self.end_streak();
+        self.clear_error(key);
+    }
+
+    /// The object of a request is gone, and its error with it. That of others stands.
+    fn gone(&mut self, key: &Request) {
+        self.clear_error(key);
+        if self.failing.is_empty() {
+            self.end_streak();
+        }
+    }
+
+    fn end_streak(&mut self) {
         if self.streak.succeeded() {
-            info!("a reconcile has succeeded again");
+            info!("reconciles fail no more");
             self.epoch.report(|report| report.failing = false);
         }
+    }
+
+    fn clear_error(&mut self, key: &Request) {
         if let Some(shown) = self.failing.succeeded(key) {
             let shown = shown.map(str::to_owned);
             self.epoch.report(|report| report.last_error = shown);

@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{
     controller::{
-        Backoff, BuildError, Cluster, Context, Controller, Handler, Outcome, Postponed, Predicate,
-        ReconcileError, Reconciler, Request,
+        Backoff, BuildError, Cluster, Context, Controller, Handler, ObjectGone, Outcome, Postponed,
+        Predicate, ReconcileError, Reconciler, Request,
     },
     informer::{Delta, Object},
     kind::{Scope, TypeRef},
@@ -340,7 +340,7 @@ impl Reconciler for Composite {
         let Some(object) = object else {
             self.roster.forget(&request);
             self.hook.forget(&request);
-            return Ok(Outcome::Done);
+            return Err(ReconcileError::Terminal(ObjectGone.into()));
         };
         let parent = Parent {
             key: request,

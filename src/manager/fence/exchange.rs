@@ -71,9 +71,13 @@ pub(super) struct Answer {
 }
 
 impl Slot {
-    /// Cuts the exchange; whether the fence has dropped its content.
+    /// Cuts the exchange; whether nothing of its content is left. A body that was read to its end
+    /// stays ended.
     pub(super) fn cut(&self) -> bool {
         let mut stage = self.lock();
+        if matches!(&*stage, Stage::Held(held, _) if matches!(held.content, Content::Nothing)) {
+            return true;
+        }
         let (held, waker) = match mem::replace(&mut *stage, Stage::Cut) {
             Stage::Held(held, waker) => (held, waker),
             Stage::Polled | Stage::Late => {

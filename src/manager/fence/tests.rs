@@ -190,3 +190,20 @@ async fn a_request_that_panics_when_it_is_dropped_hurts_nobody_else() {
         assert!(asked.await.is_err());
     }
 }
+
+#[tokio::test]
+async fn a_body_that_was_read_to_its_end_stays_ended_when_the_fence_closes() {
+    let service = service_fn(|_request: Request<Body>| async {
+        Ok::<_, io::Error>(Response::new(Body::from(b"whole".to_vec())))
+    });
+    let fence = Fence::new();
+    let client = fence.client(&Client::new(service, "default"));
+    let request = Request::post("/api/v1/namespaces/ns/pods").body(Body::empty()).unwrap();
+    let mut body = client.send(request).await.unwrap().into_body();
+    body.frame().await.unwrap().unwrap();
+
+    fence.close();
+
+    assert!(body.frame().await.is_none(), "the whole answer was read");
+    assert_eq!(fence.unknown(), 0);
+}
