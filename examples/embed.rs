@@ -70,7 +70,7 @@ impl Reconciler for Greeter {
     }
 }
 
-/// How the example calls itself towards the API server.
+/// Product in the User-Agent of requests to the API server.
 fn options() -> TransportOptions {
     TransportOptions {
         product: Some("embed-example/1.0".to_owned()),

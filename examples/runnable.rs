@@ -73,7 +73,7 @@ impl ConditionalRunnable for Census {
     }
 }
 
-/// How the example calls itself towards the API server.
+/// Product in the User-Agent of requests to the API server.
 fn options() -> TransportOptions {
     TransportOptions {
         product: Some("runnable-example/1.0".to_owned()),

@@ -202,7 +202,7 @@ pub struct Subresources {
     pub scale: bool,
 }
 
-/// How resourceVersions of a type's objects may be used.
+/// Order of the resourceVersions of a type's objects.
 ///
 /// The API only promises that a version can be resumed from, and that equal versions are the same
 /// state. The versions of kube-apiserver's own types are numbers that grow, so that the later of
@@ -228,7 +228,7 @@ pub struct ServedType {
     pub list_kind: Arc<str>,
     /// Subresources of this version.
     pub subresources: Subresources,
-    /// Whether resourceVersions of its objects can be compared.
+    /// True if resourceVersions of its objects can be compared.
     pub version_order: VersionOrder,
 }
 

@@ -84,7 +84,7 @@ pub fn printable(text: &str) -> String {
     kept
 }
 
-/// Whether a letter changes the order in which others are shown.
+/// Returns whether a letter changes the order in which others are shown.
 fn reorders(letter: char) -> bool {
     matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -200,7 +200,7 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
     literal.unwrap_or("a panic whose message is left out, since it may quote an object")
 }
 
-/// Whether objects of a resource are Secrets, whose content the API server may quote.
+/// Returns whether objects of a resource are Secrets, whose content the API server may quote.
 pub(crate) fn is_secret(group: &str, plural: &str) -> bool {
     group.is_empty() && plural == "secrets"
 }

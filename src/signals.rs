@@ -37,8 +37,9 @@ static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
 /// ```
 ///
 /// The signals are listened for until the process ends, on a thread of their own, so that blocking
-/// code on a runtime cannot delay the end. Every call returns a clone of the same token. A signal that
-/// follows the first within 0.3 s counts as the same request, which controller-runtime does not do.
+/// code on a runtime cannot delay the end. Every call returns a clone of the same token. A signal
+/// that follows the first within 0.3 s counts as the same request, which controller-runtime does
+/// not do.
 ///
 /// # Errors
 ///
@@ -55,7 +56,7 @@ pub fn shutdown() -> io::Result<CancellationToken> {
     };
     let token = CancellationToken::new();
     let listening = listen(token.clone(), interrupt, terminate);
-    // It ends with the process, and nothing waits for it.
+    // The thread ends with the process and is not joined.
     drop(
         thread::Builder::new()
             .name("signals".to_owned())
@@ -138,7 +139,7 @@ mod tests {
 
         send("-TERM", &process);
         says("stopping");
-        // What comes too soon counts as the same request.
+        // A second signal that comes too soon counts as the same request.
         let end = (0..200).find_map(|_| {
             send("-INT", &process);
             thread::park_timeout(Duration::from_millis(100));

@@ -175,7 +175,7 @@ pub enum Error {
     /// again by later requests.
     #[error("obtaining credentials for the API server: {message}")]
     Credentials {
-        /// What failed, and why.
+        /// Failed part, and the reason.
         message: String,
     },
     /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
@@ -322,7 +322,7 @@ pub fn client(config: Config, options: TransportOptions) -> Result<Client, Error
     Transport::new(config, options)?.client()
 }
 
-/// How connections are opened: TCP or a proxy, and TLS with the client certificate at the time.
+/// Connector: TCP or a proxy, and TLS with the client certificate at the time.
 fn connector(
     config: &Config,
     options: &TransportOptions,

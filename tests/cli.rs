@@ -167,13 +167,13 @@ async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
 
     let status = run(&["status", "--kubeconfig", file.to_str().unwrap()]).await;
 
-    // Nobody knows whether it is ready.
+    // Its readiness is unknown.
     assert!(assert_code(&status, 1).contains("pilotlight crds | kubectl apply"));
     let table = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(table.contains("StatusNotKept") && !table.contains("old spec"), "{table}");
 }
 
-/// What is in a directory, with the permissions of each.
+/// Entries of a directory, with the permissions of each.
 fn entries(directory: &Path) -> Vec<(PathBuf, u32)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {

@@ -52,7 +52,7 @@ fn files(directory: &Path) -> Vec<PathBuf> {
     paths.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// What is applied first, and outlives the manager.
+/// Manifests that are applied first and outlive the manager.
 fn crds() -> Vec<PathBuf> {
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
 }

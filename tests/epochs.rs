@@ -1,4 +1,4 @@
-//! What an epoch leaves behind: nothing is sent after done, whoever sends it.
+//! Ends of epochs: no request is sent after done, from any task.
 
 use std::{
     sync::{
@@ -129,7 +129,7 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
     let stopped = rig.state("detached", ControllerState::Stopped).await;
     let unknown = stopped.last_done.as_ref().unwrap().unknown_requests;
 
-    // It goes on trying.
+    // The task retries.
     let refused = counts.refused.load(Ordering::SeqCst);
     at_least("it is refused", &counts.refused, refused + 200).await;
     at_least("its watch is cut", &counts.cut, 1).await;

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What a run does with what belongs to its epoch.
 enum Leaky {
-    /// Leaves a task that ends when it is told to, or when the grace is over.
+    /// Leaves a task that ends on request, or when the grace is over.
     Task(Arc<Notify>),
     /// Gives its client to somebody who keeps it.
     Client(Client, mpsc::Sender<Client>),

@@ -1,4 +1,4 @@
-//! Nothing secret leaves the process: what is planted in hook answers, URLs, Secrets and credentials
+//! Secrets stay in the process: what is planted in hook answers, URLs, Secrets and credentials
 //! is in no status, Event, metric, endpoint or log, at the highest level of every crate.
 
 use std::{net::SocketAddr, process::Stdio, time::Duration};
@@ -170,7 +170,7 @@ impl Scene {
     }
 
     fn declare_one(&self, name: &str, url: &str) {
-        // One of its own, since the Events of one object are limited.
+        // A separate object, since the Events of one object are limited.
         let widget = json!({
             "apiVersion": "hush.test/v1", "kind": "Widget",
             "metadata": {"name": name, "namespace": "default", "labels": {"of": name}},

@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 /// Much less than what is left of the old one when the kubelet writes the next.
 const READ_AGAIN: Duration = Duration::from_secs(15);
 
-/// What an API server may go on believing in a token whose account is gone, and more.
+/// Time for which an API server may accept a token whose account is gone, with a margin.
 const BELIEVED: Duration = Duration::from_secs(61);
 
 /// Who the server takes a client for.

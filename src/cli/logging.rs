@@ -54,14 +54,14 @@ impl LoggingArgs {
     }
 }
 
-/// Whether a stream is coloured, by the convention of no-color.org: a variable that is set and not
-/// empty forbids it.
+/// Returns whether a stream is coloured, by the convention of no-color.org: a variable that is set
+/// and not empty forbids it.
 fn colours(no_color: Option<OsString>, terminal: bool) -> bool {
     terminal && no_color.is_none_or(|value| value.is_empty())
 }
 
-/// Whether a module logs the bodies of the API server's answers, Secrets among them. It is silent at
-/// every level, whatever the directives say.
+/// Returns whether a module logs the bodies of the API server's answers, Secrets among them. It is
+/// silent at every level, whatever the directives say.
 fn quotes_bodies(target: &str) -> bool {
     target.starts_with("kube_client::client")
 }

@@ -236,7 +236,8 @@ impl From<&RunnableStatus> for ControllerRow {
     }
 }
 
-/// Whether a runnable does what it is asked to do; as the condition Ready of a declared one.
+/// Returns whether a runnable does what it is asked to do; as the condition Ready of a declared
+/// one.
 fn is_ready(status: &RunnableStatus) -> bool {
     let report = &status.report;
     status.state == ControllerState::Running
@@ -247,12 +248,12 @@ fn is_ready(status: &RunnableStatus) -> bool {
 }
 
 impl ControllerRow {
-    /// Whether the controller is ready, as it is declared now.
+    /// Returns whether the controller is ready, as it is declared now.
     pub(super) fn is_ready(&self) -> bool {
         self.ready == "True" && !self.outdated
     }
 
-    /// Whether no manager wrote a status, or none could.
+    /// Returns whether no manager wrote a status, or none could.
     pub(super) fn is_unseen(&self) -> bool {
         self.state == UNSEEN
     }
@@ -266,12 +267,12 @@ impl ControllerRow {
         let ready = condition("Ready");
         let reason = status.reason.clone().unwrap_or_default();
         let message = ready.map(|ready| ready.message.clone()).unwrap_or_default();
-        // Those that are fine have nothing to complain of.
+        // Healthy conditions have no message to show.
         let complaint = ["Ready", "TypesReady", "Running", "HooksHealthy"]
             .into_iter()
             .filter_map(condition)
             .find(|condition| condition.status != "True" && !condition.message.is_empty());
-        // One that runs may have an error to tell of: its own, or that of single objects.
+        // A running controller may have an error: its own, or that of single objects.
         let complaint = complaint
             .or_else(|| condition("Running").filter(|running| !running.message.is_empty()));
         let is_running = condition("Running").is_some_and(|running| running.status == "True");

@@ -423,7 +423,7 @@ impl Builder {
 }
 
 impl KindOptions {
-    /// Whether what is kept of each object is enough for its uses.
+    /// Returns whether what is kept of each object is enough for its uses.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();
         let method = match self.filter.projection {

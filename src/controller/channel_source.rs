@@ -20,8 +20,9 @@ use crate::manager::{Readiness, always};
 /// requests to be repeated after a time, and those whose reconcile was dropped.
 ///
 /// The channel's capacity holds senders back: the source takes no more while as many requests wait
-/// for a reconcile to begin, and a stopped controller takes nothing. Closing the channel ends no run, and what was sent before is delivered. Kept requests
-/// are bounded by their distinct keys; they go with the last clone of this source.
+/// for a reconcile to begin, and a stopped controller takes nothing. Closing the channel ends no
+/// run, and what was sent before is delivered. Kept requests are bounded by their distinct keys;
+/// they go with the last clone of this source.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
@@ -71,7 +72,7 @@ impl ConditionalSource for ChannelSource {
             select! {
                 biased;
                 () = context.stopping() => {}
-                // It is not done when nobody sends any more: what it keeps may be confirmed later.
+                // Not done when the channel is closed: kept requests may be confirmed later.
                 () = async {
                     source.pump(&context).await;
                     context.stopping().await;

@@ -106,11 +106,11 @@ impl Context {
 
     /// Spawns a task that the reconcile does not wait for, in the current span.
     ///
-    /// The task is the epoch's, as of [`Epoch::spawn`]: it may go on, and write, until the grace is
-    /// over, and is then dropped at its next await. A write of the task whose outcome is unknown
-    /// counts for the request of this reconcile, as its own would. A task of `tokio::spawn` has none
-    /// of that: its writes end when the last task of the epoch does, and count for every request
-    /// that is being reconciled.
+    /// The task is the epoch's, as of [`Epoch::spawn`]: it may continue, and write, until the grace
+    /// is over, and is then dropped at its next await. A write of the task whose outcome is unknown
+    /// counts for the request of this reconcile, as its own would. A task of `tokio::spawn` has
+    /// none of that: its writes end when the last task of the epoch does, and count for every
+    /// request that is being reconciled.
     ///
     /// # Panics
     ///
@@ -166,8 +166,8 @@ impl Context {
         self.shared.board.attached(type_ref).map(|attached| attached.current())
     }
 
-    /// Adds another request to the controller's queue, to be reconciled as soon as a worker is free;
-    /// whatever it waits for, it waits no longer. Nothing happens once the epoch stops.
+    /// Adds another request to the controller's queue, to be reconciled as soon as a worker is
+    /// free; whatever it waits for, it waits no longer. Nothing happens once the epoch stops.
     pub fn enqueue(&self, request: Request) {
         if let Some(queue) = &self.shared.queue {
             queue.add(request);

@@ -25,7 +25,7 @@ pub(super) struct Taken {
 struct Numbers {
     by_request: HashMap<Request, Kept>,
     last: u64,
-    /// How many wait for a reconcile to begin.
+    /// Number of requests that wait for a reconcile to begin.
     waiting: usize,
 }
 
@@ -73,7 +73,7 @@ impl Taken {
         requests.into_iter().map(|(request, _)| request.clone()).collect()
     }
 
-    /// Whether a request waits for a reconcile to begin, rather than for a time of its own.
+    /// Returns whether a request waits for a reconcile to begin, rather than for a time of its own.
     pub(super) fn set_waits(&self, request: &Request, waits: bool) {
         let mut numbers = self.numbers();
         let Some(kept) = numbers.by_request.get_mut(request) else { return };
@@ -99,7 +99,7 @@ impl Taken {
         }
     }
 
-    // Nothing panics half-way through a change of it.
+    // No change of it can panic half-way, so a poisoned lock is still consistent.
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -65,7 +65,7 @@ impl Failing {
         Some(self.known.front().map(|(_, error)| error.as_str()))
     }
 
-    /// Whether no request is known to fail.
+    /// Returns whether no request is known to fail.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }

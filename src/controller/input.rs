@@ -45,7 +45,7 @@ pub(super) enum InputSource {
     Other(Arc<dyn ConditionalSource>),
 }
 
-/// How an input leaves an epoch.
+/// End of an input in an epoch.
 #[derive(Debug)]
 pub(super) enum InputEnd {
     /// The epoch stops.
@@ -137,7 +137,7 @@ impl Follower {
                     return self.over(&name, &mut readiness, &basis).await;
                 }
                 (SourceEnd::Stopped, Mode::Plain) if self.input.is_own() && !lost => {
-                    // It has nothing more to say; that is no reason to end the run.
+                    // A plain source that has ended does not end the run.
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
                 }
@@ -236,7 +236,7 @@ impl Follower {
             async move { synced.await.map_err(|error| redaction::message(error.as_ref())) };
         let (mut synced, mut done) = (pin!(guard::future(synced)), pin!(guard::future(done)));
         let (mut syncing, mut failed) = (true, None);
-        // Set once the source is asked to end while the epoch goes on.
+        // Set once the source is asked to end while the epoch continues.
         let mut deadline: Option<Instant> = None;
         let grace = || Some(after(Instant::now(), self.epoch.grace()));
         loop {

@@ -50,14 +50,14 @@ pub(super) enum Next {
     Abandon,
 }
 
-/// As the error of a [`ReconcileError::RetryAfter`]: whoever is needed asks to be left alone so long.
-/// Nothing is wrong, and nothing is done either.
+/// As the error of a [`ReconcileError::RetryAfter`]: whoever is needed asks to be left alone so
+/// long. Nothing is wrong, and nothing is done either.
 #[derive(Debug, thiserror::Error)]
 #[error("asked to come back later")]
 pub(crate) struct Postponed;
 
-/// As the error of a [`ReconcileError::Terminal`]: the object is gone, and there was nothing to do. No
-/// failure, and no success that would say anything about other requests.
+/// As the error of a [`ReconcileError::Terminal`]: the object is gone, and there was nothing to do.
+/// No failure, and no success that would say anything about other requests.
 #[derive(Debug, thiserror::Error)]
 #[error("the object is gone")]
 pub(crate) struct ObjectGone;
@@ -113,7 +113,7 @@ impl Attempt {
 }
 
 impl Next {
-    /// Whether nothing is left to be done until something changes.
+    /// Returns whether nothing is left to be done until something changes.
     pub(super) fn is_final(&self) -> bool {
         match self {
             Self::Done | Self::Gone | Self::GiveUp(_) => true,
@@ -143,8 +143,8 @@ impl Next {
 
 /// Answers of the API server in an error and its causes.
 ///
-/// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be seen.
-/// Its source can, which is the boxed status.
+/// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be
+/// seen. Its source can, which is the boxed status.
 fn statuses<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a Status> {
     iter::successors(Some(error), |&error| redaction::cause(error)).filter_map(status)
 }

@@ -14,7 +14,7 @@ use crate::informer::{Delta, Header};
 #[derive(Clone)]
 pub struct Predicate {
     pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,
-    // What it reads that `keys_only` does not keep, as far as that is known.
+    // Parts of an object that it reads and `keys_only` does not keep, as far as known.
     reads: Option<&'static str>,
 }
 

@@ -209,7 +209,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.shared.lock().core.failures(key)
     }
 
-    /// Whether a key is ready or waits for its time.
+    /// Returns whether a key is ready or waits for its time.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.shared.lock().core.contains(key)
     }

@@ -178,8 +178,8 @@ impl Run {
     /// stops or ends before.
     ///
     /// Required inputs are waited for as long as their condition holds, since that is what a
-    /// conditional controller is; those that are late are reported. A plain one has a deadline, and an optional one holds nobody up
-    /// for longer than that.
+    /// conditional controller is; those that are late are reported. A plain one has a deadline, and
+    /// an optional one holds nobody up for longer than that.
     async fn sync(&mut self) -> Result<bool, RunError> {
         let epoch = self.epoch.clone();
         let after = self.spec.sync_timeout;
@@ -458,7 +458,7 @@ impl Run {
         }
     }
 
-    /// Whether the epoch ends with the source.
+    /// Returns whether the epoch ends with the source.
     fn source_ended(&self, end: Result<InputEnd, JoinError>) -> Result<bool, RunError> {
         match end {
             Ok(InputEnd::Failed(error)) => Err(RunError::Source(error)),

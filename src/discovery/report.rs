@@ -45,7 +45,7 @@ pub struct TypeReport {
     pub origin: Origin,
     /// uid of its CRD or APIService.
     pub uid: Option<String>,
-    /// How many conditions, lookups and informers watch this row.
+    /// Number of conditions, lookups and informers that watch this row.
     pub subscribers: usize,
 }
 

@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// Whether the server refuses the request for good: no right, or no such verb.
+    /// Returns whether the server refuses the request for good: no right, or no such verb.
     ///
     /// A 404 is an error like any other: a server that is starting, or a proxy, sends it too.
     pub(super) fn is_refusal(&self) -> bool {

@@ -32,15 +32,15 @@ pub enum TypeState {
 pub enum TypePhase {
     /// Proven not to exist.
     Absent,
-    /// It exists but cannot be used yet.
+    /// The type exists but cannot be used yet.
     Installing,
-    /// It offers no list and watch.
+    /// The server offers no list and watch for the type.
     NotWatchable,
     /// Can be listed and watched.
     Served,
     /// Served still; its CRD is being deleted.
     Terminating,
-    /// Nothing is proven.
+    /// Neither presence nor absence is proven.
     Unknown,
 }
 
@@ -67,7 +67,7 @@ impl TypeState {
         matches!(self, Self::Unknown(None))
     }
 
-    /// Whether the other is the same but for its messages: while it is, `since` stays.
+    /// Returns whether the other is the same but for its messages: while it is, `since` stays.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Installing(reason), Self::Installing(other)) => {
@@ -96,7 +96,7 @@ impl TypeState {
 }
 
 impl TypePhase {
-    /// One word for tables and metrics.
+    /// Word for tables and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Absent => "Absent",

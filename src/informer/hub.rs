@@ -112,7 +112,7 @@ impl Hub {
         let state = self.lock();
         let is_unused = state.closed.is_some() && state.subscribers.is_empty();
         drop(state);
-        // Nothing is put into the store of a closed hub, and it is not joined any more.
+        // A closed hub accepts neither objects nor subscribers.
         if is_unused {
             self.store.clear();
         }

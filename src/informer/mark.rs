@@ -25,18 +25,18 @@ impl Mark {
         &self.version
     }
 
-    /// Whether a watch can go on from here.
+    /// Returns whether a watch can resume from here.
     pub(super) fn is_position(&self) -> bool {
         !self.version.is_empty()
     }
 
-    /// Whether a version is known to be from before this one.
+    /// Returns whether a version is known to be from before this one.
     pub(super) fn is_past(&self, version: &str) -> bool {
         is_older(version, &self.version, self.order)
     }
 
-    /// Whether a list of this version shows that a silent watch from here misses changes: the
-    /// server is behind, or, where that cannot be known, not where the watch is.
+    /// Returns whether a list of this version shows that a silent watch from here misses changes:
+    /// the server is behind, or, where that cannot be known, not where the watch is.
     pub(super) fn is_contradicted(&self, version: &str) -> bool {
         match self.order {
             VersionOrder::Comparable => self.is_past(version),

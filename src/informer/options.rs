@@ -22,7 +22,7 @@ pub struct InformerOptions {
     /// The longest event of a watch that is read; 16 MiB.
     pub max_line_bytes: usize,
     /// Lists under way at once; 16. One that the server is silent about for a second does not
-    /// count until the server goes on.
+    /// count until the server answers again.
     pub max_concurrent_lists: usize,
     /// How long the server may take to begin an answer, and to go on with a list; 30 s.
     pub request_deadline: Duration,

@@ -109,7 +109,7 @@ pub(super) struct Whole {
 
 /// A body read into one piece.
 ///
-/// One that finds no room fails: waiting for it, each with a part, bodies would wait for each
+/// A body without room fails: if each waited while it holds a part, bodies would wait for each
 /// other.
 #[derive(Debug)]
 pub(super) struct WholeReader {

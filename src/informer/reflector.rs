@@ -45,7 +45,7 @@ pub(super) struct Reflector {
     lists: Arc<Semaphore>,
     metrics: TypeMetrics,
     backoff: Backoff,
-    /// How versions of the type may be used.
+    /// Comparability of the type's resourceVersions.
     order: VersionOrder,
     /// Where the watch goes on; none asks for a list.
     mark: Option<Mark>,
@@ -138,7 +138,7 @@ impl Reflector {
             verdict.step = self.long_line();
         }
         if verdict.step == Step::Again && self.mark.as_ref().is_some_and(|it| !it.is_position()) {
-            // What went while nothing was watched is found by a list alone.
+            // Only a list finds objects that were deleted while no watch was open.
             verdict.step = Step::Relist;
         }
         match verdict.step {

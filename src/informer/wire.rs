@@ -74,7 +74,7 @@ impl Slot {
     }
 
     async fn resume(&mut self) {
-        // It is never closed.
+        // The semaphore is never closed.
         self.permit = self.lists.clone().acquire_owned().await.ok();
     }
 }

@@ -63,7 +63,8 @@ pub enum Verdict {
 /// [`Conditional`](super::Conditional) adds one to any runnable, and
 /// [`Builder::when`](crate::controller::Builder::when) to a controller.
 ///
-/// An epoch whose condition is lost ends with [`StopReason::TypeGone`](super::StopReason::TypeGone).
+/// An epoch whose condition is lost ends with
+/// [`StopReason::TypeGone`](super::StopReason::TypeGone).
 ///
 /// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
 /// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
@@ -383,8 +384,8 @@ fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
 fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
     let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
     let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
-    // One that is lost stays chosen until another is met: what rests on it has to stop, whatever
-    // is unknown of the others.
+    // A lost part stays chosen until another one is met: an epoch that rests on it must stop,
+    // whatever is unknown of the others.
     let other = || (0..verdicts.len()).find(met);
     *chosen = chosen.filter(|index| !lost(index)).or_else(other).or(*chosen);
     let is_lost = chosen.as_ref().is_some_and(lost);

@@ -118,7 +118,7 @@ pub(super) struct Entry {
     pub(super) stopped_at: Option<Instant>,
     /// The timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
-    /// The timer that ends the grace of a stop, and then tells of one that takes too long.
+    /// The timer that ends the grace of a stop, and then reports a stop that takes too long.
     pub(super) overdue: Option<delay_queue::Key>,
     /// As published last.
     pub(super) status: Option<Arc<RunnableStatus>>,

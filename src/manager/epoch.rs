@@ -20,7 +20,7 @@ pub enum StopReason {
     TypeGone,
     /// The same runnable with another specification takes its place.
     Superseded,
-    /// It was removed, the manager stops, or the run has ended by itself.
+    /// The runnable was removed, the manager stops, or the run has ended by itself.
     Cancelled,
     /// This replica leads no more; nothing may be written from now on.
     LeaseLost,
@@ -31,7 +31,7 @@ pub enum StopReason {
 pub struct WatchReport {
     /// The type as it was asked for.
     pub type_ref: TypeRef,
-    /// How it is doing.
+    /// State of the watch.
     pub state: WatchState,
     /// What went wrong last, while something is wrong.
     pub error: Option<String>,
@@ -122,7 +122,7 @@ impl Epoch {
         self.inner.number
     }
 
-    /// How long running work may take to finish, and to write, once the stop is asked for or the
+    /// Time for running work to finish, and to write, once the stop is asked for or the
     /// run has returned. A year at most counts.
     pub fn grace(&self) -> Duration {
         self.inner.grace
@@ -171,11 +171,11 @@ impl Epoch {
 
     /// Spawns a task of the epoch, in the current span.
     ///
-    /// The task may go on, and write, until the grace is over; then it is dropped at its next await.
-    /// The epoch is not done before its last task has ended: one that blocks its thread holds the
-    /// runnable in `Stopping` with the reason `Stuck`. A panic is logged with the controller's name
-    /// and the epoch's number, and ends this task alone. A task that is spawned when the grace is
-    /// over never begins.
+    /// The task may continue, and write, until the grace is over; then it is dropped at its next
+    /// await. The epoch is not done before its last task has ended: one that blocks its thread
+    /// holds the runnable in `Stopping` with the reason `Stuck`. A panic is logged with the
+    /// controller's name and the epoch's number, and ends this task alone. A task that is spawned
+    /// when the grace is over never begins.
     ///
     /// # Panics
     ///
@@ -211,7 +211,7 @@ impl Epoch {
         self.stop(StopReason::Cancelled);
     }
 
-    /// How the run has ended, once it has.
+    /// End of the run, once it has returned.
     pub(super) fn subscribe_returned(&self) -> watch::Receiver<Option<RunEnd>> {
         self.inner.returned.subscribe()
     }
@@ -285,7 +285,7 @@ impl Epoch {
         self.inner.fence.released().await;
     }
 
-    /// What has not ended, in words; empty if nothing is left.
+    /// Description of the work that has not ended; empty if all has.
     pub(super) fn late(&self) -> String {
         let count = |number: usize, what: &str| match number {
             0 => None,

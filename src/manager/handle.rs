@@ -14,9 +14,9 @@ use super::{
 pub struct RunnableOptions {
     /// What happens to a run that ends while its condition holds.
     pub restart: RestartPolicy,
-    /// What a failed run means for the manager, as soon as the run has returned.
+    /// Consequence of a failed run for the manager, as soon as the run has returned.
     pub on_failure: FailurePolicy,
-    /// How long a run and its tasks may take to drain, and to write, once the stop is asked for or the
+    /// Time for a run and its tasks to drain, and to write, once the stop is asked for or the
     /// run has returned; 5 s.
     pub grace: Duration,
 }

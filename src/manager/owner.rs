@@ -307,7 +307,7 @@ impl Owner {
         }
     }
 
-    /// The run has ended; what it has left behind may go on until the grace is over.
+    /// Records the end of the run; its tasks may continue until the grace is over.
     fn on_returned(&mut self, id: Id, epoch: u64, end: RunEnd) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if entry.returned || entry.epoch.is_none() || entry.epoch_number != epoch {
@@ -338,7 +338,7 @@ impl Owner {
 
     fn on_ended(&mut self, id: Id, end: RunEnd) {
         let Some(entry) = self.entries.get(&id) else { return };
-        // It may have been polled before the return was.
+        // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, Input::Ended);
         self.swap_if_due(id);

@@ -44,7 +44,7 @@ macro_rules! reasons {
 reasons! {
     /// The type is proven not to exist.
     TypeAbsent = "TypeAbsent",
-    /// Nothing is proven about the type.
+    /// Neither presence nor absence of the type is proven.
     TypeUnknown = "TypeUnknown",
     /// The server offers no list and watch for the type.
     NotWatchable = "NotWatchable",
@@ -84,7 +84,7 @@ reasons! {
     Stale = "Stale",
     /// Optional types are missing.
     Degraded = "Degraded",
-    /// Nothing is wrong.
+    /// The runnable runs without trouble.
     Running = "Running",
     /// The epoch stops.
     Draining = "Draining",
@@ -92,7 +92,7 @@ reasons! {
     Stuck = "Stuck",
     /// The run failed, and the next one waits for its back-off.
     RunFailed = "RunFailed",
-    /// It was removed before its first epoch.
+    /// The runnable was removed before its first epoch.
     Removed = "Removed",
     /// The last epoch ended with [`DoneReason::TypeGone`].
     TypeGone = "TypeGone",

@@ -11,8 +11,8 @@ use crate::{guard, redaction};
 /// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// How long after the grace an epoch that is not done counts as stuck: an end that is only slow is
-/// no news.
+/// Time after the grace before an epoch that is not done counts as stuck, so that a slow end is not
+/// reported.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
 /// How long the tasks of an epoch's clients are waited for.
@@ -28,8 +28,8 @@ pub(super) enum Overrun {
 /// Runs `run` until it ends or is dropped after its grace, and returns when nothing of it is left:
 /// no task, nothing that may still be sent.
 ///
-/// That the run has ended is told through [`Epoch::subscribe_returned`] before. From then on, what
-/// it has left behind has the grace.
+/// [`Epoch::subscribe_returned`] reports the end of the run before. From then on, its tasks have
+/// the grace.
 pub(super) async fn drive(
     epoch: Epoch,
     run: BoxFuture<'static, RunResult>,

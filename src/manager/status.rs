@@ -45,7 +45,7 @@ impl ControllerState {
     }
 }
 
-/// How a watch of a run is doing.
+/// State of a watch of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum WatchState {
@@ -143,9 +143,9 @@ pub struct Done {
     pub reason: DoneReason,
     /// When.
     pub at: Timestamp,
-    /// Writes whose outcome is unknown: the grace was over before the answer, the caller did not wait,
-    /// or the answer was lost. A write that still waited for a connection counts too, and was not
-    /// sent.
+    /// Writes whose outcome is unknown: the grace was over before the answer, the caller did not
+    /// wait, or the answer was lost. A write that still waited for a connection counts too, and was
+    /// not sent.
     pub unknown_requests: usize,
 }
 

@@ -46,7 +46,7 @@ enum Body {
     Panics,
     IgnoresStop,
     NeverRuns,
-    /// A task that blocks its thread until it is told.
+    /// A task that blocks its thread until it is released.
     LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
     PanicsWhenDropped,

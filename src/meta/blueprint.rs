@@ -182,7 +182,7 @@ impl Blueprint {
         })
     }
 
-    /// Whether another one declares the same controller. What the server fills in counts as
+    /// Returns whether another one declares the same controller. What the server fills in counts as
     /// written.
     pub(crate) fn declares_same(&self, other: &Self) -> bool {
         self.max_owner_depth == other.max_owner_depth && same_spec(&self.spec, &other.spec)
@@ -213,7 +213,7 @@ fn same_spec(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// What the annotation says of chains of owners.
+/// Longest chain of owners, as the annotation sets it.
 fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let annotations = object.pointer("/metadata/annotations");
     let Some(said) = annotations.and_then(|annotations| annotations.get(MAX_OWNER_DEPTH)) else {

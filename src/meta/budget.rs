@@ -33,7 +33,7 @@ pub struct AnswerLimits {
     pub process: usize,
     /// Answers of one controller; a quarter of `process`, and never more.
     pub controller: usize,
-    /// One answer; 16 MiB, and never more than `controller`.
+    /// Bytes of one answer; 16 MiB, and never more than `controller`.
     pub answer: usize,
 }
 

@@ -280,7 +280,7 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// What of a wanted child says anything, completed: without its status.
+    /// Completed fields of a wanted child, without its status and without empty ones.
     fn essence(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =

@@ -239,7 +239,7 @@ pub(crate) struct Observation<'a> {
     since: Instant,
 }
 
-/// One call, which counts as cancelled unless its outcome is said.
+/// Call of a hook, counted as cancelled unless its outcome is set.
 pub(crate) struct CountedCall<'a> {
     series: &'a HookSeries,
     outcome: CallOutcome,

@@ -10,8 +10,8 @@ use std::{
 
 /// Directory for files that hold credentials; removed with its content when dropped.
 ///
-/// The directory has mode 0700 and a random name, and is created exclusively: nobody else can have
-/// put a link in its place.
+/// The directory has mode 0700 and a random name, and is created exclusively: no other user can
+/// have put a link in its place.
 #[derive(Debug)]
 pub struct PrivateDirectory {
     path: PathBuf,

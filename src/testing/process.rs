@@ -99,7 +99,7 @@ impl Process {
 
     /// Kills the process and waits for its end; returns at once when it has ended.
     pub(super) fn kill(&mut self) {
-        // It fails only for a process that has ended and was awaited.
+        // Fails only for a process that has ended and was awaited.
         self.child.kill().ok();
         self.child.wait().ok();
     }

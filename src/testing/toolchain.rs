@@ -184,7 +184,7 @@ struct Go(Child);
 
 impl Drop for Go {
     fn drop(&mut self) {
-        // It fails only for a process that has ended and was awaited.
+        // Fails only for a process that has ended and was awaited.
         self.0.kill().ok();
         self.0.wait().ok();
     }

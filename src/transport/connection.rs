@@ -28,7 +28,7 @@ pub(super) struct Connection {
     origin: Origin,
 }
 
-/// What was known when a connection began to be opened.
+/// Circumstances under which a connection began to be opened.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     /// Number among the connections of the pool.

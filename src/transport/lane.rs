@@ -41,7 +41,7 @@ impl Lane {
     }
 }
 
-/// Whether a request asks for the log of a pod as it grows.
+/// Returns whether a request asks for the log of a pod as it grows.
 pub(super) fn follows_a_log<B>(request: &Request<B>) -> bool {
     let uri = request.uri();
     let query = uri.query().unwrap_or_default();

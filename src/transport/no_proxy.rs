@@ -26,8 +26,8 @@ use super::Error;
 /// `10.0.0.1`, `10.0.0.0/8`, each with a `:port` if it has one (not a range), or `*`. A loopback
 /// address is always reached directly, and so is a server without TLS.
 ///
-/// kube reads `HTTPS_PROXY` for kubeconfigs too, but neither applies `NO_PROXY` nor does the same in a
-/// pod. So call this after the configuration has been read.
+/// kube reads `HTTPS_PROXY` for kubeconfigs too, but neither applies `NO_PROXY` nor does the same
+/// in a pod. So call this after the configuration has been read.
 ///
 /// # Errors
 ///
@@ -55,7 +55,7 @@ pub fn proxy_from_environment(
     Ok(())
 }
 
-/// Whether a server is reached without the proxy.
+/// Returns whether a server is reached without the proxy.
 fn is_direct(server: &Uri, exceptions: &str) -> bool {
     let host = server.host().unwrap_or_default().trim_matches(['[', ']']).to_ascii_lowercase();
     let host = host.trim_end_matches('.');
@@ -70,7 +70,7 @@ fn is_direct(server: &Uri, exceptions: &str) -> bool {
             .any(|entry| matches(&entry.to_ascii_lowercase(), host, address, port))
 }
 
-/// Whether one entry of `NO_PROXY` names a host.
+/// Returns whether one entry of `NO_PROXY` names a host.
 fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
     if entry == "*" {
         return true;
@@ -103,7 +103,7 @@ fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
     }
 }
 
-/// Whether a network of so many leading bits contains an address.
+/// Returns whether a network of so many leading bits contains an address.
 fn contains(network: IpAddr, bits: u32, address: IpAddr) -> bool {
     let same = |network: u128, address: u128, width: u32| {
         bits <= width && (network ^ address).checked_shr(width - bits).unwrap_or(0) == 0

@@ -32,8 +32,8 @@ use super::{
 /// were there before the request are not counted: all of them may drain at once.
 const ATTEMPTS: usize = 5;
 
-/// Time after which HTTP/2 is tried again with a server that spoke HTTP/1.1 alone: a proxy or an old
-/// server may have been in its place for a while.
+/// Time after which HTTP/2 is tried again with a server that spoke HTTP/1.1 alone: a proxy or an
+/// old server may have been in its place for a while.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// The connections to one server. Their tasks end when it is dropped.
@@ -53,11 +53,11 @@ struct Http1 {
     /// Generation of the client certificate with which the client's connections are opened.
     identity: u64,
     until: Until,
-    /// Whether the fallback has been logged.
+    /// True if the fallback has been logged.
     reported: bool,
 }
 
-/// How long HTTP/1.1 is spoken.
+/// Time for which HTTP/1.1 is spoken before HTTP/2 is tried again.
 #[derive(Clone, Copy)]
 enum Until {
     /// Not now.
@@ -117,7 +117,7 @@ impl Pool {
         let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
         let identity = self.identity.generation();
         for old in connections.iter().filter(|connection| connection.identity() != identity) {
-            // Its streams go on, and it closes behind the last one.
+            // Its streams continue, and it closes after the last one.
             old.retire();
         }
         connections.retain(|connection| connection.usable());

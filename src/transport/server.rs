@@ -215,7 +215,7 @@ impl Server {
     }
 }
 
-/// What the answers of a connection depend on.
+/// State of a connection on which its answers depend.
 #[derive(Clone)]
 struct Peer {
     /// Bytes of the client certificate, which contain its common name.
@@ -225,10 +225,11 @@ struct Peer {
     unauthorized: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Answers by path: `/certificate` with the client's certificate, `/headers` with its `Authorization`
-/// and `User-Agent`, `/silent` never, `/stuck` with a head alone, `/flood` without end, `/trickle`
-/// with eight bytes in two seconds, a watch and a followed log with one line and then nothing, and
-/// anything else with `ok`. Refuses the first stream that asks for `/refused-once`.
+/// Answers by path: `/certificate` with the client's certificate, `/headers` with its
+/// `Authorization` and `User-Agent`, `/silent` never, `/stuck` with a head alone, `/flood` without
+/// end, `/trickle` with eight bytes in two seconds, a watch and a followed log with one line and
+/// then nothing, and anything else with `ok`. Refuses the first stream that asks for
+/// `/refused-once`.
 async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
     let header = |name| {
         let value = request.headers().get(name);

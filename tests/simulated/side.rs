@@ -1,4 +1,4 @@
-//! One of the two compared servers, with a user of full access and a restricted one.
+//! Compared server, with a user of full access and a restricted one.
 
 use kube::{
     Api, Client, Config,

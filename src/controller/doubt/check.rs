@@ -84,8 +84,8 @@ pub(in crate::controller) enum AskError {
 /// Asks the server for what a write was about, and compares every cache that may have it.
 ///
 /// A collection is listed once, by its metadata: the answer are those of its objects that a cache
-/// lacks, each as it was `seen` there. A single object is listed by its name, unless the caches have
-/// what was seen of it.
+/// lacks, each as it was `seen` there. A single object is listed by its name, unless the caches
+/// have what was seen of it.
 ///
 /// # Errors
 ///
@@ -210,7 +210,7 @@ impl Live {
         newer.chain(gone).map(|object| object.key().clone()).collect()
     }
 
-    /// What it has of each of these objects, which may be nothing.
+    /// Splits it into one part for each of these objects; a part may be empty.
     fn parted(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
         let Self { version, order, whole, mut objects, unreadable: _ } = self;
         keys.into_iter().map(move |key| {

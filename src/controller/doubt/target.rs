@@ -52,7 +52,7 @@ impl Target {
         }
     }
 
-    /// One object of a collection.
+    /// Target of a single object of a collection.
     pub(super) fn object(&self, key: ObjectKey) -> Self {
         Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
     }

@@ -1,4 +1,4 @@
-//! What informers are told, and who is woken for it.
+//! Propagation of type changes to informers, and the wake-ups it costs.
 
 use std::{
     sync::{

@@ -219,7 +219,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.slots.get(key).map_or(0, |&slot| self.entries[slot as usize].failures)
     }
 
-    /// Whether a key is ready or waits for its time.
+    /// Returns whether a key is ready or waits for its time.
     pub(super) fn contains(&self, key: &K) -> bool {
         let slot = self.slots.get(key);
         slot.is_some_and(|&slot| self.entries[slot as usize].place != Place::Idle)

@@ -35,7 +35,7 @@ enum Seam {
     SourceDropped,
 }
 
-/// A value whose `Drop` panics if it is told to.
+/// A value whose `Drop` panics on request.
 struct Bomb(bool);
 
 impl Drop for Bomb {
@@ -154,7 +154,7 @@ fn faulty(seam: Seam) -> Builder {
     }
 }
 
-/// Runs a controller that panics there beside one that shares its informer and is well.
+/// Runs a controller that panics there beside a healthy one that shares its informer.
 async fn try_seam(seam: Seam) {
     let rig = Rig::new();
     rig.install("Widget");

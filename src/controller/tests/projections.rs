@@ -1,4 +1,4 @@
-//! How much of each object is kept, and which uses of it that excludes.
+//! Projections of cached objects, and the uses that each excludes.
 
 use k8s_openapi::api::core::v1::ConfigMap;
 

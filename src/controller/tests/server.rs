@@ -182,7 +182,7 @@ impl Server {
         lists.map(|info| info.query).collect()
     }
 
-    /// How many bytes of answers were read.
+    /// Number of bytes of answers that were read.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }

@@ -233,7 +233,7 @@ async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
     let (lists, bytes) = (rig.server.lists("parts"), rig.server.bytes());
 
     rig.server.apply(widget("a", "a"));
-    // What others write does not make it begin anew.
+    // Writes of others do not restart the look.
     for number in 0..100 {
         sleep(Duration::from_secs(2)).await;
         rig.server.apply(object("Part", &format!("q{number}"), "x"));

@@ -302,7 +302,7 @@ impl Catalog {
         if is_own { VersionOrder::Comparable } else { VersionOrder::Opaque }
     }
 
-    /// Whether a type that no CRD and no document explains does not exist.
+    /// Returns whether a type that no CRD and no document explains does not exist.
     fn knows_all_crds(&self) -> bool {
         self.static_mode.as_ref().map_or(self.crds_listed, |known| known.agreed)
     }

@@ -4,7 +4,7 @@
 //! for as long as discovery lists its type. A type that static mode published first, without a
 //! uid, keeps that identity when its CRD becomes readable.
 //!
-//! One answer proves no absence: a server that is starting leaves out groups. A type is absent
+//! A single answer proves no absence: a server that is starting leaves out groups. A type is absent
 //! when two complete answers, a period apart, are without it and no answer between them lists it.
 
 use std::{sync::Arc, time::Duration};
@@ -20,7 +20,7 @@ use super::{
     Catalog, Document, Listed, Touched, find,
 };
 
-/// How discovery is read.
+/// Mode in which discovery is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::discovery) enum Reading {
     /// CRDs are watched; discovery speaks for the other types.
@@ -60,7 +60,7 @@ pub(super) struct Missing {
 }
 
 impl Polled {
-    /// Whether a period has passed.
+    /// Returns whether a period has passed.
     pub(super) fn agrees(&self, since: Instant) -> bool {
         self.now.saturating_duration_since(since) >= self.period
     }
@@ -81,7 +81,7 @@ impl Catalog {
         touched.all = true;
     }
 
-    /// What the known CRDs serve is missing until an answer lists it.
+    /// Marks the types of known CRDs as missing until an answer lists them.
     fn expect_what_crds_serve(&mut self) {
         let (documents, services) = (&mut self.documents, &self.services);
         for crd in self.crds.values().flat_map(|crds| crds.values()) {
@@ -129,7 +129,7 @@ impl Catalog {
         if self.static_mode.is_none() {
             return Vec::new();
         }
-        // An APIService tells of its end; a CRD of the same group does not.
+        // The deletion of an APIService is observed; that of a CRD of the same group is not.
         let backend = find(&self.services, group, version);
         let is_told = old.uid.is_some() || backend.is_some_and(Backend::is_discovered);
         let is_crd = |plural: &str| find(&self.crds, group, plural).is_some();
@@ -174,7 +174,7 @@ impl Catalog {
         });
     }
 
-    /// Whether static mode published the type of this CRD without having known the CRD.
+    /// Returns whether static mode published the type of this CRD without having known the CRD.
     pub(super) fn is_published_unnamed(&self, crd: &Crd) -> bool {
         let documents = self.documents.get(&crd.group);
         find(&self.crds, &crd.group, &crd.plural).is_none()
@@ -201,7 +201,7 @@ impl Catalog {
         }
     }
 
-    /// Whether a group version that a complete answer does not name is gone.
+    /// Returns whether a group version that a complete answer does not name is gone.
     pub(super) fn is_unnamed_for_good(
         &self,
         group: &str,
@@ -215,7 +215,7 @@ impl Catalog {
             || backend.is_some_and(|it| is_static || it.is_discovered());
         let is_silent = self.services_listed != Listed::Yes || !is_expected;
         match polled {
-            // An APIService is gone that tells of its end, and discovery agrees.
+            // The deletion of its APIService was observed, and discovery agrees.
             _ if !is_expected && (document.uid.is_some() || !is_static) => true,
             Some(polled) => is_silent && document.missed_since.is_some_and(|it| polled.agrees(it)),
             None => is_silent && document.missed >= super::CONFIRMATIONS,

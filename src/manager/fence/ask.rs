@@ -1,4 +1,4 @@
-//! One request with a decoded answer.
+//! Request with a decoded answer.
 //!
 //! kube's own `request` logs a whole body that it cannot decode, which may be that of a Secret.
 

@@ -40,7 +40,7 @@ enum Stage {
     Cut,
 }
 
-/// What remains of an exchange.
+/// Remaining content of an exchange.
 struct Held {
     content: Content,
     // Of a write until its outcome is known, of a read until its head has arrived.
@@ -92,13 +92,13 @@ impl Slot {
         true
     }
 
-    // Nothing panics half-way through a change of it.
+    // No change of it can panic half-way, so a poisoned lock is still consistent.
     fn lock(&self) -> MutexGuard<'_, Stage> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The content is the code of whoever made the client, and may panic.
+/// Drops the content, which is code of the client's maker and may panic.
 fn drop_quietly(held: Held) {
     if catch_unwind(AssertUnwindSafe(|| drop(held))).is_err() {
         tracing::warn!("a request panicked when it was dropped");
@@ -155,7 +155,7 @@ impl Drop for Owned {
             Stage::Held(held, _) => drop(held),
             // A poll has panicked, and dropped the content.
             Stage::Polled | Stage::Late => {}
-            // Whoever dropped the content has said so.
+            // The exchange was forgotten when its content was dropped.
             Stage::Cut => return,
         }
         self.fence.forget(self.id);
@@ -211,7 +211,8 @@ impl Held {
     }
 }
 
-/// What a write came to shows only in its whole answer, unless nothing came of it.
+/// Passage after the head of a response. The outcome of a successful write shows only in its whole
+/// answer.
 fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage> {
     match status {
         _ if passage.told.is_some() && status.is_success() && !ended => return Some(passage),

@@ -47,7 +47,7 @@ pub(super) async fn with_retry_after(response: Response<Body>) -> Response<Body>
     Response::from_parts(head, body)
 }
 
-/// Whether a request with this path is about Secrets, of one or all namespaces.
+/// Returns whether a request with this path is about Secrets, of one or all namespaces.
 pub(super) fn is_about_secrets(path: &str) -> bool {
     let mut parts = path.trim_start_matches('/').strip_prefix("api/v1/").unwrap_or("").split('/');
     match (parts.next(), parts.next(), parts.next()) {

@@ -105,9 +105,9 @@ enum Event {
     Running,
     /// The run ends; what it has left behind may not have ended yet.
     Returned(RunEnd),
-    /// Nothing of the epoch is left; the owner wakes the machine right after.
+    /// End of the epoch; the owner wakes the machine right after.
     Ended,
-    /// Nothing of the epoch is left, and another specification takes over at that moment.
+    /// End of the epoch, with another specification in its place at that moment.
     Replaced(RestartPolicy, Type),
     /// Another specification takes over while nothing is live.
     Renewed(RestartPolicy, Type),
@@ -166,12 +166,12 @@ struct Epoch {
     basis: Vec<Basis>,
     since: Instant,
     asked: Option<StopReason>,
-    /// How its run ended by itself.
+    /// End of its run, if it returned by itself.
     returned: Option<DoneReason>,
 }
 
 impl Epoch {
-    /// Whether its run goes on, and nobody has asked it to stop.
+    /// Returns whether its run continues and was not asked to stop.
     fn runs(&self) -> bool {
         self.asked.is_none() && self.returned.is_none()
     }

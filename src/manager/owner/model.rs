@@ -86,7 +86,7 @@ enum Step {
     /// What an earlier epoch says of itself arrives late.
     LateReport,
     Returned(RunEnd),
-    /// Nothing of the epoch is left.
+    /// End of the epoch.
     Ended,
     Prepared(bool),
     /// The answer to a preparation that was given up arrives late.
@@ -145,7 +145,7 @@ struct World {
     epochs: u64,
     /// The last epoch whose run has returned by itself.
     returned: Option<u64>,
-    /// Whether an epoch has begun since the name was added.
+    /// True if an epoch has begun since the name was added.
     begun: bool,
     attempts: HashSet<u64>,
 }
@@ -267,7 +267,7 @@ impl World {
                 let state = self.entry().unwrap().1.lifecycle.state();
                 assert_eq!(state, ControllerState::Stopping, "a run that returned is not running");
             }
-            // Perhaps before the owner has heard that the run has returned.
+            // Possibly before the owner has handled the return of the run.
             Step::Ended => {
                 let (id, _) = self.entry().unwrap();
                 self.owner.handle(Event::Ended(id, RunEnd::Panicked("boom".to_owned())));

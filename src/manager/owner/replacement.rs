@@ -89,7 +89,7 @@ impl Owner {
         let runnable = pending.spec.runnable.clone();
         self.prepares.spawn(async move {
             let _task = task;
-            // The error, when it is told and when it is dropped, is the runnable's code too.
+            // `Display` and `Drop` of the error are the runnable's code too.
             let prepare = guard::future(async move {
                 runnable.prepare().await.map_err(|error| redaction::message(error.as_ref()))
             });

@@ -30,7 +30,7 @@ impl Runnable for Leaving {
         let (ends, leaves) = (self.ends, Arc::clone(&self.leaves));
         Box::pin(async move {
             leaves(&epoch);
-            // So long is it seen running.
+            // Time for which it is shown as running.
             sleep(Duration::from_millis(100)).await;
             match ends {
                 Ends::Fails => Err("boom".into()),

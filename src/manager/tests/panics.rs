@@ -115,7 +115,7 @@ impl ConditionalRunnable for Faulty {
     }
 }
 
-/// Runs a runnable that panics there beside one that is well.
+/// Runs a runnable that panics there beside a healthy one.
 async fn try_seam(seam: Seam) {
     let rig = Rig::new();
     rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;

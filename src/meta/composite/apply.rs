@@ -148,7 +148,7 @@ impl Composite {
     }
 }
 
-/// What failed for the children of one parent: the first messages, and how many more there are.
+/// Failures of the children of one parent: the first messages, and the number of others.
 #[derive(Debug, Default)]
 struct Failures {
     first: Vec<String>,

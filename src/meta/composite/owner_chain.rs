@@ -1,4 +1,5 @@
-//! Chains of owners of one type: a parent that is the child of a parent that is the child of another.
+//! Chains of owners of one type: a parent that is the child of a parent that is the child of
+//! another.
 //!
 //! A controller whose children are of its parents' type makes a parent of each child, without an
 //! end if its hook wants children of every one of them. A chain that leads through several types is
@@ -15,7 +16,7 @@ use crate::{
 /// Reason of the Event and the condition.
 pub(super) const TOO_DEEP: &str = "OwnerChainTooDeep";
 
-/// Whether children of this group are of the parent's type. The version does not matter.
+/// Returns whether children of this group are of the parent's type. The version does not matter.
 pub(super) fn is_same_type(group: &Group, parent: &Parent) -> bool {
     let (child, own) = (&group.served, &parent.served);
     child.identity.group == own.identity.group && child.identity.plural == own.identity.plural

@@ -20,8 +20,8 @@ const RETRY_GAP: Duration = Duration::from_secs(5);
 /// reason for a run with each request.
 const REFUSED_GAP: Duration = Duration::from_secs(5);
 
-/// So long after its renewal was due, a credential without an expiry is no longer sent unseen:
-/// nothing was sent meanwhile, and its file may be another one.
+/// Delay of a due renewal after which a credential without an expiry is read again before it is
+/// sent: no request was made meanwhile, and its file may have changed.
 const UNSEEN: Duration = Duration::from_secs(30);
 
 /// Source of credentials.
@@ -88,7 +88,7 @@ impl Issuer {
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the run goes on for those who wait for it, and for the next request.
+    /// Cancel safe: the run continues for other waiters, and for the next request.
     pub(super) async fn current(self: &Arc<Self>) -> Result<Arc<Credential>, Error> {
         while !self.tasks.are_cancelled() {
             match self.look() {

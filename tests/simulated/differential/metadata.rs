@@ -84,7 +84,7 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
         post(path, with("held", "finalizers", json!(["x.test/a"]))).keep("held"),
         change(json!({ "finalizers": ["x.test/a", "short"] })),
         change(json!({ "labels": { "x": "y" } })),
-        // One at a time, since the real server checks them in no fixed order.
+        // Separately, since the real server checks them in no fixed order.
         change(json!({ "labels": { "x y": "y" } })),
         change(json!({ "labels": { "z": "-" } })),
         change(json!({ "deletionTimestamp": "2001-01-01T00:00:00Z" })),

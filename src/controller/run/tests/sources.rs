@@ -187,7 +187,7 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     rig.stop(StopReason::Cancelled).await.unwrap();
 }
 
-/// A source that ends as soon as it is started, or when it is told to.
+/// A source that ends as soon as it is started, or on request.
 #[derive(Clone)]
 struct Brief {
     end: SourceEnd,

@@ -9,7 +9,7 @@ use super::*;
 enum End {
     Stop(StopReason),
     SourceFails,
-    /// What a panic of the run, or its abort, comes to.
+    /// Drop of the run, as after its panic or abort.
     RunIsDropped,
 }
 
@@ -29,7 +29,7 @@ struct Fed {
     fake: Fake,
 }
 
-/// How a request's reconcile ends in the first epoch, by its name.
+/// Outcome of a request's reconcile in the first epoch, by the request's name.
 async fn in_first_epoch(request: Request, context: Context) -> Result<Outcome, ReconcileError> {
     match (&*request.name, context.epoch().number()) {
         ("terminal", 1) => Err(ReconcileError::Terminal("never".into())),
@@ -68,7 +68,7 @@ impl Fed {
         }
     }
 
-    /// What the next epoch reconciles.
+    /// Requests that the next epoch reconciles.
     async fn next_epoch(&mut self) -> Vec<String> {
         let before = self.log.names().len();
         self.rig.start();
@@ -91,7 +91,7 @@ async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_o
         }
         settle().await;
         assert_eq!(fed.log.names().len(), 6, "both workers are busy");
-        // It comes while its reconcile runs.
+        // The request arrives while its reconcile runs.
         sender.send(key("stuck")).await.unwrap();
         drop(sender);
         settle().await;

@@ -110,7 +110,7 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
         catalog.poll(without(), 80);
         assert_eq!(catalog.word(&widgets()), ABSENT);
 
-        // What comes back may be another type.
+        // A returning name may be another type.
         catalog.poll(with(), 81);
         assert_eq!(catalog.identity(&widgets()).uid, None);
     }

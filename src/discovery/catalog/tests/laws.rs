@@ -102,7 +102,7 @@ impl Cluster {
         answer(&versions)
     }
 
-    /// What discovery says of everything, the types of CRDs included.
+    /// Answer of discovery about all types, those of CRDs included.
     fn discovered(&self) -> Answer {
         let mut all = self.answer();
         for (version, is_served) in
