@@ -423,7 +423,7 @@ impl Builder {
 }
 
 impl KindOptions {
-    /// Returns whether what is kept of each object is enough for its uses.
+    /// Checks that the projection keeps what its uses need.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();
         let method = match self.filter.projection {

@@ -17,7 +17,7 @@ use super::Request;
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     numbers: Mutex<Numbers>,
-    // Rung when a reconcile of one begins.
+    // Notified when a reconcile of one begins.
     begins: Notify,
 }
 
@@ -73,7 +73,7 @@ impl Taken {
         requests.into_iter().map(|(request, _)| request.clone()).collect()
     }
 
-    /// Returns whether a request waits for a reconcile to begin, rather than for a time of its own.
+    /// Sets whether a request waits for a reconcile to begin, rather than for a time of its own.
     pub(super) fn set_waits(&self, request: &Request, waits: bool) {
         let mut numbers = self.numbers();
         let Some(kept) = numbers.by_request.get_mut(request) else { return };
