@@ -228,7 +228,7 @@ pub struct ServedType {
     pub list_kind: Arc<str>,
     /// Subresources of this version.
     pub subresources: Subresources,
-    /// True if resourceVersions of its objects can be compared.
+    /// Comparability of the resourceVersions of its objects.
     pub version_order: VersionOrder,
 }
 
