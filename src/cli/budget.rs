@@ -68,22 +68,22 @@ mod tests {
     fn limits_follow_from_the_budget_of_the_process() {
         let limits = |process, controller, answer| Ok(AnswerLimits { process, controller, answer });
 
-        assert_eq!(budget(&[]), limits(64 << 20, 16 << 20, 16 << 20));
+        assert_eq!(budget(&[]), limits(128 << 20, 32 << 20, 16 << 20));
         assert_eq!(budget(&["--hook-answer-budget=32Mi"]), limits(32 << 20, 8 << 20, 8 << 20));
         assert_eq!(budget(&["--hook-answer-budget=1Gi"]), limits(1 << 30, 256 << 20, 16 << 20));
         assert_eq!(
             budget(&["--hook-answer-budget-per-controller=4Mi"]),
-            limits(64 << 20, 4 << 20, 4 << 20)
+            limits(128 << 20, 4 << 20, 4 << 20)
         );
-        assert_eq!(budget(&["--hook-answer-limit=1Mi"]), limits(64 << 20, 16 << 20, 1 << 20));
+        assert_eq!(budget(&["--hook-answer-limit=1Mi"]), limits(128 << 20, 32 << 20, 1 << 20));
     }
 
     #[test]
     fn limit_that_another_does_not_allow_is_refused_by_the_name_of_both() {
-        let answer = budget(&["--hook-answer-limit=32Mi"]).unwrap_err();
-        assert!(answer.contains("--hook-answer-limit=33554432"), "{answer}");
+        let answer = budget(&["--hook-answer-limit=64Mi"]).unwrap_err();
+        assert!(answer.contains("--hook-answer-limit=67108864"), "{answer}");
         assert!(answer.contains("raise --hook-answer-budget"), "{answer}");
-        let share = budget(&["--hook-answer-budget-per-controller=32Mi"]).unwrap_err();
-        assert!(share.contains("a quarter of --hook-answer-budget=67108864"), "{share}");
+        let share = budget(&["--hook-answer-budget-per-controller=64Mi"]).unwrap_err();
+        assert!(share.contains("a quarter of --hook-answer-budget=134217728"), "{share}");
     }
 }

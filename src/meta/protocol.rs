@@ -254,10 +254,12 @@ impl<'de> Visitor<'de> for Response {
     }
 }
 
-/// Zero, negative and no number at all mean not at all.
+/// Time until the next sync; `None` for zero, a negative number, none at all, and less than a
+/// nanosecond.
 fn resync_after(seconds: f64) -> Option<Duration> {
     (seconds > 0.0)
         .then(|| Duration::try_from_secs_f64(seconds).unwrap_or(MAX_RESYNC).min(MAX_RESYNC))
+        .filter(|after| !after.is_zero())
 }
 
 struct Children<'de>(Vec<&'de RawValue>);
@@ -443,6 +445,7 @@ mod tests {
             ("null", None),
             ("0", None),
             ("-1", None),
+            ("1e-50", None),
             ("0.5", Some(Duration::from_millis(500))),
             ("60", Some(Duration::from_secs(60))),
             ("1e300", Some(MAX_RESYNC)),
