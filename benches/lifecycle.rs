@@ -10,8 +10,8 @@
 mod carrier;
 #[path = "lifecycle/figures.rs"]
 mod figures;
-#[path = "lifecycle/rig.rs"]
-mod rig;
+#[path = "lifecycle/support.rs"]
+mod support;
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use carrier::Carrier;
 use figures::Figure;
 use kube::api::{DeleteParams, PostParams};
 use pilotlight::testing::{ControlPlane, ControlPlaneOptions, CrdBuilder, PrintProgress};
-use rig::Rig;
+use support::Harness;
 use tokio::time::{Instant, timeout};
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -32,11 +32,11 @@ async fn main() {
     let plane = ControlPlane::start(options).await.unwrap();
     println!("\n{:<58} {:>4} {:>9} {:>9} {:>9} {:>9}", "", "n", "p50", "p90", "p99", "max");
     for carrier in [Carrier::Embedded, Carrier::Composite] {
-        let mut rig = Rig::start(&plane, carrier).await;
-        life_of_a_crd(&mut rig, installs).await;
-        reaction_to_objects(&mut rig, installs).await;
-        served_again(&mut rig, 20).await;
-        rig.stop().await;
+        let mut harness = Harness::start(&plane, carrier).await;
+        life_of_a_crd(&mut harness, installs).await;
+        reaction_to_objects(&mut harness, installs).await;
+        served_again(&mut harness, 20).await;
+        harness.stop().await;
     }
     plane.stop().await;
 }
@@ -48,21 +48,21 @@ fn installs() -> usize {
 
 /// A CRD is installed and deleted again and again: how soon is its type asked for, and how soon
 /// is the controller done?
-async fn life_of_a_crd(rig: &mut Rig, installs: usize) {
-    let mut asked = Figure::new(rig, "Established seen by a plain watcher → list asked for");
-    let mut running = Figure::new(rig, "Established seen by a plain watcher → running");
-    let mut done = Figure::new(rig, "removal seen by a plain watcher → done");
+async fn life_of_a_crd(harness: &mut Harness, installs: usize) {
+    let mut asked = Figure::new(harness, "Established seen by a plain watcher → list asked for");
+    let mut running = Figure::new(harness, "Established seen by a plain watcher → running");
+    let mut done = Figure::new(harness, "removal seen by a plain watcher → done");
     for _ in 0..installs {
-        let crd = rig.crd();
-        rig.requests.forget();
-        rig.scope.install_crd(&crd).await.unwrap();
-        let established = timeout(PATIENCE, rig.established()).await.unwrap();
-        asked.add(established, timeout(PATIENCE, rig.requests.first_list()).await.unwrap());
-        running.add(established, timeout(PATIENCE, rig.running()).await.unwrap());
+        let crd = harness.crd();
+        harness.requests.forget();
+        harness.scope.install_crd(&crd).await.unwrap();
+        let established = timeout(PATIENCE, harness.established()).await.unwrap();
+        asked.add(established, timeout(PATIENCE, harness.requests.first_list()).await.unwrap());
+        running.add(established, timeout(PATIENCE, harness.running()).await.unwrap());
 
-        rig.scope.delete_crd(&crd).await.unwrap();
-        let removed = timeout(PATIENCE, rig.removed()).await.unwrap();
-        done.add(removed, timeout(PATIENCE, rig.done()).await.unwrap());
+        harness.scope.delete_crd(&crd).await.unwrap();
+        let removed = timeout(PATIENCE, harness.removed()).await.unwrap();
+        done.add(removed, timeout(PATIENCE, harness.done()).await.unwrap());
     }
     asked.print();
     running.print();
@@ -70,53 +70,53 @@ async fn life_of_a_crd(rig: &mut Rig, installs: usize) {
 }
 
 /// Objects are created one by one: how soon after a plain watcher sees one is it reconciled?
-async fn reaction_to_objects(rig: &mut Rig, objects: usize) {
-    let name = rig.carrier.reaction();
-    let mut reaction = Figure::new(rig, &format!("object seen by a plain watcher → {name}"));
-    let crd = rig.install().await;
-    let api = rig.scope.api(&crd, "v1");
-    let mut plain = rig.plain_watch(&crd).await;
+async fn reaction_to_objects(harness: &mut Harness, objects: usize) {
+    let name = harness.carrier.reaction();
+    let mut reaction = Figure::new(harness, &format!("object seen by a plain watcher → {name}"));
+    let crd = harness.install().await;
+    let api = harness.scope.api(&crd, "v1");
+    let mut plain = harness.plain_watch(&crd).await;
     for index in 0..objects {
         let object = crd.object(&format!("reacts-{index}"), serde_json::json!({}));
-        rig.recorder.forget();
+        harness.recorder.forget();
         let name = object.metadata.name.clone().unwrap();
         api.create(&PostParams::default(), &object).await.unwrap();
         let seen = timeout(PATIENCE, plain.seen(&name)).await.unwrap();
-        reaction.add(seen, timeout(PATIENCE, rig.recorder.first(&name)).await.unwrap());
+        reaction.add(seen, timeout(PATIENCE, harness.recorder.first(&name)).await.unwrap());
     }
     for index in 0..objects {
         api.delete(&format!("reacts-{index}"), &DeleteParams::default()).await.unwrap();
     }
     reaction.print();
-    rig.uninstall(&crd).await;
+    harness.uninstall(&crd).await;
 }
 
 /// A version is served again over 20 stored parents: how soon are all of them reconciled, and how
 /// soon has a plain watcher seen them?
-async fn served_again(rig: &mut Rig, rounds: usize) {
-    let name = rig.carrier.reaction();
-    let mut synced = Figure::new(rig, &format!("served again over 20 parents → every {name}"));
-    let mut plain = Figure::new(rig, "served again over 20 parents → a plain watcher has them");
-    let crd: CrdBuilder = rig.install().await;
-    let api = rig.scope.api(&crd, "v1");
+async fn served_again(harness: &mut Harness, rounds: usize) {
+    let name = harness.carrier.reaction();
+    let mut synced = Figure::new(harness, &format!("served again over 20 parents → every {name}"));
+    let mut plain = Figure::new(harness, "served again over 20 parents → a plain watcher has them");
+    let crd: CrdBuilder = harness.install().await;
+    let api = harness.scope.api(&crd, "v1");
     let names: Vec<String> = (0..20).map(|index| format!("stored-{index}")).collect();
     for name in &names {
         api.create(&PostParams::default(), &crd.object(name, serde_json::json!({}))).await.unwrap();
     }
     for name in &names {
-        timeout(PATIENCE, rig.recorder.first(name)).await.unwrap();
+        timeout(PATIENCE, harness.recorder.first(name)).await.unwrap();
     }
     for _ in 0..rounds {
-        rig.scope.set_served(&crd, "v1", false).await.unwrap();
-        timeout(PATIENCE, rig.done()).await.unwrap();
-        rig.recorder.forget();
+        harness.scope.set_served(&crd, "v1", false).await.unwrap();
+        timeout(PATIENCE, harness.done()).await.unwrap();
+        harness.recorder.forget();
         let begin = Instant::now();
-        let watcher = rig.plain_list(&crd, names.len());
-        rig.scope.set_served(&crd, "v1", true).await.unwrap();
+        let watcher = harness.plain_list(&crd, names.len());
+        harness.scope.set_served(&crd, "v1", true).await.unwrap();
         for name in &names {
-            timeout(PATIENCE, rig.recorder.first(name)).await.unwrap();
+            timeout(PATIENCE, harness.recorder.first(name)).await.unwrap();
         }
-        synced.add(begin, rig.recorder.last());
+        synced.add(begin, harness.recorder.last());
         plain.add(begin, timeout(PATIENCE, watcher).await.unwrap());
     }
     synced.print();
@@ -124,5 +124,5 @@ async fn served_again(rig: &mut Rig, rounds: usize) {
     for name in &names {
         api.delete(name, &DeleteParams::default()).await.unwrap();
     }
-    rig.uninstall(&crd).await;
+    harness.uninstall(&crd).await;
 }

@@ -89,7 +89,7 @@ async fn main() -> anyhow::Result<()> {
     let mut config = kube::Config::infer().await?;
     proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
     let client = transport::client(config, options())?;
-    let (cluster, keeper) = Cluster::new(client, ClusterOptions::default());
+    let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
 
     // Conditional: it runs while widgets are served, and only then.
     let widgets = Controller::builder("widgets")
@@ -99,7 +99,7 @@ async fn main() -> anyhow::Result<()> {
         .build(&cluster, Greeter)?;
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
+    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
     manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains, a second one ends the process at once.

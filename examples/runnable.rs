@@ -88,7 +88,7 @@ async fn main() -> anyhow::Result<()> {
     let mut config = kube::Config::infer().await?;
     proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
     let client = transport::client(config, options())?;
-    let (cluster, keeper) = Cluster::new(client.clone(), ClusterOptions::default());
+    let (cluster, runnable) = Cluster::new(client.clone(), ClusterOptions::default());
     let census = Census {
         client,
         types: cluster.types.clone(),
@@ -96,7 +96,7 @@ async fn main() -> anyhow::Result<()> {
     };
 
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
+    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
     manager.add("census", Arc::new(census), RunnableOptions::default())?;
 
     // SIGTERM or Ctrl-C drains, a second one ends the process at once.

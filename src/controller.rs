@@ -46,36 +46,36 @@
 //! # }
 //! ```
 
-mod board;
 mod builder;
+mod carried_over;
 mod channel_source;
 mod cluster;
 mod context;
 mod crowd;
 mod delivery;
-mod doubt;
 mod failing;
 mod failure_streak;
 #[cfg(test)]
 mod fixture;
 mod handler;
-mod handover;
 mod input;
+mod input_status;
 mod instance;
 mod kind_source;
-mod messenger;
 mod metrics;
-mod outage;
 mod outcome;
 mod predicate;
 mod queue;
 mod reconciler;
+mod retry_gate;
 mod run;
 mod source;
 mod spec;
 #[cfg(test)]
 #[cfg(feature = "testing")]
 mod tests;
+mod type_changes;
+mod unconfirmed;
 
 pub use builder::{BuildError, Builder};
 pub use channel_source::ChannelSource;
@@ -85,10 +85,10 @@ pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;
 #[cfg(feature = "meta")]
-pub(crate) use outage::{Outage, Pace, Wait};
-#[cfg(feature = "meta")]
 pub(crate) use outcome::{ObjectGone, Postponed};
 pub use predicate::Predicate;
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, Request};
+#[cfg(feature = "meta")]
+pub(crate) use retry_gate::{Pace, RetryGate, Wait};
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

@@ -26,7 +26,7 @@ mod subscriptions;
 mod task;
 mod watch;
 
-pub use registry::{DiscoveryOptions, Mode, TypeRegistry};
+pub use registry::{DiscoveryMode, DiscoveryOptions, TypeRegistry};
 pub use report::{DiscoveryHealth, Origin, SourceHealth, TypeReport};
 pub use state::{InstallingReason, TypePhase, TypeState, TypeStatus};
 pub use task::Discovery;

@@ -8,15 +8,15 @@ mod classify;
 mod decode;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
-mod hub;
-mod mark;
 mod metrics;
 mod object;
 mod options;
 mod pending;
 mod reader;
 mod reflector;
+mod resume_version;
 mod set;
+mod shared_informer;
 mod store;
 mod string_map;
 mod subscription;

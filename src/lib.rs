@@ -19,10 +19,10 @@ pub mod kind;
 pub mod manager;
 #[cfg(feature = "meta")]
 pub mod meta;
+mod owner_gauge;
 pub mod redaction;
 #[cfg(feature = "signals")]
 pub mod signals;
-mod tally;
 #[cfg(feature = "testing")]
 pub mod testing;
 #[cfg(feature = "tls")]

@@ -49,7 +49,7 @@ pub use epoch::{Epoch, Report, StopReason, WatchReport};
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
 pub use fence::{Fence, FenceClosed};
-pub(crate) use fence::{Witness, Write, ask, retry_after};
+pub(crate) use fence::{Write, WriteObserver, ask, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;

@@ -1,14 +1,13 @@
 //! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
 
-mod blueprint;
 mod budget;
 mod children;
-mod churn;
 mod claim;
 mod composite;
 mod composite_controller;
 mod crds;
 mod declared;
+mod definition;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hook;
@@ -26,10 +25,8 @@ mod selection;
 mod status;
 mod supervisor;
 mod webhook;
+mod write_limit;
 
-pub use blueprint::{
-    Blueprint, ChildRule, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
-};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use composite_controller::{
     Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
@@ -39,6 +36,9 @@ pub use composite_controller::{
     StatusConditionCheck, UpdateStrategy, WatchStatus, WebhookSpec,
 };
 pub use crds::crds;
+pub use definition::{
+    ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
+};
 pub use hook::{Hook, HookError};
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookRule, HookVersion};

@@ -20,7 +20,7 @@ use pilotlight::{
 use serde_json::json;
 
 pub(crate) use self::backend::{Backend, Discovery, Health};
-use crate::rig::{Act, Carrier, Embedded, Recorder, Rig};
+use crate::support::{Act, Carrier, Embedded, Harness, Recorder};
 
 #[tokio::test]
 async fn a_type_of_another_server_comes_fails_and_goes() {
@@ -32,66 +32,66 @@ async fn a_type_of_another_server_comes_fails_and_goes() {
 }
 
 async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
-    let rig = Rig::start(name).await;
-    let group = rig.scope.group.clone();
+    let harness = Harness::start(name).await;
+    let group = harness.scope.group.clone();
     let gauges = TypeRef::resource(&group, "v1", "gauges");
     let recorder = Recorder::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
-    Embedded.add(&rig, "gauges", &recorder).await;
-    rig.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
-    let certificate = rig.plane().serving_certificate().unwrap();
+    Embedded.add(&harness, "gauges", &recorder).await;
+    harness.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
+    let certificate = harness.plane().serving_certificate().unwrap();
     let backend = Backend::start(certificate, &group, discovery).await;
 
     for epoch in 1..=2 {
-        install(&rig, &group, &backend).await;
-        rig.running("gauges", epoch).await;
+        install(&harness, &group, &backend).await;
+        harness.running("gauges", epoch).await;
         let seen = recorder.saw("pressure", epoch).await;
         assert_eq!(seen.uid.as_deref(), Some("one"));
-        rig.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
+        harness.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
 
         if epoch == 1 {
-            fails_and_recovers(&rig, &gauges, &recorder, &backend).await;
+            fails_and_recovers(&harness, &gauges, &recorder, &backend).await;
         }
 
-        let services = Api::<APIService>::all(rig.scope.client());
+        let services = Api::<APIService>::all(harness.scope.client());
         services.delete(&format!("v1.{group}"), &DeleteParams::default()).await.unwrap();
-        rig.type_state(&gauges, "is absent", |it| *it == TypeState::Absent).await;
-        assert_eq!(rig.done("gauges", epoch).await, DoneReason::TypeGone);
+        harness.type_state(&gauges, "is absent", |it| *it == TypeState::Absent).await;
+        assert_eq!(harness.done("gauges", epoch).await, DoneReason::TypeGone);
     }
-    assert_eq!(rig.assert_orderly("gauges"), 2);
-    rig.end().await.unwrap();
+    assert_eq!(harness.assert_orderly("gauges"), 2);
+    harness.end().await.unwrap();
 }
 
 /// The controller goes on over its cache meanwhile, and knows that it is behind.
 async fn fails_and_recovers(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     gauges: &TypeRef,
     recorder: &Recorder,
     backend: &Backend,
 ) {
     backend.turns(Health::Ill);
     let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
-    rig.type_state(gauges, "is unknown while its server fails", unknown).await;
-    let status = rig.until("gauges", "is behind", |it| it.report.stale).await;
+    harness.type_state(gauges, "is unknown while its server fails", unknown).await;
+    let status = harness.until("gauges", "is behind", |it| it.report.stale).await;
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_deref(), Some("one"), "the cache is kept");
 
     backend.turns(Health::Well);
-    rig.type_state(gauges, "is served again", |it| *it == TypeState::Served).await;
-    rig.until("gauges", "is current again", |it| it.reason == "Running").await;
-    assert_eq!(rig.status("gauges").epoch, 1);
+    harness.type_state(gauges, "is served again", |it| *it == TypeState::Served).await;
+    harness.until("gauges", "is current again", |it| it.reason == "Running").await;
+    assert_eq!(harness.status("gauges").epoch, 1);
 }
 
 /// Registers a server for `gauges` of this group.
-pub(crate) async fn install(rig: &Rig<'_>, group: &str, backend: &Backend) {
-    let namespace = &rig.scope.namespace;
+pub(crate) async fn install(harness: &Harness<'_>, group: &str, backend: &Backend) {
+    let namespace = &harness.scope.namespace;
     let service = serde_json::from_value(json!({
         "metadata": { "name": "gauges" },
         "spec": { "type": "ExternalName", "externalName": "localhost" },
     }));
-    let services = Api::<Service>::namespaced(rig.scope.client(), namespace);
+    let services = Api::<Service>::namespaced(harness.scope.client(), namespace);
     if services.get_opt("gauges").await.unwrap().is_none() {
         services.create(&PostParams::default(), &service.unwrap()).await.unwrap();
     }
@@ -103,6 +103,6 @@ pub(crate) async fn install(rig: &Rig<'_>, group: &str, backend: &Backend) {
             "service": { "namespace": namespace, "name": "gauges", "port": backend.address.port() },
         },
     }));
-    let api_services = Api::<APIService>::all(rig.scope.client());
+    let api_services = Api::<APIService>::all(harness.scope.client());
     api_services.create(&PostParams::default(), &api_service.unwrap()).await.unwrap();
 }

@@ -14,7 +14,7 @@ use pilotlight::testing::{Action, Reply, RequestInfo, Rule, Verb, simulated::Sim
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-use crate::rig::Bench;
+use crate::support::Bench;
 
 fn reply(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))

@@ -14,7 +14,9 @@ use pilotlight::{
 };
 use serde_json::{Value, json};
 
-use crate::rig::{Answer, Call, Stage, condition, config_map, one_config_map, status_of, until};
+use crate::support::{
+    Answer, Call, Supervised, condition, config_map, one_config_map, status_of, until,
+};
 
 /// The sound answer with another child.
 fn with(request: &Value, change: impl FnOnce(&mut Value)) -> Answer {
@@ -193,26 +195,26 @@ fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
 
 #[tokio::test]
 async fn a_bad_answer_is_told_and_changes_nothing() {
-    let stage = Stage::start("bad-answers").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "fine", 1).await;
+    let supervised = Supervised::start("bad-answers").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "fine", 1).await;
     let answers = bad_answers();
     let name = |index: usize| format!("bad-{index}");
     for index in 0..answers.len() {
-        rig.create(&crd, &name(index), 1).await;
+        harness.create(&crd, &name(index), 1).await;
     }
     let mut uids = BTreeMap::new();
     for index in 0..answers.len() {
-        let child = stage.child(&name(index), 1).await;
+        let child = supervised.child(&name(index), 1).await;
         uids.insert(child.name_any(), child.uid().unwrap());
     }
     let expected: Vec<_> = answers.iter().map(|(what, _, said)| (*what, *said)).collect();
-    rig.faults.forget_seen();
+    harness.faults.forget_seen();
 
-    stage.hook.answers(move |request| {
+    supervised.hook.answers(move |request| {
         let parent = request["parent"]["metadata"]["name"].as_str().unwrap();
         match parent.strip_prefix("bad-") {
             Some(index) => answers[index.parse::<usize>().unwrap()].1(request),
@@ -220,27 +222,27 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
         }
     });
     for index in 0..expected.len() {
-        stage.resize(&crd, &name(index), 2).await;
+        supervised.resize(&crd, &name(index), 2).await;
     }
 
     for (index, (what, said)) in expected.iter().enumerate() {
-        let event = stage.event(&name(index), "SyncError", said).await;
+        let event = supervised.event(&name(index), "SyncError", said).await;
         assert_eq!(event.type_.as_deref(), Some("Warning"), "{what}");
     }
-    let unhealthy = stage.status("a", "its hook is unhealthy", |status| {
+    let unhealthy = supervised.status("a", "its hook is unhealthy", |status| {
         condition(status, "HooksHealthy").status == "False"
     });
     let message = condition(&unhealthy.await, "HooksHealthy").message;
     assert!(message.contains("parents fail"), "{message}");
     // Others are served meanwhile.
-    stage.resize(&crd, "fine", 2).await;
-    stage.child("fine", 2).await;
+    supervised.resize(&crd, "fine", 2).await;
+    supervised.child("fine", 2).await;
     for (name, uid) in &uids {
-        let child = stage.config_maps().get(name).await.unwrap();
+        let child = supervised.config_maps().get(name).await.unwrap();
         assert_eq!(child.uid().as_ref(), Some(uid), "{name}");
         assert_eq!(child.data.unwrap()["size"], "1", "{name}");
     }
-    let mut written = rig.faults.seen();
+    let mut written = harness.faults.seen();
     written.retain(|it| {
         it.resource == "configmaps"
             && !matches!(it.verb, Verb::Get | Verb::List | Verb::Watch)
@@ -249,64 +251,66 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
     assert!(written.is_empty(), "{written:#?}");
 
     // A hook that recovers is forgiven.
-    stage.hook.answers(one_config_map);
+    supervised.hook.answers(one_config_map);
     for index in 0..expected.len() {
-        stage.resize(&crd, &name(index), 3).await;
+        supervised.resize(&crd, &name(index), 3).await;
     }
     for index in 0..expected.len() {
-        stage.child(&name(index), 3).await;
+        supervised.child(&name(index), 3).await;
     }
-    stage
+    supervised
         .status("a", "its hook is healthy", |status| {
             condition(status, "HooksHealthy").status == "True"
         })
         .await;
-    let status = rig.status(&stage.runnable("a"));
+    let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_child_that_the_server_refuses_holds_up_no_other() {
-    let stage = Stage::start("refused").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.hook.answers(|request| with(request, |it| it["metadata"]["name"] = json!("No_Name")));
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
+    let supervised = Supervised::start("refused").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised
+        .hook
+        .answers(|request| with(request, |it| it["metadata"]["name"] = json!("No_Name")));
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
 
-    stage.child("gear", 1).await;
-    let told = stage.event("gear", "SyncError", "No_Name").await;
+    supervised.child("gear", 1).await;
+    let told = supervised.event("gear", "SyncError", "No_Name").await;
     assert!(told.message.unwrap().contains("creating ConfigMap"));
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    let parents = rig.scope.api(&crd, "v1");
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let parents = harness.scope.api(&crd, "v1");
     until("the status is written all the same", async || {
         let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
         if size == 2 { Ok(()) } else { Err(size.to_string()) }
     })
     .await;
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_hook_that_nobody_answers_for_is_named() {
-    let stage = Stage::start("deaf").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
+    let supervised = Supervised::start("deaf").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
     for (last, url) in
         [("refuses", "http://127.0.0.1:1/sync"), ("nowhere", "http://hook.invalid/sync")]
     {
-        let mut spec = stage.spec(&crd);
+        let mut spec = supervised.spec(&crd);
         spec["hooks"]["sync"]["webhook"]["url"] = json!(url);
-        stage.declare(last, spec).await;
+        supervised.declare(last, spec).await;
     }
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
 
     for last in ["refuses", "nowhere"] {
-        let status = stage.status(last, "says so", |status| {
+        let status = supervised.status(last, "says so", |status| {
             condition(status, "HooksHealthy").reason == "HookUnreachable"
         });
         let status = status.await;
@@ -314,23 +318,23 @@ async fn a_hook_that_nobody_answers_for_is_named() {
         assert!(condition(&status, "HooksHealthy").message.contains("gear"), "{status:#?}");
         assert_eq!(condition(&status, "Running").status, "True");
     }
-    assert!(stage.hook.calls().is_empty());
-    stage.end().await;
+    assert!(supervised.hook.calls().is_empty());
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn unusual_parents_are_synced_like_any_other() {
-    let stage = Stage::start("bad-parents").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.hook.answers(|request| {
+    let supervised = Supervised::start("bad-parents").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
         let mut child = config_map(request);
         let uid = request["parent"]["metadata"]["uid"].as_str().unwrap();
         child["metadata"]["name"] = json!(format!("of-{uid}"));
         answer(request, vec![child])
     });
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
     let owner = |index: usize| {
         json!({
             "apiVersion": "v1", "kind": "Nothing", "name": format!("n{index}"),
@@ -349,7 +353,7 @@ async fn unusual_parents_are_synced_like_any_other() {
         json!({ "name": "labels", "labels": { "a.b/c": "", "x": "X.y_z-1" } }),
         json!({ "name": "many", "labels": (0..500).map(|it| (format!("l{it}"), json!("v"))).collect::<serde_json::Map<_, _>>() }),
     ];
-    let parents = rig.scope.api(&crd, "v1");
+    let parents = harness.scope.api(&crd, "v1");
     let mut uids = Vec::new();
     for metadata in unusual {
         let mut object = crd.object("x", json!({ "size": 1, "\u{0}odd": [null, 1e300, {}] }));
@@ -361,11 +365,11 @@ async fn unusual_parents_are_synced_like_any_other() {
     for uid in &uids {
         // The garbage collector takes the one whose owners are not there.
         let child = format!("of-{uid}");
-        stage.hook.asked(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid).await;
+        supervised.hook.asked(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid).await;
     }
     for name in ["a", &long, "0.1-2", "big", "held", "labels", "many"] {
         let uid = parents.get(name).await.unwrap().uid().unwrap();
-        stage.config_map(&format!("of-{uid}"), "is there", |child| child.is_some()).await;
+        supervised.config_map(&format!("of-{uid}"), "is there", |child| child.is_some()).await;
         until("the status is written", async || {
             let parent = parents.get(name).await.unwrap();
             let size = parent.data["status"]["size"].clone();
@@ -378,22 +382,22 @@ async fn unusual_parents_are_synced_like_any_other() {
     let dying = |call: &Call| {
         call.parent() == "held" && call.body["parent"]["metadata"]["deletionTimestamp"].is_string()
     };
-    stage.hook.asked("about the one that is being deleted", dying).await;
-    let status = rig.status(&stage.runnable("a"));
+    supervised.hook.asked("about the one that is being deleted", dying).await;
+    let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_bad_controller_names_its_field_and_harms_no_other() {
-    let stage = Stage::start("bad-specs").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    let good = stage.spec(&crd);
-    stage.declare("good", good.clone()).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.child("gear", 1).await;
+    let supervised = Supervised::start("bad-specs").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let good = supervised.spec(&crd);
+    supervised.declare("good", good.clone()).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+    supervised.child("gear", 1).await;
     let rule =
         |version: &str, resource: &str| json!({ "apiVersion": version, "resource": resource });
     let hook = || json!({ "webhook": { "url": "http://127.0.0.1:1/" } });
@@ -441,43 +445,43 @@ async fn a_bad_controller_names_its_field_and_harms_no_other() {
         let mut spec = good.clone();
         let (parent, key) = pointer.rsplit_once('/').unwrap();
         spec.pointer_mut(parent).unwrap()[key] = value.clone();
-        stage.declare(&index.to_string(), spec).await;
+        supervised.declare(&index.to_string(), spec).await;
     }
     let mut unknown = good.clone();
     unknown["parentResource"]["apiVersion"] = json!("nowhere.example.com/v7");
-    stage.declare("unknown", unknown).await;
+    supervised.declare("unknown", unknown).await;
     let mut built_in = good.clone();
     built_in["childResources"] = json!([rule("v1", "unheardofs")]);
-    stage.declare("unheard", built_in).await;
-    let plain = CrdBuilder::new(&rig.scope.group, "Plain").without_status();
-    stage.install(&plain).await;
+    supervised.declare("unheard", built_in).await;
+    let plain = CrdBuilder::new(&harness.scope.group, "Plain").without_status();
+    supervised.install(&plain).await;
     let mut without_status = good.clone();
     without_status["parentResource"]["resource"] = json!("plains");
-    stage.declare("plain", without_status).await;
+    supervised.declare("plain", without_status).await;
 
     for (index, (_, value, field)) in cases.iter().enumerate() {
         let last = index.to_string();
         let what = format!("{field} is {value}");
-        let status =
-            stage.status(&last, &what, |status| condition(status, "Ready").message.contains(field));
+        let status = supervised
+            .status(&last, &what, |status| condition(status, "Ready").message.contains(field));
         let status = status.await;
         assert_eq!(condition(&status, "Ready").status, "False");
         assert_eq!(status.state.as_deref(), Some("Invalid"), "{field}: {value}");
-        let event = stage.event(&stage.name(&last), "CreateError", field).await;
+        let event = supervised.event(&supervised.name(&last), "CreateError", field).await;
         assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
-        assert!(rig.manager.status_of(stage.runnable(&last).as_str()).is_none());
+        assert!(harness.manager.status_of(supervised.runnable(&last).as_str()).is_none());
     }
     for (last, named) in
         [("unknown", "nowhere.example.com"), ("unheard", "unheardofs"), ("plain", "plains")]
     {
-        let status = stage.status(last, "waits", |status| {
+        let status = supervised.status(last, "waits", |status| {
             status.state.as_deref() == Some("Waiting")
                 && condition(status, "TypesReady").message.contains(named)
         });
         assert_eq!(condition(&status.await, "TypesReady").status, "False");
     }
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    assert_eq!(rig.status(&stage.runnable("good")).epoch, 1);
-    stage.end().await;
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    assert_eq!(harness.status(&supervised.runnable("good")).epoch, 1);
+    supervised.end().await;
 }

@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::rig::{Answer, HookServer, one_config_map};
+use crate::support::{Answer, HookServer, one_config_map};
 
 /// Only bounds tests that fail.
 const DEADLINE: Duration = Duration::from_secs(300);

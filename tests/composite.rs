@@ -21,129 +21,132 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::rig::{
-    Answer, Call, PATIENCE, Stage, condition, config_map, one_config_map, status_of, type_of,
+use crate::support::{
+    Answer, Call, PATIENCE, Supervised, condition, config_map, one_config_map, status_of, type_of,
     until, until_within,
 };
 
 #[tokio::test]
 async fn a_declared_controller_lives_and_dies_with_its_type() {
-    let stage = Stage::start("story-composite").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    let (widgets, story) = (type_of(&crd, "v1"), stage.runnable("story"));
+    let supervised = Supervised::start("story-composite").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let (widgets, story) = (type_of(&crd, "v1"), supervised.runnable("story"));
 
-    stage.declare("story", stage.spec(&crd)).await;
-    let waiting = stage.status("story", "waits", |it| it.reason.as_deref() == Some("TypeAbsent"));
+    supervised.declare("story", supervised.spec(&crd)).await;
+    let waiting =
+        supervised.status("story", "waits", |it| it.reason.as_deref() == Some("TypeAbsent"));
     let waiting = waiting.await;
     assert_eq!(waiting.state.as_deref(), Some("Waiting"));
     assert_eq!(condition(&waiting, "TypesReady").status, "False");
     let message = condition(&waiting, "Ready").message;
     assert!(message.contains("widgets") && message.contains("is not installed"), "{message}");
-    rig.warm_up().await;
+    harness.warm_up().await;
     // An Event has opened the connection for writes: the first stop is not to be counted by it.
-    let tasks = rig.alive_tasks() + 2;
-    let mut absence = rig.assert_absent(&crd, tasks).await;
+    let tasks = harness.alive_tasks() + 2;
+    let mut absence = harness.assert_absent(&crd, tasks).await;
 
     for round in 1..=2 {
-        absence.end(rig).await;
+        absence.end(harness).await;
         // Children of a type that is gone wait for the garbage collector: each round has its own.
         let (gear, held) = (format!("gear-{round}"), format!("held-{round}"));
         let (let_go, waits) = watch::channel(false);
-        stage.hook.answers(move |request| match request["parent"]["metadata"]["name"].as_str() {
-            Some(name) if name.starts_with("held") => {
-                Answer::Hold(waits.clone(), Box::new(one_config_map(request)))
+        supervised.hook.answers(move |request| {
+            match request["parent"]["metadata"]["name"].as_str() {
+                Some(name) if name.starts_with("held") => {
+                    Answer::Hold(waits.clone(), Box::new(one_config_map(request)))
+                }
+                _ => one_config_map(request),
             }
-            _ => one_config_map(request),
         });
-        stage.install(&crd).await;
-        rig.running(&story, round).await;
-        let served = rig.cluster.types.served(&widgets).unwrap();
-        rig.create(&crd, &gear, 7).await;
-        let child = stage.child(&gear, 7).await;
+        supervised.install(&crd).await;
+        harness.running(&story, round).await;
+        let served = harness.cluster.types.served(&widgets).unwrap();
+        harness.create(&crd, &gear, 7).await;
+        let child = supervised.child(&gear, 7).await;
         assert_eq!(child.owner_references()[0].name, gear);
-        stage.runs("story", i64::try_from(round).unwrap()).await;
-        rig.create(&crd, &held, 8).await;
-        stage.hook.asked(&held, |call| call.parent() == held).await;
-        let ended = rig.cluster.informers.ended(&InformerKey::new(served.identity.clone()));
+        supervised.runs("story", i64::try_from(round).unwrap()).await;
+        harness.create(&crd, &held, 8).await;
+        supervised.hook.asked(&held, |call| call.parent() == held).await;
+        let ended = harness.cluster.informers.ended(&InformerKey::new(served.identity.clone()));
 
-        rig.scope.delete_crd(&crd).await.unwrap();
+        harness.scope.delete_crd(&crd).await.unwrap();
 
-        assert_eq!(rig.done(&story, round).await, DoneReason::TypeGone);
-        let calls = stage.hook.calls().len();
-        absence = rig.assert_absent(&crd, tasks).await;
+        assert_eq!(harness.done(&story, round).await, DoneReason::TypeGone);
+        let calls = supervised.hook.calls().len();
+        absence = harness.assert_absent(&crd, tasks).await;
         assert_eq!(timeout(Duration::from_secs(1), ended).await.unwrap(), Ended::TypeGone);
         let_go.send_replace(true);
-        let status = stage.status("story", "waits again", |status| {
+        let status = supervised.status("story", "waits again", |status| {
             status.state.as_deref() == Some("Waiting")
                 && status.reason.as_deref() == Some("TypeAbsent")
         });
         assert_eq!(status.await.epoch, i64::try_from(round).ok());
-        timeout(PATIENCE, rig.scope.wait_gone(&crd)).await.unwrap().unwrap();
-        assert!(stage.config_maps().get_opt(&held).await.unwrap().is_none());
-        assert_eq!(stage.hook.calls().len(), calls, "no hook is called after done");
+        timeout(PATIENCE, harness.scope.wait_gone(&crd)).await.unwrap().unwrap();
+        assert!(supervised.config_maps().get_opt(&held).await.unwrap().is_none());
+        assert_eq!(supervised.hook.calls().len(), calls, "no hook is called after done");
         let writes = |seen: &pilotlight::testing::RequestInfo| {
             seen.resource == "configmaps"
                 && !matches!(seen.verb, Verb::Get | Verb::List | Verb::Watch)
         };
-        let written: Vec<_> = rig.faults.seen().into_iter().filter(writes).collect();
+        let written: Vec<_> = harness.faults.seen().into_iter().filter(writes).collect();
         assert!(written.is_empty(), "written after done: {written:#?}");
     }
-    absence.end(rig).await;
-    assert_eq!(rig.assert_orderly(&story), 2);
+    absence.end(harness).await;
+    assert_eq!(harness.assert_orderly(&story), 2);
     for reason in ["Starting", "Started", "Stopping", "Stopped"] {
-        let event = stage.event(&stage.name("story"), reason, "story").await;
+        let event = supervised.event(&supervised.name("story"), reason, "story").await;
         let component = event.source.and_then(|source| source.component);
         assert_eq!(component.as_deref(), Some("metacontroller"));
     }
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_declared_controller_runs_until_finalizers_are_gone() {
-    let stage = Stage::start("composite-finalizer").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    let finisher = stage.runnable("finisher");
-    stage.declare("finisher", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    rig.running(&finisher, 1).await;
-    let api = rig.scope.api(&crd, "v1");
+    let supervised = Supervised::start("composite-finalizer").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let finisher = supervised.runnable("finisher");
+    supervised.declare("finisher", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    harness.running(&finisher, 1).await;
+    let api = harness.scope.api(&crd, "v1");
     let mut held = crd.object("held", json!({ "size": 1 }));
     held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
     api.create(&PostParams::default(), &held).await.unwrap();
-    stage.child("held", 1).await;
+    supervised.child("held", 1).await;
 
-    rig.scope.delete_crd(&crd).await.unwrap();
+    harness.scope.delete_crd(&crd).await.unwrap();
     let going = |call: &Call| call.body["parent"]["metadata"]["deletionTimestamp"].is_string();
-    stage.hook.asked("about the one that goes", going).await;
+    supervised.hook.asked("about the one that goes", going).await;
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();
     let changed = |call: &Call| call.body["parent"]["spec"]["size"] == 2;
-    stage.hook.asked("about a change while the type terminates", changed).await;
-    assert_eq!(rig.status(&finisher).state, ControllerState::Running);
-    stage.child("held", 1).await;
+    supervised.hook.asked("about a change while the type terminates", changed).await;
+    assert_eq!(harness.status(&finisher).state, ControllerState::Running);
+    supervised.child("held", 1).await;
 
     let release = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     api.patch("held", &PatchParams::default(), &release).await.unwrap();
 
-    assert_eq!(rig.done(&finisher, 1).await, DoneReason::TypeGone);
-    rig.scope.wait_gone(&crd).await.unwrap();
-    assert_eq!(rig.assert_orderly(&finisher), 1);
-    stage.end().await;
+    assert_eq!(harness.done(&finisher, 1).await, DoneReason::TypeGone);
+    harness.scope.wait_gone(&crd).await.unwrap();
+    assert_eq!(harness.assert_orderly(&finisher), 1);
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_list_of_controllers_shows_how_they_are() {
-    let stage = Stage::start("columns").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.status("a", "waits", |it| it.reason.as_deref() == Some("TypeAbsent")).await;
+    let supervised = Supervised::start("columns").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.status("a", "waits", |it| it.reason.as_deref() == Some("TypeAbsent")).await;
     assert_eq!(
-        row(&stage, "a").await[..6],
+        row(&supervised, "a").await[..6],
         [
-            json!(stage.name("a")),
+            json!(supervised.name("a")),
             json!("False"),
             json!("Waiting"),
             json!("TypeAbsent"),
@@ -152,18 +155,18 @@ async fn a_list_of_controllers_shows_how_they_are() {
         ]
     );
 
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    stage.runs("a", 1).await;
-    let status = stage.status("a", "its hook answers", |status| {
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+    supervised.runs("a", 1).await;
+    let status = supervised.status("a", "its hook answers", |status| {
         condition(status, "HooksHealthy").status == "True"
     });
     let status = status.await;
 
     assert_eq!(
-        row(&stage, "a").await[..6],
+        row(&supervised, "a").await[..6],
         [
-            json!(stage.name("a")),
+            json!(supervised.name("a")),
             json!("True"),
             json!("Running"),
             json!("Running"),
@@ -179,39 +182,39 @@ async fn a_list_of_controllers_shows_how_they_are() {
     watched.sort_unstable();
     assert_eq!(watched.iter().map(|it| it.0).collect::<Vec<_>>(), ["configmaps", "widgets"]);
     assert_eq!(status.observed_generation, Some(1));
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn the_pause_annotation_stops_a_controller_until_it_goes() {
-    let (stage, crd) = Stage::at_work("pause").await;
-    let rig = &stage.rig;
+    let (supervised, crd) = Supervised::at_work("pause").await;
+    let harness = &supervised.harness;
 
     let annotate =
         |value: Value| json!({ "metadata": { "annotations": { "pilotlight.dev/paused": value } } });
-    stage.edit("a", annotate(json!("true"))).await;
-    let paused = stage.status("a", "pauses", |it| it.state.as_deref() == Some("Paused")).await;
+    supervised.edit("a", annotate(json!("true"))).await;
+    let paused = supervised.status("a", "pauses", |it| it.state.as_deref() == Some("Paused")).await;
     assert_eq!(condition(&paused, "Running").status, "False");
-    assert!(rig.manager.status_of(stage.runnable("a").as_str()).is_none());
-    let before = stage.hook.count("gear");
-    stage.resize(&crd, "gear", 2).await;
-    assert!(stage.config_maps().get_opt("gear").await.unwrap().is_some(), "children stay");
+    assert!(harness.manager.status_of(supervised.runnable("a").as_str()).is_none());
+    let before = supervised.hook.count("gear");
+    supervised.resize(&crd, "gear", 2).await;
+    assert!(supervised.config_maps().get_opt("gear").await.unwrap().is_some(), "children stay");
 
-    stage.edit("a", annotate(Value::Null)).await;
-    stage.child("gear", 2).await;
-    assert!(stage.hook.count("gear") > before);
-    stage.status("a", "runs", |it| it.state.as_deref() == Some("Running")).await;
-    stage.end().await;
+    supervised.edit("a", annotate(Value::Null)).await;
+    supervised.child("gear", 2).await;
+    assert!(supervised.hook.count("gear") > before);
+    supervised.status("a", "runs", |it| it.state.as_deref() == Some("Running")).await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn an_optional_type_comes_and_goes_without_a_restart() {
-    let stage = Stage::start("optional").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
-    let group = rig.scope.group.clone();
-    stage.hook.answers(move |request| {
+    let supervised = Supervised::start("optional").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget");
+    let group = harness.scope.group.clone();
+    supervised.hook.answers(move |request| {
         let gadget = json!({
             "apiVersion": format!("{group}/v1"),
             "kind": "Gadget",
@@ -220,17 +223,17 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
         let children = [config_map(request), gadget];
         Answer::Json(json!({ "status": status_of(request), "children": children }))
     });
-    let mut spec = stage.spec(&crd);
+    let mut spec = supervised.spec(&crd);
     let optional = json!({
-        "apiVersion": format!("{}/v1", rig.scope.group), "resource": "gadgets", "optional": true,
+        "apiVersion": format!("{}/v1", harness.scope.group), "resource": "gadgets", "optional": true,
     });
     spec["childResources"].as_array_mut().unwrap().push(optional);
-    stage.declare("a", spec).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
 
-    stage.child("gear", 1).await;
-    let missing = stage.status("a", "runs without it", |status| {
+    supervised.child("gear", 1).await;
+    let missing = supervised.status("a", "runs without it", |status| {
         condition(status, "TypesReady").reason == "OptionalTypesMissing"
     });
     let missing = missing.await;
@@ -238,80 +241,80 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
     assert_eq!(missing.state.as_deref(), Some("Running"));
 
     for _ in 0..2 {
-        stage.install(&gadgets).await;
-        let api = rig.scope.api(&gadgets, "v1");
+        supervised.install(&gadgets).await;
+        let api = harness.scope.api(&gadgets, "v1");
         until("the optional child is created", async || {
             api.get("gear").await.map_err(|error| error.to_string())
         })
         .await;
-        stage
+        supervised
             .status("a", "all is there", |status| {
                 condition(status, "TypesReady").reason == "TypesServed"
             })
             .await;
 
-        rig.scope.delete_crd(&gadgets).await.unwrap();
-        timeout(PATIENCE, rig.scope.wait_gone(&gadgets)).await.unwrap().unwrap();
-        stage
+        harness.scope.delete_crd(&gadgets).await.unwrap();
+        timeout(PATIENCE, harness.scope.wait_gone(&gadgets)).await.unwrap().unwrap();
+        supervised
             .status("a", "it is missed", |status| {
                 condition(status, "TypesReady").reason == "OptionalTypesMissing"
             })
             .await;
     }
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    let status = rig.status(&stage.runnable("a"));
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_controller_that_is_deleted_stops_and_leaves_children_alone() {
-    let (stage, crd) = Stage::at_work("deleted").await;
-    let rig = &stage.rig;
-    let child = stage.child("gear", 1).await;
+    let (supervised, crd) = Supervised::at_work("deleted").await;
+    let harness = &supervised.harness;
+    let child = supervised.child("gear", 1).await;
 
-    let name = stage.name("a");
-    stage.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
+    let name = supervised.name("a");
+    supervised.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
 
-    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Cancelled);
-    stage.event(&name, "Stopped", "Stopped").await;
-    let before = stage.hook.calls().len();
-    stage.resize(&crd, "gear", 2).await;
-    let open = rig.faults.open();
-    assert!(stage.config_maps().get("gear").await.unwrap().uid() == child.uid(), "{open:?}");
-    assert_eq!(stage.hook.calls().len(), before);
-    stage.end().await;
+    assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Cancelled);
+    supervised.event(&name, "Stopped", "Stopped").await;
+    let before = supervised.hook.calls().len();
+    supervised.resize(&crd, "gear", 2).await;
+    let open = harness.faults.open();
+    assert!(supervised.config_maps().get("gear").await.unwrap().uid() == child.uid(), "{open:?}");
+    assert_eq!(supervised.hook.calls().len(), before);
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_controller_that_is_no_target_any_more_stops_at_once() {
-    let stage = Stage::start("target").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
-    stage.runs("a", 1).await;
+    let supervised = Supervised::start("target").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
+    supervised.runs("a", 1).await;
 
     let label =
         |value: Value| json!({ "metadata": { "labels": { "pilotlight.test/scope": value } } });
-    stage.edit("a", label(Value::Null)).await;
-    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Cancelled);
+    supervised.edit("a", label(Value::Null)).await;
+    assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Cancelled);
 
-    stage.edit("a", label(json!(rig.scope.namespace))).await;
-    rig.state(&stage.runnable("a"), ControllerState::Running).await;
-    stage.end().await;
+    supervised.edit("a", label(json!(harness.scope.namespace))).await;
+    harness.state(&supervised.runnable("a"), ControllerState::Running).await;
+    supervised.end().await;
 }
 
 /// The cells of a controller's row, as kubectl asks for them.
-async fn row(stage: &Stage<'_>, last: &str) -> Vec<Value> {
-    let name = stage.name(last);
+async fn row(supervised: &Supervised<'_>, last: &str) -> Vec<Value> {
+    let name = supervised.name(last);
     let path = format!("/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers/{name}");
     let request = http::Request::get(path)
         .header("accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
         .body(Vec::new())
         .unwrap();
-    let table: Value = stage.rig.scope.client().request(request).await.unwrap();
+    let table: Value = supervised.harness.scope.client().request(request).await.unwrap();
     let columns = table["columnDefinitions"].as_array().unwrap().iter();
     let names: Vec<_> = columns.map(|column| column["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["Name", "Ready", "State", "Reason", "Hooks", "Parent", "Age"]);

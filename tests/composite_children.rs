@@ -23,7 +23,7 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{
-        Blueprint, CompositeController, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR,
+        CompositeController, Definition, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR,
         StatusCondition, Supervisor,
     },
     testing::{AuditEvent, AuditMark, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope},
@@ -88,8 +88,8 @@ async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scrip
     let (cluster, runs) = Cluster::new(client, ClusterOptions::default());
     let mut manager = Manager::new(ManagerOptions::default());
     let options = MetaOptions {
-        hooks: Some(Arc::new(move |blueprint: &Blueprint| {
-            hooks.lock().unwrap().get(&blueprint.name).unwrap().clone()
+        hooks: Some(Arc::new(move |definition: &Definition| {
+            hooks.lock().unwrap().get(&definition.name).unwrap().clone()
         })),
         ..MetaOptions::default()
     };
@@ -100,13 +100,13 @@ async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scrip
 }
 
 /// A controller of Things, whose children are ConfigMaps.
-struct Rig {
+struct Harness {
     scope: TestScope,
     crd: CrdBuilder,
     hook: Arc<Scripted>,
 }
 
-impl Rig {
+impl Harness {
     async fn start(
         name: &str,
         method: &str,
@@ -282,90 +282,90 @@ fn value(config_map: &ConfigMap) -> Option<&str> {
 
 #[tokio::test]
 async fn a_parent_gets_its_children_and_its_status() {
-    let rig = Rig::start("composite-first", "InPlace", |request| {
+    let harness = Harness::start("composite-first", "InPlace", |request| {
         let seen = request["children"]["ConfigMap.v1"].as_object().unwrap().len();
         json!({"status": {"seen": seen}, "children": [child("a", "a-child", "one")]})
     })
     .await;
 
-    let thing = rig.create_thing("a").await;
+    let thing = harness.create_thing("a").await;
 
-    let created = eventually("the child", async || rig.config_map("a-child").await).await;
+    let created = eventually("the child", async || harness.config_map("a-child").await).await;
     let owner = &created.owner_references()[0];
     assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Thing", &*thing.uid().unwrap()));
     assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
     assert!(created.annotations().contains_key(LAST_APPLIED));
     let status = eventually("the status", async || {
-        let status = rig.things().get("a").await.unwrap().data["status"].clone();
+        let status = harness.things().get("a").await.unwrap().data["status"].clone();
         (status["seen"] == 1).then_some(status)
     })
     .await;
     assert_eq!(status, json!({"seen": 1, "observedGeneration": 1}));
-    let request = rig.last_asked();
-    assert_eq!(request["controller"]["metadata"]["name"], rig.scope.namespace);
+    let request = harness.last_asked();
+    assert_eq!(request["controller"]["metadata"]["name"], harness.scope.namespace);
     assert_eq!(request["controller"]["spec"]["hooks"]["sync"]["version"], "v1");
     assert_eq!(request["parent"]["metadata"]["name"], "a");
     assert_eq!(request["parent"]["kind"], "Thing");
     assert_eq!(request["children"]["ConfigMap.v1"]["a-child"]["data"]["value"], "one");
     assert_eq!(request["related"], json!({}));
     assert_eq!(request["finalizing"], json!(false));
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_parent_that_is_as_wanted_costs_nothing_more() {
-    let rig = Rig::start(
+    let harness = Harness::start(
         "composite-quiet",
         "InPlace",
         |_| json!({"status": {"n": 1}, "children": [child("a", "a-child", "one")]}),
     )
     .await;
-    rig.create_thing("a").await;
-    eventually("the child", async || rig.config_map("a-child").await).await;
+    harness.create_thing("a").await;
+    eventually("the child", async || harness.config_map("a-child").await).await;
     eventually("the status", async || {
-        rig.things().get("a").await.unwrap().data["status"]["n"].as_i64()
+        harness.things().get("a").await.unwrap().data["status"]["n"].as_i64()
     })
     .await;
-    let before = rig.config_map("a-child").await.unwrap().resource_version();
+    let before = harness.config_map("a-child").await.unwrap().resource_version();
 
     // Its own child and its own status each concern it once.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(rig.asked() <= 3, "asked {} times", rig.asked());
-    let (asked, mark) = (rig.asked(), Rig::mark());
-    rig.touch("a").await;
-    eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+    assert!(harness.asked() <= 3, "asked {} times", harness.asked());
+    let (asked, mark) = (harness.asked(), Harness::mark());
+    harness.touch("a").await;
+    eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
 
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(rig.asked(), asked + 1);
+    assert_eq!(harness.asked(), asked + 1);
     for verb in ["get", "list", "create", "update", "delete"] {
-        assert_eq!(rig.requests_since(mark, verb).await, 0, "{verb}");
+        assert_eq!(harness.requests_since(mark, verb).await, 0, "{verb}");
     }
-    assert_eq!(rig.config_map("a-child").await.unwrap().resource_version(), before);
-    rig.stop().await;
+    assert_eq!(harness.config_map("a-child").await.unwrap().resource_version(), before);
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn an_object_can_be_edited_right_after_it_was_created() {
-    let rig = Rig::start("composite-edited", "OnDelete", |_| json!({})).await;
-    let mut other = rig.controllers().get(&rig.scope.namespace).await.unwrap();
+    let harness = Harness::start("composite-edited", "OnDelete", |_| json!({})).await;
+    let mut other = harness.controllers().get(&harness.scope.namespace).await.unwrap();
     other.metadata = kube::core::ObjectMeta {
-        name: Some(format!("{}-other", rig.scope.namespace)),
+        name: Some(format!("{}-other", harness.scope.namespace)),
         ..Default::default()
     };
     other.status = None;
     let name = other.name_any();
-    shared().hooks.lock().unwrap().insert(name.clone(), rig.hook.clone());
+    shared().hooks.lock().unwrap().insert(name.clone(), harness.hook.clone());
 
     for _ in 0..5 {
-        let created = rig.controllers().create(&PostParams::default(), &other).await.unwrap();
+        let created = harness.controllers().create(&PostParams::default(), &other).await.unwrap();
         tokio::time::sleep(Duration::from_millis(20)).await;
-        let replaced = rig.controllers().replace(&name, &PostParams::default(), &created).await;
-        rig.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
+        let replaced = harness.controllers().replace(&name, &PostParams::default(), &created).await;
+        harness.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
         eventually("it is gone", async || {
-            rig.controllers().get_opt(&name).await.unwrap().is_none().then_some(())
+            harness.controllers().get_opt(&name).await.unwrap().is_none().then_some(())
         })
         .await;
         replaced.expect("nobody wrote in between");
     }
-    rig.stop().await;
+    harness.stop().await;
 }

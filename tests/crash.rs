@@ -18,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::rig::{HookServer, PATIENCE, Workload, counted, install_own_crds, until, workload};
+use crate::support::{HookServer, PATIENCE, Workload, counted, install_own_crds, until, workload};
 
 /// Of the points that are tried in every run of the tests.
 const SEED: u64 = 4;

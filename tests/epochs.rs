@@ -27,7 +27,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::rig::{PATIENCE, Rig, about, eventually, type_of};
+use crate::support::{Harness, PATIENCE, about, eventually, type_of};
 
 /// A run whose tasks are detached: they write without a pause, hold a watch open, and ignore every
 /// stop.
@@ -90,16 +90,18 @@ impl ConditionalRunnable for Detached {
 
 #[tokio::test]
 async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
-    let rig = Rig::start("epochs-detached").await;
-    let crd = rig.widgets();
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.type_state(&type_of(&crd, "v1"), "is served", |state| *state == TypeState::Served).await;
-    rig.create(&crd, "gear", 0).await;
-    rig.warm_up().await;
+    let harness = Harness::start("epochs-detached").await;
+    let crd = harness.widgets();
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness
+        .type_state(&type_of(&crd, "v1"), "is served", |state| *state == TypeState::Served)
+        .await;
+    harness.create(&crd, "gear", 0).await;
+    harness.warm_up().await;
     let (counts, end) = (Arc::<Counts>::default(), Arc::new(Notify::new()));
     let detached = Detached {
-        client: rig.cluster.unfenced_client().clone(),
-        namespace: rig.scope.namespace.clone(),
+        client: harness.cluster.unfenced_client().clone(),
+        namespace: harness.scope.namespace.clone(),
         resource: crd.api_resource("v1"),
         tasks: Mutex::default(),
         counts: Arc::clone(&counts),
@@ -108,7 +110,7 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
     let grace = Duration::from_millis(500);
     let options =
         RunnableOptions { grace, restart: RestartPolicy::Never, ..RunnableOptions::default() };
-    rig.manager.add("detached", Arc::new(detached), options).await.unwrap();
+    harness.manager.add("detached", Arc::new(detached), options).await.unwrap();
     let at_least = async |what: &str, count: &AtomicUsize, least: usize| {
         eventually(what, || match count.load(Ordering::SeqCst) {
             count if count >= least => Ok(()),
@@ -120,28 +122,28 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
     at_least("it watches", &counts.events, 10).await;
 
     end.notify_one();
-    assert_eq!(rig.done("detached", 1).await, DoneReason::Completed);
-    let since = rig.server.clock();
+    assert_eq!(harness.done("detached", 1).await, DoneReason::Completed);
+    let since = harness.server.clock();
     let is_about = about(&crd);
-    let mut open = rig.faults.open();
+    let mut open = harness.faults.open();
     open.retain(|open| is_about(&open.info));
     assert!(open.is_empty(), "requests are under way after done: {open:?}");
-    let stopped = rig.state("detached", ControllerState::Stopped).await;
+    let stopped = harness.state("detached", ControllerState::Stopped).await;
     let unknown = stopped.last_done.as_ref().unwrap().unknown_requests;
 
     // The task retries.
     let refused = counts.refused.load(Ordering::SeqCst);
     at_least("it is refused", &counts.refused, refused + 200).await;
     at_least("its watch is cut", &counts.cut, 1).await;
-    let events = rig.requests(&crd, rig.begin).await;
+    let events = harness.requests(&crd, harness.begin).await;
     let patches = events.iter().filter(|event| event.verb == "patch");
     let (before, after): (Vec<_>, Vec<_>) = patches.partition(|event| event.received.0 <= since);
     let written = counts.written.load(Ordering::SeqCst);
     assert!(before.len() + after.len() <= written + unknown, "{} patches", before.len());
     assert!(before.len() >= written && unknown <= 1, "{} of {written}, {unknown}", before.len());
     assert!(after.len() <= unknown, "the server got requests after done: {after:#?}");
-    assert_eq!(rig.open_watches(&crd).await, 0, "the server has a watch open after done");
-    timeout(PATIENCE, rig.end()).await.unwrap().unwrap();
+    assert_eq!(harness.open_watches(&crd).await, 0, "the server has a watch open after done");
+    timeout(PATIENCE, harness.end()).await.unwrap().unwrap();
 }
 
 /// A run with a task that panics.
@@ -171,20 +173,20 @@ impl ConditionalRunnable for Panics {
 async fn a_panic_of_a_task_is_logged_with_its_controller_and_epoch() {
     use pilotlight::testing::simulated::SimulatedServer;
 
-    use crate::rig::{Logs, Server};
+    use crate::support::{Logs, Server};
 
     let logs = Logs::capture();
     let server = Server::Simulated(SimulatedServer::new());
-    let rig = Rig::at(server, "epochs-panic", Default::default()).await;
+    let harness = Harness::at(server, "epochs-panic", Default::default()).await;
 
-    rig.add("panics", Arc::new(Panics)).await;
-    rig.state("panics", ControllerState::Running).await;
-    rig.manager.remove("panics").await;
+    harness.add("panics", Arc::new(Panics)).await;
+    harness.state("panics", ControllerState::Running).await;
+    harness.manager.remove("panics").await;
 
     let panicked: Vec<_> =
         logs.troubles().into_iter().filter(|line| line.message == "task panicked").collect();
     let [line] = &panicked[..] else { panic!("{panicked:?}") };
     assert_eq!((line.field("controller"), line.field("epoch")), ("panics", "1"));
     assert_eq!((line.level, line.field("error")), (tracing::Level::ERROR, "as the test wants it"));
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }

@@ -13,8 +13,8 @@ use serde_json::json;
 use tokio::time::{self, Duration, Instant};
 
 #[cfg(feature = "cli")]
-use crate::rig::Declared;
-use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, alone, type_of};
+use crate::support::Declared;
+use crate::support::{Carrier, Embedded, Harness, Listening, Recorder, alone, type_of};
 
 const PACED: u64 = 50;
 const FAST: u64 = 50;
@@ -45,69 +45,69 @@ async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
 
 #[expect(clippy::print_stdout, reason = "a figure that says more than that the test passed")]
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
-    let rig = Rig::start(name).await;
-    let crd = rig.widgets();
+    let harness = Harness::start(name).await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    let flapping = &carrier.add(&rig, "flapping", &recorder).await;
-    rig.warm_up().await;
+    let flapping = &carrier.add(&harness, "flapping", &recorder).await;
+    harness.warm_up().await;
     // One whole life with an object, so that whatever is made once is there.
-    install_as_soon_as_possible(&rig, &crd).await;
-    rig.running(flapping, 1).await;
-    rig.create(&crd, "first", 1).await;
+    install_as_soon_as_possible(&harness, &crd).await;
+    harness.running(flapping, 1).await;
+    harness.create(&crd, "first", 1).await;
     recorder.saw("first", 1).await;
-    rig.scope.delete_crd(&crd).await.unwrap();
-    rig.done(flapping, 1).await;
-    let leaks = carrier.leaks(&rig).sockets();
+    harness.scope.delete_crd(&crd).await.unwrap();
+    harness.done(flapping, 1).await;
+    let leaks = carrier.leaks(&harness).sockets();
     let baseline = leaks.baseline().await;
     let tasks = usize::try_from(baseline.total("tasks")).unwrap();
 
     for epoch in 2..=PACED {
-        paced(&rig, &crd, flapping, epoch).await;
+        paced(&harness, &crd, flapping, epoch).await;
     }
-    assert_eq!(rig.assert_orderly(flapping), PACED, "each paced flap is one epoch");
-    rig.assert_absent(&crd, tasks).await.end(&rig).await;
+    assert_eq!(harness.assert_orderly(flapping), PACED, "each paced flap is one epoch");
+    harness.assert_absent(&crd, tasks).await.end(&harness).await;
     let half = leaks.measure();
     for _ in 0..FAST {
-        install_as_soon_as_possible(&rig, &crd).await;
-        rig.scope.delete_crd(&crd).await.unwrap();
+        install_as_soon_as_possible(&harness, &crd).await;
+        harness.scope.delete_crd(&crd).await.unwrap();
     }
 
     // What the last change says is what there is.
-    install_as_soon_as_possible(&rig, &crd).await;
-    rig.scope.wait_established(&crd).await.unwrap();
-    let last = rig.create(&crd, "last", 1).await;
+    install_as_soon_as_possible(&harness, &crd).await;
+    harness.scope.wait_established(&crd).await.unwrap();
+    let last = harness.create(&crd, "last", 1).await;
     recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
-    let epoch = rig.state(flapping, ControllerState::Running).await.epoch;
+    let epoch = harness.state(flapping, ControllerState::Running).await.epoch;
     assert!((PACED + 1..=PACED + FAST + 1).contains(&epoch), "epoch {epoch}");
-    rig.scope.delete_crd(&crd).await.unwrap();
-    rig.done(flapping, epoch).await;
-    rig.assert_absent(&crd, tasks).await.end(&rig).await;
-    assert_eq!(rig.assert_orderly(flapping), epoch);
+    harness.scope.delete_crd(&crd).await.unwrap();
+    harness.done(flapping, epoch).await;
+    harness.assert_absent(&crd, tasks).await.end(&harness).await;
+    assert_eq!(harness.assert_orderly(flapping), epoch);
     leaks.assert_baseline(&baseline).await;
     let resident = [&baseline, &half, &leaks.measure()].map(|it| it.total("resident KiB"));
     let [begin, half, end] = resident;
     println!("KiB resident: {resident:?}");
     assert!(end.saturating_sub(half) < NOISE_KIB, "KiB resident: {resident:?}");
     assert!(end.saturating_sub(begin) < 2 * NOISE_KIB, "KiB resident: {resident:?}");
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 /// One flap that completes its epoch.
-async fn paced(rig: &Rig<'_>, crd: &CrdBuilder, flapping: &str, epoch: u64) {
-    install_as_soon_as_possible(rig, crd).await;
-    rig.running(flapping, epoch).await;
-    rig.scope.delete_crd(crd).await.unwrap();
-    assert_eq!(rig.done(flapping, epoch).await, DoneReason::TypeGone);
-    rig.until(flapping, "waits", |it| it.reason == "TypeAbsent").await;
+async fn paced(harness: &Harness<'_>, crd: &CrdBuilder, flapping: &str, epoch: u64) {
+    install_as_soon_as_possible(harness, crd).await;
+    harness.running(flapping, epoch).await;
+    harness.scope.delete_crd(crd).await.unwrap();
+    assert_eq!(harness.done(flapping, epoch).await, DoneReason::TypeGone);
+    harness.until(flapping, "waits", |it| it.reason == "TypeAbsent").await;
 }
 
 /// The server refuses a CRD while the one before is still being deleted.
-pub(crate) async fn install_as_soon_as_possible(rig: &Rig<'_>, crd: &CrdBuilder) {
+pub(crate) async fn install_as_soon_as_possible(harness: &Harness<'_>, crd: &CrdBuilder) {
     let mut forgotten = Instant::now() + FORGOTTEN;
-    while rig.scope.install_crd(crd).await.is_err() {
+    while harness.scope.install_crd(crd).await.is_err() {
         time::sleep(Duration::from_millis(2)).await;
         if Instant::now() > forgotten {
-            let crds = Api::<CustomResourceDefinition>::all(rig.scope.client());
+            let crds = Api::<CustomResourceDefinition>::all(harness.scope.client());
             let touch =
                 Patch::Merge(json!({ "metadata": { "annotations": { "touched": "yes" } } }));
             // Gone meanwhile, perhaps.

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use crate::rig::{Bench, alone_where, sized};
+use crate::support::{Bench, alone_where, sized};
 
 /// Within this time whoever looks at a parent or at its controller is told what is wrong.
 const TOLD: Duration = Duration::from_secs(10);

@@ -9,7 +9,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::rig::{Answer, Bench, Stage, config_map, one_config_map, sized, until};
+use crate::support::{Answer, Bench, Supervised, config_map, one_config_map, sized, until};
 
 /// Asked about at the same time, unless said otherwise.
 const WORKERS: usize = 5;
@@ -217,36 +217,36 @@ async fn no_parent_is_asked_about_twice_at_once_however_often_it_changes() {
 
 #[tokio::test]
 async fn an_answer_after_its_deadline_is_discarded() {
-    let stage = Stage::start("late").await;
-    let crd = stage.rig.widgets();
-    let mut spec = stage.spec(&crd);
+    let supervised = Supervised::start("late").await;
+    let crd = supervised.harness.widgets();
+    let mut spec = supervised.spec(&crd);
     spec["hooks"]["sync"]["webhook"]["timeout"] = json!("500ms");
     let (answered, late) = watch::channel(false);
-    stage.hook.answers(move |request| {
+    supervised.hook.answers(move |request| {
         let mut child = config_map(request);
         child["metadata"]["name"] = json!("late");
         Answer::Hold(late.clone(), Box::new(Answer::Json(json!({ "children": [child] }))))
     });
-    stage.declare("a", spec).await;
-    stage.install(&crd).await;
-    stage.rig.create(&crd, "gear", 1).await;
-    stage.event("gear", "SyncError", "hook did not answer within 500ms").await;
-    until("it is asked again", async || match stage.hook.count("gear") {
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    supervised.harness.create(&crd, "gear", 1).await;
+    supervised.event("gear", "SyncError", "hook did not answer within 500ms").await;
+    until("it is asked again", async || match supervised.hook.count("gear") {
         0..3 => Err(String::new()),
         _ => Ok(()),
     })
     .await;
 
-    stage.hook.answers(one_config_map);
+    supervised.hook.answers(one_config_map);
     answered.send_replace(true);
-    stage.child("gear", 1).await;
+    supervised.child("gear", 1).await;
 
-    assert!(stage.config_maps().get_opt("late").await.unwrap().is_none());
-    let calls = stage.hook.calls();
+    assert!(supervised.config_maps().get_opt("late").await.unwrap().is_none());
+    let calls = supervised.hook.calls();
     for pair in calls.windows(2).take(2) {
         assert!(pair[1].at - pair[0].at >= Duration::from_millis(500), "one after the other");
     }
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::rig::PATIENCE;
+use crate::support::PATIENCE;
 
 /// Passes every connection on to `server`, whatever host it is asked for, and keeps what it was
 /// asked.

@@ -7,8 +7,8 @@ use pilotlight::{
 };
 
 #[cfg(feature = "cli")]
-use crate::rig::Declared;
-use crate::rig::{Carrier, Embedded, Listening, Recorder, Rig, about, type_of};
+use crate::support::Declared;
+use crate::support::{Carrier, Embedded, Harness, Listening, Recorder, about, type_of};
 
 #[tokio::test]
 async fn an_embedded_controller_starts_anew_with_another_crd() {
@@ -27,37 +27,37 @@ async fn a_declared_controller_starts_anew_with_another_crd() {
 }
 
 async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
-    let rig = Rig::start(name).await;
-    let mut crd = rig.widgets();
+    let harness = Harness::start(name).await;
+    let mut crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = Recorder::new(widgets.clone());
-    let anew = &carrier.add(&rig, "anew", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running(anew, 1).await;
+    let anew = &carrier.add(&harness, "anew", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running(anew, 1).await;
 
     // The same scope first, then the other one, and back.
     let others = [crd.clone(), crd.clone().cluster_scoped(), crd.clone()];
     for (epoch, other) in (1..).zip(others) {
         // Its name is in every life of the type, so only the uid tells them apart.
-        let old = rig.create(&crd, "same", 1).await;
+        let old = harness.create(&crd, "same", 1).await;
         assert_eq!(recorder.saw("same", epoch).await.uid.as_ref(), Some(&old));
-        let before = rig.cluster.types.served(&widgets).unwrap();
+        let before = harness.cluster.types.served(&widgets).unwrap();
         let (old_path, store) = (before.identity.path(None), recorder.store(epoch).unwrap());
 
-        rig.scope.delete_crd(&crd).await.unwrap();
-        rig.scope.wait_gone(&crd).await.unwrap();
-        rig.scope.install_crd(&other).await.unwrap();
+        harness.scope.delete_crd(&crd).await.unwrap();
+        harness.scope.wait_gone(&crd).await.unwrap();
+        harness.scope.install_crd(&other).await.unwrap();
 
-        assert_eq!(rig.done(anew, epoch).await, DoneReason::TypeGone);
-        let sent_before = rig.faults.seen().len();
-        rig.running(anew, epoch + 1).await;
+        assert_eq!(harness.done(anew, epoch).await, DoneReason::TypeGone);
+        let sent_before = harness.faults.seen().len();
+        harness.running(anew, epoch + 1).await;
         assert!(store.is_empty(), "the old cache is empty");
-        let after = rig.cluster.types.served(&widgets).unwrap();
+        let after = harness.cluster.types.served(&widgets).unwrap();
         assert_ne!(before.identity.uid, after.identity.uid);
         let scope = if other.is_namespaced() { Scope::Namespaced } else { Scope::Cluster };
         assert_eq!((after.identity.scope, after.identity.path(None)), (scope, old_path));
         assert!(recorder.store(epoch + 1).is_none_or(|store| store.is_empty()));
-        let created = rig.create(&other, "new", 1).await;
+        let created = harness.create(&other, "new", 1).await;
         assert_eq!(recorder.saw("new", epoch + 1).await.uid, Some(created));
         let ghosts: Vec<_> = recorder.all().into_iter().filter(|seen| seen.epoch > epoch).collect();
         assert!(
@@ -66,7 +66,7 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
         );
         if !other.is_namespaced() {
             // What the old epoch wrote was of the old scope; nobody ever reads one namespace alone.
-            let sent = rig.faults.seen().into_iter().enumerate();
+            let sent = harness.faults.seen().into_iter().enumerate();
             let sent = sent.filter(|(number, sent)| *number >= sent_before || is_read(sent.verb));
             let mut sent = sent.map(|(_, sent)| sent).filter(about(&other));
             assert!(!sent.any(|sent| sent.path.contains("/namespaces/")));
@@ -74,13 +74,13 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
         crd = other;
     }
 
-    assert_eq!(rig.assert_orderly(anew), 3);
-    let reasons = rig.life(anew).into_iter().filter_map(|step| match step.kind {
+    assert_eq!(harness.assert_orderly(anew), 3);
+    let reasons = harness.life(anew).into_iter().filter_map(|step| match step.kind {
         TransitionKind::Done(reason) => Some(reason),
         TransitionKind::Entered(_) | TransitionKind::Removed => None,
     });
     assert!(reasons.eq([DoneReason::TypeGone, DoneReason::TypeGone, DoneReason::TypeGone]));
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 fn is_read(verb: Verb) -> bool {
@@ -89,34 +89,37 @@ fn is_read(verb: Verb) -> bool {
 
 #[tokio::test]
 async fn a_type_that_was_replaced_while_nobody_looked_is_another_one() {
-    let rig = Rig::start("identity-unseen").await;
-    let crd = rig.widgets();
+    let harness = Harness::start("identity-unseen").await;
+    let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = Recorder::new(widgets.clone());
-    Embedded.add(&rig, "anew", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("anew", 1).await;
-    let old = rig.create(&crd, "same", 1).await;
+    Embedded.add(&harness, "anew", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("anew", 1).await;
+    let old = harness.create(&crd, "same", 1).await;
     recorder.saw("same", 1).await;
     let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
     let unseen =
         Rule::new(Action::Hang).resource("apiextensions.k8s.io", "customresourcedefinitions");
-    let unseen = rig.faults.add(unseen);
-    assert!(rig.faults.cut_open(is_crds) > 0);
+    let unseen = harness.faults.add(unseen);
+    assert!(harness.faults.cut_open(is_crds) > 0);
 
-    rig.scope.delete_crd(&crd).await.unwrap();
-    rig.scope.wait_gone(&crd).await.unwrap();
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.scope.wait_established(&crd).await.unwrap();
-    assert_eq!((rig.status("anew").state, rig.status("anew").epoch), (ControllerState::Running, 1));
-    rig.faults.remove(unseen);
+    harness.scope.delete_crd(&crd).await.unwrap();
+    harness.scope.wait_gone(&crd).await.unwrap();
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.scope.wait_established(&crd).await.unwrap();
+    assert_eq!(
+        (harness.status("anew").state, harness.status("anew").epoch),
+        (ControllerState::Running, 1)
+    );
+    harness.faults.remove(unseen);
 
-    assert_eq!(rig.done("anew", 1).await, DoneReason::TypeGone);
-    rig.running("anew", 2).await;
-    let new = rig.create(&crd, "same", 2).await;
+    assert_eq!(harness.done("anew", 1).await, DoneReason::TypeGone);
+    harness.running("anew", 2).await;
+    let new = harness.create(&crd, "same", 2).await;
     assert_eq!(recorder.saw("same", 2).await.uid, Some(new));
     let ghosts =
         recorder.all().into_iter().filter(|it| it.epoch == 2 && it.uid == Some(old.clone()));
     assert_eq!(ghosts.count(), 0);
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }

@@ -16,9 +16,9 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::rig::{
-    Act, Answer, Carrier, Embedded, PATIENCE, Recorder, Rig, RigOptions, Rule, Stage, about,
-    install_own_crds, one_config_map, type_of,
+use crate::support::{
+    Act, Answer, Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Recorder, Rule, Supervised,
+    about, install_own_crds, one_config_map, type_of,
 };
 
 const BYSTANDERS: usize = 20;
@@ -33,45 +33,45 @@ const ROUNDS: usize = 9;
 async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
-    let stage = Stage::with(plane, "isolation", RigOptions::declaring()).await;
-    let rig = &stage.rig;
-    let widgets = rig.widgets();
-    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
-    let group = rig.scope.group.clone();
-    rig.grant("widgets", &[Rule::all_of(&group, "widgets")]).await;
-    rig.grant("gadgets", &[Rule::all_of(&group, "gadgets")]).await;
+    let supervised = Supervised::with(plane, "isolation", HarnessOptions::declaring()).await;
+    let harness = &supervised.harness;
+    let widgets = harness.widgets();
+    let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget");
+    let group = harness.scope.group.clone();
+    harness.grant("widgets", &[Rule::all_of(&group, "widgets")]).await;
+    harness.grant("gadgets", &[Rule::all_of(&group, "gadgets")]).await;
     for crd in [&widgets, &gadgets] {
-        stage.install(crd).await;
+        supervised.install(crd).await;
     }
     let bystanders = Recorder::new(type_of(&widgets, "v1"));
     for number in 0..BYSTANDERS {
-        Embedded.add(rig, &format!("bystander-{number}"), &bystanders).await;
+        Embedded.add(harness, &format!("bystander-{number}"), &bystanders).await;
     }
     for number in 0..BYSTANDERS {
-        rig.running(&format!("bystander-{number}"), 1).await;
+        harness.running(&format!("bystander-{number}"), 1).await;
     }
-    rig.create(&widgets, "beat", 0).await;
-    rig.create(&gadgets, "gadget", 0).await;
+    harness.create(&widgets, "beat", 0).await;
+    harness.create(&gadgets, "gadget", 0).await;
     let mut beat = 0;
-    latencies(rig, &widgets, &bystanders, &mut beat).await;
+    latencies(harness, &widgets, &bystanders, &mut beat).await;
 
     let mut ratios = Vec::new();
     for round in 0..ROUNDS {
-        let alone = p99(latencies(rig, &widgets, &bystanders, &mut beat).await);
-        let neighbours = Neighbours::arrive(&stage, &widgets, &gadgets, round).await;
-        let beside = p99(latencies(rig, &widgets, &bystanders, &mut beat).await);
-        neighbours.leave(&stage, &gadgets).await;
+        let alone = p99(latencies(harness, &widgets, &bystanders, &mut beat).await);
+        let neighbours = Neighbours::arrive(&supervised, &widgets, &gadgets, round).await;
+        let beside = p99(latencies(harness, &widgets, &bystanders, &mut beat).await);
+        neighbours.leave(&supervised, &gadgets).await;
         ratios.push(beside.as_secs_f64() / alone.as_secs_f64());
     }
     ratios.sort_by(f64::total_cmp);
     assert!(ratios[ROUNDS / 2] <= 2.0, "neighbours are felt: {ratios:.2?}");
 
     for number in 0..BYSTANDERS {
-        let status = rig.status(&format!("bystander-{number}"));
+        let status = harness.status(&format!("bystander-{number}"));
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
         assert_eq!(status.failures, 0);
     }
-    stage.end().await;
+    supervised.end().await;
 }
 
 /// One whose type is missing, one that panics, one whose hook never answers, one that may not
@@ -89,80 +89,82 @@ struct Neighbours {
 
 impl Neighbours {
     async fn arrive(
-        stage: &Stage<'_>,
+        supervised: &Supervised<'_>,
         widgets: &CrdBuilder,
         gadgets: &CrdBuilder,
         round: usize,
     ) -> Self {
-        let rig = &stage.rig;
+        let harness = &supervised.harness;
         let name = |what: &str| format!("{what}-{round}");
         let missing = name("missing");
-        let absents = CrdBuilder::new(&rig.scope.group, "Absent");
-        Embedded.add(rig, &missing, &Recorder::new(type_of(&absents, "v1"))).await;
+        let absents = CrdBuilder::new(&harness.scope.group, "Absent");
+        Embedded.add(harness, &missing, &Recorder::new(type_of(&absents, "v1"))).await;
         let panicking = name("panicking");
         let panics = Recorder::new(type_of(widgets, "v1"));
         panics.act("beat", Act::Panic);
-        Embedded.add(rig, &panicking, &panics).await;
+        Embedded.add(harness, &panicking, &panics).await;
         let hanging = name("hanging");
         let (held, free) = watch::channel(false);
-        stage
+        supervised
             .hook
             .answers(move |request| Answer::Hold(free.clone(), Box::new(one_config_map(request))));
-        let (asked, since) = (stage.hook.count("beat"), Instant::now());
-        stage.declare(&hanging, stage.spec(widgets)).await;
+        let (asked, since) = (supervised.hook.count("beat"), Instant::now());
+        supervised.declare(&hanging, supervised.spec(widgets)).await;
         let forbidden = name("forbidden");
         let reads = Recorder::new(type_of(gadgets, "v1"));
-        Embedded.add(rig, &forbidden, &reads).await;
+        Embedded.add(harness, &forbidden, &reads).await;
 
         reads.saw("gadget", 1).await;
         panics.saw("beat", 1).await;
-        stage.hook.asked_again("beat", asked).await;
-        rig.until(&missing, "waits", |it| it.reason == "TypeAbsent").await;
+        supervised.hook.asked_again("beat", asked).await;
+        harness.until(&missing, "waits", |it| it.reason == "TypeAbsent").await;
         // A revoked right leaves open watches open: the next one is refused.
-        rig.revoke("gadgets").await;
-        rig.faults.cut_open(about(gadgets));
-        let refused = rig.until(&forbidden, "is forbidden", |it| it.reason == "Forbidden").await;
+        harness.revoke("gadgets").await;
+        harness.faults.cut_open(about(gadgets));
+        let refused =
+            harness.until(&forbidden, "is forbidden", |it| it.reason == "Forbidden").await;
         assert_eq!((refused.state, refused.epoch), (ControllerState::Running, 1));
         assert!(refused.message.contains("grant"), "{}", refused.message);
-        let panicked = rig.until(&panicking, "has panicked", |it| it.last_error().is_some()).await;
+        let panicked =
+            harness.until(&panicking, "has panicked", |it| it.last_error().is_some()).await;
         assert!(panicked.last_error().is_some_and(|error| error.contains("told to panic")));
         assert_eq!(panicked.state, ControllerState::Running);
         Self { missing, panicking, hanging, forbidden, asked, since, _held: held }
     }
 
-    async fn leave(self, stage: &Stage<'_>, gadgets: &CrdBuilder) {
-        let rig = &stage.rig;
-        let still = rig.status(&self.forbidden);
+    async fn leave(self, supervised: &Supervised<'_>, gadgets: &CrdBuilder) {
+        let harness = &supervised.harness;
+        let still = harness.status(&self.forbidden);
         assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
-        let hanging = stage.runnable(&self.hanging);
-        let still = rig.status(&hanging);
+        let hanging = supervised.runnable(&self.hanging);
+        let still = harness.status(&hanging);
         assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
-        let asked = stage.hook.count("beat") - self.asked;
+        let asked = supervised.hook.count("beat") - self.asked;
         // One call at a time, and another when its deadline has passed.
         let most = 2 + self.since.elapsed().as_secs() / HOOK_TIMEOUT.as_secs();
         assert!(asked as u64 <= most, "a parent whose hook hangs waits for it: {asked} calls");
-        stage
+        supervised
             .controllers()
-            .delete(&stage.name(&self.hanging), &DeleteParams::default())
+            .delete(&supervised.name(&self.hanging), &DeleteParams::default())
             .await
             .unwrap();
-        rig.until_removed(&hanging).await;
-        rig.grant("gadgets", &[Rule::all_of(&rig.scope.group, "gadgets")]).await;
-        rig.create(gadgets, &format!("again-{}", fastrand::u32(..)), 1).await;
+        harness.until_removed(&hanging).await;
+        harness.grant("gadgets", &[Rule::all_of(&harness.scope.group, "gadgets")]).await;
+        harness.create(gadgets, &format!("again-{}", fastrand::u32(..)), 1).await;
         for name in [&self.missing, &self.panicking, &self.forbidden] {
-            timeout(PATIENCE, rig.manager.remove(name.as_str())).await.unwrap();
+            timeout(PATIENCE, harness.manager.remove(name.as_str())).await.unwrap();
         }
     }
 }
 
 /// From a change being sent until each bystander reconciles it.
 async fn latencies(
-    rig: &Rig<'_>,
+    harness: &Harness<'_>,
     crd: &CrdBuilder,
     recorder: &Recorder,
     beat: &mut i64,
 ) -> Vec<Duration> {
-    let api = rig.scope.api(crd, "v1");
+    let api = harness.scope.api(crd, "v1");
     let mut latencies = Vec::new();
     for _ in 0..CHANGES {
         *beat += 1;

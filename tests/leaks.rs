@@ -15,7 +15,7 @@ use pilotlight::{
 };
 use tokio::sync::{Notify, mpsc};
 
-use crate::rig::{Rig, Server, type_of};
+use crate::support::{Harness, Server, type_of};
 
 /// Longer than whatever ends by itself takes to do so.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -36,7 +36,7 @@ impl Runnable for Leaky {
                 let release = Arc::clone(release);
                 epoch.spawn(async move { release.notified().await });
             }
-            Self::Client(client, keeper) => keeper.try_send(epoch.client(client)).unwrap(),
+            Self::Client(client, escaped) => escaped.try_send(epoch.client(client)).unwrap(),
             Self::Fails => return Box::pin(async { Err("as the test wants it".into()) }),
         }
         Box::pin(async move {
@@ -62,11 +62,12 @@ impl Reconciler for Patient {
     }
 }
 
-async fn rig(name: &str) -> (Rig<'static>, LeakOracle, Measure) {
-    let rig = Rig::at(Server::Simulated(SimulatedServer::new()), name, Default::default()).await;
-    let leaks = rig.leaks().patience(PATIENCE);
+async fn harness(name: &str) -> (Harness<'static>, LeakOracle, Measure) {
+    let harness =
+        Harness::at(Server::Simulated(SimulatedServer::new()), name, Default::default()).await;
+    let leaks = harness.leaks().patience(PATIENCE);
     let baseline = leaks.baseline().await;
-    (rig, leaks, baseline)
+    (harness, leaks, baseline)
 }
 
 /// Asserts that all this has grown, each line a sort, its owner and by how much.
@@ -83,25 +84,25 @@ async fn nothing_is_left(leaks: LeakOracle, baseline: &Measure) {
     leaks.expect_more("series", "pilotlight_informers{").assert_baseline(baseline).await;
 }
 
-async fn controller(rig: &Rig<'_>, name: &str, widgets: TypeRef) {
+async fn controller(harness: &Harness<'_>, name: &str, widgets: TypeRef) {
     let controller = Controller::builder(name).for_type(widgets).conditional();
-    rig.add(name, Arc::new(controller.build(&rig.cluster, Patient).unwrap())).await;
+    harness.add(name, Arc::new(controller.build(&harness.cluster, Patient).unwrap())).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
-    let (rig, leaks, baseline) = rig("leaks-task").await;
+    let (harness, leaks, baseline) = harness("leaks-task").await;
     let release = Arc::new(Notify::new());
     // Longer than the oracle looks.
     let options = RunnableOptions { grace: PATIENCE * 100, ..RunnableOptions::default() };
     let leaky = Arc::new(Leaky::Task(Arc::clone(&release)));
-    rig.manager.add("leaky", leaky, options).await.unwrap();
-    rig.state("leaky", ControllerState::Running).await;
-    let manager = rig.manager.clone();
+    harness.manager.add("leaky", leaky, options).await.unwrap();
+    harness.state("leaky", ControllerState::Running).await;
+    let manager = harness.manager.clone();
 
     let removed = async { manager.remove("leaky").await };
     let told = async {
-        rig.state("leaky", ControllerState::Stopping).await;
+        harness.state("leaky", ControllerState::Stopping).await;
         let lines = [
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"epoch\"}: 1, 0",
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"run\"}: 1, 0",
@@ -117,12 +118,14 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
-    let (rig, leaks, baseline) = rig("leaks-client").await;
-    let (keeper, mut kept) = mpsc::channel(1);
-    rig.add("leaky", Arc::new(Leaky::Client(rig.cluster.unfenced_client().clone(), keeper))).await;
-    rig.state("leaky", ControllerState::Running).await;
+    let (harness, leaks, baseline) = harness("leaks-client").await;
+    let (escaped, mut kept) = mpsc::channel(1);
+    harness
+        .add("leaky", Arc::new(Leaky::Client(harness.cluster.unfenced_client().clone(), escaped)))
+        .await;
+    harness.state("leaky", ControllerState::Running).await;
 
-    rig.manager.remove("leaky").await;
+    harness.manager.remove("leaky").await;
 
     let line =
         "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"client\"}: 1, 0";
@@ -133,41 +136,41 @@ async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
 
 #[tokio::test(start_paused = true)]
 async fn a_request_that_waits_for_ever_is_told_with_its_controller() {
-    let (rig, leaks, baseline) = rig("leaks-queue").await;
-    let crd = rig.widgets();
-    rig.scope.install_crd(&crd).await.unwrap();
-    controller(&rig, "patient", type_of(&crd, "v1")).await;
-    rig.state("patient", ControllerState::Running).await;
-    rig.create(&crd, "one", 1).await;
-    rig.create(&crd, "other", 1).await;
+    let (harness, leaks, baseline) = harness("leaks-queue").await;
+    let crd = harness.widgets();
+    harness.scope.install_crd(&crd).await.unwrap();
+    controller(&harness, "patient", type_of(&crd, "v1")).await;
+    harness.state("patient", ControllerState::Running).await;
+    harness.create(&crd, "one", 1).await;
+    harness.create(&crd, "other", 1).await;
 
     let line = "timers of pilotlight_queue_waiting{name=\"patient\",controller=\"patient\"}: 2, 0";
     assert_grown(&leaks, &baseline, &[line]).await;
 
-    rig.scope.delete_crd(&crd).await.unwrap();
-    rig.manager.remove("patient").await;
+    harness.scope.delete_crd(&crd).await.unwrap();
+    harness.manager.remove("patient").await;
     nothing_is_left(leaks, &baseline).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn whatever_waits_for_a_time_is_told_with_its_owner() {
-    let (rig, leaks, baseline) = rig("leaks-timers").await;
-    let crd = rig.widgets();
-    rig.scope.install_crd(&crd).await.unwrap();
-    controller(&rig, "lingers", type_of(&crd, "v1")).await;
-    rig.state("lingers", ControllerState::Running).await;
-    rig.manager.remove("lingers").await;
-    rig.add("fails", Arc::new(Leaky::Fails)).await;
-    rig.state("fails", ControllerState::BackingOff).await;
+    let (harness, leaks, baseline) = harness("leaks-timers").await;
+    let crd = harness.widgets();
+    harness.scope.install_crd(&crd).await.unwrap();
+    controller(&harness, "lingers", type_of(&crd, "v1")).await;
+    harness.state("lingers", ControllerState::Running).await;
+    harness.manager.remove("lingers").await;
+    harness.add("fails", Arc::new(Leaky::Fails)).await;
+    harness.state("fails", ControllerState::BackingOff).await;
 
     let impatient = leaks.patience(Duration::ZERO);
     let linger = format!(
         "timers of pilotlight_informer_timers{{group=\"{}\",resource=\"widgets\",kind=\"linger\"}}: 1, 0",
-        rig.scope.group
+        harness.scope.group
     );
     let wake = "timers of pilotlight_controller_timers{controller=\"fails\",kind=\"wake\"}: 1, 0";
     assert_grown(&impatient, &baseline, &[&linger, wake]).await;
 
-    rig.manager.remove("fails").await;
+    harness.manager.remove("fails").await;
     nothing_is_left(impatient.patience(PATIENCE), &baseline).await;
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kube::api::ApiResource;
 use pilotlight::testing::{Profile, Recording, Schedule, Verb};
 
-use crate::rig::{Stage, Workload, counted, workload};
+use crate::support::{Supervised, Workload, counted, workload};
 
 /// In every run of the tests; `many_seeds` by command.
 const SAMPLE: std::ops::Range<u64> = 1..4;
@@ -43,20 +43,20 @@ async fn seeds_lose_nothing(seeds: std::ops::Range<u64>) {
 }
 
 async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
-    let stage = Stage::start(name).await;
-    stage.hook.answers(workload::sized);
-    let crd = workload::crd(&stage.rig.scope.group);
-    stage.install(&crd).await;
-    let scope = &stage.rig.scope;
+    let supervised = Supervised::start(name).await;
+    supervised.hook.answers(workload::sized);
+    let crd = workload::crd(&supervised.harness.scope.group);
+    supervised.install(&crd).await;
+    let scope = &supervised.harness.scope;
     let work = Workload::new(scope.client(), &scope.namespace, &crd);
     let recorder = work.recorder().await;
-    stage.declare("work", workload::spec(&crd, &stage.hook.url)).await;
-    stage.runs("work", 1).await;
+    supervised.declare("work", workload::spec(&crd, &supervised.hook.url)).await;
+    supervised.runs("work", 1).await;
     let playing = seed.map(|seed| {
         let profile = profile(&crd.api_resource("v1"), Duration::from_secs(1));
         // Watches that are open by now meet no rule.
-        let playing = stage.rig.faults.play(&Schedule::random(seed, &profile));
-        stage.rig.faults.cut_open(|info| info.verb == Verb::Watch);
+        let playing = supervised.harness.faults.play(&Schedule::random(seed, &profile));
+        supervised.harness.faults.cut_open(|info| info.verb == Verb::Watch);
         playing
     });
 
@@ -65,7 +65,7 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     let fired = playing.as_ref().map_or(0, |playing| playing.fired());
     drop(playing);
     let recording = recorder.finish().await.unwrap();
-    stage.end().await;
+    supervised.end().await;
     (recording, fired)
 }
 

@@ -41,6 +41,8 @@ mod identity;
 #[cfg(feature = "cli")]
 mod isolation;
 mod leaks;
+#[cfg(feature = "meta")]
+mod logging;
 #[cfg(feature = "cli")]
 mod losses;
 #[cfg(feature = "cli")]
@@ -50,23 +52,21 @@ mod owner_chain;
 #[cfg(feature = "cli")]
 #[cfg(feature = "cli")]
 mod reports;
-mod rig;
 #[cfg(feature = "cli")]
 mod scenarios;
 #[cfg(feature = "cli")]
 mod secrecy;
+mod server_stall;
 mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]
 mod spec_edit;
-mod standstill;
 mod story;
+mod support;
 mod terminating;
 #[cfg(feature = "cli")]
 mod termination;
 mod token;
-#[cfg(feature = "meta")]
-mod told;
 mod unknown;
 #[cfg(feature = "cli")]
 mod unknown_outcome;

@@ -6,7 +6,7 @@ use pilotlight::meta::{MAX_OWNER_DEPTH, OWNER_DEPTH};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use crate::rig::Bench;
+use crate::support::Bench;
 
 /// A controller of widgets whose children are widgets.
 fn own_children(annotations: Value, selector: Value) -> Value {

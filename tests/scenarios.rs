@@ -15,7 +15,7 @@
 /// - `simulated("why not on the control plane")`;
 /// - `pending("the feature that brings it")`, which has no function yet.
 ///
-/// [`Server`]: crate::rig::Server
+/// [`Server`]: crate::support::Server
 macro_rules! scenarios {
     ($($number:literal $name:ident $place:ident $(($why:literal))?: $outcome:literal;)*) => {
         /// What this module brings to the table.
@@ -46,11 +46,11 @@ macro_rules! scenarios {
             #[tokio::test]
             async fn on_the_real_server() {
                 let scenario = async {
-                    super::$name(crate::rig::Server::own(&[$($flag)?]).await).await;
+                    super::$name(crate::support::Server::own(&[$($flag)?]).await).await;
                 };
                 let name = concat!(module_path!(), "::on_the_real_server");
                 let (_crate, name) = name.split_once("::").unwrap();
-                crate::rig::alone(name, scenario).await;
+                crate::support::alone(name, scenario).await;
             }
         }
     };
@@ -61,13 +61,13 @@ macro_rules! scenarios {
     (@on_the_simulated_server $name:ident) => {
         #[tokio::test(start_paused = true)]
         async fn on_the_simulated_server() {
-            super::$name(crate::rig::Server::simulated()).await;
+            super::$name(crate::support::Server::simulated()).await;
         }
     };
     (@on_the_real_server $name:ident) => {
         #[tokio::test]
         async fn on_the_real_server() {
-            super::$name(crate::rig::Server::real()).await;
+            super::$name(crate::support::Server::real()).await;
         }
     };
 }
@@ -80,11 +80,11 @@ mod many;
 mod process;
 mod server_faults;
 mod sharing;
-mod world;
+mod testbed;
 
 use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
 
-use self::world::World;
+use self::testbed::Testbed;
 
 /// One row of the table.
 #[derive(Clone, Copy, Debug)]

@@ -9,8 +9,8 @@ use pilotlight::{
 use tokio::time::timeout;
 
 #[cfg(feature = "cli")]
-use crate::rig::Declared;
-use crate::rig::{Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, Seen, type_of};
+use crate::support::Declared;
+use crate::support::{Carrier, Embedded, Harness, Listening, PATIENCE, Recorder, Seen, type_of};
 
 #[tokio::test]
 async fn embedded_controllers_share_one_watch() {
@@ -36,26 +36,26 @@ async fn a_declared_and_an_embedded_controller_share_one_watch() {
 }
 
 async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) {
-    let rig = Rig::start(name).await;
-    let crd = rig.widgets();
+    let harness = Harness::start(name).await;
+    let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let (ones, others) = (Recorder::new(widgets.clone()), Recorder::new(widgets.clone()));
-    let one = &first.add(&rig, "one", &ones).await;
-    let other = &second.add(&rig, "other", &others).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running(one, 1).await;
-    rig.running(other, 1).await;
-    rig.create(&crd, "shared", 1).await;
+    let one = &first.add(&harness, "one", &ones).await;
+    let other = &second.add(&harness, "other", &others).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running(one, 1).await;
+    harness.running(other, 1).await;
+    harness.create(&crd, "shared", 1).await;
     let seen = ones.saw("shared", 1).await;
     assert_eq!(seen.uid, others.saw("shared", 1).await.uid);
-    let served = rig.cluster.types.served(&widgets).unwrap();
-    let mut informers = rig.cluster.informers.status();
+    let served = harness.cluster.types.served(&widgets).unwrap();
+    let mut informers = harness.cluster.informers.status();
     informers.retain(|it| it.key.identity == served.identity);
     let subscribers: Vec<_> = informers.iter().map(|it| it.subscribers).collect();
     assert_eq!(subscribers, [2], "{informers:#?}");
     // What a declared controller writes into the status is no reading.
     let readings = async || {
-        let mut requests = rig.requests(&crd, rig.begin).await;
+        let mut requests = harness.requests(&crd, harness.begin).await;
         requests.retain(|event| event.verb == "list" || event.verb == "watch");
         requests
     };
@@ -66,19 +66,19 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     // Changes flow while one leaves, and while a late one comes.
     let mut late = String::new();
     for round in 0..20 {
-        rig.create(&crd, &format!("gapless-{round}"), 1).await;
+        harness.create(&crd, &format!("gapless-{round}"), 1).await;
         if round == 5 {
-            first.remove(&rig, "one").await;
+            first.remove(&harness, "one").await;
         }
         if round == 12 {
-            late = first.add(&rig, "late", &ones).await;
+            late = first.add(&harness, "late", &ones).await;
         }
     }
 
     for round in 0..20 {
         others.saw(&format!("gapless-{round}"), 1).await;
     }
-    rig.running(&late, 1).await;
+    harness.running(&late, 1).await;
     let by_late = async |name: &str| {
         let by_late = |seen: &Seen| seen.controller == late && seen.name == name;
         ones.until("everything, by the late one", by_late).await
@@ -96,29 +96,29 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
             && event.code == Some(200)
     });
     assert_eq!(lists.count(), 1, "{requests:#?}");
-    assert_eq!(rig.status(other).state, ControllerState::Running);
-    assert_eq!(rig.assert_orderly(other), 0);
-    rig.end().await.unwrap();
+    assert_eq!(harness.status(other).state, ControllerState::Running);
+    assert_eq!(harness.assert_orderly(other), 0);
+    harness.end().await.unwrap();
 }
 
 #[tokio::test]
 async fn whoever_subscribes_without_a_controller_hears_that_the_type_is_gone() {
-    let rig = Rig::start("sharing-end").await;
-    let crd = rig.widgets();
+    let harness = Harness::start("sharing-end").await;
+    let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.type_state(&widgets, "is served", |state| state.word() == "Served").await;
-    let served = rig.cluster.types.served(&widgets).unwrap();
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.type_state(&widgets, "is served", |state| state.word() == "Served").await;
+    let served = harness.cluster.types.served(&widgets).unwrap();
     let key = InformerKey::new(served.identity.clone());
     // An informer belongs to the runtime of whoever asks for it first.
-    let mut subscription = rig.enter(|| rig.cluster.informers.subscribe(&served, key));
+    let mut subscription = harness.enter(|| harness.cluster.informers.subscribe(&served, key));
     let mut progress = subscription.progress();
     timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
 
-    rig.scope.delete_crd(&crd).await.unwrap();
+    harness.scope.delete_crd(&crd).await.unwrap();
 
     let ended = timeout(PATIENCE, subscription.next()).await.unwrap();
     assert_eq!(ended.unwrap_err(), Ended::TypeGone);
-    assert!(rig.cluster.informers.status().is_empty());
-    rig.end().await.unwrap();
+    assert!(harness.cluster.informers.status().is_empty());
+    harness.end().await.unwrap();
 }

@@ -7,54 +7,55 @@ use pilotlight::{
 };
 use serde_json::{Value, json};
 
-use crate::rig::{Answer, Call, Stage, condition, config_map, status_of};
+use crate::support::{Answer, Call, Supervised, condition, config_map, status_of};
 
 #[tokio::test]
 async fn a_valid_edit_is_one_restart_without_a_relist() {
-    let (stage, crd) = Stage::at_work("edit-valid").await;
-    let rig = &stage.rig;
-    let mark = rig.mark();
-    rig.faults.forget_seen();
-    let before = stage.hook.count("gear");
+    let (supervised, crd) = Supervised::at_work("edit-valid").await;
+    let harness = &supervised.harness;
+    let mark = harness.mark();
+    harness.faults.forget_seen();
+    let before = supervised.hook.count("gear");
 
     let change = json!({ "spec": { "resyncPeriodSeconds": 3600 } });
-    let generation = stage.edit("a", change).await;
+    let generation = supervised.edit("a", change).await;
 
-    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
-    rig.running(&stage.runnable("a"), 2).await;
-    stage.hook.asked_again("gear", before).await;
-    stage.runs("a", 2).await;
-    let status = stage.status("a", "is answered", |it| it.observed_generation == Some(generation));
+    assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Superseded);
+    harness.running(&supervised.runnable("a"), 2).await;
+    supervised.hook.asked_again("gear", before).await;
+    supervised.runs("a", 2).await;
+    let status =
+        supervised.status("a", "is answered", |it| it.observed_generation == Some(generation));
     assert_eq!(condition(&status.await, "Ready").status, "True");
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    let read: Vec<_> = rig
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let read: Vec<_> = harness
         .requests(&crd, mark)
         .await
         .into_iter()
         .filter(|event| matches!(event.verb.as_str(), "list" | "watch"))
         .collect();
     assert!(read.is_empty(), "parents are read again: {read:#?}");
-    let mut lists = rig.faults.seen();
+    let mut lists = harness.faults.seen();
     lists.retain(|it| it.resource == "configmaps" && matches!(it.verb, Verb::List | Verb::Watch));
     assert!(lists.is_empty(), "children are read again: {lists:#?}");
 
     // A touch is no edit.
     let touch = json!({ "metadata": { "annotations": { "touched": "yes" } } });
-    stage.edit("a", touch).await;
-    stage.edit("a", json!({ "spec": { "hooks": { "sync": { "version": "v1" } } } })).await;
-    stage.resize(&crd, "gear", 3).await;
-    stage.child("gear", 3).await;
-    assert_eq!(rig.status(&stage.runnable("a")).epoch, 2);
-    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
-    stage.end().await;
+    supervised.edit("a", touch).await;
+    supervised.edit("a", json!({ "spec": { "hooks": { "sync": { "version": "v1" } } } })).await;
+    supervised.resize(&crd, "gear", 3).await;
+    supervised.child("gear", 3).await;
+    assert_eq!(harness.status(&supervised.runnable("a")).epoch, 2);
+    assert_eq!(harness.assert_orderly(&supervised.runnable("a")), 1);
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn an_invalid_edit_leaves_the_old_controller_at_work() {
-    let (stage, crd) = Stage::at_work("edit-invalid").await;
-    let rig = &stage.rig;
-    let name = stage.name("a");
+    let (supervised, crd) = Supervised::at_work("edit-invalid").await;
+    let harness = &supervised.harness;
+    let name = supervised.name("a");
 
     let wrong: [(Value, &str, &str); 3] = [
         (
@@ -75,11 +76,11 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
             "spec.parentResource.labelSelector.matchExpressions[0].operator",
         ),
     ];
-    let good = stage.spec(&crd);
+    let good = supervised.spec(&crd);
     for (size, (change, reason, field)) in (2..).zip(wrong) {
-        let generation = stage.edit("a", json!({ "spec": change })).await;
+        let generation = supervised.edit("a", json!({ "spec": change })).await;
 
-        let status = stage.status("a", field, |status| {
+        let status = supervised.status("a", field, |status| {
             status.observed_generation == Some(generation)
                 && condition(status, "Ready").message.contains(field)
         });
@@ -89,50 +90,51 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
         assert_eq!(condition(&status, "Running").status, "True");
         assert_eq!(status.state.as_deref(), Some("Running"));
         assert_eq!(status.reason.as_deref(), Some(reason), "the column says it");
-        let event = stage.event(&name, "CreateError", field).await;
+        let event = supervised.event(&name, "CreateError", field).await;
         assert_eq!(event.type_.as_deref(), Some("Warning"));
-        stage.resize(&crd, "gear", size).await;
-        stage.child("gear", size).await;
-        assert_eq!(rig.status(&stage.runnable("a")).epoch, 1);
+        supervised.resize(&crd, "gear", size).await;
+        supervised.child("gear", size).await;
+        assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1);
 
         // What was wrong goes, and the specification is the one that runs.
         let mut undo = good.clone();
         undo["hooks"]["finalize"] = Value::Null;
         undo["parentResource"]["labelSelector"] = Value::Null;
-        stage.edit("a", json!({ "spec": undo })).await;
-        stage.runs("a", 1).await;
+        supervised.edit("a", json!({ "spec": undo })).await;
+        supervised.runs("a", 1).await;
     }
 
-    stage.hook.answers(|request| {
+    supervised.hook.answers(|request| {
         let mut child = config_map(request);
         child["data"]["fixed"] = json!("yes");
         Answer::Json(json!({ "status": status_of(request), "children": [child] }))
     });
     let mut other = good.clone();
     other["hooks"]["sync"]["webhook"]["timeout"] = json!("3s");
-    stage.edit("a", json!({ "spec": other })).await;
-    stage.runs("a", 2).await;
-    stage
+    supervised.edit("a", json!({ "spec": other })).await;
+    supervised.runs("a", 2).await;
+    supervised
         .config_map("gear", "is of the new one", |child| {
             child.and_then(|child| child.data.as_ref()?.get("fixed")).is_some()
         })
         .await;
-    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
-    stage.end().await;
+    assert_eq!(harness.assert_orderly(&supervised.runnable("a")), 1);
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
-    let (stage, crd) = Stage::at_work("edit-pending").await;
-    let rig = &stage.rig;
-    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
+    let (supervised, crd) = Supervised::at_work("edit-pending").await;
+    let harness = &supervised.harness;
+    let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget");
 
-    let mut spec = stage.spec(&crd);
-    let more = json!({ "apiVersion": format!("{}/v1", rig.scope.group), "resource": "gadgets" });
+    let mut spec = supervised.spec(&crd);
+    let more =
+        json!({ "apiVersion": format!("{}/v1", harness.scope.group), "resource": "gadgets" });
     spec["childResources"].as_array_mut().unwrap().push(more);
-    let generation = stage.edit("a", json!({ "spec": spec })).await;
+    let generation = supervised.edit("a", json!({ "spec": spec })).await;
 
-    let pending = stage.status("a", "is pending", |status| {
+    let pending = supervised.status("a", "is pending", |status| {
         status.observed_generation == Some(generation)
             && condition(status, "Ready").reason == "SpecPending"
     });
@@ -141,71 +143,71 @@ async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
     assert_eq!(ready.status, "False");
     assert!(ready.message.contains("gadgets"), "{}", ready.message);
     assert_eq!(condition(&pending, "Running").status, "True");
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    assert_eq!(rig.status(&stage.runnable("a")).epoch, 1);
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1);
 
-    stage.install(&gadgets).await;
-    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
-    stage.runs("a", 2).await;
+    supervised.install(&gadgets).await;
+    assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Superseded);
+    supervised.runs("a", 2).await;
     let asked_for_both =
         |call: &Call| call.body["children"].as_object().is_some_and(|groups| groups.len() == 2);
-    stage.hook.asked("with both types", asked_for_both).await;
-    stage.end().await;
+    supervised.hook.asked("with both types", asked_for_both).await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
-    let (stage, crd) = Stage::at_work("edit-parent").await;
-    let rig = &stage.rig;
-    let gadgets = CrdBuilder::new(&rig.scope.group, "Gadget");
+    let (supervised, crd) = Supervised::at_work("edit-parent").await;
+    let harness = &supervised.harness;
+    let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget");
 
-    let generation = stage.edit("a", json!({ "spec": stage.spec(&gadgets) })).await;
+    let generation = supervised.edit("a", json!({ "spec": supervised.spec(&gadgets) })).await;
 
-    let pending = stage.status("a", "is pending", |status| {
+    let pending = supervised.status("a", "is pending", |status| {
         status.observed_generation == Some(generation)
             && condition(status, "Ready").reason == "SpecPending"
     });
     let pending = condition(&pending.await, "Ready");
     assert!(pending.message.contains("gadgets"), "{}", pending.message);
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    assert_eq!(rig.status(&stage.runnable("a")).epoch, 1, "the old one goes on");
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1, "the old one goes on");
 
-    stage.install(&gadgets).await;
-    rig.create(&gadgets, "cog", 5).await;
-    assert_eq!(rig.done(&stage.runnable("a"), 1).await, DoneReason::Superseded);
-    stage.runs("a", 2).await;
-    stage.child("cog", 5).await;
-    let calls = stage.hook.count("gear");
-    stage.resize(&crd, "gear", 3).await;
-    stage.resize(&gadgets, "cog", 6).await;
-    stage.child("cog", 6).await;
-    assert_eq!(stage.hook.count("gear"), calls, "the old parents are nobody's");
-    assert_eq!(rig.assert_orderly(&stage.runnable("a")), 1);
-    stage.end().await;
+    supervised.install(&gadgets).await;
+    harness.create(&gadgets, "cog", 5).await;
+    assert_eq!(harness.done(&supervised.runnable("a"), 1).await, DoneReason::Superseded);
+    supervised.runs("a", 2).await;
+    supervised.child("cog", 5).await;
+    let calls = supervised.hook.count("gear");
+    supervised.resize(&crd, "gear", 3).await;
+    supervised.resize(&gadgets, "cog", 6).await;
+    supervised.child("cog", 6).await;
+    assert_eq!(supervised.hook.count("gear"), calls, "the old parents are nobody's");
+    assert_eq!(harness.assert_orderly(&supervised.runnable("a")), 1);
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn an_edit_that_waits_can_be_taken_back() {
-    let (stage, crd) = Stage::at_work("edit-back").await;
-    let rig = &stage.rig;
+    let (supervised, crd) = Supervised::at_work("edit-back").await;
+    let harness = &supervised.harness;
 
     let away = json!({ "spec": { "parentResource": { "resource": "nothings" } } });
-    stage.edit("a", away).await;
-    stage.status("a", "is pending", |it| condition(it, "Ready").reason == "SpecPending").await;
+    supervised.edit("a", away).await;
+    supervised.status("a", "is pending", |it| condition(it, "Ready").reason == "SpecPending").await;
     let back = json!({ "spec": { "parentResource": { "resource": "widgets" } } });
-    let generation = stage.edit("a", back).await;
+    let generation = supervised.edit("a", back).await;
 
-    let ready = stage.status("a", "is ready again", |status| {
+    let ready = supervised.status("a", "is ready again", |status| {
         status.observed_generation == Some(generation)
             && condition(status, "Ready").status == "True"
     });
     ready.await;
-    stage.resize(&crd, "gear", 2).await;
-    stage.child("gear", 2).await;
-    let status = rig.status(&stage.runnable("a"));
+    supervised.resize(&crd, "gear", 2).await;
+    supervised.child("gear", 2).await;
+    let status = harness.status(&supervised.runnable("a"));
     assert_eq!(status.state, ControllerState::Running);
     assert_eq!((status.pending.as_deref(), status.epoch), (None, 1), "nothing is restarted");
-    stage.end().await;
+    supervised.end().await;
 }

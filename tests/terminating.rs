@@ -8,7 +8,7 @@ use pilotlight::{
 };
 use serde_json::json;
 
-use crate::rig::{Act, Carrier, Embedded, Listening, Recorder, Rig, type_of};
+use crate::support::{Act, Carrier, Embedded, Harness, Listening, Recorder, type_of};
 
 #[tokio::test]
 async fn an_embedded_controller_runs_until_finalizers_are_gone() {
@@ -21,60 +21,60 @@ async fn a_conditional_runnable_runs_until_finalizers_are_gone() {
 }
 
 async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
-    let rig = Rig::start(name).await;
-    let crd = rig.widgets();
+    let harness = Harness::start(name).await;
+    let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
     let recorder = Recorder::new(widgets.clone());
-    carrier.add(&rig, "finisher", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("finisher", 1).await;
-    let api = rig.scope.api(&crd, "v1");
+    carrier.add(&harness, "finisher", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("finisher", 1).await;
+    let api = harness.scope.api(&crd, "v1");
     let mut held = crd.object("held", json!({ "size": 1 }));
     held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
     api.create(&PostParams::default(), &held).await.unwrap();
     recorder.saw("held", 1).await;
     recorder.clear();
 
-    rig.scope.delete_crd(&crd).await.unwrap();
+    harness.scope.delete_crd(&crd).await.unwrap();
     let terminating = |state: &TypeState| *state == TypeState::Terminating;
-    rig.type_state(&widgets, "terminates", terminating).await;
+    harness.type_state(&widgets, "terminates", terminating).await;
     // The server deletes every object, and this one stays with a deletion timestamp.
     recorder.saw("held", 1).await;
-    assert_eq!(rig.status("finisher").state, ControllerState::Running);
+    assert_eq!(harness.status("finisher").state, ControllerState::Running);
     // What is changed now is seen: the watch is open.
     recorder.clear();
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();
     recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
-    assert_eq!(rig.status("finisher").state, ControllerState::Running);
+    assert_eq!(harness.status("finisher").state, ControllerState::Running);
 
     let release = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     api.patch("held", &PatchParams::default(), &release).await.unwrap();
 
     recorder.until("the deletion", |seen| seen.name == "held" && seen.uid.is_none()).await;
-    assert_eq!(rig.done("finisher", 1).await, DoneReason::TypeGone);
-    rig.scope.wait_gone(&crd).await.unwrap();
-    assert_eq!(rig.assert_orderly("finisher"), 1);
-    rig.end().await.unwrap();
+    assert_eq!(harness.done("finisher", 1).await, DoneReason::TypeGone);
+    harness.scope.wait_gone(&crd).await.unwrap();
+    assert_eq!(harness.assert_orderly("finisher"), 1);
+    harness.end().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_reconciler_finishes_its_finalizer_while_the_type_terminates() {
-    let rig = Rig::start("terminating-finalizer").await;
-    let crd = rig.widgets();
+    let harness = Harness::start("terminating-finalizer").await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
     recorder.act("held", Act::Release);
-    Embedded.add(&rig, "finisher", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
+    Embedded.add(&harness, "finisher", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
     let mut held = crd.object("held", json!({}));
     held.metadata.finalizers = Some(vec!["pilotlight.test/hold".to_owned()]);
-    rig.scope.wait_established(&crd).await.unwrap();
-    rig.scope.api(&crd, "v1").create(&PostParams::default(), &held).await.unwrap();
+    harness.scope.wait_established(&crd).await.unwrap();
+    harness.scope.api(&crd, "v1").create(&PostParams::default(), &held).await.unwrap();
     recorder.saw("held", 1).await;
 
-    rig.scope.delete_crd(&crd).await.unwrap();
+    harness.scope.delete_crd(&crd).await.unwrap();
 
-    assert_eq!(rig.done("finisher", 1).await, DoneReason::TypeGone);
-    rig.scope.wait_gone(&crd).await.unwrap();
-    rig.end().await.unwrap();
+    assert_eq!(harness.done("finisher", 1).await, DoneReason::TypeGone);
+    harness.scope.wait_gone(&crd).await.unwrap();
+    harness.end().await.unwrap();
 }

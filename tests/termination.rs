@@ -19,7 +19,7 @@ use tokio::{
     time::{Instant, interval, sleep, timeout},
 };
 
-use crate::rig::{HookServer, PATIENCE, install_own_crds, until, workload};
+use crate::support::{HookServer, PATIENCE, install_own_crds, until, workload};
 
 const PARENTS: usize = 60;
 /// That of a reconcile, and some for the machine.

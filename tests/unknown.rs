@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures::future::join_all;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use pilotlight::{
-    discovery::{DiscoveryOptions, Mode, TypeState},
+    discovery::{DiscoveryMode, DiscoveryOptions, TypeState},
     informer::InformerOptions,
     kind::TypeRef,
     manager::{ControllerState, DoneReason, TransitionKind},
@@ -18,9 +18,9 @@ use pilotlight::{
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::rig::{
-    Act, Carrier, Embedded, Listening, PATIENCE, Recorder, Rig, RigOptions, Server, about, counted,
-    eventually, type_of,
+use crate::support::{
+    Act, Carrier, Embedded, Harness, HarnessOptions, Listening, PATIENCE, Recorder, Server, about,
+    counted, eventually, type_of,
 };
 
 /// What a healthy server does not say.
@@ -42,23 +42,23 @@ fn bad_answers() -> Vec<(&'static str, Action)> {
 }
 
 /// Waits until a fault was met so often.
-pub(crate) async fn hits(rig: &Rig<'_>, rule: RuleId, count: usize) {
-    let met = rig.faults.wait_until(|faults| faults.hits(rule) >= count);
+pub(crate) async fn hits(harness: &Harness<'_>, rule: RuleId, count: usize) {
+    let met = harness.faults.wait_until(|faults| faults.hits(rule) >= count);
     assert!(
         timeout(PATIENCE, met).await.is_ok(),
         "the fault is met {} times",
-        rig.faults.hits(rule)
+        harness.faults.hits(rule)
     );
 }
 
 /// Asserts that a runnable runs in its first epoch and has never done anything else.
-pub(crate) fn assert_undisturbed(rig: &Rig<'_>, name: &str) {
-    let steps: Vec<_> = rig.life(name).into_iter().map(|step| step.kind).collect();
+pub(crate) fn assert_undisturbed(harness: &Harness<'_>, name: &str) {
+    let steps: Vec<_> = harness.life(name).into_iter().map(|step| step.kind).collect();
     let stops = steps.iter().filter(|step| {
         matches!(step, TransitionKind::Done(_) | TransitionKind::Entered(ControllerState::Stopping))
     });
     assert_eq!(stops.count(), 0, "{name}: {steps:?}");
-    let status = rig.status(name);
+    let status = harness.status(name);
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{status:#?}");
 }
 
@@ -66,19 +66,21 @@ pub(crate) fn assert_undisturbed(rig: &Rig<'_>, name: &str) {
 async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
     let informers =
         InformerOptions { request_deadline: Duration::from_secs(2), ..InformerOptions::default() };
-    let rig = Rig::with("unknown-type", RigOptions { informers, ..RigOptions::default() }).await;
+    let harness =
+        Harness::with("unknown-type", HarnessOptions { informers, ..HarnessOptions::default() })
+            .await;
 
     let cases = bad_answers().into_iter().map(|(name, fault)| {
-        let rig = &rig;
+        let harness = &harness;
         async move {
-            let crd = CrdBuilder::new(&rig.scope.group, name);
+            let crd = CrdBuilder::new(&harness.scope.group, name);
             let recorder = Recorder::new(type_of(&crd, "v1"));
             recorder.act("kept", Act::Again(Duration::from_millis(100)));
-            Embedded.add(rig, name, &recorder).await;
-            rig.scope.install_crd(&crd).await.unwrap();
-            rig.running(name, 1).await;
-            let kept = rig.create(&crd, "kept", 1).await;
-            rig.create(&crd, "deleted-meanwhile", 1).await;
+            Embedded.add(harness, name, &recorder).await;
+            harness.scope.install_crd(&crd).await.unwrap();
+            harness.running(name, 1).await;
+            let kept = harness.create(&crd, "kept", 1).await;
+            harness.create(&crd, "deleted-meanwhile", 1).await;
             recorder.saw("kept", 1).await;
             recorder.saw("deleted-meanwhile", 1).await;
 
@@ -87,10 +89,10 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
                 .verb(Verb::List)
                 .verb(Verb::Watch)
                 .resource(&api_resource.group, &api_resource.plural);
-            let rule = rig.faults.add(rule);
-            assert_eq!(rig.faults.cut_open(about(&crd)), 1);
-            hits(rig, rule, 2).await;
-            let reported = rig.until(name, "says that it is behind", |it| {
+            let rule = harness.faults.add(rule);
+            assert_eq!(harness.faults.cut_open(about(&crd)), 1);
+            hits(harness, rule, 2).await;
+            let reported = harness.until(name, "says that it is behind", |it| {
                 it.report.stale || !it.report.forbidden.is_empty()
             });
             let reported = reported.await;
@@ -99,34 +101,35 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
             recorder.clear();
             let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
             assert_eq!(stale.uid.as_ref(), Some(&kept), "{name}: the cache is kept");
-            let api = rig.scope.api(&crd, "v1");
+            let api = harness.scope.api(&crd, "v1");
             let change = Patch::Merge(json!({ "spec": { "size": 2 } }));
             api.patch("kept", &PatchParams::default(), &change).await.unwrap();
-            rig.create(&crd, "created-meanwhile", 1).await;
+            harness.create(&crd, "created-meanwhile", 1).await;
             api.delete("deleted-meanwhile", &DeleteParams::default()).await.unwrap();
-            let is_served = rig.cluster.types.get(recorder.type_ref()).state == TypeState::Served;
+            let is_served =
+                harness.cluster.types.get(recorder.type_ref()).state == TypeState::Served;
             assert!(is_served, "{name}: no answer about objects says anything about the type");
-            rig.faults.remove(rule);
+            harness.faults.remove(rule);
 
             recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
             recorder.saw("created-meanwhile", 1).await;
             recorder
                 .until("the deletion", |it| it.name == "deleted-meanwhile" && it.uid.is_none())
                 .await;
-            rig.until(name, "is current again", |it| it.reason == "Running").await;
+            harness.until(name, "is current again", |it| it.reason == "Running").await;
             let purged = recorder.all().into_iter().filter(|it| it.name == "kept");
             assert!(purged.into_iter().all(|seen| seen.uid.as_ref() == Some(&kept)), "{name}");
-            assert_undisturbed(rig, name);
+            assert_undisturbed(harness, name);
         }
     });
     join_all(cases).await;
 
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_watch_that_breaks_or_expires_is_resumed() {
-    let rig = Rig::start("unknown-watch").await;
+    let harness = Harness::start("unknown-watch").await;
     let expired = json!({ "type": "ERROR", "object": {
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 410,
         "reason": "Expired", "message": "too old resource version: 1 (2)",
@@ -139,14 +142,14 @@ async fn a_watch_that_breaks_or_expires_is_resumed() {
     ];
 
     let cases = faults.into_iter().map(|(name, fault, times)| {
-        let rig = &rig;
+        let harness = &harness;
         async move {
-            let crd = CrdBuilder::new(&rig.scope.group, name);
+            let crd = CrdBuilder::new(&harness.scope.group, name);
             let recorder = Recorder::new(type_of(&crd, "v1"));
-            Listening.add(rig, name, &recorder).await;
-            rig.scope.install_crd(&crd).await.unwrap();
-            rig.running(name, 1).await;
-            rig.create(&crd, "before", 1).await;
+            Listening.add(harness, name, &recorder).await;
+            harness.scope.install_crd(&crd).await.unwrap();
+            harness.running(name, 1).await;
+            harness.create(&crd, "before", 1).await;
             recorder.saw("before", 1).await;
 
             let resource = crd.api_resource("v1");
@@ -154,40 +157,40 @@ async fn a_watch_that_breaks_or_expires_is_resumed() {
                 .verb(Verb::Watch)
                 .resource(&resource.group, &resource.plural)
                 .times(times);
-            let rule = rig.faults.add(rule);
-            rig.faults.cut_open(about(&crd));
+            let rule = harness.faults.add(rule);
+            harness.faults.cut_open(about(&crd));
             // For the one that is torn in the middle of a line.
-            rig.create(&crd, "meanwhile", 1).await;
-            hits(rig, rule, times).await;
+            harness.create(&crd, "meanwhile", 1).await;
+            hits(harness, rule, times).await;
 
             recorder.saw("meanwhile", 1).await;
-            rig.create(&crd, "after", 1).await;
+            harness.create(&crd, "after", 1).await;
             recorder.saw("after", 1).await;
             assert!(recorder.all().iter().all(|seen| seen.uid.is_some()), "{name}: no deletion");
-            assert_undisturbed(rig, name);
+            assert_undisturbed(harness, name);
         }
     });
     join_all(cases).await;
 
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 #[tokio::test]
 async fn no_answer_about_crds_stops_a_controller() {
     let cases = bad_answers().into_iter().map(|(name, fault)| async move {
-        let rig = Rig::start(&format!("unknown-crds-{name}")).await;
-        let widgets = rig.widgets();
-        let gone = CrdBuilder::new(&rig.scope.group, "Goner");
-        let late = CrdBuilder::new(&rig.scope.group, "Latecomer");
+        let harness = Harness::start(&format!("unknown-crds-{name}")).await;
+        let widgets = harness.widgets();
+        let gone = CrdBuilder::new(&harness.scope.group, "Goner");
+        let late = CrdBuilder::new(&harness.scope.group, "Latecomer");
         let [kept, going, coming] =
             [&widgets, &gone, &late].map(|it| Recorder::new(type_of(it, "v1")));
-        Embedded.add(&rig, "kept", &kept).await;
-        Embedded.add(&rig, "going", &going).await;
-        Embedded.add(&rig, "coming", &coming).await;
-        rig.scope.install_crd(&widgets).await.unwrap();
-        rig.scope.install_crd(&gone).await.unwrap();
-        rig.running("kept", 1).await;
-        rig.running("going", 1).await;
+        Embedded.add(&harness, "kept", &kept).await;
+        Embedded.add(&harness, "going", &going).await;
+        Embedded.add(&harness, "coming", &coming).await;
+        harness.scope.install_crd(&widgets).await.unwrap();
+        harness.scope.install_crd(&gone).await.unwrap();
+        harness.running("kept", 1).await;
+        harness.running("going", 1).await;
         let is_refusal = name == "Forbidden";
         let is_silent = matches!(fault, Action::Hang);
         let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
@@ -196,38 +199,38 @@ async fn no_answer_about_crds_stops_a_controller() {
             .verb(Verb::List)
             .verb(Verb::Watch)
             .resource("apiextensions.k8s.io", "customresourcedefinitions");
-        let rule = rig.faults.add(rule);
-        assert_eq!(rig.faults.cut_open(is_crds), 1);
-        hits(&rig, rule, if is_silent { 1 } else { 4 }).await;
+        let rule = harness.faults.add(rule);
+        assert_eq!(harness.faults.cut_open(is_crds), 1);
+        hits(&harness, rule, if is_silent { 1 } else { 4 }).await;
         if is_refusal {
             // Not a moment's trouble: types are polled from now on.
-            let mut mode = rig.cluster.types.mode();
-            let polled = mode.wait_for(|mode| matches!(mode, Mode::Static(_)));
+            let mut mode = harness.cluster.types.mode();
+            let polled = mode.wait_for(|mode| matches!(mode, DiscoveryMode::Static(_)));
             timeout(PATIENCE, polled).await.expect("polled in time").unwrap();
         }
-        let health = rig.cluster.types.health().crds;
+        let health = harness.cluster.types.health().crds;
         assert!(is_silent || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
-        rig.scope.delete_crd(&gone).await.unwrap();
-        rig.scope.wait_gone(&gone).await.unwrap();
-        rig.scope.install_crd(&late).await.unwrap();
-        rig.scope.wait_established(&widgets).await.unwrap();
-        rig.create(&widgets, "meanwhile", 1).await;
+        harness.scope.delete_crd(&gone).await.unwrap();
+        harness.scope.wait_gone(&gone).await.unwrap();
+        harness.scope.install_crd(&late).await.unwrap();
+        harness.scope.wait_established(&widgets).await.unwrap();
+        harness.create(&widgets, "meanwhile", 1).await;
         kept.saw("meanwhile", 1).await;
-        assert_undisturbed(&rig, "kept");
-        rig.faults.remove(rule);
+        assert_undisturbed(&harness, "kept");
+        harness.faults.remove(rule);
 
-        assert_eq!(rig.done("going", 1).await, DoneReason::TypeGone, "{name}");
-        rig.state("coming", ControllerState::Running).await;
+        assert_eq!(harness.done("going", 1).await, DoneReason::TypeGone, "{name}");
+        harness.state("coming", ControllerState::Running).await;
         let health = eventually("CRDs are current", || {
-            let health = rig.cluster.types.health().crds;
+            let health = harness.cluster.types.health().crds;
             if health.stale_since.is_none() { Ok(health) } else { Err(format!("{health:?}")) }
         });
         assert_eq!(health.await.error, None);
-        let mut mode = rig.cluster.types.mode();
-        let watching = mode.wait_for(|mode| *mode == Mode::Watching);
+        let mut mode = harness.cluster.types.mode();
+        let watching = mode.wait_for(|mode| *mode == DiscoveryMode::Watching);
         timeout(PATIENCE, watching).await.expect("watched again in time").unwrap();
-        assert_undisturbed(&rig, "kept");
-        rig.end().await.unwrap();
+        assert_undisturbed(&harness, "kept");
+        harness.end().await.unwrap();
     });
     join_all(cases).await;
 }
@@ -257,37 +260,37 @@ async fn partial_discovery_stops_nothing() {
             backstop: Duration::from_millis(100),
             ..DiscoveryOptions::default()
         };
-        let options = RigOptions { discovery, ..RigOptions::default() };
-        let rig = Rig::with(&format!("unknown-discovery-{name}"), options).await;
-        let crd = rig.widgets();
-        rig.scope.install_crd(&crd).await.unwrap();
+        let options = HarnessOptions { discovery, ..HarnessOptions::default() };
+        let harness = Harness::with(&format!("unknown-discovery-{name}"), options).await;
+        let crd = harness.widgets();
+        harness.scope.install_crd(&crd).await.unwrap();
         let types = [
             ("widgets", type_of(&crd, "v1")),
             ("configmaps", TypeRef::resource("", "v1", "configmaps")),
             ("deployments", TypeRef::resource("apps", "v1", "deployments")),
         ];
         for (name, type_ref) in &types {
-            Listening.add(&rig, name, &Recorder::new(type_ref.clone())).await;
-            rig.running(name, 1).await;
+            Listening.add(&harness, name, &Recorder::new(type_ref.clone())).await;
+            harness.running(name, 1).await;
         }
 
         let rule = Rule::new(fault).verb(Verb::Get).path_is(path);
-        let rule = rig.faults.add(rule);
-        hits(&rig, rule, 6).await;
+        let rule = harness.faults.add(rule);
+        hits(&harness, rule, 6).await;
 
         for (type_name, type_ref) in &types {
-            let state = rig.cluster.types.get(type_ref).state;
+            let state = harness.cluster.types.get(type_ref).state;
             let known = matches!(&state, TypeState::Served)
                 || matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
             assert!(known, "{name} {path}: {type_name} is {state:?}");
-            assert_undisturbed(&rig, type_name);
+            assert_undisturbed(&harness, type_name);
         }
-        rig.faults.remove(rule);
+        harness.faults.remove(rule);
         for (type_name, type_ref) in &types {
-            rig.type_state(type_ref, "is served again", |it| *it == TypeState::Served).await;
-            assert_undisturbed(&rig, type_name);
+            harness.type_state(type_ref, "is served again", |it| *it == TypeState::Served).await;
+            assert_undisturbed(&harness, type_name);
         }
-        rig.end().await.unwrap();
+        harness.end().await.unwrap();
     });
     join_all(cases).await;
 }
@@ -296,38 +299,38 @@ async fn partial_discovery_stops_nothing() {
 async fn an_api_server_that_restarts_stops_nothing() {
     let options = ControlPlaneOptions { controller_manager: false, ..Default::default() };
     let plane = ControlPlane::start(options).await.unwrap();
-    let rig = Rig::on(&plane, "unknown-restart", RigOptions::default()).await;
-    let crd = rig.widgets();
+    let harness = Harness::on(&plane, "unknown-restart", HarnessOptions::default()).await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
     let maps = Recorder::new(TypeRef::resource("", "v1", "configmaps"));
-    Embedded.add(&rig, "widgets", &recorder).await;
-    Listening.add(&rig, "maps", &maps).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("widgets", 1).await;
-    rig.running("maps", 1).await;
-    let kept = rig.create(&crd, "kept", 1).await;
+    Embedded.add(&harness, "widgets", &recorder).await;
+    Listening.add(&harness, "maps", &maps).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("widgets", 1).await;
+    harness.running("maps", 1).await;
+    let kept = harness.create(&crd, "kept", 1).await;
     recorder.saw("kept", 1).await;
 
     plane.stop_api_server().await;
-    rig.until("widgets", "says that it is behind", |it| it.report.stale).await;
+    harness.until("widgets", "says that it is behind", |it| it.report.stale).await;
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_ref(), Some(&kept));
     plane.start_api_server().await.unwrap();
 
-    rig.until("widgets", "is current again", |it| it.reason == "Running").await;
-    rig.create(&crd, "after", 1).await;
+    harness.until("widgets", "is current again", |it| it.reason == "Running").await;
+    harness.create(&crd, "after", 1).await;
     recorder.saw("after", 1).await;
-    let late = CrdBuilder::new(&rig.scope.group, "Latecomer");
+    let late = CrdBuilder::new(&harness.scope.group, "Latecomer");
     let latecomers = Recorder::new(type_of(&late, "v1"));
-    Embedded.add(&rig, "late", &latecomers).await;
-    rig.scope.install_crd(&late).await.unwrap();
-    rig.running("late", 1).await;
-    assert_undisturbed(&rig, "widgets");
-    assert_undisturbed(&rig, "maps");
+    Embedded.add(&harness, "late", &latecomers).await;
+    harness.scope.install_crd(&late).await.unwrap();
+    harness.running("late", 1).await;
+    assert_undisturbed(&harness, "widgets");
+    assert_undisturbed(&harness, "maps");
     assert!(recorder.all().iter().all(|seen| seen.uid.is_some()), "nothing is purged");
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
     plane.stop().await;
 }
 
@@ -335,45 +338,49 @@ async fn an_api_server_that_restarts_stops_nothing() {
 async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
     let discovery =
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
-    let options = RigOptions { discovery, ..RigOptions::powerless() };
-    let rig = Rig::with("unknown-static", options).await;
-    let crd = rig.widgets();
+    let options = HarnessOptions { discovery, ..HarnessOptions::powerless() };
+    let harness = Harness::with("unknown-static", options).await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    rig.grant("widgets", &[crate::rig::Rule::all_of(&rig.scope.group, "widgets")]).await;
-    Embedded.add(&rig, "polled", &recorder).await;
+    harness
+        .grant("widgets", &[crate::support::Rule::all_of(&harness.scope.group, "widgets")])
+        .await;
+    Embedded.add(&harness, "polled", &recorder).await;
 
-    let mut mode = rig.cluster.types.mode();
-    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != Mode::Watching)).await;
-    let Mode::Static(reason) = said.expect("in time").unwrap().clone() else { unreachable!() };
+    let mut mode = harness.cluster.types.mode();
+    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != DiscoveryMode::Watching)).await;
+    let DiscoveryMode::Static(reason) = said.expect("in time").unwrap().clone() else {
+        unreachable!()
+    };
     assert!(reason.contains("customresourcedefinitions") && reason.contains("grant"), "{reason}");
-    rig.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
+    harness.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
 
     for epoch in 1..=2 {
-        rig.scope.install_crd(&crd).await.unwrap();
-        rig.running("polled", epoch).await;
-        let uid = rig.create(&crd, "found", 1).await;
+        harness.scope.install_crd(&crd).await.unwrap();
+        harness.running("polled", epoch).await;
+        let uid = harness.create(&crd, "found", 1).await;
         assert_eq!(recorder.saw("found", epoch).await.uid, Some(uid));
-        rig.scope.delete_crd(&crd).await.unwrap();
-        assert_eq!(rig.done("polled", epoch).await, DoneReason::TypeGone);
-        rig.scope.wait_gone(&crd).await.unwrap();
+        harness.scope.delete_crd(&crd).await.unwrap();
+        assert_eq!(harness.done("polled", epoch).await, DoneReason::TypeGone);
+        harness.scope.wait_gone(&crd).await.unwrap();
     }
-    assert_eq!(rig.assert_orderly("polled"), 2);
-    rig.end().await.unwrap();
+    assert_eq!(harness.assert_orderly("polled"), 2);
+    harness.end().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event() {
     let server = Server::Simulated(SimulatedServer::new());
-    let rig = Rig::at(server, "any-byte", RigOptions::default()).await;
-    let crd = rig.widgets();
+    let harness = Harness::at(server, "any-byte", HarnessOptions::default()).await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    Embedded.add(&rig, "cut", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("cut", 1).await;
-    rig.create(&crd, "w", 0).await;
+    Embedded.add(&harness, "cut", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("cut", 1).await;
+    harness.create(&crd, "w", 0).await;
     recorder.saw("w", 1).await;
 
-    let (is_about, widgets) = (about(&crd), rig.scope.api(&crd, "v1"));
+    let (is_about, widgets) = (about(&crd), harness.scope.api(&crd, "v1"));
     let of_widgets = crd.api_resource("v1");
     let cut_after = |after_bytes| {
         let cut = Rule::new(Action::Cut { after_bytes }).verb(Verb::Watch).times(1);
@@ -385,13 +392,13 @@ async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event(
     };
     // Until one comes too late: a watch says nothing before its first event.
     let mut cuts = 0;
-    while rig.faults.fired().len() == cuts {
-        timeout(PATIENCE, rig.faults.wait_until(watched)).await.unwrap();
+    while harness.faults.fired().len() == cuts {
+        timeout(PATIENCE, harness.faults.wait_until(watched)).await.unwrap();
         // A watch that has held is followed by another without a pause.
         sleep(PATIENCE).await;
-        let cut = rig.faults.add(cut_after(cuts));
-        rig.faults.cut_open(&is_about);
-        hits(&rig, cut, 1).await;
+        let cut = harness.faults.add(cut_after(cuts));
+        harness.faults.cut_open(&is_about);
+        hits(&harness, cut, 1).await;
         let size = cuts + 1;
         let change = Patch::Merge(json!({ "spec": { "size": size } }));
         widgets.patch("w", &PatchParams::default(), &change).await.unwrap();
@@ -403,6 +410,6 @@ async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event(
 
     counted(format_args!("bytes of an event after each of which its watch was cut: {}", cuts - 1));
     assert!(cuts > 300, "an event has more bytes: {cuts}");
-    assert_undisturbed(&rig, "cut");
-    rig.end().await.unwrap();
+    assert_undisturbed(&harness, "cut");
+    harness.end().await.unwrap();
 }

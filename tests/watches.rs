@@ -6,7 +6,7 @@ use pilotlight::testing::{Action, RequestInfo, Rule, Verb};
 use serde_json::json;
 use tokio::time::sleep;
 
-use crate::rig::Bench;
+use crate::support::Bench;
 
 const IS_WATCH: fn(&RequestInfo) -> bool =
     |info| info.verb == Verb::Watch && info.resource == "widgets";

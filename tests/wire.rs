@@ -19,8 +19,8 @@ use pilotlight::{
 use serde_json::json;
 use tokio::{runtime::Handle, time::timeout};
 
-use crate::rig::{
-    Carrier, Embedded, PATIENCE, Recorder, Rig, RigOptions, about, eventually, type_of,
+use crate::support::{
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Recorder, about, eventually, type_of,
 };
 
 async fn proxied(faults: &Faults) -> (Proxy, Client) {
@@ -169,12 +169,13 @@ async fn nothing_of_a_proxy_outlives_it() {
 
 #[tokio::test]
 async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_event() {
-    let rig = Rig::with("cut-controller", RigOptions { proxied: true, ..default() }).await;
-    let crd = rig.widgets();
+    let harness =
+        Harness::with("cut-controller", HarnessOptions { proxied: true, ..default() }).await;
+    let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    Embedded.add(&rig, "cut", &recorder).await;
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.running("cut", 1).await;
+    Embedded.add(&harness, "cut", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("cut", 1).await;
 
     let is_about = about(&crd);
     let open = |wire: &Faults| {
@@ -184,75 +185,76 @@ async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_eve
 
     // Each cut makes the pause before the next watch longer.
     for (round, after_bytes) in [0, 200].into_iter().enumerate() {
-        timeout(PATIENCE, rig.wire.wait_until(open)).await.unwrap();
+        timeout(PATIENCE, harness.wire.wait_until(open)).await.unwrap();
         let of_widgets = crd.api_resource("v1");
         let cut = Rule::new(Action::Cut { after_bytes }).verb(Verb::Watch);
-        let cut = rig.wire.add(cut.resource(of_widgets.group, of_widgets.plural).times(1));
-        assert_eq!(rig.wire.cut_open(&is_about), 1);
-        timeout(PATIENCE, rig.wire.wait_until(|wire| wire.hits(cut) > 0)).await.unwrap();
+        let cut = harness.wire.add(cut.resource(of_widgets.group, of_widgets.plural).times(1));
+        assert_eq!(harness.wire.cut_open(&is_about), 1);
+        timeout(PATIENCE, harness.wire.wait_until(|wire| wire.hits(cut) > 0)).await.unwrap();
         let name = format!("w-{after_bytes}");
-        rig.create(&crd, &name, 1).await;
+        harness.create(&crd, &name, 1).await;
         recorder.saw(&name, 1).await;
-        let fired = rig.wire.wait_until(|wire| wire.fired().len() > round);
+        let fired = harness.wire.wait_until(|wire| wire.fired().len() > round);
         timeout(PATIENCE, fired).await.unwrap();
     }
-    let fired: Vec<_> = rig.wire.fired().iter().map(|fired| fired.action).collect();
+    let fired: Vec<_> = harness.wire.fired().iter().map(|fired| fired.action).collect();
     assert_eq!(fired, ["cut", "cut"]);
-    assert_eq!(rig.status("cut").epoch, 1, "no epoch is lost with a connection");
-    rig.end().await.unwrap();
+    assert_eq!(harness.status("cut").epoch, 1, "no epoch is lost with a connection");
+    harness.end().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does() {
-    let rig = Rig::with("swallowed-list", RigOptions { proxied: true, ..default() }).await;
-    let (crd, other) = (rig.widgets(), CrdBuilder::new(&rig.scope.group, "Gadget"));
+    let harness =
+        Harness::with("swallowed-list", HarnessOptions { proxied: true, ..default() }).await;
+    let (crd, other) = (harness.widgets(), CrdBuilder::new(&harness.scope.group, "Gadget"));
     let (recorder, healthy) =
         (Recorder::new(type_of(&crd, "v1")), Recorder::new(type_of(&other, "v1")));
     let of_widgets = crd.api_resource("v1");
     // Whichever way the informer asks first.
     let hang = Rule::new(Action::Hang).resource(of_widgets.group, of_widgets.plural);
-    let hang = rig.wire.add(hang);
-    Embedded.add(&rig, "swallowed", &recorder).await;
-    Embedded.add(&rig, "healthy", &healthy).await;
+    let hang = harness.wire.add(hang);
+    Embedded.add(&harness, "swallowed", &recorder).await;
+    Embedded.add(&harness, "healthy", &healthy).await;
 
-    rig.scope.install_crd(&crd).await.unwrap();
-    rig.scope.install_crd(&other).await.unwrap();
-    rig.running("healthy", 1).await;
-    timeout(PATIENCE, rig.wire.wait_until(|wire| wire.hits(hang) > 0)).await.unwrap();
-    assert_eq!(rig.status("swallowed").state, ControllerState::Starting);
-    rig.wire.remove(hang);
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.scope.install_crd(&other).await.unwrap();
+    harness.running("healthy", 1).await;
+    timeout(PATIENCE, harness.wire.wait_until(|wire| wire.hits(hang) > 0)).await.unwrap();
+    assert_eq!(harness.status("swallowed").state, ControllerState::Starting);
+    harness.wire.remove(hang);
 
-    rig.running("swallowed", 1).await;
-    rig.create(&crd, "a", 1).await;
+    harness.running("swallowed", 1).await;
+    harness.create(&crd, "a", 1).await;
     recorder.saw("a", 1).await;
-    rig.end().await.unwrap();
+    harness.end().await.unwrap();
 }
 
 #[cfg(feature = "cli")]
 #[tokio::test]
 async fn a_declared_controller_asks_a_hook_again_that_was_cut_within_its_answer() {
-    use crate::rig::Stage;
-    let stage = Stage::start("cut-hook").await;
+    use crate::support::Supervised;
+    let supervised = Supervised::start("cut-hook").await;
     let faults = Faults::default();
-    let proxy = Proxy::to_hook(&stage.hook.url.parse().unwrap(), &faults).await.unwrap();
-    let crd = stage.rig.widgets();
-    stage.install(&crd).await;
-    let mut spec = stage.spec(&crd);
+    let proxy = Proxy::to_hook(&supervised.hook.url.parse().unwrap(), &faults).await.unwrap();
+    let crd = supervised.harness.widgets();
+    supervised.install(&crd).await;
+    let mut spec = supervised.spec(&crd);
     spec["hooks"]["sync"]["webhook"]["url"] = format!("{}/sync", proxy.url()).into();
     faults.add(Rule::new(Action::Cut { after_bytes: 20 }).times(2));
     faults.add(Rule::new(Action::End { after_bytes: 20 }).times(1));
-    stage.declare("cut", spec).await;
-    stage.runs("cut", 1).await;
+    supervised.declare("cut", spec).await;
+    supervised.runs("cut", 1).await;
 
-    stage.rig.create(&crd, "a", 3).await;
+    supervised.harness.create(&crd, "a", 3).await;
 
-    stage.child("a", 3).await;
+    supervised.child("a", 3).await;
     let fired: Vec<_> = faults.fired().iter().map(|fired| fired.action).collect();
     assert_eq!(fired, ["cut", "cut", "end"]);
-    stage.end().await;
+    supervised.end().await;
     proxy.stop().await;
 }
 
-fn default() -> RigOptions {
-    RigOptions::default()
+fn default() -> HarnessOptions {
+    HarnessOptions::default()
 }

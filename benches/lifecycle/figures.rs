@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-use crate::rig::Rig;
+use crate::support::Harness;
 
 pub(crate) struct Figure {
     title: String,
@@ -11,8 +11,8 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    pub(crate) fn new(rig: &Rig, title: &str) -> Self {
-        Self { title: format!("{}: {title}", rig.carrier.word()), samples: Vec::new() }
+    pub(crate) fn new(harness: &Harness, title: &str) -> Self {
+        Self { title: format!("{}: {title}", harness.carrier.word()), samples: Vec::new() }
     }
 
     pub(crate) fn add(&mut self, from: Instant, to: Instant) {

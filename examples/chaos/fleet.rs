@@ -27,7 +27,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{server::NAMESPACE, world::Mood};
+use crate::{desired::Mood, server::NAMESPACE};
 
 /// How long a manager may take to stop: its grace, and a little.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// On this runtime, to which the client belongs.
     pub(crate) fn start(client: Client, hook: &Arc<Moody>, on: &Handle) -> anyhow::Result<Self> {
-        let (cluster, keeper) = Cluster::new(client, ClusterOptions::default());
+        let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let manager_metrics = ManagerMetrics::default();
         let mut metrics = Registry::default();
         manager_metrics.register(&mut metrics);
@@ -53,7 +53,7 @@ impl Fleet {
         cluster.types.register_metrics(&mut metrics);
         let options = ManagerOptions { metrics: manager_metrics, ..ManagerOptions::default() };
         let mut manager = Manager::new(options);
-        manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::fail_fast())?;
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
         let hook = Arc::clone(hook);
         let options = MetaOptions {
             hooks: Some(Arc::new(move |_| Arc::clone(&hook) as Arc<dyn Hook>)),

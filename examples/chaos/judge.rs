@@ -12,9 +12,9 @@ use pilotlight::manager::ControllerState;
 use tokio::time::{Instant, sleep};
 
 use crate::{
+    desired::{Desired, Expected, Kind},
+    driver::{Driver, name_of},
     server::{NAMESPACE, insist},
-    stage::{Stage, name_of},
-    world::{Expected, Kind, World},
 };
 
 /// Between two looks.
@@ -27,7 +27,7 @@ const TOLD: usize = 10;
 /// Child by name: who owns it, and its text.
 type Children = BTreeMap<String, (Vec<String>, String)>;
 
-impl Stage {
+impl Driver {
     /// Waits until all is as it was said to be; how long that took.
     pub(crate) async fn converge(&self, patience: Duration) -> anyhow::Result<Duration> {
         let begin = Instant::now();
@@ -66,7 +66,7 @@ impl Stage {
             let text = text.map(|(_, text)| text.clone()).unwrap_or_default();
             children.entry(kind).or_default().insert(name.to_owned(), (owners, text));
         }
-        for kind in &self.world.kinds {
+        for kind in &self.desired.kinds {
             problems.extend(self.state_problem(kind));
             let children = children.remove(kind.plural().as_str()).unwrap_or_default();
             if kind.installed {
@@ -147,8 +147,11 @@ impl Stage {
 /// # Errors
 ///
 /// Which children were deleted more often, and how often.
-pub(crate) fn excused(world: &World, deletes: &BTreeMap<String, usize>) -> anyhow::Result<usize> {
-    let reasons = |name: &String| world.excuses.get(name).copied().unwrap_or_default();
+pub(crate) fn excused(
+    desired: &Desired,
+    deletes: &BTreeMap<String, usize>,
+) -> anyhow::Result<usize> {
+    let reasons = |name: &String| desired.excuses.get(name).copied().unwrap_or_default();
     let unexcused = deletes.iter().filter(|(name, number)| **number > reasons(name));
     let problems: Vec<_> = unexcused
         .map(|(name, number)| format!("{name}: {number} times, for {} reasons", reasons(name)))

@@ -17,12 +17,12 @@
 //! rises from look to look is a leak. `RUST_LOG` says what the managers log, to stderr. Nothing
 //! leaves loopback.
 
+mod desired;
+mod driver;
 mod fleet;
 mod judge;
 mod server;
 mod soak;
-mod stage;
-mod world;
 
 use std::{collections::BTreeMap, process::ExitCode, time::Duration};
 
@@ -36,7 +36,7 @@ use tokio::{
 };
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
-use crate::{server::Server, soak::Soak, stage::Stage, world::World};
+use crate::{desired::Desired, driver::Driver, server::Server, soak::Soak};
 
 const SAMPLES: u32 = 20;
 
@@ -125,23 +125,23 @@ fn run(args: &Args, seed: u64) -> anyhow::Result<()> {
 #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
 async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Result<()> {
     let fill = if args.events.is_some() { 2 } else { args.parents / 4 };
-    let world = World::new(seed, args.controllers, args.parents, fill.min(args.parents));
-    let mut stage = Stage::new(server, world, on.clone()).await?;
+    let desired = Desired::new(seed, args.controllers, args.parents, fill.min(args.parents));
+    let mut driver = Driver::new(server, desired, on.clone()).await?;
     let patience = match args.server {
         // Its clock costs nothing, and a back-off may be long.
         Where::Simulated => Duration::from_secs(3600),
         Where::Real => Duration::from_secs(300),
     };
-    let leaks = LeakOracle::new().tasks("the manager", &on).requests(&stage.faults);
+    let leaks = LeakOracle::new().tasks("the manager", &on).requests(&driver.faults);
     let nobody = leaks.baseline().await;
     let mut samples = Samples::new(on);
 
-    stage.start()?;
-    for deed in stage.world.beginning() {
-        stage.carry_out(deed).await?;
+    driver.start()?;
+    for deed in driver.desired.beginning() {
+        driver.carry_out(deed).await?;
     }
-    println!("begun: settled after {:?}", stage.converge(patience).await?);
-    samples.take(&mut stage);
+    println!("begun: settled after {:?}", driver.converge(patience).await?);
+    samples.take(&mut driver);
     match args.events {
         Some(events) => {
             let soak = Soak {
@@ -152,19 +152,19 @@ async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Res
                 log: args.log,
                 patience,
             };
-            soak.run(&mut stage).await?;
+            soak.run(&mut driver).await?;
         }
-        None => chaos(args, seed, &mut stage, &mut samples, patience).await?,
+        None => chaos(args, seed, &mut driver, &mut samples, patience).await?,
     }
 
-    stage.stop().await?;
+    driver.stop().await?;
     leaks.compare(&nobody).await.context("left over by managers that have ended")?;
-    samples.take(&mut stage);
+    samples.take(&mut driver);
     samples.print_slope();
-    let Stage { server, world, faults, figures, .. } = stage;
+    let Driver { server, desired, faults, figures, .. } = driver;
     println!("{figures:?}, {} faults", faults.fired().len());
     let writes = server.writes.so_far();
-    let deletes = judge::excused(&world, &writes.deletes)?;
+    let deletes = judge::excused(&desired, &writes.deletes)?;
     println!("{} children created, {deletes} deleted, each for a reason", writes.creates);
     server.stop().await;
     Ok(())
@@ -179,7 +179,7 @@ fn length(minutes: f64) -> anyhow::Result<Duration> {
 async fn chaos(
     args: &Args,
     seed: u64,
-    stage: &mut Stage,
+    driver: &mut Driver,
     samples: &mut Samples,
     patience: Duration,
 ) -> anyhow::Result<()> {
@@ -189,23 +189,23 @@ async fn chaos(
     let mut next = begin + length / SAMPLES;
     let mut done = 0;
     while args.deeds.map_or_else(|| begin.elapsed() < length, |deeds| done < deeds) {
-        let deed = stage.world.draw();
+        let deed = driver.desired.draw();
         if args.log {
             println!("{done} {:?} {deed:?}", begin.elapsed());
         }
-        stage.carry_out(deed).await.with_context(|| format!("deed {done}"))?;
+        driver.carry_out(deed).await.with_context(|| format!("deed {done}"))?;
         done += 1;
         if Instant::now() >= next {
-            samples.take(stage);
+            samples.take(driver);
             next += length / SAMPLES;
         }
-        stage::breathe(&mut pauses, Duration::from_millis(args.pause)).await;
+        driver::breathe(&mut pauses, Duration::from_millis(args.pause)).await;
     }
     println!("{done} deeds; peace");
-    stage.make_peace().await?;
-    let took = stage.converge(patience).await.with_context(|| format!("after {done} deeds"))?;
+    driver.make_peace().await?;
+    let took = driver.converge(patience).await.with_context(|| format!("after {done} deeds"))?;
     println!("settled after {took:?}");
-    samples.take(stage);
+    samples.take(driver);
     Ok(())
 }
 
@@ -225,18 +225,18 @@ impl Samples {
     }
 
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
-    fn take(&mut self, stage: &mut Stage) {
-        stage.count();
+    fn take(&mut self, driver: &mut Driver) {
+        driver.count();
         let minutes = (Timestamp::now().as_second() - self.begin.as_second()) as f64 / 60.0;
         let measure = self.system.measure();
         let resident = measure.total("resident KiB");
         self.resident.add(minutes, resident as f64);
-        let figures = stage.figures;
-        let parents: usize = stage.world.kinds.iter().map(|kind| kind.parents.len()).sum();
+        let figures = driver.figures;
+        let parents: usize = driver.desired.kinds.iter().map(|kind| kind.parents.len()).sum();
         let line: BTreeMap<_, u64> = BTreeMap::from([
             ("deeds", figures.deeds as u64),
             ("epochs", figures.epochs),
-            ("faults", stage.faults.fired().len() as u64),
+            ("faults", driver.faults.fired().len() as u64),
             ("lifecycle", figures.lifecycle as u64),
             ("parents", parents as u64),
             ("requests", figures.requests as u64),

@@ -36,8 +36,8 @@ use tokio::{
 use tower::Service;
 
 use crate::{
+    desired::{GROUP, Kind},
     fleet::Naming,
-    world::{GROUP, Kind},
 };
 
 pub(crate) const NAMESPACE: &str = "chaos";

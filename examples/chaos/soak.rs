@@ -9,8 +9,8 @@ use prometheus_client::registry::Registry;
 use tokio::task::spawn_blocking;
 
 use crate::{
+    driver::{self, Driver},
     fleet,
-    stage::{self, Stage},
 };
 
 /// Series that show how many things there are, rather than what happened. How many children there
@@ -58,42 +58,42 @@ pub(crate) struct Soak {
 
 impl Soak {
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
-    pub(crate) async fn run(&self, stage: &mut Stage) -> anyhow::Result<()> {
+    pub(crate) async fn run(&self, driver: &mut Driver) -> anyhow::Result<()> {
         let mut pauses = fastrand::Rng::with_seed(self.seed);
-        while stage.figures.lifecycle < WARM_UP {
-            self.one(stage).await?;
-            stage::breathe(&mut pauses, self.pause).await;
+        while driver.figures.lifecycle < WARM_UP {
+            self.one(driver).await?;
+            driver::breathe(&mut pauses, self.pause).await;
         }
-        restore(stage, self.patience).await?;
-        let oracle = oracle(stage)?;
+        restore(driver, self.patience).await?;
+        let oracle = oracle(driver)?;
         let baseline = oracle.baseline().await;
         println!("soaking");
 
-        let (begin, before) = (Timestamp::now(), stage.figures.lifecycle);
+        let (begin, before) = (Timestamp::now(), driver.figures.lifecycle);
         let mut looks = Looks::default();
         looks.take(0, &baseline, begin);
         loop {
-            let done = stage.figures.lifecycle - before;
+            let done = driver.figures.lifecycle - before;
             if done * LOOKS >= self.events * looks.taken {
-                restore(stage, self.patience).await?;
-                let done = stage.figures.lifecycle - before;
+                restore(driver, self.patience).await?;
+                let done = driver.figures.lifecycle - before;
                 looks.take(done, &oracle.baseline().await, begin);
             }
             if done >= self.events {
                 break;
             }
-            self.one(stage).await?;
+            self.one(driver).await?;
             match self.length {
                 Some(length) => {
                     let part = (done + 1) as f64 / self.events as f64;
                     let due = length.mul_f64(part.min(1.0));
                     wait(due.saturating_sub(since(begin))).await?;
                 }
-                None => stage::breathe(&mut pauses, self.pause).await,
+                None => driver::breathe(&mut pauses, self.pause).await,
             }
         }
 
-        let done = stage.figures.lifecycle - before;
+        let done = driver.figures.lifecycle - before;
         oracle.compare(&baseline).await.with_context(|| format!("grown in {done} events"))?;
         println!("{done} events in the life of controllers in {:?}:", since(begin));
         let now = oracle.measure();
@@ -104,14 +104,14 @@ impl Soak {
     }
 
     #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
-    async fn one(&self, stage: &mut Stage) -> anyhow::Result<()> {
-        let (done, deed) = (stage.figures.deeds, stage.world.draw_lifecycle());
+    async fn one(&self, driver: &mut Driver) -> anyhow::Result<()> {
+        let (done, deed) = (driver.figures.deeds, driver.desired.draw_lifecycle());
         if self.log {
             println!("{done} {deed:?}");
         }
-        stage.carry_out(deed).await.with_context(|| format!("event {done}"))?;
+        driver.carry_out(deed).await.with_context(|| format!("event {done}"))?;
         if done.is_multiple_of(AGED) {
-            stage.server.age(&stage.world.kinds).await?;
+            driver.server.age(&driver.desired.kinds).await?;
         }
         Ok(())
     }
@@ -131,24 +131,24 @@ async fn wait(long: Duration) -> anyhow::Result<()> {
 }
 
 /// Makes everything good, so that what is there can be compared.
-async fn restore(stage: &mut Stage, patience: Duration) -> anyhow::Result<()> {
-    for deed in stage.world.restoring() {
-        stage.carry_out(deed).await?;
+async fn restore(driver: &mut Driver, patience: Duration) -> anyhow::Result<()> {
+    for deed in driver.desired.restoring() {
+        driver.carry_out(deed).await?;
     }
-    stage.server.age(&stage.world.kinds).await?;
-    stage.converge(patience).await?;
+    driver.server.age(&driver.desired.kinds).await?;
+    driver.converge(patience).await?;
     Ok(())
 }
 
-fn oracle(stage: &Stage) -> anyhow::Result<LeakOracle> {
-    let metrics = &stage.fleet.as_ref().context("no manager")?.metrics;
+fn oracle(driver: &Driver) -> anyhow::Result<LeakOracle> {
+    let metrics = &driver.fleet.as_ref().context("no manager")?.metrics;
     let oracle = LATER
         .iter()
         .fold(LeakOracle::new(), |oracle, series| oracle.expect_more("series", *series));
     let text = Arc::clone(metrics);
     Ok(oracle
-        .tasks("the manager", &stage.on)
-        .requests(&stage.faults)
+        .tasks("the manager", &driver.on)
+        .requests(&driver.faults)
         .series(move || fleet::text(&text), GAUGES)
         // How many children there are is drawn, so their slope is judged alone; and connections
         // to the server are opened and closed by need.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use pilotlight::{
-    discovery::Mode,
+    discovery::DiscoveryMode,
     manager::{ControllerState, Reason, RunnableStatus, Snapshot},
     meta::SUPERVISOR,
 };
@@ -34,11 +34,15 @@ pub(super) enum Verdict {
 /// Waiting is what a conditional controller does; it is ready. One in a long back-off shows, and one
 /// that cannot sync, and the one that runs what is declared while its own CRD is missing. One
 /// that is stuck holds its name until the process is restarted, so it fails the check.
-pub(super) fn checks(types_known: bool, mode: &Mode, controllers: &Snapshot) -> Vec<Check> {
+pub(super) fn checks(
+    types_known: bool,
+    mode: &DiscoveryMode,
+    controllers: &Snapshot,
+) -> Vec<Check> {
     let (verdict, detail) = match mode {
         _ if !types_known => (Verdict::Failed, "no answer about the server's types yet".to_owned()),
-        Mode::Static(_) => (Verdict::Bad, "is polled".to_owned()),
-        Mode::Watching => (Verdict::Good, String::new()),
+        DiscoveryMode::Static(_) => (Verdict::Bad, "is polled".to_owned()),
+        DiscoveryMode::Watching => (Verdict::Good, String::new()),
     };
     let discovery = Check { name: "discovery".into(), verdict, detail };
     std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
@@ -115,7 +119,7 @@ mod tests {
     #[track_caller]
     fn check_verdict(status: RunnableStatus, expected: Verdict) -> String {
         let snapshot = Snapshot::from_iter([Arc::new(status)]);
-        let checks = checks(true, &Mode::Watching, &snapshot);
+        let checks = checks(true, &DiscoveryMode::Watching, &snapshot);
         assert_eq!(checks[1].verdict, expected, "{}", checks[1]);
         checks[1].to_string()
     }
@@ -183,14 +187,14 @@ mod tests {
 
     #[test]
     fn nothing_is_ready_before_the_types_are_known() {
-        let checks = checks(false, &Mode::Watching, &Snapshot::default());
+        let checks = checks(false, &DiscoveryMode::Watching, &Snapshot::default());
 
         assert_eq!(checks[0].verdict, Verdict::Failed);
     }
 
     #[test]
     fn discovery_that_is_polled_shows_and_holds_up_no_readiness() {
-        let mode = Mode::Static("grant watch on CRDs".into());
+        let mode = DiscoveryMode::Static("grant watch on CRDs".into());
 
         let checks = checks(true, &mode, &Snapshot::default());
 

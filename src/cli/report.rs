@@ -4,7 +4,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use pilotlight::{
     controller::Cluster,
-    discovery::{Mode, TypeRegistry, TypeReport},
+    discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{InformerStatus, Progress},
     manager::{ControllerState, RunnableStatus, Snapshot},
     meta::{CompositeController, StatusCondition},
@@ -179,8 +179,8 @@ impl DiscoveryRow {
             .filter_map(|(what, source)| Some(format!("{what}: {}", source.error.as_ref()?)))
             .collect();
         let mode = match &*types.mode().borrow() {
-            Mode::Watching => "Watching",
-            Mode::Static(why) => {
+            DiscoveryMode::Watching => "Watching",
+            DiscoveryMode::Static(why) => {
                 errors.push(why.clone());
                 "Static"
             }

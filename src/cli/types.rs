@@ -67,12 +67,12 @@ impl TypesArgs {
 async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
     let (types, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
     let told = async {
-        if tokio::time::timeout(TIMEOUT, types.heard()).await.is_err() {
+        if tokio::time::timeout(TIMEOUT, types.synced()).await.is_err() {
             let error = types.health().discovery.error.unwrap_or_default();
             bail!("the API server has not said what it serves within {TIMEOUT:?}: {error}");
         }
         // What is unknown then is said to be.
-        tokio::time::timeout(TIMEOUT, types.explained()).await.unwrap_or_default();
+        tokio::time::timeout(TIMEOUT, types.complete()).await.unwrap_or_default();
         Ok(())
     };
     tokio::select! {

@@ -7,9 +7,9 @@ use tokio::sync::watch;
 
 use super::{
     Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
-    board::Mode,
     handler::OnSynced,
     input::{Input, InputSource},
+    input_status::InputMode,
     kind_source::{Concern, Filter, KindSource},
     queue::{Backoff, Limit, QueueOptions},
     spec::{Spec, erase},
@@ -85,7 +85,7 @@ pub struct Builder {
 
 struct InputOptions {
     what: What,
-    mode: Mode,
+    mode: InputMode,
 }
 
 enum What {
@@ -161,19 +161,20 @@ impl Builder {
 
     /// A source of one's own.
     pub fn source(mut self, source: impl ConditionalSource) -> Self {
-        self.inputs.push(InputOptions { what: What::Source(Arc::new(source)), mode: Mode::Plain });
+        self.inputs
+            .push(InputOptions { what: What::Source(Arc::new(source)), mode: InputMode::Plain });
         self
     }
 
     /// The controller runs only while this input's type is served, or while the condition of a
     /// source of one's own holds and the source is not done.
     pub fn conditional(self) -> Self {
-        self.mode("conditional", Mode::Required)
+        self.mode("conditional", InputMode::Required)
     }
 
     /// The input comes and goes with its type, without a restart.
     pub fn optional(self) -> Self {
-        self.mode("optional", Mode::Optional)
+        self.mode("optional", InputMode::Optional)
     }
 
     /// Every owner of the primary's kind is concerned, not only the controller; for `owns`.
@@ -373,7 +374,7 @@ impl Builder {
             sync_timeout: self.sync_timeout,
             queue: self.queue,
             series: cluster.metrics.series(&name),
-            handover: cluster.handovers.of(&name),
+            carried_over: cluster.carried_over.of(&name),
             crowd: Arc::clone(&cluster.crowd),
             name,
         };
@@ -391,11 +392,11 @@ impl Builder {
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
         let kind = KindOptions { filter, role, typed, predicates, indexes, synced: None };
-        self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: Mode::Plain });
+        self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: InputMode::Plain });
         self
     }
 
-    fn mode(mut self, method: &'static str, mode: Mode) -> Self {
+    fn mode(mut self, method: &'static str, mode: InputMode) -> Self {
         match self.inputs.last_mut() {
             Some(input) => input.mode = mode,
             None => self.mistaken(BuildError::NoInputYet, method),

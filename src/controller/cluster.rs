@@ -9,7 +9,9 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use tokio::time::timeout;
 
-use super::{crowd::Crowd, handover::Handovers, messenger, metrics::ControllerMetrics};
+use super::{
+    carried_over::CarriedOverByName, crowd::Crowd, metrics::ControllerMetrics, type_changes,
+};
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
@@ -35,7 +37,7 @@ pub struct Cluster {
     pub namespace: Option<Arc<str>>,
     /// Metrics of its controllers, to be registered once.
     pub metrics: ControllerMetrics,
-    pub(super) handovers: Handovers,
+    pub(super) carried_over: CarriedOverByName,
     pub(super) crowd: Arc<Crowd>,
 }
 
@@ -131,9 +133,9 @@ impl Cluster {
     ) -> (Self, ClusterRunnable) {
         let runnable =
             ClusterRunnable { types: types.clone(), keeps, informers: informers.clone() };
-        let (metrics, handovers) = (ControllerMetrics::default(), Handovers::default());
+        let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
         let crowd = Arc::default();
-        (Self { client, types, informers, namespace, metrics, handovers, crowd }, runnable)
+        (Self { client, types, informers, namespace, metrics, carried_over, crowd }, runnable)
     }
 }
 
@@ -155,7 +157,7 @@ impl Runnable for ClusterRunnable {
                 return async move {
                     tokio::select! {
                         _ = epoch.stopping() => {}
-                        () = messenger::tell(types, informers) => {}
+                        () = type_changes::propagate(types, informers) => {}
                     }
                     Ok(())
                 }
@@ -168,13 +170,13 @@ impl Runnable for ClusterRunnable {
             let known = types.clone();
             let report = async {
                 // What is late goes on being asked for; until then its types are unknown.
-                timeout(PATIENCE, known.heard()).await.unwrap_or_default();
+                timeout(PATIENCE, known.synced()).await.unwrap_or_default();
                 epoch.running();
                 std::future::pending::<()>().await;
             };
             tokio::select! {
                 () = discovery.run(epoch.token()) => {}
-                () = messenger::tell(types, informers.clone()) => {}
+                () = type_changes::propagate(types, informers.clone()) => {}
                 () = report => {}
             }
             informers.shutdown().await;

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Queue, Request,
-    board::{Attached, Board, Mode, Row},
-    doubt,
+    input_status::{Attached, InputMode, InputStatus, InputStatuses},
+    unconfirmed,
 };
 use crate::{
     informer::{InformerKey, Object, ObjectKey, Projection, Store},
@@ -35,7 +35,7 @@ struct Shared {
     // done has to wait for.
     client: Client,
     cancel: CancellationToken,
-    board: Arc<Board>,
+    statuses: Arc<InputStatuses>,
     // None when the reconciler is called by hand.
     queue: Option<Queue<Request>>,
 }
@@ -49,20 +49,20 @@ impl Context {
     ///
     /// Outside a tokio runtime, as every construction of a client does.
     pub fn new(epoch: Epoch, client: &Client) -> Self {
-        let (board, _settled) = Board::new(epoch.clone(), Vec::new());
+        let (statuses, _settled) = InputStatuses::new(epoch.clone(), Vec::new());
         let cancel = epoch.token();
         let client = epoch.client(client);
-        Self::of(epoch, client, cancel, board, None)
+        Self::of(epoch, client, cancel, statuses, None)
     }
 
     /// The same context with one more input.
     #[must_use]
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
-        let mut row = Row::new(type_ref.to_string(), Some(type_ref), Mode::Plain);
+        let mut row = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
         row.attached = Some(Attached { served, store, key, status: None });
         row.set(WatchState::Synced, None);
-        self.shared.board.push(row);
+        self.shared.statuses.push(row);
         self
     }
 
@@ -71,10 +71,10 @@ impl Context {
         // Behind the epoch's fence.
         client: Client,
         cancel: CancellationToken,
-        board: Arc<Board>,
+        statuses: Arc<InputStatuses>,
         queue: Option<Queue<Request>>,
     ) -> Self {
-        let shared = Arc::new(Shared { epoch, client, cancel, board, queue });
+        let shared = Arc::new(Shared { epoch, client, cancel, statuses, queue });
         Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
 
@@ -91,7 +91,7 @@ impl Context {
 
     /// Every cache there is of a type, at whatever version.
     pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
-        self.shared.board.caches(group, plural)
+        self.shared.statuses.caches(group, plural)
     }
 
     /// The epoch of the run.
@@ -117,7 +117,7 @@ impl Context {
     /// Outside a tokio runtime.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match &self.request {
-            Some(request) => self.shared.epoch.spawn(doubt::asking(request.clone(), task)),
+            Some(request) => self.shared.epoch.spawn(unconfirmed::asking(request.clone(), task)),
             None => self.shared.epoch.spawn(task),
         }
     }
@@ -136,7 +136,7 @@ impl Context {
     /// no input, and while nothing is known of the objects of an optional one: its type is missing,
     /// or has not been listed yet, or may not be.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
-        self.shared.board.attached(type_ref).map(|attached| attached.store)
+        self.shared.statuses.attached(type_ref).map(|attached| attached.store)
     }
 
     /// Typed reads from the cache of an input.
@@ -151,7 +151,7 @@ impl Context {
         &self,
     ) -> Result<Lister<K>, ListerError> {
         let type_ref = TypeRef::of::<K>();
-        match self.shared.board.attached(&type_ref) {
+        match self.shared.statuses.attached(&type_ref) {
             None => Err(ListerError::NoCache(type_ref)),
             Some(attached) if attached.key.projection != Projection::Full => {
                 Err(ListerError::Projected(type_ref))
@@ -163,7 +163,7 @@ impl Context {
     /// How to talk to one of the controller's inputs, in this epoch. Which subresources it has is
     /// as the server's CRD says now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
-        self.shared.board.attached(type_ref).map(|attached| attached.current())
+        self.shared.statuses.attached(type_ref).map(|attached| attached.current())
     }
 
     /// Adds another request to the controller's queue, to be reconciled as soon as a worker is
@@ -191,7 +191,7 @@ impl Context {
 
     /// Whether the cache is known to be behind.
     pub fn stale(&self) -> bool {
-        self.shared.board.stale()
+        self.shared.statuses.stale()
     }
 
     /// Tells this reconcile from all others in the log.

@@ -11,8 +11,8 @@ use tracing::{debug, info, warn};
 
 use super::{
     ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Board, Mode, Row},
     delivery::Deliveries,
+    input_status::{InputMode, InputStatus, InputStatuses},
     kind_source::KindSource,
     metrics::Series,
     queue::Queue,
@@ -34,7 +34,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(super) struct Input {
     pub(super) source: InputSource,
-    pub(super) mode: Mode,
+    pub(super) mode: InputMode,
 }
 
 #[derive(Clone)]
@@ -64,7 +64,7 @@ pub(super) struct Follower {
     pub(super) queue: Queue<Request>,
     pub(super) feed: CancellationToken,
     pub(super) release: CancellationToken,
-    pub(super) board: Arc<Board>,
+    pub(super) statuses: Arc<InputStatuses>,
     pub(super) series: Arc<Series>,
     pub(super) deliveries: Arc<Deliveries>,
 }
@@ -124,19 +124,19 @@ impl Follower {
             }
             let lost = readiness.verdict() != Verdict::Met(basis.clone());
             match (end, self.input.mode) {
-                (SourceEnd::Failed(error), Mode::Optional) => {
+                (SourceEnd::Failed(error), InputMode::Optional) => {
                     warn!(input = name, %error, "optional source failed");
-                    self.board.change(self.number, |row| row.wait(error));
+                    self.statuses.change(self.number, |row| row.wait(error));
                 }
-                (SourceEnd::Failed(error), Mode::Required | Mode::Plain) => {
+                (SourceEnd::Failed(error), InputMode::Required | InputMode::Plain) => {
                     return failed(&name, &error);
                 }
-                (SourceEnd::Stopped | SourceEnd::TypeGone, Mode::Required)
+                (SourceEnd::Stopped | SourceEnd::TypeGone, InputMode::Required)
                     if self.input.is_own() =>
                 {
                     return self.over(&name, &mut readiness, &basis).await;
                 }
-                (SourceEnd::Stopped, Mode::Plain) if self.input.is_own() && !lost => {
+                (SourceEnd::Stopped, InputMode::Plain) if self.input.is_own() && !lost => {
                     // A plain source that has ended does not end the run.
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
@@ -183,19 +183,19 @@ impl Follower {
             let why = match readiness.verdict() {
                 // Another type than the epoch began with: that is the next epoch's.
                 Verdict::Met(basis)
-                    if self.input.mode == Mode::Required
+                    if self.input.mode == InputMode::Required
                         && first.is_some_and(|first| *first != basis) =>
                 {
                     "its type is another one than the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(why) if is_absent(&why) => {
-                    drop(self.board.change(self.number, Row::detach));
+                    drop(self.statuses.change(self.number, InputStatus::detach));
                     messages(&why)
                 }
                 Verdict::Unmet(why) | Verdict::Unknown(why) => messages(&why),
             };
-            self.board.change(self.number, |row| row.wait(why));
+            self.statuses.change(self.number, |row| row.wait(why));
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,
@@ -218,14 +218,14 @@ impl Follower {
             feed: self.feed.clone(),
             stop: stop.clone(),
             release: release.clone(),
-            board: Arc::clone(&self.board),
+            statuses: Arc::clone(&self.statuses),
             input: self.number,
             series: Arc::clone(&self.series),
             deliveries: Arc::clone(&self.deliveries),
         };
         let ours = self.input.is_own();
         if ours {
-            self.board.change(self.number, |row| row.set(WatchState::Syncing, None));
+            self.statuses.change(self.number, |row| row.set(WatchState::Syncing, None));
         }
         let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
             Ok(started) => started,
@@ -254,7 +254,7 @@ impl Follower {
                         stop.cancel();
                         release.cancel();
                     } else if ours {
-                        self.board.change(self.number, |row| row.set(WatchState::Synced, None));
+                        self.statuses.change(self.number, |row| row.set(WatchState::Synced, None));
                     }
                 }
                 end = &mut done => {
@@ -263,15 +263,15 @@ impl Follower {
                 }
                 () = readiness.changed() => match readiness.verdict() {
                     Verdict::Met(now) if now == basis => {
-                        self.board.change(self.number, Row::resume);
+                        self.statuses.change(self.number, InputStatus::resume);
                     }
                     // Nothing is proven: what is there stays.
                     Verdict::Unknown(_) => {}
-                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == Mode::Required => {
+                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == InputMode::Required => {
                         debug!("condition lost, the epoch is about to stop");
                     }
-                    Verdict::Unmet(why) if self.input.mode == Mode::Plain && !is_absent(&why) => {
-                        self.board.change(self.number, |row| row.interrupt(messages(&why)));
+                    Verdict::Unmet(why) if self.input.mode == InputMode::Plain && !is_absent(&why) => {
+                        self.statuses.change(self.number, |row| row.interrupt(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {
                         deadline = deadline.or_else(grace);

@@ -14,8 +14,8 @@ use tokio::time::timeout;
 
 use super::{
     Builder,
-    board::Mode,
     input::InputSource,
+    input_status::InputMode,
     kind_source::KindSource,
     run::{self, human},
     spec::Spec,
@@ -123,7 +123,7 @@ impl Runnable for Controller {
         async move {
             let kinds =
                 spec.inputs.iter().enumerate().filter_map(|(number, input)| match &input.source {
-                    InputSource::Kind(kind) if input.mode != Mode::Optional => {
+                    InputSource::Kind(kind) if input.mode != InputMode::Optional => {
                         Some(prepare(number, Arc::clone(kind), spec.sync_timeout))
                     }
                     InputSource::Kind(_) | InputSource::Other(_) => None,
@@ -153,7 +153,7 @@ impl Runnable for Controller {
 
 impl ConditionalRunnable for Controller {
     fn ready(&self) -> Readiness {
-        let required = self.spec.inputs.iter().filter(|input| input.mode == Mode::Required);
+        let required = self.spec.inputs.iter().filter(|input| input.mode == InputMode::Required);
         let required = required.map(|input| input.source().ready());
         all_of(required.chain(self.conditions.iter().map(|condition| condition.watch())))
     }

@@ -12,8 +12,8 @@ use tracing::error;
 
 use super::{
     ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    board::{Attached, Mode, Row},
     handler::OnSynced,
+    input_status::{Attached, InputMode, InputStatus},
     queue::{Add, LOW_PRIORITY},
 };
 use crate::{
@@ -36,7 +36,7 @@ pub(super) struct KindSource {
     /// Last panic of an index function: which index, at which object, and the message.
     pub(super) panics: watch::Sender<Option<IndexPanic>>,
     pub(super) synced: Option<OnSynced>,
-    pub(super) mode: Mode,
+    pub(super) mode: InputMode,
     pub(super) types: TypeRegistry,
     pub(super) informers: InformerSet,
 }
@@ -126,7 +126,7 @@ impl KindSource {
             // Lost since it was found ready.
             return SourceEnd::TypeGone;
         };
-        let prepared = context.board.change(context.input, |row| row.prepared.take());
+        let prepared = context.statuses.change(context.input, |row| row.prepared.take());
         let mut subscription = prepared
             .filter(|prepared| *prepared.key() == self.key(&served))
             .unwrap_or_else(|| self.subscribe(&served));
@@ -147,7 +147,7 @@ impl KindSource {
             Left::Stopped => {
                 // Reconciles that are still running read from the cache.
                 context.released().await;
-                drop(context.board.change(context.input, Row::detach));
+                drop(context.statuses.change(context.input, InputStatus::detach));
             }
             Left::Gone => pump.lose(),
             Left::Back => {
@@ -164,7 +164,7 @@ impl KindSource {
 
     /// Keeps what is read from alive for whoever reads; returns what is not needed for that.
     fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
-        context.board.change(context.input, |row| match &row.held {
+        context.statuses.change(context.input, |row| match &row.held {
             None => row.held.replace(subscription),
             Some(_) => Some(subscription),
         })
@@ -182,12 +182,12 @@ impl KindSource {
             }
             let standing = Self::standing(identity, &status.borrow_and_update());
             match (self.mode, standing) {
-                (Mode::Optional, _) | (Mode::Plain, Standing::Gone) => return Left::Gone,
-                (Mode::Plain, Standing::Here | Standing::Moved)
-                | (Mode::Required, Standing::Here) => return Left::Back,
+                (InputMode::Optional, _) | (InputMode::Plain, Standing::Gone) => return Left::Gone,
+                (InputMode::Plain, Standing::Here | Standing::Moved)
+                | (InputMode::Required, Standing::Here) => return Left::Back,
                 // The manager is about to stop the epoch.
-                (Mode::Required, Standing::Gone | Standing::Moved) => {}
-                (Mode::Required | Mode::Plain, Standing::Hidden | Standing::Unknown) => {}
+                (InputMode::Required, Standing::Gone | Standing::Moved) => {}
+                (InputMode::Required | InputMode::Plain, Standing::Hidden | Standing::Unknown) => {}
             }
             select! {
                 () = context.feed.cancelled() => return Left::Stopped,
@@ -335,7 +335,7 @@ impl Pump<'_> {
 
     /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.
     fn show(&self, progress: &Progress, drained: bool) {
-        self.context.board.change(self.context.input, |row| match progress {
+        self.context.statuses.change(self.context.input, |row| match progress {
             Progress::Syncing(error) => row.set(WatchState::Syncing, error.clone()),
             Progress::Synced if drained => row.set(WatchState::Synced, None),
             Progress::Synced => row.set(WatchState::Syncing, None),
@@ -359,7 +359,7 @@ impl Pump<'_> {
     /// Takes the place of the informer that was read from until now, and tells of what is gone
     /// with it.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
-        let held = self.context.board.change(self.context.input, |row| {
+        let held = self.context.statuses.change(self.context.input, |row| {
             row.attached = attached;
             row.held.take()
         });
@@ -375,7 +375,7 @@ impl Pump<'_> {
 
     /// The type is gone and the epoch goes on: so are its objects.
     fn lose(&mut self) {
-        let (lost, held) = self.context.board.change(self.context.input, Row::detach);
+        let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
         // Read before the last subscriber leaves: that empties the store.
         let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
         drop(held);

@@ -4,7 +4,7 @@ use std::{error::Error, iter, sync::Arc, time::Duration};
 
 use kube::core::Status;
 
-use super::{Outcome, ReconcileError, doubt::Behind, metrics::ReconcileResult};
+use super::{Outcome, ReconcileError, metrics::ReconcileResult, unconfirmed::Behind};
 use crate::{
     manager::{BoxError, retry_after},
     redaction,

@@ -17,16 +17,16 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
     Context, Request,
-    board::{Board, Mode, Row},
     crowd::Member,
     delivery::{Deliveries, Receipt},
     failing::Failing,
     failure_streak::FailureStreak,
     input::{Follower, InputEnd},
+    input_status::{InputMode, InputStatus, InputStatuses},
     metrics::Series,
-    outage::{Outage, Pace, Wait},
     outcome::{Attempt, Next},
     queue::{Add, Item, Queue},
+    retry_gate::{Pace, RetryGate, Wait},
     spec::Spec,
 };
 use crate::{
@@ -49,7 +49,7 @@ pub(super) enum RunError {
 struct Run {
     spec: Arc<Spec>,
     epoch: Epoch,
-    board: Arc<Board>,
+    statuses: Arc<InputStatuses>,
     queue: Queue<Request>,
     // Cancelled with the epoch, or when the run ends by itself.
     cancel: CancellationToken,
@@ -61,7 +61,7 @@ struct Run {
     active: HashMap<Id, Active>,
     context: Context,
     // What the API server has asked to wait.
-    throttled: Outage<Request>,
+    throttled: RetryGate<Request>,
     crowd: Member,
     failing: Failing,
     deliveries: Arc<Deliveries>,
@@ -100,29 +100,30 @@ impl Run {
         let queue = Queue::with_metrics(spec.queue, spec.series.queue());
         spec.series.watch_work(queue.probe());
         spec.series.max_concurrent.set(i64::try_from(spec.workers).unwrap_or(i64::MAX));
-        for delayed in spec.handover.take() {
+        for delayed in spec.carried_over.take() {
             queue.restore(delayed);
         }
         // Whether or not anything of theirs has changed since.
-        for request in spec.handover.doubts.requests() {
+        for request in spec.carried_over.unconfirmed.requests() {
             queue.add(request);
         }
         let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
             let type_ref = input.type_ref().cloned();
-            let mut row = Row::new(input.name(), type_ref, input.mode);
+            let mut row = InputStatus::new(input.name(), type_ref, input.mode);
             row.prepared = prepared.remove(&number);
             row
         });
-        let (board, settled) = Board::new(epoch.clone(), rows.collect());
+        let (statuses, settled) = InputStatuses::new(epoch.clone(), rows.collect());
         let cancel = epoch.token().child_token();
-        let client = epoch.fence().witnessed(&spec.client, spec.handover.doubts.witness());
-        let (own_board, own_queue) = (Arc::clone(&board), Some(queue.clone()));
+        let client =
+            epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
+        let (own_board, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let context = Context::of(epoch.clone(), client, cancel.clone(), own_board, own_queue);
         let crowd = spec.crowd.join();
         let mut run = Self {
             spec,
             epoch,
-            board,
+            statuses,
             queue,
             cancel,
             release: CancellationToken::new(),
@@ -131,7 +132,7 @@ impl Run {
             workers: JoinSet::new(),
             active: HashMap::new(),
             context,
-            throttled: Outage::default(),
+            throttled: RetryGate::default(),
             crowd,
             failing: Failing::default(),
             deliveries: Arc::default(),
@@ -150,7 +151,7 @@ impl Run {
                 queue: self.queue.clone(),
                 feed: self.cancel.clone(),
                 release: self.release.clone(),
-                board: Arc::clone(&self.board),
+                statuses: Arc::clone(&self.statuses),
                 series: Arc::clone(&self.spec.series),
                 deliveries: Arc::clone(&self.deliveries),
             };
@@ -198,13 +199,13 @@ impl Run {
                 },
                 () = sleep_until(at), if deadline.is_some() => {
                     deadline = None;
-                    pending.retain(|&input| self.board.mode(input) != Mode::Optional);
-                    let late = pending.iter().filter(|&&it| self.board.mode(it) == Mode::Plain);
-                    let inputs: Vec<_> = late.map(|&input| self.board.why(input)).collect();
+                    pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
+                    let late = pending.iter().filter(|&&it| self.statuses.mode(it) == InputMode::Plain);
+                    let inputs: Vec<_> = late.map(|&input| self.statuses.why(input)).collect();
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
                     }
-                    self.board.overdue();
+                    self.statuses.overdue();
                 }
             }
         }
@@ -243,8 +244,9 @@ impl Run {
             return;
         }
         let receipt = self.deliveries.receipt(&item.key);
-        let mut turn = self.spec.handover.doubts.turn(&item.key);
-        let context = self.context.of_reconcile(&item.key, item.failures, turn.is_in_doubt());
+        let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
+        let context =
+            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unconfirmed());
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
@@ -262,12 +264,12 @@ impl Run {
                 biased;
                 // Nothing of it has begun that a stop would wait for.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = turn.settle(&context, spec.primary.as_ref()) => settled,
+                settled = reconciling.settle(&context, spec.primary.as_ref()) => settled,
             };
             if let Err(behind) = settled {
                 return Attempt::Behind(behind);
             }
-            let reconcile = turn.take(async { (spec.reconcile)(request, context).await });
+            let reconcile = reconciling.take(async { (spec.reconcile)(request, context).await });
             match spec.reconcile_timeout {
                 None => Attempt::of(reconcile.await),
                 Some(after) => match timeout(after, reconcile).await {
@@ -309,7 +311,7 @@ impl Run {
     fn settle(&mut self, item: Item<Request>, next: Next) {
         let Item { key, priority, failures: attempt } = item;
         let again = Add { priority, ..Add::default() };
-        self.heard(&key, &next);
+        self.update_gate(&key, &next);
         match next {
             Next::Done => {
                 self.queue.forget(&key);
@@ -399,7 +401,7 @@ impl Run {
     }
 
     /// Once the API server takes what it had refused, others may follow.
-    fn heard(&mut self, key: &Request, next: &Next) {
+    fn update_gate(&mut self, key: &Request, next: &Next) {
         match next {
             Next::Done | Next::After(_) if self.throttled.holds(key) => {
                 self.crowd.taken();
@@ -493,7 +495,7 @@ impl Run {
         self.join_sources().await;
         // Sources may write until they have ended.
         self.epoch.drain().await;
-        self.board.clear();
+        self.statuses.clear();
         // One that blocks its thread is waited for: it may still be writing.
         if !self.active.is_empty() {
             let late =
@@ -505,7 +507,7 @@ impl Run {
             self.reconciled(end);
         }
         if reason == Some(StopReason::Superseded) {
-            self.spec.handover.leave(self.queue.close());
+            self.spec.carried_over.leave(self.queue.close());
         }
     }
 

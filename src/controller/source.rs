@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Request,
-    board::Board,
     delivery::Deliveries,
+    input_status::InputStatuses,
     metrics::Series,
     queue::{Add, Queue},
 };
@@ -24,7 +24,7 @@ pub struct SourceContext {
     pub(super) feed: CancellationToken,
     pub(super) stop: CancellationToken,
     pub(super) release: CancellationToken,
-    pub(super) board: Arc<Board>,
+    pub(super) statuses: Arc<InputStatuses>,
     pub(super) input: usize,
     pub(super) series: Arc<Series>,
     pub(super) deliveries: Arc<Deliveries>,

@@ -6,7 +6,7 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, crowd::Crowd, handover::Handover,
+    Context, Outcome, ReconcileError, Reconciler, Request, carried_over::CarriedOver, crowd::Crowd,
     input::Input, metrics::Series, queue::QueueOptions,
 };
 use crate::{kind::TypeRef, manager::ControllerName};
@@ -29,7 +29,7 @@ pub(super) struct Spec {
     pub(super) sync_timeout: Duration,
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,
-    pub(super) handover: Arc<Handover>,
+    pub(super) carried_over: Arc<CarriedOver>,
     pub(super) crowd: Arc<Crowd>,
 }
 

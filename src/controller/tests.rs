@@ -44,7 +44,7 @@ mod types;
 mod unknown_outcome;
 
 /// A cluster that is looked at, a manager, and what its controller was asked to reconcile.
-struct Rig {
+struct Harness {
     server: Server,
     cluster: Cluster,
     manager: ManagerHandle,
@@ -79,7 +79,7 @@ impl Reconciler for Recorder {
     }
 }
 
-impl Rig {
+impl Harness {
     fn new() -> Self {
         let server = Server::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
@@ -184,10 +184,10 @@ fn builder() -> Builder {
 async fn context_reads_inputs_by_either_name_and_decodes_them() {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::core::DynamicObject;
-    let rig = Rig::new();
-    rig.install("Widget");
-    rig.server.apply(widget("a", "a"));
-    rig.server.apply(widget("b", "b"));
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(widget("b", "b"));
     let seen = Arc::new(Mutex::new(Vec::new()));
     struct Reader(Arc<Mutex<Vec<String>>>);
     impl Reconciler for Reader {
@@ -217,41 +217,41 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
         }
     }
     let reader = Reader(Arc::clone(&seen));
-    let controller = builder().for_type(widgets()).conditional().build(&rig.cluster, reader);
+    let controller = builder().for_type(widgets()).conditional().build(&harness.cluster, reader);
     let controller = Arc::new(controller.unwrap());
-    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
-    rig.state(ControllerState::Running).await;
+    harness.state(ControllerState::Running).await;
     settle().await;
 
     let mut seen = seen.lock().unwrap().clone();
     seen.sort();
     let config_maps = TypeRef::of::<ConfigMap>();
     assert_eq!(seen, ["a", "b"].map(|name| format!("Widget {name} of 2, {config_maps}")));
-    assert_eq!(rig.status().report.last_error, None);
-    rig.shutdown().await;
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_built_and_dropped_costs_nothing() {
-    let rig = Rig::new();
-    rig.install("Widget");
+    let harness = Harness::new();
+    harness.install("Widget");
     settle().await;
 
-    drop(rig.build(builder().for_type(widgets()).owns_type(parts()).conditional()));
+    drop(harness.build(builder().for_type(widgets()).owns_type(parts()).conditional()));
     settle().await;
 
-    assert_eq!(rig.server.asked(WIDGETS), 0);
-    assert!(rig.cluster.informers.status().is_empty());
-    rig.shutdown().await;
+    assert_eq!(harness.server.asked(WIDGETS), 0);
+    assert!(harness.cluster.informers.status().is_empty());
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn mistakes_are_told_when_the_controller_is_built() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let error = |builder: Builder| {
         let log = Log::default();
-        builder.build(&rig.cluster, Recorder { log }).unwrap_err().to_string()
+        builder.build(&harness.cluster, Recorder { log }).unwrap_err().to_string()
     };
     let (_sender, channel) = ChannelSource::new(1);
 
@@ -280,5 +280,5 @@ async fn mistakes_are_told_when_the_controller_is_built() {
         error(builder().for_type(widgets()).max_concurrent_reconciles(0)),
         "widgets: max_concurrent_reconciles is 0, give it at least 1"
     );
-    rig.shutdown().await;
+    harness.shutdown().await;
 }

@@ -47,7 +47,7 @@ impl Default for DiscoveryOptions {
 
 /// How the registry learns of changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum DiscoveryMode {
     /// CRDs and APIServices are watched.
     Watching,
     /// CRDs may not be watched, so discovery is polled; the reason.
@@ -63,10 +63,10 @@ pub struct TypeRegistry {
 /// What the handle and the task share. No lock is held across an await.
 pub(super) struct Shared {
     known: RwLock<Known>,
-    pub(super) mode: watch::Sender<Mode>,
+    pub(super) mode: watch::Sender<DiscoveryMode>,
     changes: watch::Sender<()>,
     /// Every source has been heard of.
-    heard: watch::Sender<bool>,
+    synced: watch::Sender<bool>,
     pub(super) hints: Notify,
     pub(super) metrics: Metrics,
 }
@@ -92,9 +92,9 @@ impl TypeRegistry {
                 subscriptions: Subscriptions::default(),
                 created: now,
             }),
-            mode: watch::Sender::new(Mode::Watching),
+            mode: watch::Sender::new(DiscoveryMode::Watching),
             changes: watch::Sender::default(),
-            heard: watch::Sender::default(),
+            synced: watch::Sender::default(),
             hints: Notify::new(),
             metrics: Metrics::default(),
         });
@@ -138,22 +138,22 @@ impl TypeRegistry {
 
     /// Resolves when discovery has answered completely for the first time, and CRDs and
     /// APIServices were read or could not be: what is not known by then may take long. Cancel safe.
-    pub async fn heard(&self) {
+    pub async fn synced(&self) {
         // The sender is in what this holds.
-        drop(self.shared.heard.subscribe().wait_for(|heard| *heard).await);
+        drop(self.shared.synced.subscribe().wait_for(|synced| *synced).await);
     }
 
     /// Resolves when it is known of every type what it is: CRDs and APIServices were read, or
     /// discovery speaks for them because they may not be. The latter takes seconds, until it is
     /// sure that a server which starts is not all that refuses. Cancel safe.
-    pub async fn explained(&self) {
+    pub async fn complete(&self) {
         let mut changes = self.changes();
         // The sender is in what this holds.
         while !self.shared.read().catalog.is_complete() && changes.changed().await.is_ok() {}
     }
 
     /// How the registry learns of changes.
-    pub fn mode(&self) -> watch::Receiver<Mode> {
+    pub fn mode(&self) -> watch::Receiver<DiscoveryMode> {
         self.shared.mode.subscribe()
     }
 
@@ -200,8 +200,8 @@ impl Shared {
             self.write().publish(touched, &self.metrics);
             self.changes.send_replace(());
         }
-        if !*self.heard.borrow() && self.read().health.has_heard_of_all() {
-            self.heard.send_replace(true);
+        if !*self.synced.borrow() && self.read().health.has_read_all() {
+            self.synced.send_replace(true);
         }
     }
 

@@ -79,7 +79,7 @@ impl DiscoveryHealth {
     }
 
     /// Whether discovery has answered and every other source has, or has failed to.
-    pub(super) fn has_heard_of_all(&self) -> bool {
+    pub(super) fn has_read_all(&self) -> bool {
         let heard = |source: &SourceHealth| source.stale_since.is_none() || source.error.is_some();
         self.discovery.stale_since.is_none() && heard(&self.crds) && heard(&self.api_services)
     }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::{
-    DiscoveryOptions, Mode,
+    DiscoveryMode, DiscoveryOptions,
     answer::Answer,
     api_service::ApiService,
     ask::ask,
@@ -175,7 +175,7 @@ impl Running {
                 known.health.crds.current();
                 drop(known);
                 self.refusals = 0;
-                if self.set_mode(Mode::Watching) {
+                if self.set_mode(DiscoveryMode::Watching) {
                     info!("CRDs are watched again");
                     self.schedule.set_interval(Instant::now(), self.options.backstop);
                 }
@@ -191,7 +191,7 @@ impl Running {
                 }
                 self.refusals += 1;
                 let reason = format!("{error}; grant list and watch on {}", Crd::RESOURCE);
-                if self.refusals >= REFUSALS && self.set_mode(Mode::Static(reason)) {
+                if self.refusals >= REFUSALS && self.set_mode(DiscoveryMode::Static(reason)) {
                     warn!(%error, "CRDs may not be watched, discovery is polled");
                     self.schedule.set_interval(Instant::now(), self.options.static_interval);
                 }
@@ -235,8 +235,8 @@ impl Running {
     fn on_answered(&mut self, answer: Result<Answer, Error>, touched: &mut Touched) {
         self.request = None;
         let reading = match &*self.shared.mode.borrow() {
-            Mode::Watching => Reading::Watching,
-            Mode::Static(_) => {
+            DiscoveryMode::Watching => Reading::Watching,
+            DiscoveryMode::Static(_) => {
                 // The schedule may ask a tenth earlier.
                 let interval = self.options.static_interval;
                 let period = (interval - interval / 10).max(SHORTEST_PERIOD);
@@ -274,7 +274,7 @@ impl Running {
     }
 
     /// Whether the mode is another one now. A new reason alone is not.
-    fn set_mode(&self, mode: Mode) -> bool {
+    fn set_mode(&self, mode: DiscoveryMode) -> bool {
         self.shared.mode.send_if_modified(|old| {
             let changed = std::mem::discriminant(old) != std::mem::discriminant(&mode);
             if changed {

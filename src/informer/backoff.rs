@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::classify::{Cause, Pace, Step, Verdict};
+use super::classify::{Cause, Classified, Pace, Step};
 
 const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
@@ -25,7 +25,7 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// The next delay; `random` is in 0.0..1.0.
-    pub(super) fn delay(&mut self, verdict: Verdict, random: f64) -> Duration {
+    pub(super) fn delay(&mut self, verdict: Classified, random: f64) -> Duration {
         let count = &mut self.counts[verdict.cause as usize];
         let before = *count;
         *count = before.saturating_add(1);
@@ -45,7 +45,7 @@ impl Backoff {
     }
 
     /// Whether this failure has gone on for long enough to be worth a word.
-    pub(super) fn is_notable(&self, verdict: Verdict) -> bool {
+    pub(super) fn is_notable(&self, verdict: Classified) -> bool {
         let count = self.counts[verdict.cause as usize];
         match verdict.pace {
             // The sixth comes after a sixth of a second.
@@ -83,8 +83,8 @@ fn doubled(base: Duration, times: u32) -> Duration {
 mod tests {
     use super::*;
 
-    fn verdict(pace: Pace, cause: Cause) -> Verdict {
-        Verdict { step: Step::Again, pace, cause }
+    fn verdict(pace: Pace, cause: Cause) -> Classified {
+        Classified { step: Step::Again, pace, cause }
     }
 
     fn delays(pace: Pace, random: f64, count: usize) -> Vec<u128> {
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_list_in_the_place_of_a_watch_is_spread_and_a_resumed_watch_is_not() {
         let delay = |step, random| {
-            let verdict = Verdict { step, pace: Pace::Prompt, cause: Cause::Expired };
+            let verdict = Classified { step, pace: Pace::Prompt, cause: Cause::Expired };
             Backoff::default().delay(verdict, random)
         };
 

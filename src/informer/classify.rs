@@ -151,7 +151,7 @@ impl Cause {
 
 /// What to do about a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Verdict {
+pub(super) struct Classified {
     pub(super) step: Step,
     pub(super) pace: Pace,
     pub(super) cause: Cause,
@@ -166,8 +166,8 @@ const CONVERSION: &str = "conversion webhook for ";
 /// The longest that a server may send us away for.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
-pub(super) fn classify(phase: Phase, failure: &Failure) -> Verdict {
-    let verdict = |step, pace, cause| Verdict { step, pace, cause };
+pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
+    let verdict = |step, pace, cause| Classified { step, pace, cause };
     // A streaming list that fails in any way is followed by a list by pages, which is understood
     // everywhere; whatever is wrong with the type then shows there.
     let again = match phase {

@@ -17,7 +17,7 @@ use prometheus_client::{
 use super::{Progress, Store, classify::Cause};
 use crate::{
     kind::TypeIdentity,
-    tally::{Counted, Tally},
+    owner_gauge::{Counted, OwnerGauge},
 };
 
 /// Metrics of the informers of one set. The series of a type go with its last informer.
@@ -30,8 +30,8 @@ pub struct InformerMetrics {
     events: Family<EventLabels, Counter>,
     objects: Family<TypeLabels, Gauge>,
     bytes: Family<TypeLabels, Gauge>,
-    tasks: Tally<TypeLabels>,
-    timers: Tally<TimerLabels>,
+    tasks: OwnerGauge<TypeLabels>,
+    timers: OwnerGauge<TimerLabels>,
     /// How many informers each type has.
     live: Arc<Mutex<HashMap<TypeLabels, usize>>>,
 }

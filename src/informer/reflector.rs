@@ -21,11 +21,11 @@ use tracing::{debug, error, info, warn};
 use super::{
     InformerOptions, ObjectError, ObjectKey, Progress,
     backoff::Backoff,
-    classify::{Cause, Failure, Pace, Phase, Step, Verdict, classify},
+    classify::{Cause, Classified, Failure, Pace, Phase, Step, classify},
     decode::Decoder,
-    hub::Hub,
-    mark::Mark,
     metrics::{EventKind, TypeMetrics},
+    resume_version::ResumeVersion,
+    shared_informer::SharedInformer,
     wire::{Slot, Wire},
 };
 use crate::{guard, kind::VersionOrder, redaction};
@@ -38,7 +38,7 @@ const WATCH_SLACK: Duration = Duration::from_secs(5);
 const BATCH: usize = 128;
 
 pub(super) struct Reflector {
-    hub: Arc<Hub>,
+    informer: Arc<SharedInformer>,
     wire: Wire,
     decoder: Decoder,
     options: Arc<InformerOptions>,
@@ -48,9 +48,9 @@ pub(super) struct Reflector {
     /// Comparability of the type's resourceVersions.
     order: VersionOrder,
     /// Where the watch goes on; none asks for a list.
-    mark: Option<Mark>,
+    resume_version: Option<ResumeVersion>,
     listing: Listing,
-    /// Lines over budget at the current mark.
+    /// Lines over budget at the current resume version.
     long_lines: (u32, String),
     /// An event was lost, or the server may have gone back: look before going on.
     suspicion: Option<Suspicion>,
@@ -78,7 +78,7 @@ enum Suspicion {
 
 impl Reflector {
     pub(super) fn new(
-        hub: Arc<Hub>,
+        informer: Arc<SharedInformer>,
         wire: Wire,
         decoder: Decoder,
         options: Arc<InformerOptions>,
@@ -94,7 +94,7 @@ impl Reflector {
             pages: false,
         };
         Self {
-            hub,
+            informer,
             wire,
             decoder,
             options,
@@ -102,7 +102,7 @@ impl Reflector {
             metrics,
             backoff: Backoff::default(),
             order,
-            mark: None,
+            resume_version: None,
             listing,
             long_lines: (0, String::new()),
             suspicion: None,
@@ -112,7 +112,7 @@ impl Reflector {
     /// Runs until it is dropped.
     pub(super) async fn run(mut self) -> Infallible {
         loop {
-            let (phase, failure) = match &self.mark {
+            let (phase, failure) = match &self.resume_version {
                 Some(_) => (Phase::Watch, self.watch().await),
                 None if self.streams() => self.stream().await,
                 None => match self.list().await {
@@ -127,23 +127,25 @@ impl Reflector {
     /// First lists are by pages: right after a type begins to be served these are answered at
     /// once, and a streaming list is not.
     fn streams(&self) -> bool {
-        self.hub.is_complete() && !self.listing.never_stream && !self.listing.pages
+        self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
 
     async fn recover(&mut self, phase: Phase, failure: Failure) {
         let mut verdict = classify(phase, &failure);
-        let identity = &self.hub.key.identity;
+        let identity = &self.informer.key.identity;
         let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
         if phase == Phase::Watch && matches!(failure, Failure::TooLong { .. }) {
             verdict.step = self.long_line();
         }
-        if verdict.step == Step::Again && self.mark.as_ref().is_some_and(|it| !it.is_position()) {
+        if verdict.step == Step::Again
+            && self.resume_version.as_ref().is_some_and(|it| !it.is_position())
+        {
             // Only a list finds objects that were deleted while no watch was open.
             verdict.step = Step::Relist;
         }
         match verdict.step {
             Step::Again => {}
-            Step::Relist => self.mark = None,
+            Step::Relist => self.resume_version = None,
             Step::ListWhole => self.listing.whole = true,
             Step::ListSmaller => {
                 if self.listing.limit == 1 {
@@ -163,7 +165,7 @@ impl Reflector {
             && let Some(on_missing) = &self.options.on_missing
         {
             // The user's code: its panic must not end the informer of all who share it.
-            if let Err(error) = guard::run(|| on_missing(&self.hub.key.identity)) {
+            if let Err(error) = guard::run(|| on_missing(&self.informer.key.identity)) {
                 error!(error, "on_missing panicked");
             }
         }
@@ -181,7 +183,7 @@ impl Reflector {
         let nudged = async {
             match verdict.pace {
                 Pace::Forbidden | Pace::After(_) => std::future::pending().await,
-                Pace::Prompt | Pace::Quick | Pace::Slow => self.hub.nudge.notified().await,
+                Pace::Prompt | Pace::Quick | Pace::Slow => self.informer.nudge.notified().await,
             }
         };
         let _timer = self.metrics.backing_off();
@@ -191,15 +193,15 @@ impl Reflector {
         }
     }
 
-    fn report(&self, failure: &Failure, verdict: Verdict) {
+    fn report(&self, failure: &Failure, verdict: Classified) {
         if !self.backoff.is_notable(verdict) {
             return;
         }
         let error = failure.to_string();
-        let progress = match (verdict.pace, self.hub.is_complete()) {
+        let progress = match (verdict.pace, self.informer.is_complete()) {
             (Pace::Forbidden, _) => {
-                let verbs = if self.mark.is_some() { "watch" } else { "list and watch" };
-                let resource = self.hub.key.identity.group_resource();
+                let verbs = if self.resume_version.is_some() { "watch" } else { "list and watch" };
+                let resource = self.informer.key.identity.group_resource();
                 Progress::Forbidden(format!("{error} (grant {verbs} on {resource})"))
             }
             (_, _) if verdict.cause == Cause::Conversion => Progress::ConversionFailed(error),
@@ -210,7 +212,7 @@ impl Reflector {
     }
 
     fn publish(&self, progress: Progress) {
-        let known = self.hub.progress().borrow().clone();
+        let known = self.informer.progress().borrow().clone();
         if known == progress {
             return;
         }
@@ -224,7 +226,7 @@ impl Reflector {
             Progress::ConversionFailed(error) => warn!(error, "objects cannot be converted"),
         }
         self.metrics.state(&progress);
-        self.hub.publish(progress);
+        self.informer.publish(progress);
     }
 
     /// A place among the lists under way; given back when waiting to retry.
@@ -234,7 +236,7 @@ impl Reflector {
 
     fn quarantine(&self, error: &ObjectError) {
         self.metrics.event(EventKind::Quarantined);
-        if self.hub.quarantine(error) {
+        if self.informer.quarantine(error) {
             let name = error.key.as_ref().map(ObjectKey::to_string).unwrap_or_default();
             let resource_version = error.resource_version.as_deref().unwrap_or_default();
             let uid = error.uid.as_deref().unwrap_or_default();
@@ -243,12 +245,12 @@ impl Reflector {
     }
 
     fn is_past(&self, version: &str) -> bool {
-        self.mark.as_ref().is_some_and(|mark| mark.is_past(version))
+        self.resume_version.as_ref().is_some_and(|resume_version| resume_version.is_past(version))
     }
 
     fn advance(&mut self, version: &str) {
-        if let Some(mark) = &mut self.mark {
-            mark.advance(version);
+        if let Some(resume_version) = &mut self.resume_version {
+            resume_version.advance(version);
         }
     }
 }
@@ -278,20 +280,20 @@ mod tests {
     use http::StatusCode;
 
     use super::*;
-    use crate::informer::script::{Rig, names, progress, settle, stored, widget};
+    use crate::informer::script::{Harness, names, progress, settle, stored, widget};
 
     #[tokio::test(start_paused = true)]
     async fn a_hook_for_missing_types_that_panics_ends_no_informer() {
         let on_missing = |_: &_| panic!("boom");
-        let mut rig = Rig::with(InformerOptions {
+        let mut harness = Harness::with(InformerOptions {
             on_missing: Some(Arc::new(on_missing)),
             ..InformerOptions::default()
         });
-        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         drop(watch);
 
         for _ in 0..5 {
-            rig.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
+            harness.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
 
         let progress = progress(&subscription);
@@ -303,19 +305,19 @@ mod tests {
     async fn a_missing_type_is_asked_for_again_and_never_purged() {
         let hints = Arc::new(AtomicUsize::new(0));
         let heard = hints.clone();
-        let mut rig = Rig::with(InformerOptions {
+        let mut harness = Harness::with(InformerOptions {
             on_missing: Some(Arc::new(move |_identity| {
                 heard.fetch_add(1, Ordering::Relaxed);
             })),
             ..InformerOptions::default()
         });
-        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         drop(watch);
 
         let started = Instant::now();
         let mut at = Vec::new();
         for _ in 0..15 {
-            rig.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
+            harness.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
             at.push(started.elapsed());
         }
 
@@ -328,24 +330,24 @@ mod tests {
         assert!(matches!(progress(&subscription), Progress::Stale(error) if error.contains("404")));
 
         // A word that it is served cuts the wait short.
-        rig.set.type_served(&rig.key.identity);
+        harness.set.type_served(&harness.key.identity);
         let before = Instant::now();
-        let _watch = rig.script.watch(10).await.open();
+        let _watch = harness.script.watch(10).await.open();
         assert!(before.elapsed() < Duration::from_millis(1));
         subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_type_that_is_missing_at_first_is_listed_within_milliseconds_of_coming() {
-        let mut rig = Rig::new();
-        let subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let subscription = harness.subscribe();
         let started = Instant::now();
 
         for _ in 0..3 {
-            rig.script.list().await.text(StatusCode::NOT_FOUND, "404 page not found");
+            harness.script.list().await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
         assert_eq!(progress(&subscription), Progress::Syncing(None));
-        rig.script.list().await.page(10, "", &[]);
+        harness.script.list().await.page(10, "", &[]);
 
         subscription.drained().await;
         assert!(started.elapsed() < Duration::from_millis(40));
@@ -353,53 +355,53 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_forbidden_type_is_asked_for_rarely_and_names_the_rule() {
-        let mut rig = Rig::new();
-        let subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let subscription = harness.subscribe();
         let message = "widgets.example.com is forbidden: User \"u\" cannot list resource";
 
         for _ in 0..4 {
-            rig.script.list().await.refuse(403, "Forbidden", message);
+            harness.script.list().await.refuse(403, "Forbidden", message);
         }
         settle().await;
         let Progress::Forbidden(reason) = progress(&subscription) else { panic!("not forbidden") };
         assert!(reason.contains(message), "{reason}");
         assert!(reason.contains("grant list and watch on widgets.example.com"), "{reason}");
 
-        rig.set.type_served(&rig.key.identity);
+        harness.set.type_served(&harness.key.identity);
         let refused = Instant::now();
-        let list = rig.script.list().await;
+        let list = harness.script.list().await;
         assert!(refused.elapsed() >= Duration::from_secs(29));
         list.page(10, "", &[]);
-        let _watch = rig.script.watch(10).await.open();
+        let _watch = harness.script.watch(10).await.open();
         subscription.progress().wait_for(|progress| *progress == Progress::Synced).await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_revoked_watch_keeps_its_store() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         drop(watch);
-        rig.script.watch(10).await.refuse(403, "Forbidden", "cannot watch");
+        harness.script.watch(10).await.refuse(403, "Forbidden", "cannot watch");
         settle().await;
 
         assert!(matches!(progress(&subscription), Progress::Forbidden(_)));
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
-        rig.script.watch(10).await.open();
+        harness.script.watch(10).await.open();
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_storage_that_is_initializing_is_asked_again_within_milliseconds() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[]).await;
         drop(watch);
 
         let started = Instant::now();
         for _ in 0..3 {
-            let open = rig.script.watch(10).await.head(StatusCode::TOO_MANY_REQUESTS, Some(1));
+            let open = harness.script.watch(10).await.head(StatusCode::TOO_MANY_REQUESTS, Some(1));
             open.text(r#"{"kind":"Status","code":429,"message":"storage is (re)initializing"}"#);
         }
-        rig.script.watch(10).await.open();
+        harness.script.watch(10).await.open();
 
         assert!(started.elapsed() < Duration::from_millis(40));
         assert_eq!(progress(&subscription), Progress::Synced);
@@ -407,25 +409,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_type_that_comes_back_after_long_is_followed_within_milliseconds() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         drop(watch);
         for _ in 0..15 {
-            rig.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
+            harness.script.watch(10).await.text(StatusCode::NOT_FOUND, "404 page not found");
         }
         let mut seen = subscription.progress();
         assert!(matches!(&*seen.borrow_and_update(), Progress::Stale(_)));
 
         // The word that it is served is there before the server is.
-        let asked = rig.script.watch(10).await;
-        rig.set.type_served(&rig.key.identity);
+        let asked = harness.script.watch(10).await;
+        harness.set.type_served(&harness.key.identity);
         let served = Instant::now();
         asked.text(StatusCode::NOT_FOUND, "404 page not found");
         let initializing = "storage is (re)initializing";
-        rig.script.watch(10).await.refuse(429, "TooManyRequests", initializing);
-        let watch = rig.script.watch(10).await.open();
+        harness.script.watch(10).await.refuse(429, "TooManyRequests", initializing);
+        let watch = harness.script.watch(10).await.open();
         watch.error(410, "Expired", "too old");
-        let stream = rig.script.stream().await.open();
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 1));
         stream.end_of_list(20);
         seen.changed().await.unwrap();
@@ -438,13 +440,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_throttling_server_is_given_its_time() {
-        let mut rig = Rig::new();
-        let _subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let _subscription = harness.subscribe();
 
-        let open = rig.script.list().await.head(StatusCode::TOO_MANY_REQUESTS, Some(7));
+        let open = harness.script.list().await.head(StatusCode::TOO_MANY_REQUESTS, Some(7));
         drop(open);
         let refused = Instant::now();
-        rig.script.list().await;
+        harness.script.list().await;
 
         assert!(refused.elapsed() >= Duration::from_secs(7));
         assert!(refused.elapsed() < Duration::from_secs(8));

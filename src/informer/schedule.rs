@@ -1,4 +1,4 @@
-//! Explores the schedules of a few threads over the real hub, mailboxes and set.
+//! Explores the schedules of a few threads over the real informer, mailboxes and set.
 //!
 //! What can go wrong here goes wrong between two critical sections: somebody joins between an
 //! object's arrival and its announcement, or between the last one's leaving and the end. A runtime
@@ -39,7 +39,7 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Turn {
+struct SchedulerState {
     states: Vec<State>,
     /// None when all have ended, or none can move.
     current: Option<usize>,
@@ -51,21 +51,21 @@ struct Turn {
 }
 
 #[derive(Debug)]
-struct Stage {
-    turn: Mutex<Turn>,
+struct Scheduler {
+    turn: Mutex<SchedulerState>,
     moved: Condvar,
 }
 
 thread_local! {
-    static HERE: RefCell<Option<(Arc<Stage>, usize)>> = const { RefCell::new(None) };
+    static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
 }
 
 /// Where another thread may come first: right before this lock is taken.
 pub(super) fn before<T>(mutex: &Mutex<T>) {
-    let Some((stage, own)) = HERE.with_borrow(Clone::clone) else { return };
+    let Some((scheduler, own)) = HERE.with_borrow(Clone::clone) else { return };
     let mut state = State::Ready;
     loop {
-        stage.pass(own, state);
+        scheduler.pass(own, state);
         match mutex.try_lock() {
             Ok(_) | Err(TryLockError::Poisoned(_)) => return,
             Err(TryLockError::WouldBlock) => state = State::Blocked,
@@ -75,7 +75,7 @@ pub(super) fn before<T>(mutex: &Mutex<T>) {
 
 /// Drives a future on a thread of a scenario.
 pub(super) fn wait<F: Future>(future: F) -> F::Output {
-    struct Woken(Arc<Stage>, usize);
+    struct Woken(Arc<Scheduler>, usize);
 
     impl Wake for Woken {
         fn wake(self: Arc<Self>) {
@@ -86,23 +86,23 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
         }
     }
 
-    let (stage, own) = HERE.with_borrow(Clone::clone).expect("on a thread of a scenario");
-    let waker = Waker::from(Arc::new(Woken(stage.clone(), own)));
+    let (scheduler, own) = HERE.with_borrow(Clone::clone).expect("on a thread of a scenario");
+    let waker = Waker::from(Arc::new(Woken(scheduler.clone(), own)));
     let mut future = pin!(future);
     loop {
         // A wake-up during the poll must not be lost.
-        stage.lock().states[own] = State::Waiting;
+        scheduler.lock().states[own] = State::Waiting;
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            stage.lock().states[own] = State::Ready;
+            scheduler.lock().states[own] = State::Ready;
             return output;
         }
-        let state = stage.lock().states[own];
-        stage.pass(own, state);
+        let state = scheduler.lock().states[own];
+        scheduler.pass(own, state);
     }
 }
 
-impl Stage {
-    fn lock(&self) -> MutexGuard<'_, Turn> {
+impl Scheduler {
+    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Stage {
         self.await_turn(turn, own);
     }
 
-    fn await_turn(&self, mut turn: MutexGuard<'_, Turn>, own: usize) {
+    fn await_turn(&self, mut turn: MutexGuard<'_, SchedulerState>, own: usize) {
         while turn.current != Some(own) && !turn.stuck {
             turn = self.moved.wait(turn).unwrap_or_else(PoisonError::into_inner);
         }
@@ -128,7 +128,7 @@ impl Stage {
     }
 }
 
-impl Turn {
+impl SchedulerState {
     fn choose(&mut self, own: usize) {
         if self.states[own] != State::Blocked {
             // It has moved: who was blocked may try again. Two who are blocked by a third would
@@ -179,7 +179,7 @@ pub(super) fn explore(preemptions: usize, scene: impl Fn() -> Scene) -> usize {
 }
 
 fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usize)> {
-    let turn = Turn {
+    let turn = SchedulerState {
         states: vec![State::Ready; scene.acts.len()],
         current: None,
         preemptions,
@@ -187,25 +187,25 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
         prefix,
         stuck: false,
     };
-    let stage = Arc::new(Stage { turn: Mutex::new(turn), moved: Condvar::new() });
+    let scheduler = Arc::new(Scheduler { turn: Mutex::new(turn), moved: Condvar::new() });
     let threads: Vec<_> = (0..)
         .zip(scene.acts)
         .map(|(own, act)| {
-            let stage = stage.clone();
+            let scheduler = scheduler.clone();
             thread::spawn(move || {
-                HERE.set(Some((stage.clone(), own)));
+                HERE.set(Some((scheduler.clone(), own)));
                 let result = catch_unwind(AssertUnwindSafe(|| {
-                    stage.await_turn(stage.lock(), own);
+                    scheduler.await_turn(scheduler.lock(), own);
                     act();
                 }));
                 // What it still holds locks without us.
                 HERE.set(None);
-                let mut turn = stage.lock();
+                let mut turn = scheduler.lock();
                 turn.states[own] = State::Ended;
                 if !turn.stuck {
                     turn.choose(own);
                 }
-                stage.moved.notify_all();
+                scheduler.moved.notify_all();
                 drop(turn);
                 result
             })
@@ -213,13 +213,13 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
         .collect();
     {
         // The first choice: who begins.
-        let mut turn = stage.lock();
+        let mut turn = scheduler.lock();
         let all: Vec<usize> = (0..turn.states.len()).collect();
         turn.current = turn.pick(&all);
-        stage.moved.notify_all();
+        scheduler.moved.notify_all();
     }
     let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-    let turn = stage.lock();
+    let turn = scheduler.lock();
     let told = format!("with the choices {:?}", turn.choices);
     assert!(!turn.stuck, "nobody can move, {told}");
     for result in results {

@@ -260,14 +260,14 @@ fn status(code: u16, reason: &str, message: &str) -> Value {
 }
 
 /// A set of informers whose server is the test, and one key of it.
-pub(super) struct Rig {
+pub(super) struct Harness {
     pub(super) set: InformerSet,
     pub(super) script: Script,
     pub(super) key: InformerKey,
     served: ServedType,
 }
 
-impl Rig {
+impl Harness {
     pub(super) fn new() -> Self {
         Self::with(InformerOptions::default())
     }
@@ -280,9 +280,9 @@ impl Rig {
 
     /// Of a type whose versions cannot be compared.
     pub(super) fn opaque() -> Self {
-        let mut rig = Self::new();
-        rig.served.version_order = VersionOrder::Opaque;
-        rig
+        let mut harness = Self::new();
+        harness.served.version_order = VersionOrder::Opaque;
+        harness
     }
 
     pub(super) fn subscribe(&self) -> Subscription {

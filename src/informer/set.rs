@@ -20,8 +20,8 @@ use tracing::{Instrument, debug, error, info_span};
 
 use super::{
     Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
-    Subscription, decode::Decoder, hub::Hub, reader::Room, reflector::Reflector,
-    subscription::Mailbox, wire::Wire,
+    Subscription, decode::Decoder, reader::Room, reflector::Reflector,
+    shared_informer::SharedInformer, subscription::Mailbox, wire::Wire,
 };
 use crate::{
     duration::after,
@@ -56,7 +56,7 @@ pub struct InformerSet {
 pub(super) struct Shared {
     client: Client,
     options: Arc<InformerOptions>,
-    /// Held before a hub's lock, never across an await.
+    /// Held before an informer's lock, never across an await.
     informers: Mutex<Informers>,
     types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     tasks: TaskTracker,
@@ -69,7 +69,7 @@ pub(super) struct Shared {
 #[derive(Default)]
 struct Informers {
     /// Those that can be joined; one that is ending is not among them.
-    live: HashMap<InformerKey, Arc<Hub>>,
+    live: HashMap<InformerKey, Arc<SharedInformer>>,
     shut_down: bool,
 }
 
@@ -102,12 +102,12 @@ impl InformerSet {
     /// Outside a tokio runtime, when the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
         loop {
-            let Some(hub) = self.shared.find_or_start(served, &key) else {
+            let Some(informer) = self.shared.find_or_start(served, &key) else {
                 return Shared::late(&self.shared, key);
             };
             // Not under the set's lock: a large store must not hold up those who join another.
-            if let Some(mailbox) = hub.join() {
-                return Subscription::new(self.shared.clone(), hub, mailbox);
+            if let Some(mailbox) = informer.join() {
+                return Subscription::new(self.shared.clone(), informer, mailbox);
             }
             // It has closed in between, and is no longer to be found.
         }
@@ -118,7 +118,7 @@ impl InformerSet {
     ///
     /// It concerns the informer there is when this is called, not when it is first polled.
     pub fn ended(&self, key: &InformerKey) -> impl Future<Output = Ended> + Send + use<> {
-        let done = self.shared.lock().live.get(key).map(Hub::done);
+        let done = self.shared.lock().live.get(key).map(SharedInformer::done);
         async move {
             match done {
                 Some(done) => done.await,
@@ -132,17 +132,17 @@ impl InformerSet {
     /// On return their subscribers see the end; their requests are dropped when
     /// [`InformerSet::ended`] resolves. A store is emptied when its last subscriber has left.
     pub fn type_gone(&self, identity: &TypeIdentity) {
-        let gone = |hub: &Hub| hub.key.identity == *identity;
+        let gone = |informer: &SharedInformer| informer.key.identity == *identity;
         self.shared.close(gone, &Ended::TypeGone);
     }
 
     /// Says that a type has been seen to be served: its informers do not wait any longer before
     /// they ask again, except where the server told them to wait or has refused.
     pub fn type_served(&self, identity: &TypeIdentity) {
-        for hub in self.shared.lock().live.values() {
-            if hub.key.identity == *identity {
+        for informer in self.shared.lock().live.values() {
+            if informer.key.identity == *identity {
                 // Kept for one that is waiting for an answer just now.
-                hub.nudge.notify_one();
+                informer.nudge.notify_one();
             }
         }
     }
@@ -157,15 +157,17 @@ impl InformerSet {
 
     /// Every informer.
     pub fn status(&self) -> Vec<InformerStatus> {
-        let hubs: Vec<Arc<Hub>> = self.shared.lock().live.values().cloned().collect();
-        hubs.iter()
-            .map(|hub| InformerStatus {
-                key: hub.key.clone(),
-                progress: hub.progress().borrow().clone(),
-                objects: hub.store.len(),
-                bytes: hub.store.bytes(),
-                subscribers: hub.subscribers(),
-                quarantined: hub.quarantined(),
+        let informers: Vec<Arc<SharedInformer>> =
+            self.shared.lock().live.values().cloned().collect();
+        informers
+            .iter()
+            .map(|informer| InformerStatus {
+                key: informer.key.clone(),
+                progress: informer.progress().borrow().clone(),
+                objects: informer.store.len(),
+                bytes: informer.store.bytes(),
+                subscribers: informer.subscribers(),
+                quarantined: informer.quarantined(),
             })
             .collect()
     }
@@ -190,13 +192,17 @@ impl InformerSet {
 
 impl Shared {
     /// The informer of a key that can be joined; none once shut down.
-    fn find_or_start(self: &Arc<Self>, served: &ServedType, key: &InformerKey) -> Option<Arc<Hub>> {
+    fn find_or_start(
+        self: &Arc<Self>,
+        served: &ServedType,
+        key: &InformerKey,
+    ) -> Option<Arc<SharedInformer>> {
         let mut informers = self.lock();
         if informers.shut_down {
             return None;
         }
         match informers.live.get(key) {
-            Some(hub) if hub.kind == served.kind => return Some(hub.clone()),
+            Some(informer) if informer.kind == served.kind => return Some(informer.clone()),
             // Its kind was changed in place: what is cached was read under the old one. Its task
             // frees the store.
             Some(_) => {
@@ -207,23 +213,28 @@ impl Shared {
             }
             None => {}
         }
-        let hub = Arc::new(Hub::new(key.clone(), served.kind.clone()));
-        informers.live.insert(key.clone(), hub.clone());
-        self.count(&hub.key.identity);
-        self.start(&hub, served);
-        Some(hub)
+        let informer = Arc::new(SharedInformer::new(key.clone(), served.kind.clone()));
+        informers.live.insert(key.clone(), informer.clone());
+        self.count(&informer.key.identity);
+        self.start(&informer, served);
+        Some(informer)
     }
 
     /// Makes a subscriber leave; whether its informer is ending.
-    pub(super) fn release(&self, hub: &Arc<Hub>, mailbox: &Arc<Mailbox>, linger: Linger) -> bool {
-        hub.leave(mailbox);
+    pub(super) fn release(
+        &self,
+        informer: &Arc<SharedInformer>,
+        mailbox: &Arc<Mailbox>,
+        linger: Linger,
+    ) -> bool {
+        informer.leave(mailbox);
         match linger {
             Linger::Default => {}
             Linger::None => {
-                self.close_unused(hub, Ended::TypeGone);
+                self.close_unused(informer, Ended::TypeGone);
             }
         }
-        hub.closed().is_some()
+        informer.closed().is_some()
     }
 
     fn lock(&self) -> MutexGuard<'_, Informers> {
@@ -233,8 +244,8 @@ impl Shared {
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn start(self: &Arc<Self>, hub: &Arc<Hub>, served: &ServedType) {
-        let identity = &hub.key.identity;
+    fn start(self: &Arc<Self>, informer: &Arc<SharedInformer>, served: &ServedType) {
+        let identity = &informer.key.identity;
         // Of its own: whoever comes first may leave before the others.
         let span = info_span!(
             parent: None,
@@ -242,14 +253,14 @@ impl Shared {
             group = %identity.group,
             version = %identity.version,
             resource = %identity.plural,
-            namespace = hub.key.namespace.as_deref(),
+            namespace = informer.key.namespace.as_deref(),
         );
         let metrics = self.metrics.join(identity);
         let (client, room) = (self.client.clone(), self.room.clone());
-        let wire = Wire::new(client, &hub.key, self.options.request_deadline, room);
-        let decoder = Decoder::new(served, hub.key.projection, hub.key.managed_fields);
+        let wire = Wire::new(client, &informer.key, self.options.request_deadline, room);
+        let decoder = Decoder::new(served, informer.key.projection, informer.key.managed_fields);
         let reflector = Reflector::new(
-            hub.clone(),
+            informer.clone(),
             wire,
             decoder,
             self.options.clone(),
@@ -257,61 +268,61 @@ impl Shared {
             metrics,
             served.version_order,
         );
-        let ending = Ending { set: self.clone(), hub: hub.clone() };
+        let ending = Ending { set: self.clone(), informer: informer.clone() };
         self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
     /// A subscription that has ended before it began.
     fn late(set: &Arc<Self>, key: InformerKey) -> Subscription {
-        let hub = Arc::new(Hub::new(key, "".into()));
-        hub.close(Ended::Shutdown);
-        hub.finish(Ended::Shutdown);
+        let informer = Arc::new(SharedInformer::new(key, "".into()));
+        informer.close(Ended::Shutdown);
+        informer.finish(Ended::Shutdown);
         let mailbox = Arc::new(Mailbox::closed(Ended::Shutdown));
-        Subscription::new(set.clone(), hub, mailbox)
+        Subscription::new(set.clone(), informer, mailbox)
     }
 
-    fn close(&self, condition: impl Fn(&Hub) -> bool, reason: &Ended) {
+    fn close(&self, condition: impl Fn(&SharedInformer) -> bool, reason: &Ended) {
         let mut closed = Vec::new();
-        self.lock().live.retain(|_, hub| {
-            let matches = condition(hub);
+        self.lock().live.retain(|_, informer| {
+            let matches = condition(informer);
             if matches {
-                hub.close(reason.clone());
-                self.discount(&hub.key.identity);
-                closed.push(hub.clone());
+                informer.close(reason.clone());
+                self.discount(&informer.key.identity);
+                closed.push(informer.clone());
             }
             !matches
         });
-        for hub in closed {
-            hub.discard();
+        for informer in closed {
+            informer.discard();
         }
     }
 
-    fn close_unused(&self, hub: &Arc<Hub>, reason: Ended) -> bool {
+    fn close_unused(&self, informer: &Arc<SharedInformer>, reason: Ended) -> bool {
         let mut informers = self.lock();
-        let closed = hub.close_if_unused(reason);
+        let closed = informer.close_if_unused(reason);
         if closed {
-            self.forget(&mut informers, hub);
+            self.forget(&mut informers, informer);
         }
         drop(informers);
-        hub.discard();
+        informer.discard();
         closed
     }
 
-    fn close_one(&self, hub: &Arc<Hub>, reason: Ended) {
+    fn close_one(&self, informer: &Arc<SharedInformer>, reason: Ended) {
         let mut informers = self.lock();
-        hub.close(reason);
-        self.forget(&mut informers, hub);
+        informer.close(reason);
+        self.forget(&mut informers, informer);
         drop(informers);
-        hub.discard();
+        informer.discard();
     }
 
-    /// Takes a hub out, unless another one has its place.
-    fn forget(&self, informers: &mut Informers, hub: &Arc<Hub>) {
-        if let Entry::Occupied(entry) = informers.live.entry(hub.key.clone())
-            && Arc::ptr_eq(entry.get(), hub)
+    /// Takes an informer out, unless another one has its place.
+    fn forget(&self, informers: &mut Informers, informer: &Arc<SharedInformer>) {
+        if let Entry::Occupied(entry) = informers.live.entry(informer.key.clone())
+            && Arc::ptr_eq(entry.get(), informer)
         {
             entry.remove();
-            self.discount(&hub.key.identity);
+            self.discount(&informer.key.identity);
         }
     }
 
@@ -331,12 +342,12 @@ impl Shared {
     }
 }
 
-/// An informer's task: runs the reflector until the hub is closed.
+/// An informer's task: runs the reflector until the informer is closed.
 async fn drive(ending: Ending, reflector: Reflector) {
     let mut reflect = Box::pin(AssertUnwindSafe(reflector.run()).catch_unwind());
     tokio::select! {
         biased;
-        () = ending.hub.stopped() => {}
+        () = ending.informer.stopped() => {}
         () = unused(&ending) => {}
         end = &mut reflect => {
             let panic: Box<dyn Any + Send> = match end {
@@ -345,7 +356,7 @@ async fn drive(ending: Ending, reflector: Reflector) {
             };
             let message = redaction::panic_message(panic.as_ref()).to_owned();
             error!(error = message, "informer panicked");
-            ending.set.close_one(&ending.hub, Ended::Panicked(message));
+            ending.set.close_one(&ending.informer, Ended::Panicked(message));
         }
     }
     // The request, the decoder and the metrics go before the end is announced.
@@ -354,16 +365,16 @@ async fn drive(ending: Ending, reflector: Reflector) {
     drop(ending);
 }
 
-/// Closes the hub when nobody has subscribed for the time of the linger.
+/// Closes the informer when nobody has subscribed for the time of the linger.
 async fn unused(ending: &Ending) {
     let linger = ending.set.options.linger;
-    let mut idle = ending.hub.idle();
+    let mut idle = ending.informer.idle();
     loop {
         let since = *idle.borrow_and_update();
         let lingered = async {
             match since {
                 Some(since) => {
-                    let _timer = ending.set.metrics.lingering(&ending.hub.key.identity);
+                    let _timer = ending.set.metrics.lingering(&ending.informer.key.identity);
                     sleep_until(after(since, linger)).await;
                 }
                 None => std::future::pending().await,
@@ -371,11 +382,11 @@ async fn unused(ending: &Ending) {
         };
         tokio::select! {
             () = lingered => {
-                if ending.set.close_unused(&ending.hub, Ended::Released) {
+                if ending.set.close_unused(&ending.informer, Ended::Released) {
                     return;
                 }
             }
-            // The sender is in the hub.
+            // The sender is in the informer.
             _changed = idle.changed() => {}
         }
     }
@@ -384,13 +395,13 @@ async fn unused(ending: &Ending) {
 /// Announces the end of a task when dropped, also when the runtime drops the task.
 struct Ending {
     set: Arc<Shared>,
-    hub: Arc<Hub>,
+    informer: Arc<SharedInformer>,
 }
 
 impl Drop for Ending {
     fn drop(&mut self) {
-        self.set.close_one(&self.hub, Ended::Shutdown);
-        self.hub.finish(self.hub.closed().unwrap_or(Ended::Shutdown));
+        self.set.close_one(&self.informer, Ended::Shutdown);
+        self.informer.finish(self.informer.closed().unwrap_or(Ended::Shutdown));
     }
 }
 

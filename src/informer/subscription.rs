@@ -9,7 +9,10 @@ use std::{
 
 use tokio::sync::{Notify, watch};
 
-use super::{InformerKey, Object, ObjectKey, Store, hub::Hub, pending::Pending, set::Shared};
+use super::{
+    InformerKey, Object, ObjectKey, Store, pending::Pending, set::Shared,
+    shared_informer::SharedInformer,
+};
 
 /// One change of one object, as seen by one subscriber; changes of the same object between two
 /// looks are merged into one.
@@ -77,26 +80,30 @@ pub enum Linger {
 ///
 /// Dropping it releases with [`Linger::Default`], without waiting.
 pub struct Subscription {
-    hub: Arc<Hub>,
+    informer: Arc<SharedInformer>,
     set: Arc<Shared>,
     mailbox: Arc<Mailbox>,
     store: Store,
 }
 
 impl Subscription {
-    pub(super) fn new(set: Arc<Shared>, hub: Arc<Hub>, mailbox: Arc<Mailbox>) -> Self {
-        let store = hub.store.join();
-        Self { hub, set, mailbox, store }
+    pub(super) fn new(
+        set: Arc<Shared>,
+        informer: Arc<SharedInformer>,
+        mailbox: Arc<Mailbox>,
+    ) -> Self {
+        let store = informer.store.join();
+        Self { informer, set, mailbox, store }
     }
 
     /// Which informer.
     pub fn key(&self) -> &InformerKey {
-        &self.hub.key
+        &self.informer.key
     }
 
     #[cfg(test)]
-    pub(super) fn hub(&self) -> Arc<Hub> {
-        self.hub.clone()
+    pub(super) fn informer(&self) -> Arc<SharedInformer> {
+        self.informer.clone()
     }
 
     /// A reader of its objects.
@@ -149,12 +156,12 @@ impl Subscription {
 
     /// How the watch is doing, and every later change of that.
     pub fn progress(&self) -> watch::Receiver<Progress> {
-        self.hub.progress()
+        self.informer.progress()
     }
 
     /// Resolves when the informer has ended and its task is gone, with the reason.
     pub fn ended(&self) -> impl Future<Output = Ended> + Send + use<> {
-        self.hub.done()
+        self.informer.done()
     }
 
     /// Leaves. Resolves when the informer has ended, its request dropped and its memory freed, if
@@ -165,9 +172,9 @@ impl Subscription {
     ///
     /// Once polled, the subscription has left, whatever becomes of this future.
     pub async fn release(self, linger: Linger) {
-        let done = self.hub.done();
-        let ending = self.set.release(&self.hub, &self.mailbox, linger);
-        // Its own reference to the hub and the store goes first.
+        let done = self.informer.done();
+        let ending = self.set.release(&self.informer, &self.mailbox, linger);
+        // Its own reference to the informer and the store goes first.
         drop(self);
         if ending {
             done.await;
@@ -177,14 +184,14 @@ impl Subscription {
 
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.hub.leave(&self.mailbox);
+        self.informer.leave(&self.mailbox);
         self.store.leave();
     }
 }
 
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subscription").field("key", &self.hub.key).finish_non_exhaustive()
+        f.debug_struct("Subscription").field("key", &self.informer.key).finish_non_exhaustive()
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::Reason;
 use crate::{
-    discovery::{Mode, TypeRegistry, TypeState, TypeStatus},
+    discovery::{DiscoveryMode, TypeRegistry, TypeState, TypeStatus},
     kind::{ServedType, TypeIdentity, TypeRef},
 };
 
@@ -100,7 +100,7 @@ enum Node {
         type_ref: TypeRef,
         subresource: Option<Subresource>,
         status: watch::Receiver<TypeStatus>,
-        mode: watch::Receiver<Mode>,
+        mode: watch::Receiver<DiscoveryMode>,
     },
     // With what each rested on when all were met last.
     AllOf(Vec<Readiness>, Vec<Vec<Basis>>),
@@ -332,8 +332,8 @@ pub(super) fn judge(
 }
 
 /// Whoever waits for a type is told when nobody will say at once that it is there.
-fn slowly(mut verdict: Verdict, mode: &Mode) -> Verdict {
-    if let (Verdict::Unmet(why) | Verdict::Unknown(why), Mode::Static(reason)) =
+fn slowly(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
+    if let (Verdict::Unmet(why) | Verdict::Unknown(why), DiscoveryMode::Static(reason)) =
         (&mut verdict, mode)
     {
         for unmet in why {
@@ -547,13 +547,13 @@ pub(super) mod tests {
 
     #[test]
     fn who_waits_for_a_type_is_told_that_discovery_is_polled() {
-        let polled = Mode::Static("may not watch CRDs".into());
+        let polled = DiscoveryMode::Static("may not watch CRDs".into());
         let waits = |mode| match slowly(Verdict::Unmet(said("A")), mode) {
             Verdict::Unmet(why) => why[0].message.clone(),
             Verdict::Met(_) | Verdict::Unknown(_) => panic!("it is proven"),
         };
 
-        assert_eq!(waits(&Mode::Watching), "A");
+        assert_eq!(waits(&DiscoveryMode::Watching), "A");
         assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
         assert_eq!(slowly(met_by("1"), &polled), met_by("1"));
     }

@@ -28,7 +28,7 @@ use super::BoxError;
 
 /// Hears of every write that is about to be sent, in the task that sends it; what it returns is
 /// called if the outcome of that write stays unknown.
-pub(crate) type Witness = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send + Sync>;
+pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send + Sync>;
 
 /// Lets requests pass until it is closed, and counts those under way.
 #[derive(Clone)]
@@ -194,20 +194,20 @@ impl Fence {
     /// kube moves requests through a task of its own, one for each call of this: clone what this
     /// returns rather than call it again.
     pub fn client(&self, client: &Client) -> Client {
-        self.witnessed(client, Arc::new(|_write| Box::new(|| {})))
+        self.observed_client(client, Arc::new(|_write| Box::new(|| {})))
     }
 
     /// As [`Fence::client`], with somebody who hears of writes whose outcome is unknown; of those
     /// too that ended in an error of the server (5xx), which may be older than the error. That holds
     /// of a 503 with a `Retry-After` as well: kube-apiserver says it before it handles a request,
     /// but who is in between says it of one that was passed on, in the same words.
-    pub(crate) fn witnessed(&self, client: &Client, witness: Witness) -> Client {
+    pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
         // kube offers no handle on its task. It owns the service, and so this too, to its end.
         let token = self.clients.token();
         let service = service_fn(move |request: http::Request<Body>| {
             let _owned = &token;
-            let (fence, inner, witness) = (fence.clone(), inner.clone(), Arc::clone(&witness));
+            let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
             async move {
                 let (write, method) = (Write::of(&request), request.method().clone());
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
@@ -215,7 +215,7 @@ impl Fence {
                 match write {
                     Some(write) => {
                         let path = write.path().to_owned();
-                        let told = witness(write);
+                        let told = observer(write);
                         passage.told = Some(Box::new(move || {
                             debug!(method = %method, path, "what became of a write is unknown");
                             told();

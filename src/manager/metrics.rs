@@ -12,7 +12,7 @@ use prometheus_client::{
 };
 
 use super::{ControllerName, ControllerState, Epoch};
-use crate::tally::{Counted, Followed, Tally};
+use crate::owner_gauge::{Counted, Followed, OwnerGauge};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Name {
@@ -45,8 +45,8 @@ pub struct ManagerMetrics {
     failures: Family<Name, Counter>,
     start: Histograms,
     stop: Histograms,
-    tasks: Tally<Owned>,
-    timers: Tally<Owned>,
+    tasks: OwnerGauge<Owned>,
+    timers: OwnerGauge<Owned>,
 }
 
 impl Default for ManagerMetrics {
@@ -59,8 +59,8 @@ impl Default for ManagerMetrics {
             failures: Family::default(),
             start: Family::new_with_constructor(histogram),
             stop: Family::new_with_constructor(histogram),
-            tasks: Tally::default(),
-            timers: Tally::default(),
+            tasks: OwnerGauge::default(),
+            timers: OwnerGauge::default(),
         }
     }
 }

@@ -28,7 +28,7 @@ use super::{
     lifecycle::{Input, Lifecycle, RunEnd},
     metrics::Owned,
 };
-use crate::tally::Counted;
+use crate::owner_gauge::Counted;
 
 /// Identifies an entry for ever, so that what belongs to a removed one never meets a new one of
 /// the same name.

@@ -188,15 +188,15 @@ impl ConditionalRunnable for Probe {
     }
 }
 
-struct Rig {
+struct Harness {
     handle: ManagerHandle,
     stop: CancellationToken,
     transitions: broadcast::Receiver<Transition>,
     running: JoinHandle<Result<(), ManagerError>>,
 }
 
-impl Rig {
-    #[expect(clippy::disallowed_methods, reason = "the rig awaits it in stop")]
+impl Harness {
+    #[expect(clippy::disallowed_methods, reason = "the harness awaits it in stop")]
     fn start(manager: Manager) -> Self {
         let (handle, stop) = (manager.handle(), CancellationToken::new());
         let transitions = handle.transitions();
@@ -241,36 +241,36 @@ impl Rig {
 
 #[tokio::test(start_paused = true)]
 async fn a_runnable_waits_runs_stops_and_runs_again_with_its_condition() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let probe = Probe::new(Body::UntilStopped).waiting().arc();
-    rig.add("widgets", &probe).await;
+    harness.add("widgets", &probe).await;
 
-    let waiting = rig.until("widgets", ControllerState::Waiting).await;
+    let waiting = harness.until("widgets", ControllerState::Waiting).await;
     assert_eq!((waiting.reason.as_str(), waiting.epoch), ("TypeAbsent", 0));
 
     for epoch in 1..=2 {
         probe.verdict.send_replace(met());
-        assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, epoch);
+        assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, epoch);
         probe.verdict.send_replace(unmet());
-        assert_eq!(rig.next_done().await, (epoch, DoneReason::TypeGone));
-        rig.until("widgets", ControllerState::Waiting).await;
+        assert_eq!(harness.next_done().await, (epoch, DoneReason::TypeGone));
+        harness.until("widgets", ControllerState::Waiting).await;
     }
 
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn done_is_announced_once_for_each_epoch_and_epochs_alternate() {
-    let rig = Rig::new();
-    let mut transitions = rig.handle.transitions();
+    let harness = Harness::new();
+    let mut transitions = harness.handle.transitions();
     let probe = Probe::new(Body::UntilStopped).arc();
-    rig.add("widgets", &probe).await;
+    harness.add("widgets", &probe).await;
     for flap in 0..100 {
         probe.verdict.send_replace(if flap % 2 == 0 { unmet() } else { met() });
         tokio::task::yield_now().await;
     }
-    rig.until("widgets", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    harness.until("widgets", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 
     let (mut live, mut epochs) = (None, 0);
     while let Ok(transition) = transitions.recv().await {
@@ -297,88 +297,88 @@ async fn constructing_spawns_nothing_and_stopping_leaves_nothing() {
     manager.add("widgets", probe.clone(), RunnableOptions::default()).unwrap();
     assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
 
-    let rig = Rig::start(manager);
-    rig.until("widgets", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    let harness = Harness::start(manager);
+    harness.until("widgets", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 
     assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_name_is_taken_while_live_and_free_after_removal() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let probe = Probe::new(Body::UntilStopped).arc();
-    rig.add("widgets", &probe).await;
+    harness.add("widgets", &probe).await;
 
-    let second = rig.handle.add("widgets", probe.clone(), RunnableOptions::default()).await;
+    let second = harness.handle.add("widgets", probe.clone(), RunnableOptions::default()).await;
     assert_eq!(second, Err(AddError::AlreadyThere("widgets".into())));
 
-    rig.handle.remove("widgets").await;
-    assert!(rig.handle.status_of("widgets").is_none());
-    rig.add("widgets", &probe).await;
-    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 2);
-    rig.stop().await.unwrap();
+    harness.handle.remove("widgets").await;
+    assert!(harness.handle.status_of("widgets").is_none());
+    harness.add("widgets", &probe).await;
+    assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 2);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_and_a_panicking_run_back_off_and_disturb_nobody() {
-    let mut rig = Rig::new();
-    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
-    rig.add("fails", &Probe::new(Body::Fails).arc()).await;
-    let failed = rig.until("fails", ControllerState::BackingOff).await;
+    let mut harness = Harness::new();
+    harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.add("fails", &Probe::new(Body::Fails).arc()).await;
+    let failed = harness.until("fails", ControllerState::BackingOff).await;
     assert_eq!((failed.reason.as_str(), failed.message.as_str()), ("RunFailed", "boom"));
-    assert_eq!(rig.next_done().await, (1, DoneReason::Failed("boom".into())));
-    rig.handle.remove("fails").await;
+    assert_eq!(harness.next_done().await, (1, DoneReason::Failed("boom".into())));
+    harness.handle.remove("fails").await;
 
-    rig.add("panics", &Probe::new(Body::Panics).arc()).await;
-    let panicked = rig.until("panics", ControllerState::BackingOff).await;
+    harness.add("panics", &Probe::new(Body::Panics).arc()).await;
+    let panicked = harness.until("panics", ControllerState::BackingOff).await;
 
     assert_eq!(panicked.last_error(), Some("boom"));
-    assert_eq!(rig.until("well", ControllerState::Running).await.epoch, 1);
-    rig.stop().await.unwrap();
+    assert_eq!(harness.until("well", ControllerState::Running).await.epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_ignores_the_stop_is_dropped_after_its_grace() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let probe = Probe::new(Body::IgnoresStop).arc();
-    rig.add("deaf", &probe).await;
-    rig.until("deaf", ControllerState::Running).await;
+    harness.add("deaf", &probe).await;
+    harness.until("deaf", ControllerState::Running).await;
     let begin = tokio::time::Instant::now();
 
     probe.verdict.send_replace(unmet());
-    assert_eq!(rig.next_done().await, (1, DoneReason::TypeGone));
+    assert_eq!(harness.next_done().await, (1, DoneReason::TypeGone));
 
     let took = begin.elapsed();
     assert!(took >= Duration::from_secs(5) && took < Duration::from_secs(6), "{took:?}");
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_does_not_end_holds_the_runnable_in_stopping_and_is_reported() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let probe = Probe::new(Body::LeavesATask(Arc::new(Mutex::new(blocked)))).arc();
     let options =
         RunnableOptions { grace: Duration::from_millis(10), ..RunnableOptions::default() };
-    rig.handle.add("stuck", probe.clone(), options).await.unwrap();
-    rig.until("stuck", ControllerState::Running).await;
+    harness.handle.add("stuck", probe.clone(), options).await.unwrap();
+    harness.until("stuck", ControllerState::Running).await;
 
     probe.verdict.send_replace(unmet());
-    rig.until("stuck", ControllerState::Stopping).await;
+    harness.until("stuck", ControllerState::Stopping).await;
     probe.verdict.send_replace(met());
     let reached = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.stuck);
-    let snapshot = rig.handle.watch().wait_for(reached).await.unwrap().clone();
+    let snapshot = harness.handle.watch().wait_for(reached).await.unwrap().clone();
     let status = &snapshot[&ControllerName::from("stuck")];
     assert_eq!((status.state, status.epoch), (ControllerState::Stopping, 1));
     assert_eq!(status.reason, "Stuck");
     assert!(status.message.ends_with("1 task"), "{}", status.message);
 
     unblock.send(()).unwrap();
-    assert_eq!(rig.next_done().await.0, 1);
-    assert_eq!(rig.until("stuck", ControllerState::Running).await.epoch, 2);
+    assert_eq!(harness.next_done().await.0, 1);
+    assert_eq!(harness.until("stuck", ControllerState::Running).await.epoch, 2);
     unblock.send(()).unwrap();
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -390,8 +390,8 @@ async fn a_burst_of_thousands_costs_as_much_as_changes() {
         let probe = Probe { verdict: verdict.clone(), ..Probe::new(Body::UntilStopped) };
         manager.add(format!("c{number}"), probe.arc(), RunnableOptions::default()).unwrap();
     }
-    let rig = Rig::start(manager);
-    let mut snapshots = rig.handle.watch();
+    let harness = Harness::start(manager);
+    let mut snapshots = harness.handle.watch();
     drop(snapshots.wait_for(|snapshot| snapshot.len() == MANY).await.unwrap());
     let before = snapshot::tests::COPIES.get();
 
@@ -408,23 +408,23 @@ async fn a_burst_of_thousands_costs_as_much_as_changes() {
     let copies = snapshot::tests::COPIES.get() - before;
     assert!(changes >= MANY);
     assert!(copies < MANY * 40, "{copies} copies for {changes} changes");
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_run_that_panics_when_it_is_dropped_ends_nobody_else() {
-    let mut rig = Rig::new();
-    rig.add("widgets", &Probe::new(Body::PanicsWhenDropped).arc()).await;
-    rig.until("widgets", ControllerState::Running).await;
-    rig.add("others", &Probe::new(Body::UntilStopped).arc()).await;
-    rig.until("others", ControllerState::Running).await;
+    let mut harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::PanicsWhenDropped).arc()).await;
+    harness.until("widgets", ControllerState::Running).await;
+    harness.add("others", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.until("others", ControllerState::Running).await;
 
-    rig.handle.remove("widgets").await;
+    harness.handle.remove("widgets").await;
 
-    rig.add("more", &Probe::new(Body::UntilStopped).arc()).await;
-    assert_eq!(rig.next_done().await, (1, DoneReason::Cancelled));
-    assert_eq!(rig.handle.status_of("others").unwrap().epoch, 1);
-    rig.stop().await.unwrap();
+    harness.add("more", &Probe::new(Body::UntilStopped).arc()).await;
+    assert_eq!(harness.next_done().await, (1, DoneReason::Cancelled));
+    assert_eq!(harness.handle.status_of("others").unwrap().epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -438,20 +438,20 @@ async fn back_offs_beyond_all_clocks_end_nobody() {
         flap_interval: forever,
     };
     let manager = Manager::new(ManagerOptions { restart_backoff, ..Default::default() });
-    let rig = Rig::start(manager);
+    let harness = Harness::start(manager);
 
-    rig.add("fails", &Probe::new(Body::Fails).arc()).await;
-    rig.until("fails", ControllerState::BackingOff).await;
+    harness.add("fails", &Probe::new(Body::Fails).arc()).await;
+    harness.until("fails", ControllerState::BackingOff).await;
     let flaps = Probe::new(Body::UntilStopped).arc();
-    rig.add("flaps", &flaps).await;
-    rig.until("flaps", ControllerState::Running).await;
+    harness.add("flaps", &flaps).await;
+    harness.until("flaps", ControllerState::Running).await;
     flaps.verdict.send_replace(unmet());
-    rig.until("flaps", ControllerState::Waiting).await;
+    harness.until("flaps", ControllerState::Waiting).await;
     flaps.verdict.send_replace(met());
-    rig.until("flaps", ControllerState::BackingOff).await;
+    harness.until("flaps", ControllerState::BackingOff).await;
 
     tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
-    rig.until("fails", ControllerState::BackingOff).await;
-    rig.until("flaps", ControllerState::BackingOff).await;
-    rig.stop().await.unwrap();
+    harness.until("fails", ControllerState::BackingOff).await;
+    harness.until("flaps", ControllerState::BackingOff).await;
+    harness.stop().await.unwrap();
 }

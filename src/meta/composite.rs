@@ -2,10 +2,10 @@
 
 mod adopt;
 mod apply;
-mod difference;
+mod dry_run_create;
+mod dry_run_update;
 mod owner_chain;
 mod parent_status;
-mod rehearsal;
 
 use std::{
     fmt,
@@ -20,15 +20,15 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    Blueprint, ControllerBudget, Hook, HookError, HookSeries, Selector,
+    ControllerBudget, Definition, Hook, HookError, HookSeries, Selector,
     children::{Desired, Group, Parent, Rules},
-    churn::Flapping,
     claim, hook,
     hook_metrics::CallOutcome,
     protocol,
-    recorder::{Recorder, Severity, Subject},
+    recorder::{EventRecorder, Severity, Subject},
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
     roster::{Failure, Health, Roster},
+    write_limit::Flapping,
 };
 use crate::{
     controller::{
@@ -64,11 +64,11 @@ pub(crate) struct CountedHook {
 }
 
 struct Composite {
-    blueprint: Arc<Blueprint>,
+    definition: Arc<Definition>,
     hook: Arc<dyn Hook>,
     series: HookSeries,
     budget: ControllerBudget,
-    recorder: Recorder,
+    recorder: EventRecorder,
     roster: Arc<Roster>,
     backoff: Backoff,
     /// The one namespace that is watched.
@@ -76,28 +76,28 @@ struct Composite {
 }
 
 impl CompositeRunnable {
-    /// Builds the controller of a blueprint. Starts nothing.
+    /// Builds the controller of a definition. Starts nothing.
     pub(crate) fn new(
         name: ControllerName,
-        blueprint: Arc<Blueprint>,
+        definition: Arc<Definition>,
         hook: CountedHook,
         cluster: &Cluster,
-        recorder: Recorder,
+        recorder: EventRecorder,
         workers: usize,
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
         let CountedHook { hook, series, budget } = hook;
         let roster = Arc::new(Roster::new(health_changed));
         let (selector, ignore) =
-            (blueprint.parent_selector.clone(), blueprint.ignore_status_changes);
-        let backoff = backoff(blueprint.resync_period);
+            (definition.parent_selector.clone(), definition.ignore_status_changes);
+        let backoff = backoff(definition.resync_period);
         let mut builder = Controller::builder(name)
-            .for_type(blueprint.parent.clone())
+            .for_type(definition.parent.clone())
             .conditional()
             .predicate(Predicate::new(move |delta| worth_a_sync(delta, &selector, ignore)))
             .backoff(backoff)
             .max_concurrent_reconciles(workers);
-        for rule in &blueprint.children {
+        for rule in &definition.children {
             let (roster, known) = (Arc::clone(&roster), Arc::clone(&roster));
             let handler = Handler::delta(move |delta, enqueue| {
                 for parent in roster.concerned(delta) {
@@ -118,7 +118,7 @@ impl CompositeRunnable {
             };
         }
         let reconciler = Composite {
-            blueprint: Arc::clone(&blueprint),
+            definition: Arc::clone(&definition),
             hook: Arc::clone(&hook),
             series,
             budget,
@@ -129,7 +129,7 @@ impl CompositeRunnable {
         };
         Ok(Self {
             controller: builder.build(cluster, reconciler)?,
-            parent: blueprint.parent.clone(),
+            parent: definition.parent.clone(),
             cluster: cluster.clone(),
             roster,
             hook,
@@ -330,13 +330,13 @@ impl Reconciler for Composite {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let parent = &self.blueprint.parent;
+        let parent = &self.definition.parent;
         let (Some(served), Some(store)) = (context.served(parent), context.store(parent)) else {
             return Ok(Outcome::Done);
         };
         let object = store
             .get(&request)
-            .filter(|object| self.blueprint.parent_selector.matches(&object.header().labels));
+            .filter(|object| self.definition.parent_selector.matches(&object.header().labels));
         let Some(object) = object else {
             self.roster.forget(&request);
             self.hook.forget(&request);
@@ -410,13 +410,13 @@ impl Composite {
         object: &Object,
         context: &Context,
     ) -> Result<Outcome, SyncError> {
-        let blueprint = &*self.blueprint;
-        let selector = claim::selector_of(object.json(), &parent.uid, blueprint.generate_selector)
+        let definition = &*self.definition;
+        let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
         // Before any child is read: a change from now on finds its parent.
         self.roster.enrol(&parent.key, &parent.uid, &selector);
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
-        for rule in &blueprint.children {
+        for rule in &definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
                     groups.push(Group { served, strategy: rule.strategy });
@@ -442,8 +442,8 @@ impl Composite {
         }
         let observed = self.claim(parent, &selector, &groups, candidates, context).await?;
         let request = protocol::sync_request(
-            blueprint.sync.version,
-            &blueprint.controller,
+            definition.sync.version,
+            &definition.controller,
             parent,
             object.json(),
             &groups,
@@ -464,14 +464,14 @@ impl Composite {
             groups: &groups,
             missing: &missing,
             selector: &selector,
-            generate_selector: blueprint.generate_selector,
+            generate_selector: definition.generate_selector,
             observed: &observed,
             restricted: self.restricted.as_deref(),
         };
         let checked = {
             // The metadata of one child after the other becomes a tree.
             let _turn = self.budget.turn(answer.len()).await;
-            protocol::sync_response(&answer, blueprint.sync.strict).and_then(|response| {
+            protocol::sync_response(&answer, definition.sync.strict).and_then(|response| {
                 let desired = rules.check(response.children);
                 let desired =
                     desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
@@ -498,7 +498,7 @@ impl Composite {
         let written = self.write_status(parent, object, status, context).await;
         let calm = self.tell_of_flapping(parent, context);
         managed.and(written)?;
-        let resync = [resync_after, blueprint.resync_period, calm];
+        let resync = [resync_after, definition.resync_period, calm];
         let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
@@ -514,11 +514,11 @@ impl Composite {
         context: &Context,
     ) -> Result<(), SyncError> {
         let is_own = |desired: &Desired| owner_chain::is_same_type(&groups[desired.group], parent);
-        let Some(store) = context.store(&self.blueprint.parent) else { return Ok(()) };
+        let Some(store) = context.store(&self.definition.parent) else { return Ok(()) };
         if parent.terminating || !desired.iter().any(is_own) {
             return Ok(());
         }
-        let limit = self.blueprint.max_owner_depth;
+        let limit = self.definition.max_owner_depth;
         if owner_chain::depth(parent, object, limit, |key| store.get(key)) < limit {
             return Ok(());
         }

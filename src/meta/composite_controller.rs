@@ -1,7 +1,7 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
 //! The fields are Metacontroller's, all of them, so that the API server prunes nothing of what
-//! its users wrote; what is not executed is refused by [`Blueprint`](super::Blueprint) and not
+//! its users wrote; what is not executed is refused by [`Definition`](super::Definition) and not
 //! here. Enumerations are text here and schema in the CRD, so that an object stored under a more
 //! liberal schema can still be read and answered with the name of the field that is wrong.
 

@@ -11,7 +11,7 @@ use tokio::{
 };
 
 use super::{
-    Blueprint, CompositeControllerStatus, composite::CompositeRunnable, recorder::Severity,
+    CompositeControllerStatus, Definition, composite::CompositeRunnable, recorder::Severity,
     roster::Health,
 };
 
@@ -50,7 +50,7 @@ pub(crate) type Waiting = (Severity, &'static str, String);
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
     /// The specification, executable.
-    pub(crate) blueprint: Arc<Blueprint>,
+    pub(crate) definition: Arc<Definition>,
     /// Whether its hook answers.
     pub(crate) health: watch::Receiver<Health>,
     /// The same, as the manager has it.

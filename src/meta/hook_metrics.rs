@@ -18,7 +18,7 @@ use prometheus_client::{
 use tokio::time::Instant;
 
 use super::HookError;
-use crate::tally::{Part, Tally};
+use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Go's default buckets, which dashboards expect.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
@@ -148,7 +148,7 @@ struct Families {
     durations: Family<DurationLabels, Histogram, fn() -> Histogram>,
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
     calls: Family<CallLabels, Counter>,
-    tasks: Tally<SeriesLabels>,
+    tasks: OwnerGauge<SeriesLabels>,
     // Who counts into a series, and with which codes: a replaced controller's series belong to
     // its successor too.
     users: Mutex<BTreeMap<SeriesLabels, Users>>,
@@ -167,7 +167,7 @@ impl Default for Families {
             durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             in_flight: Family::default(),
             calls: Family::default(),
-            tasks: Tally::default(),
+            tasks: OwnerGauge::default(),
             users: Mutex::default(),
         }
     }

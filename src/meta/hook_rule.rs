@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use http::Uri;
 
-use super::{HookSpec, WebhookSpec, blueprint::Problems};
+use super::{HookSpec, WebhookSpec, definition::Problems};
 use crate::{
     duration::{self, DurationError},
     redaction,

@@ -71,7 +71,7 @@ pub(crate) enum Severity {
 /// Writes Events, fewer than it is given, in their order, and lets nobody wait for it. Cheap to
 /// clone.
 #[derive(Clone)]
-pub(crate) struct Recorder {
+pub(crate) struct EventRecorder {
     // Not behind a fence.
     client: Client,
     memory: Memory,
@@ -124,7 +124,7 @@ struct Entry {
     write: Write,
 }
 
-impl Recorder {
+impl EventRecorder {
     /// The recorder of the supervisor.
     pub(crate) fn new(client: Client) -> Self {
         let (memory, outbox) = (Memory::default(), Outbox::default());
@@ -201,9 +201,9 @@ impl Recorder {
     }
 }
 
-impl std::fmt::Debug for Recorder {
+impl std::fmt::Debug for EventRecorder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recorder").field("outbox", &self.outbox).finish_non_exhaustive()
+        f.debug_struct("EventRecorder").field("outbox", &self.outbox).finish_non_exhaustive()
     }
 }
 

@@ -75,7 +75,7 @@ impl<'a> Resource<'a> {
     }
 
     /// Asks whether an object would be created, without creating it.
-    pub(crate) async fn rehearse(
+    pub(crate) async fn dry_run_create(
         &self,
         key: &ObjectKey,
         object: Bytes,
@@ -324,7 +324,7 @@ mod tests {
         resource.create(&key, encoded()).await.unwrap();
         resource.update(&key, encoded()).await.unwrap();
         resource.update_status(&key, encoded()).await.unwrap();
-        resource.rehearse(&key, encoded()).await.unwrap();
+        resource.dry_run_create(&key, encoded()).await.unwrap();
         resource.rehearse_update(&key, encoded()).await.unwrap();
         resource.merge_patch(&key, None, &object).await.unwrap();
 

@@ -14,11 +14,11 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     Selector,
-    churn::{Churn, Flapping},
     claim::UID_LABEL,
+    write_limit::{Flapping, WriteLimit},
 };
 use crate::{
-    controller::{Backoff, Outage, Pace, Wait},
+    controller::{Backoff, Pace, RetryGate, Wait},
     informer::{Delta, Object, ObjectKey},
 };
 
@@ -64,7 +64,7 @@ struct Parents {
     by_uid: HashMap<Arc<str>, ObjectKey>,
     failing: BTreeMap<ObjectKey, Failure>,
     // Those for which the hook was out when it was asked last.
-    outage: Outage<ObjectKey>,
+    gate: RetryGate<ObjectKey>,
 }
 
 #[derive(Debug)]
@@ -73,7 +73,7 @@ struct Entry {
     selector: Selector,
     // Digests of the status that was wanted last, and of what the server made of it; and when.
     status: Option<(u64, u64, Instant)>,
-    churn: Churn,
+    write_limit: WriteLimit,
 }
 
 /// Why a parent's hook is of no use.
@@ -119,7 +119,7 @@ impl Roster {
             None => {}
         }
         let (uid, selector) = (uid.clone(), selector.clone());
-        let entry = Entry { uid, selector, status: None, churn: Churn::default() };
+        let entry = Entry { uid, selector, status: None, write_limit: WriteLimit::default() };
         parents.by_uid.insert(entry.uid.clone(), key.clone());
         parents.by_key.insert(key.clone(), entry);
     }
@@ -130,7 +130,7 @@ impl Roster {
         if let Some(entry) = parents.by_key.remove(key) {
             parents.by_uid.remove(&entry.uid);
         }
-        parents.outage.forget(key);
+        parents.gate.forget(key);
         if parents.failing.remove(key).is_some() {
             self.publish(&parents, false);
         }
@@ -141,19 +141,19 @@ impl Roster {
         let pace = Pace { longest: backoff.max, ..HOOK_OUT };
         let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
         let (spread, now) = (fastrand::f64(), Instant::now());
-        self.lock().outage.failed(key.clone(), wait, &pace, spread, now)
+        self.lock().gate.failed(key.clone(), wait, &pace, spread, now)
     }
 
     /// The hook was not asked about this parent, or was there and did not do what was wanted: no
     /// end of an outage is a reason to ask about it again.
     pub(crate) fn hook_told_otherwise(&self, key: &ObjectKey) {
-        self.lock().outage.forget(key);
+        self.lock().gate.forget(key);
     }
 
     /// The hook answered. Returns which other parents to ask about at once.
     pub(crate) fn hook_answered(&self, key: &ObjectKey) -> Vec<ObjectKey> {
         // None of them was asked to wait.
-        let next = self.lock().outage.answered(key, Instant::now());
+        let next = self.lock().gate.answered(key, Instant::now());
         next.into_iter().map(|(key, _)| key).collect()
     }
 
@@ -185,26 +185,26 @@ impl Roster {
     pub(crate) fn may_write(&self, key: &ObjectKey, what: &str) -> bool {
         let mut parents = self.lock();
         let entry = parents.by_key.get_mut(key);
-        entry.is_none_or(|entry| entry.churn.may_write(what, Instant::now()))
+        entry.is_none_or(|entry| entry.write_limit.may_write(what, Instant::now()))
     }
 
     /// Notes that something was written for a parent.
     pub(crate) fn wrote(&self, key: &ObjectKey, what: String) {
         if let Some(entry) = self.lock().by_key.get_mut(key) {
-            entry.churn.wrote(what, Instant::now());
+            entry.write_limit.wrote(what, Instant::now());
         }
     }
 
     /// Notes that somebody else wrote something first.
     pub(crate) fn outwritten(&self, key: &ObjectKey, what: &str) {
         if let Some(entry) = self.lock().by_key.get_mut(key) {
-            entry.churn.outwritten(what, Instant::now());
+            entry.write_limit.outwritten(what, Instant::now());
         }
     }
 
     /// What is written too often for a parent.
     pub(crate) fn flapping(&self, key: &ObjectKey) -> Option<Flapping> {
-        self.lock().by_key.get(key)?.churn.flapping(Instant::now())
+        self.lock().by_key.get(key)?.write_limit.flapping(Instant::now())
     }
 
     /// Whether hooks answer, and every later change.

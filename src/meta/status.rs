@@ -3,7 +3,7 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    Blueprint, CompositeControllerStatus, Rejected, StatusCondition, WatchStatus, roster::Health,
+    CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus, roster::Health,
 };
 use crate::{
     kind::{TypeName, TypeRef},
@@ -29,7 +29,7 @@ pub(crate) enum Judgement {
 pub(crate) struct View<'a> {
     pub(crate) generation: i64,
     pub(crate) judgement: &'a Judgement,
-    pub(crate) blueprint: Option<&'a Blueprint>,
+    pub(crate) definition: Option<&'a Definition>,
     pub(crate) run: Option<&'a RunnableStatus>,
     pub(crate) health: &'a Health,
     pub(crate) previous: &'a CompositeControllerStatus,
@@ -210,9 +210,9 @@ impl View<'_> {
                 })
                 .collect();
         }
-        let Some(blueprint) = self.blueprint else { return Vec::new() };
-        let types = blueprint.children.iter().map(|rule| &rule.type_ref);
-        std::iter::once(&blueprint.parent)
+        let Some(definition) = self.definition else { return Vec::new() };
+        let types = definition.children.iter().map(|rule| &rule.type_ref);
+        std::iter::once(&definition.parent)
             .chain(types)
             .map(|type_ref| {
                 let unmet = self.run.iter().flat_map(|run| &run.unmet);
@@ -275,7 +275,7 @@ mod tests {
         View {
             generation: 7,
             judgement,
-            blueprint: None,
+            definition: None,
             run,
             health,
             previous: &previous,
@@ -413,7 +413,7 @@ mod tests {
             View {
                 generation: 1,
                 judgement: &judgement,
-                blueprint: None,
+                definition: None,
                 run: Some(run),
                 health: &health,
                 previous,

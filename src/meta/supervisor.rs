@@ -4,8 +4,8 @@
 //! It waits for its own CRD like any other controller. While that is gone, what was declared goes
 //! on as declared; when it is back, objects and runnables are matched by name.
 
-mod keeper;
 mod own_status;
+mod reconciler;
 #[cfg(test)]
 #[cfg(feature = "testing")]
 mod tests;
@@ -16,12 +16,12 @@ use futures::future::BoxFuture;
 use kube::CustomResourceExt;
 use tracing::warn;
 
-use self::keeper::Keeper;
+use self::reconciler::DeclarationReconciler;
 use super::{
-    AnswerBudget, Blueprint, CompositeController, Hook, HookMetrics, Selector,
+    AnswerBudget, CompositeController, Definition, Hook, HookMetrics, Selector,
     declared::Changes,
     manager_source::{ManagerSource, PREFIX},
-    recorder::Recorder,
+    recorder::EventRecorder,
 };
 use crate::{
     controller::{BuildError, Cluster, Controller, Predicate},
@@ -39,7 +39,7 @@ pub const PAUSED: &str = "pilotlight.dev/paused";
 pub const SUPERVISOR: &str = "compositecontrollers";
 
 /// Makes the hook of a declared controller.
-pub type HookFactory = Arc<dyn Fn(&Blueprint) -> Arc<dyn Hook> + Send + Sync>;
+pub type HookFactory = Arc<dyn Fn(&Definition) -> Arc<dyn Hook> + Send + Sync>;
 
 /// How declared controllers are run.
 #[derive(Clone)]
@@ -113,11 +113,11 @@ impl Supervisor {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
-        let keeper = Keeper {
+        let reconciler = DeclarationReconciler {
             cluster: cluster.clone(),
             manager,
             options,
-            recorder: Recorder::new(cluster.unfenced_client().clone()),
+            recorder: EventRecorder::new(cluster.unfenced_client().clone()),
             changes,
         };
         let controller = Controller::builder(SUPERVISOR)
@@ -131,7 +131,7 @@ impl Supervisor {
             .source(source)
             // Stopping one may take its grace, and holds up nobody else.
             .max_concurrent_reconciles(16)
-            .build(cluster, keeper)?;
+            .build(cluster, reconciler)?;
         Ok(Self { controller })
     }
 }

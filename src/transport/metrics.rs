@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use tower::{BoxError, Service};
 
 use super::body::ResponseBody;
-use crate::tally::{Part, Tally};
+use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Seconds; client-go's.
 const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0];
@@ -28,7 +28,7 @@ const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15
 pub struct TransportMetrics {
     requests: Family<RequestLabels, Counter>,
     duration: Family<DurationLabels, Histogram, fn() -> Histogram>,
-    tasks: Tally<HostLabels>,
+    tasks: OwnerGauge<HostLabels>,
 }
 
 impl Default for TransportMetrics {
@@ -36,7 +36,7 @@ impl Default for TransportMetrics {
         Self {
             requests: Family::default(),
             duration: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            tasks: Tally::default(),
+            tasks: OwnerGauge::default(),
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use super::metrics::HostLabels;
-use crate::tally::Part;
+use crate::owner_gauge::Part;
 
 /// The tasks of a pool: they end when its token is cancelled.
 #[derive(Clone)]

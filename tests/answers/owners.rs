@@ -6,7 +6,7 @@ use pilotlight::testing::{Action, CrdBuilder, RequestInfo, Rule, Verb};
 use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
-use crate::rig::Bench;
+use crate::support::Bench;
 
 fn config_map(name: &str) -> Value {
     json!({

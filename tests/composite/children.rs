@@ -4,9 +4,9 @@ use super::*;
 
 #[tokio::test]
 async fn children_follow_their_parent_and_go_with_it() {
-    let stage = Stage::start("children").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
+    let supervised = Supervised::start("children").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
     let child = |kind: &str, request: &Value, field: &str, value: Value| {
         let mut child = config_map(request);
         child["kind"] = json!(kind);
@@ -14,7 +14,7 @@ async fn children_follow_their_parent_and_go_with_it() {
         child[field] = value;
         child
     };
-    stage.hook.answers(move |request| {
+    supervised.hook.answers(move |request| {
         let size = request["parent"]["spec"]["size"].as_i64().unwrap();
         // "MQ==" is "1".
         let secret = if size == 1 { "MQ==" } else { "Mg==" };
@@ -28,22 +28,22 @@ async fn children_follow_their_parent_and_go_with_it() {
         }
         Answer::Json(json!({ "status": status_of(request), "children": children }))
     });
-    let mut spec = stage.spec(&crd);
+    let mut spec = supervised.spec(&crd);
     let more = [
         json!({ "apiVersion": "v1", "resource": "secrets", "updateStrategy": { "method": "Recreate" } }),
         json!({ "apiVersion": "v1", "resource": "serviceaccounts" }),
     ];
     spec["childResources"].as_array_mut().unwrap().extend(more);
-    stage.declare("a", spec).await;
-    stage.install(&crd).await;
-    let uid = rig.create(&crd, "gear", 1).await;
-    let client = || rig.scope.client();
-    let namespace = &rig.scope.namespace;
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    let uid = harness.create(&crd, "gear", 1).await;
+    let client = || harness.scope.client();
+    let namespace = &harness.scope.namespace;
     let secrets = Api::<k8s_openapi::api::core::v1::Secret>::namespaced(client(), namespace);
     let accounts =
         Api::<k8s_openapi::api::core::v1::ServiceAccount>::namespaced(client(), namespace);
 
-    let created = stage.child("gear", 1).await;
+    let created = supervised.child("gear", 1).await;
     let owner = &created.owner_references()[0];
     assert_eq!((owner.kind.as_str(), owner.uid.as_str()), ("Widget", uid.as_str()));
     assert_eq!((owner.controller, owner.block_owner_deletion), (Some(true), Some(true)));
@@ -52,11 +52,11 @@ async fn children_follow_their_parent_and_go_with_it() {
     let account =
         until("the account", async || accounts.get("gear").await.map_err(|e| e.to_string())).await;
     let by_hand = json!({ "data": { "by": "hand" } });
-    let maps = stage.config_maps();
+    let maps = supervised.config_maps();
     maps.patch("gear", &PatchParams::default(), &Patch::Merge(by_hand)).await.unwrap();
 
-    stage.resize(&crd, "gear", 2).await;
-    let updated = stage.child("gear", 2).await;
+    supervised.resize(&crd, "gear", 2).await;
+    let updated = supervised.child("gear", 2).await;
     assert_eq!(updated.uid(), created.uid(), "in place");
     assert_eq!(updated.data.unwrap()["by"], "hand", "what others wrote stays");
     until("the secret is another one", async || {
@@ -64,7 +64,7 @@ async fn children_follow_their_parent_and_go_with_it() {
         if found.uid() == secret.uid() { Err("the same".to_owned()) } else { Ok(()) }
     })
     .await;
-    let parents = rig.scope.api(&crd, "v1");
+    let parents = harness.scope.api(&crd, "v1");
     until("the status follows", async || {
         let status = parents.get("gear").await.unwrap().data["status"].clone();
         let wanted = json!({ "size": 2, "observedGeneration": 2 });
@@ -81,8 +81,8 @@ async fn children_follow_their_parent_and_go_with_it() {
     })
     .await;
 
-    stage.resize(&crd, "gear", 3).await;
-    stage.config_map("gear", "is wanted no more", |child| child.is_none()).await;
+    supervised.resize(&crd, "gear", 3).await;
+    supervised.config_map("gear", "is wanted no more", |child| child.is_none()).await;
     assert!(secrets.get_opt("gear").await.unwrap().is_some());
 
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
@@ -95,42 +95,42 @@ async fn children_follow_their_parent_and_go_with_it() {
         }
     })
     .await;
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
-    let stage = Stage::restricted("restricted").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets().cluster_scoped();
-    let own = rig.scope.namespace.clone();
-    stage.hook.answers(move |request| {
+    let supervised = Supervised::restricted("restricted").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets().cluster_scoped();
+    let own = harness.scope.namespace.clone();
+    supervised.hook.answers(move |request| {
         let mut child = config_map(request);
         let far = request["parent"]["spec"]["size"] == 1;
         child["metadata"]["namespace"] = json!(if far { "default" } else { &own });
         Answer::Json(json!({ "status": {}, "children": [child] }))
     });
-    stage.declare("a", stage.spec(&crd)).await;
-    stage.install(&crd).await;
+    supervised.declare("a", supervised.spec(&crd)).await;
+    supervised.install(&crd).await;
     // Named so that no other test meets it in the namespace of all.
-    let gear = stage.name("gear");
-    rig.create(&crd, &gear, 1).await;
+    let gear = supervised.name("gear");
+    harness.create(&crd, &gear, 1).await;
 
-    stage.event(&gear, "SyncError", "children[0].metadata.namespace").await;
-    let elsewhere = Api::<ConfigMap>::namespaced(rig.scope.client(), "default");
+    supervised.event(&gear, "SyncError", "children[0].metadata.namespace").await;
+    let elsewhere = Api::<ConfigMap>::namespaced(harness.scope.client(), "default");
     assert!(elsewhere.get_opt(&gear).await.unwrap().is_none(), "it is not created even once");
 
-    stage.resize(&crd, &gear, 2).await;
-    stage.child(&gear, 2).await;
-    stage.end().await;
+    supervised.resize(&crd, &gear, 2).await;
+    supervised.child(&gear, 2).await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
-    let stage = Stage::start("recreate").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.hook.answers(|request| {
+    let supervised = Supervised::start("recreate").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
         let size = &request["parent"]["spec"]["size"];
         // Of the range that the server gives to nobody who asks for none.
         let port = json!({ "port": 80, "nodePort": 30017 });
@@ -143,14 +143,14 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
         service["spec"] = spec;
         Answer::Json(json!({ "status": {}, "children": [service] }))
     });
-    let mut spec = stage.spec(&crd);
+    let mut spec = supervised.spec(&crd);
     spec["childResources"] = json!([{
         "apiVersion": "v1", "resource": "services", "updateStrategy": { "method": "Recreate" },
     }]);
-    stage.declare("a", spec).await;
-    stage.install(&crd).await;
-    rig.create(&crd, "gear", 1).await;
-    let services = Api::<Service>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    harness.create(&crd, "gear", 1).await;
+    let services = Api::<Service>::namespaced(harness.scope.client(), &harness.scope.namespace);
     let of_size = async |size: &str| {
         until("the service", async || {
             let service = services.get("gear").await.map_err(|error| error.to_string())?;
@@ -164,19 +164,19 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
     };
     let first = of_size("1").await;
 
-    stage.resize(&crd, "gear", 2).await;
+    supervised.resize(&crd, "gear", 2).await;
 
     // A dry run finds the port taken, by the very one that goes.
     assert_ne!(of_size("2").await, first);
-    stage.end().await;
+    supervised.end().await;
 }
 
 #[tokio::test]
 async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() {
-    let stage = Stage::start("claims").await;
-    let rig = &stage.rig;
-    let crd = rig.widgets();
-    stage.hook.answers(|request| {
+    let supervised = Supervised::start("claims").await;
+    let harness = &supervised.harness;
+    let crd = harness.widgets();
+    supervised.hook.answers(|request| {
         let mut child = config_map(request);
         child["metadata"]["labels"] = json!({ "app": "gear" });
         Answer::Json(json!({ "status": status_of(request), "children": [child] }))
@@ -186,17 +186,17 @@ async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() 
         "data": { "by": "hand" },
     }))
     .unwrap();
-    let maps = stage.config_maps();
+    let maps = supervised.config_maps();
     let orphan = maps.create(&PostParams::default(), &orphan).await.unwrap();
-    let mut spec = stage.spec(&crd);
+    let mut spec = supervised.spec(&crd);
     spec["generateSelector"] = json!(false);
-    stage.declare("a", spec).await;
-    stage.install(&crd).await;
-    let parents = rig.scope.api(&crd, "v1");
+    supervised.declare("a", spec).await;
+    supervised.install(&crd).await;
+    let parents = harness.scope.api(&crd, "v1");
     let spec = json!({ "size": 4, "selector": { "matchLabels": { "app": "gear" } } });
     parents.create(&PostParams::default(), &crd.object("gear", spec)).await.unwrap();
 
-    let adopted = stage.child("gear", 4).await;
+    let adopted = supervised.child("gear", 4).await;
     assert_eq!(adopted.uid(), orphan.uid());
     assert_eq!(adopted.owner_references()[0].name, "gear");
     assert_eq!(adopted.data.unwrap()["by"], "hand");
@@ -204,10 +204,10 @@ async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() 
     let change = json!({ "metadata": { "labels": { "app": "other" } } });
     maps.patch("gear", &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     let free = |child: Option<&ConfigMap>| child.is_some_and(|it| it.owner_references().is_empty());
-    let released = stage.config_map("gear", "is released", free).await.unwrap();
+    let released = supervised.config_map("gear", "is released", free).await.unwrap();
     assert_eq!(released.uid(), orphan.uid());
-    let told = stage.event("gear", "SyncError", "belongs to nobody").await;
+    let told = supervised.event("gear", "SyncError", "belongs to nobody").await;
     assert_eq!(told.source.unwrap().component.as_deref(), Some("metacontroller"));
     assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "it is left alone");
-    stage.end().await;
+    supervised.end().await;
 }

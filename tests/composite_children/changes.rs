@@ -4,95 +4,97 @@ use super::*;
 
 #[tokio::test]
 async fn in_place_keeps_what_others_wrote_and_removes_what_is_wanted_no_more() {
-    let rig = Rig::start(
+    let harness = Harness::start(
         "composite-inplace",
         "InPlace",
         |_| json!({"children": [child("a", "one", "old"), child("a", "two", "old")]}),
     )
     .await;
-    rig.create_thing("a").await;
-    let before = eventually("the child", async || rig.config_map("one").await).await;
-    eventually("the other", async || rig.config_map("two").await).await;
+    harness.create_thing("a").await;
+    let before = eventually("the child", async || harness.config_map("one").await).await;
+    eventually("the other", async || harness.config_map("two").await).await;
     let foreign = Patch::Merge(json!({"data": {"foreign": "kept"}}));
-    rig.config_maps().patch("one", &PatchParams::default(), &foreign).await.unwrap();
+    harness.config_maps().patch("one", &PatchParams::default(), &foreign).await.unwrap();
 
-    rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
-    rig.touch("a").await;
+    harness.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+    harness.touch("a").await;
 
     let after = eventually("the update", async || {
-        rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+        harness.config_map("one").await.filter(|it| value(it) == Some("new"))
     })
     .await;
     assert_eq!(after.uid(), before.uid());
     assert_eq!(after.data.as_ref().unwrap()["foreign"], "kept");
-    eventually("the deletion", async || rig.config_map("two").await.is_none().then_some(())).await;
-    rig.stop().await;
+    eventually("the deletion", async || harness.config_map("two").await.is_none().then_some(()))
+        .await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn recreate_replaces_and_on_delete_waits() {
     for (method, replaced) in [("Recreate", true), ("OnDelete", false)] {
         let name = format!("composite-{}", method.to_lowercase());
-        let rig =
-            Rig::start(&name, method, |_| json!({"children": [child("a", "one", "old")]})).await;
-        rig.create_thing("a").await;
-        let before = eventually("the child", async || rig.config_map("one").await).await;
+        let harness =
+            Harness::start(&name, method, |_| json!({"children": [child("a", "one", "old")]}))
+                .await;
+        harness.create_thing("a").await;
+        let before = eventually("the child", async || harness.config_map("one").await).await;
 
-        rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
-        rig.touch("a").await;
+        harness.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+        harness.touch("a").await;
 
         if replaced {
             let after = eventually("the new child", async || {
-                rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+                harness.config_map("one").await.filter(|it| value(it) == Some("new"))
             })
             .await;
             assert_ne!(after.uid(), before.uid());
         } else {
-            let asked = rig.asked();
-            rig.touch("a").await;
-            eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
-            assert_eq!(value(&rig.config_map("one").await.unwrap()), Some("old"));
-            rig.config_maps().delete("one", &DeleteParams::default()).await.unwrap();
+            let asked = harness.asked();
+            harness.touch("a").await;
+            eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
+            assert_eq!(value(&harness.config_map("one").await.unwrap()), Some("old"));
+            harness.config_maps().delete("one", &DeleteParams::default()).await.unwrap();
             eventually("the new child", async || {
-                rig.config_map("one").await.filter(|it| value(it) == Some("new"))
+                harness.config_map("one").await.filter(|it| value(it) == Some("new"))
             })
             .await;
         }
-        rig.stop().await;
+        harness.stop().await;
     }
 }
 
 #[tokio::test]
 async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released() {
-    let rig = Rig::start("composite-claim", "OnDelete", |request| {
+    let harness = Harness::start("composite-claim", "OnDelete", |request| {
         // Whatever there is, is wanted.
         let children = request["children"]["ConfigMap.v1"].as_object().unwrap();
         json!({"children": children.values().collect::<Vec<_>>()})
     })
     .await;
-    let thing = rig.create_thing("a").await;
-    eventually("a sync", async || (rig.asked() > 0).then_some(())).await;
+    let thing = harness.create_thing("a").await;
+    eventually("a sync", async || (harness.asked() > 0).then_some(())).await;
 
     let orphan: ConfigMap = serde_json::from_value(child("a", "orphan", "x")).unwrap();
-    rig.config_maps().create(&PostParams::default(), &orphan).await.unwrap();
+    harness.config_maps().create(&PostParams::default(), &orphan).await.unwrap();
 
     eventually("the adoption", async || {
-        let owners = rig.config_map("orphan").await?.owner_references().to_vec();
+        let owners = harness.config_map("orphan").await?.owner_references().to_vec();
         (owners.first()?.uid == thing.uid()?).then_some(())
     })
     .await;
     let patch = Patch::Merge(json!({"metadata": {"labels": {"thing": "other"}}}));
-    rig.config_maps().patch("orphan", &PatchParams::default(), &patch).await.unwrap();
+    harness.config_maps().patch("orphan", &PatchParams::default(), &patch).await.unwrap();
     eventually("the release", async || {
-        rig.config_map("orphan").await?.owner_references().is_empty().then_some(())
+        harness.config_map("orphan").await?.owner_references().is_empty().then_some(())
     })
     .await;
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
-    let rig = Rig::start(
+    let harness = Harness::start(
         "composite-alien",
         "InPlace",
         |_| json!({"children": [child("a", "alien", "mine"), child("a", "other", "mine")]}),
@@ -101,112 +103,112 @@ async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
     let alien = serde_json::from_value(json!({
         "metadata": {"name": "alien", "labels": {"thing": "nobody"}}
     }));
-    rig.config_maps().create(&PostParams::default(), &alien.unwrap()).await.unwrap();
+    harness.config_maps().create(&PostParams::default(), &alien.unwrap()).await.unwrap();
 
-    rig.create_thing("a").await;
+    harness.create_thing("a").await;
 
-    let event = rig.event("SyncError", "creating ConfigMap").await;
+    let event = harness.event("SyncError", "creating ConfigMap").await;
     assert!(event.message.unwrap().contains("does not match the parent's selector"));
     assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
     assert_eq!(event.type_.as_deref(), Some("Warning"));
-    eventually("the other child", async || rig.config_map("other").await).await;
-    assert_eq!(value(&rig.config_map("alien").await.unwrap()), None);
-    rig.stop().await;
+    eventually("the other child", async || harness.config_map("other").await).await;
+    assert_eq!(value(&harness.config_map("alien").await.unwrap()), None);
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
-    let rig = Rig::start(
+    let harness = Harness::start(
         "composite-rehearsal",
         "Recreate",
         |_| json!({"children": [child("a", "one", "old")]}),
     )
     .await;
-    rig.create_thing("a").await;
-    let before = eventually("the child", async || rig.config_map("one").await).await;
+    harness.create_thing("a").await;
+    let before = eventually("the child", async || harness.config_map("one").await).await;
 
-    rig.answers(|_| {
+    harness.answers(|_| {
         let mut wrong = child("a", "one", "new");
         wrong["data"]["no/key"] = json!("");
         Ok(json!({"children": [wrong]}))
     });
-    rig.touch("a").await;
-    let told = rig.event("SyncError", "the old one stays").await;
+    harness.touch("a").await;
+    let told = harness.event("SyncError", "the old one stays").await;
     assert!(told.message.unwrap().contains("no/key"), "the reason is the server's");
-    let kept = rig.config_map("one").await.unwrap();
+    let kept = harness.config_map("one").await.unwrap();
     assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
 
-    rig.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
-    rig.touch("a").await;
+    harness.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
+    harness.touch("a").await;
     let replaced = eventually("the new one", async || {
-        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+        harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     });
     assert_ne!(replaced.await.uid(), before.uid());
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     let random = || fastrand::u64(..).to_string();
-    let rig = Rig::start("composite-flapping", "InPlace", move |_| {
+    let harness = Harness::start("composite-flapping", "InPlace", move |_| {
         let children = [child("a", "one", &random())];
         json!({"status": {"random": random()}, "children": children})
     })
     .await;
-    let mark = Rig::mark();
+    let mark = Harness::mark();
 
-    rig.create_thing("a").await;
-    rig.event("Flapping", "another one again and again").await;
+    harness.create_thing("a").await;
+    harness.event("Flapping", "another one again and again").await;
     let conditions = eventually("the condition", async || {
-        let status = rig.controllers().get(&rig.scope.namespace).await.unwrap().status?;
+        let status = harness.controllers().get(&harness.scope.namespace).await.unwrap().status?;
         let healthy = |it: &StatusCondition| it.type_ == "HooksHealthy" && it.reason == "Flapping";
         status.conditions.iter().any(healthy).then_some(status.conditions)
     });
     conditions.await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // The child and the status: twenty at once each, then one every three seconds.
-    let written = rig.requests_since(mark, "update").await;
+    let written = harness.requests_since(mark, "update").await;
     assert!((20..=50).contains(&written), "{written} writes");
 
-    rig.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
+    harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
     eventually("what is wanted at last", async || {
-        rig.config_map("one").await.filter(|child| value(child) == Some("fixed"))
+        harness.config_map("one").await.filter(|child| value(child) == Some("fixed"))
     })
     .await;
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
-    let rig = Rig::start("composite-spelling", "InPlace", |_| {
+    let harness = Harness::start("composite-spelling", "InPlace", |_| {
         let mut spelled = child("a", "one", "same");
         // The server keeps an empty text.
         spelled["data"]["none"] = Value::Null;
         json!({"status": {}, "children": [spelled]})
     })
     .await;
-    rig.create_thing("a").await;
-    let before = eventually("the child", async || rig.config_map("one").await).await;
-    let mark = Rig::mark();
+    harness.create_thing("a").await;
+    let before = eventually("the child", async || harness.config_map("one").await).await;
+    let mark = Harness::mark();
 
     for _ in 0..25 {
-        let asked = rig.asked();
-        rig.touch("a").await;
-        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+        let asked = harness.asked();
+        harness.touch("a").await;
+        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
     }
-    rig.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "new")]})));
-    rig.touch("a").await;
+    harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "new")]})));
+    harness.touch("a").await;
     let changed = eventually("the change", async || {
-        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+        harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     })
     .await;
 
     assert_ne!(changed.resource_version(), before.resource_version());
-    assert!(rig.requests_since(mark, "update").await > 20, "each sync tried");
-    let events: Api<Event> = Api::namespaced(rig.scope.client(), &rig.scope.namespace);
+    assert!(harness.requests_since(mark, "update").await > 20, "each sync tried");
+    let events: Api<Event> = Api::namespaced(harness.scope.client(), &harness.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
@@ -225,29 +227,29 @@ async fn a_child_that_the_server_spells_differently_is_not_recreated() {
     };
     let strategy = json!({"method": "Recreate"});
     let children = ("v1", "limitranges");
-    let rig = Rig::start_of(scope, crd, children, strategy, move |_| limited("0.5")).await;
-    let limits = Api::<LimitRange>::namespaced(rig.scope.client(), &rig.scope.namespace);
-    rig.create_thing("a").await;
+    let harness = Harness::start_of(scope, crd, children, strategy, move |_| limited("0.5")).await;
+    let limits = Api::<LimitRange>::namespaced(harness.scope.client(), &harness.scope.namespace);
+    harness.create_thing("a").await;
     let before = eventually("the child", async || limits.get_opt("one").await.unwrap()).await;
     let max = before.spec.as_ref().unwrap().limits[0].max.as_ref().unwrap();
     assert_eq!(max["cpu"].0, "500m", "it is spelled differently");
 
     for _ in 0..25 {
-        let asked = rig.asked();
-        rig.touch("a").await;
-        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+        let asked = harness.asked();
+        harness.touch("a").await;
+        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
     }
     let kept = limits.get("one").await.unwrap();
     assert_eq!((kept.uid(), kept.resource_version()), (before.uid(), before.resource_version()));
 
-    rig.answers(move |_| Ok(limited("0.25")));
-    rig.touch("a").await;
+    harness.answers(move |_| Ok(limited("0.25")));
+    harness.touch("a").await;
     let replaced = eventually("another value", async || {
         limits.get_opt("one").await.unwrap().filter(|child| child.uid() != before.uid())
     })
     .await;
     assert_eq!(replaced.spec.unwrap().limits[0].max.as_ref().unwrap()["cpu"].0, "250m");
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
@@ -257,16 +259,16 @@ async fn a_child_whose_fields_cannot_be_changed_is_recreated() {
         child["immutable"] = json!(true);
         json!({"status": {}, "children": [child]})
     };
-    let rig = Rig::start("composite-immutable", "Recreate", move |_| fixed("old")).await;
-    rig.create_thing("a").await;
-    let before = eventually("the child", async || rig.config_map("one").await).await;
+    let harness = Harness::start("composite-immutable", "Recreate", move |_| fixed("old")).await;
+    harness.create_thing("a").await;
+    let before = eventually("the child", async || harness.config_map("one").await).await;
 
-    rig.answers(move |_| Ok(fixed("new")));
-    rig.touch("a").await;
+    harness.answers(move |_| Ok(fixed("new")));
+    harness.touch("a").await;
 
     let after = eventually("the new child", async || {
-        rig.config_map("one").await.filter(|child| value(child) == Some("new"))
+        harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     });
     assert_ne!(after.await.uid(), before.uid());
-    rig.stop().await;
+    harness.stop().await;
 }

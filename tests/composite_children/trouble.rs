@@ -4,12 +4,15 @@ use super::*;
 
 #[tokio::test]
 async fn an_unusable_answer_deletes_nothing_and_is_told() {
-    let rig =
-        Rig::start("composite-bad", "InPlace", |_| json!({"children": [child("a", "kept", "x")]}))
-            .await;
+    let harness = Harness::start(
+        "composite-bad",
+        "InPlace",
+        |_| json!({"children": [child("a", "kept", "x")]}),
+    )
+    .await;
     let before = {
-        rig.create_thing("a").await;
-        eventually("the child", async || rig.config_map("kept").await).await
+        harness.create_thing("a").await;
+        eventually("the child", async || harness.config_map("kept").await).await
     };
     let mut nameless = child("a", "x", "x");
     nameless["metadata"]["name"] = json!("");
@@ -26,42 +29,44 @@ async fn an_unusable_answer_deletes_nothing_and_is_told() {
         (json!({"children": [good(), wrong_kind]}), "children[1]: Secret of v1 is not declared"),
         (json!({"children": [good(), good()]}), "children[1]: ConfigMap"),
     ] {
-        rig.answers(move |_| Ok(answer.clone()));
-        rig.touch("a").await;
+        harness.answers(move |_| Ok(answer.clone()));
+        harness.touch("a").await;
 
-        rig.event("SyncError", part).await;
+        harness.event("SyncError", part).await;
     }
-    assert_eq!(rig.config_map("kept").await.unwrap().uid(), before.uid());
-    assert!(rig.config_map("another").await.is_none());
-    rig.answers(|_| Ok(json!({"children": [child("a", "kept", "x"), child("a", "another", "x")]})));
-    rig.touch("a").await;
-    eventually("recovery", async || rig.config_map("another").await).await;
-    rig.stop().await;
+    assert_eq!(harness.config_map("kept").await.unwrap().uid(), before.uid());
+    assert!(harness.config_map("another").await.is_none());
+    harness.answers(|_| {
+        Ok(json!({"children": [child("a", "kept", "x"), child("a", "another", "x")]}))
+    });
+    harness.touch("a").await;
+    eventually("recovery", async || harness.config_map("another").await).await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_failure_that_goes_on_is_one_event_with_a_count() {
-    let rig = Rig::start("composite-repeat", "InPlace", |_| json!("")).await;
+    let harness = Harness::start("composite-repeat", "InPlace", |_| json!("")).await;
 
-    rig.create_thing("a").await;
+    harness.create_thing("a").await;
 
     let event = eventually("a count", async || {
-        let event = rig.event("SyncError", "empty body").await;
+        let event = harness.event("SyncError", "empty body").await;
         event.count.filter(|count| *count >= 3).map(|_| event)
     })
     .await;
-    let events = Api::<Event>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let events = Api::<Event>::namespaced(harness.scope.client(), &harness.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
     assert_eq!(events.len(), 1);
     assert_eq!(events[0].name_any(), event.name_any());
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_busy_hook_is_asked_again_without_an_event() {
-    let rig = Rig::start("composite-busy", "InPlace", |_| json!({})).await;
+    let harness = Harness::start("composite-busy", "InPlace", |_| json!({})).await;
     let calls = Mutex::new(0);
-    rig.answers(move |_| {
+    harness.answers(move |_| {
         let mut calls = calls.lock().unwrap();
         *calls += 1;
         if *calls < 4 {
@@ -70,42 +75,42 @@ async fn a_busy_hook_is_asked_again_without_an_event() {
         Ok(json!({"status": {"done": true}}))
     });
 
-    rig.create_thing("a").await;
+    harness.create_thing("a").await;
 
     eventually("the answer", async || {
-        rig.things().get("a").await.unwrap().data["status"]["done"].as_bool()
+        harness.things().get("a").await.unwrap().data["status"]["done"].as_bool()
     })
     .await;
-    let events = Api::<Event>::namespaced(rig.scope.client(), &rig.scope.namespace);
+    let events = Api::<Event>::namespaced(harness.scope.client(), &harness.scope.namespace);
     assert!(events.list(&ListParams::default()).await.unwrap().items.is_empty());
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
 async fn a_parent_that_is_being_deleted_keeps_its_children_and_gets_its_status() {
-    let rig = Rig::start("composite-going", "InPlace", |request| {
+    let harness = Harness::start("composite-going", "InPlace", |request| {
         let going = request["parent"]["metadata"]["deletionTimestamp"].is_string();
         let children = if going { json!([]) } else { json!([child("a", "kept", "x")]) };
         json!({"status": {"going": going}, "children": children})
     })
     .await;
-    rig.create_thing("a").await;
-    eventually("the child", async || rig.config_map("kept").await).await;
+    harness.create_thing("a").await;
+    eventually("the child", async || harness.config_map("kept").await).await;
     let hold = Patch::Merge(json!({"metadata": {"finalizers": ["test.example.com/hold"]}}));
-    rig.things().patch("a", &PatchParams::default(), &hold).await.unwrap();
+    harness.things().patch("a", &PatchParams::default(), &hold).await.unwrap();
 
-    rig.things().delete("a", &DeleteParams::background()).await.unwrap();
+    harness.things().delete("a", &DeleteParams::background()).await.unwrap();
 
     eventually("the status", async || {
-        rig.things().get("a").await.unwrap().data["status"]["going"]
+        harness.things().get("a").await.unwrap().data["status"]["going"]
             .as_bool()
             .filter(|going| *going)
     })
     .await;
-    assert!(rig.config_map("kept").await.unwrap().metadata.deletion_timestamp.is_none());
+    assert!(harness.config_map("kept").await.unwrap().metadata.deletion_timestamp.is_none());
     let release = Patch::Merge(json!({"metadata": {"finalizers": null}}));
-    rig.things().patch("a", &PatchParams::default(), &release).await.unwrap();
-    rig.stop().await;
+    harness.things().patch("a", &PatchParams::default(), &release).await.unwrap();
+    harness.stop().await;
 }
 
 #[tokio::test]
@@ -114,28 +119,28 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1").without_status();
     scope.install_crd(&crd).await.unwrap();
     scope.wait_served(&crd, "v1").await.unwrap();
-    let rig = Rig::start_with(scope, crd, json!({}), |_| json!({"status": {"n": 1}})).await;
-    rig.create_thing("a").await;
+    let harness = Harness::start_with(scope, crd, json!({}), |_| json!({"status": {"n": 1}})).await;
+    harness.create_thing("a").await;
     eventually("the reason", async || {
-        let status = rig.controllers().get(&rig.scope.namespace).await.unwrap().status?;
+        let status = harness.controllers().get(&harness.scope.namespace).await.unwrap().status?;
         (status.reason.as_deref() == Some("SubresourceMissing")).then_some(())
     })
     .await;
-    assert_eq!(rig.asked(), 0);
-    let told = rig.told_of_controller("SyncError").await;
+    assert_eq!(harness.asked(), 0);
+    let told = harness.told_of_controller("SyncError").await;
     assert!(told.contains("does not have subresource 'Status' enabled"), "{told}");
 
-    let crds = Api::<CustomResourceDefinition>::all(rig.scope.client());
+    let crds = Api::<CustomResourceDefinition>::all(harness.scope.client());
     let patch =
         json!([{"op": "add", "path": "/spec/versions/0/subresources", "value": {"status": {}}}]);
     let patch = Patch::<()>::Json(serde_json::from_value(patch).unwrap());
-    crds.patch(&rig.crd.name(), &PatchParams::default(), &patch).await.unwrap();
+    crds.patch(&harness.crd.name(), &PatchParams::default(), &patch).await.unwrap();
 
     eventually("the status", async || {
-        rig.things().get("a").await.unwrap().data["status"]["n"].as_i64()
+        harness.things().get("a").await.unwrap().data["status"]["n"].as_i64()
     })
     .await;
-    rig.stop().await;
+    harness.stop().await;
 }
 
 #[tokio::test]
@@ -152,23 +157,23 @@ async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
     crds.create(&PostParams::default(), &pruning).await.unwrap();
     scope.wait_served(&crd, "v1").await.unwrap();
     let answer = |_: &Value| json!({"status": {"kept": 1, "pruned": 2}});
-    let rig = Rig::start_with(scope, crd, json!({}), answer).await;
-    rig.create_thing("a").await;
+    let harness = Harness::start_with(scope, crd, json!({}), answer).await;
+    harness.create_thing("a").await;
     eventually("the status", async || {
-        rig.things().get("a").await.unwrap().data["status"]["kept"].as_i64()
+        harness.things().get("a").await.unwrap().data["status"]["kept"].as_i64()
     })
     .await;
 
-    let mark = Rig::mark();
+    let mark = Harness::mark();
     for _ in 0..3 {
-        let asked = rig.asked();
-        rig.touch("a").await;
-        eventually("a sync", async || (rig.asked() > asked).then_some(())).await;
+        let asked = harness.asked();
+        harness.touch("a").await;
+        eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
     }
 
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(rig.requests_since(mark, "update").await, 0);
-    rig.stop().await;
+    assert_eq!(harness.requests_since(mark, "update").await, 0);
+    harness.stop().await;
 }
 
 #[tokio::test]
@@ -176,9 +181,9 @@ async fn a_controller_that_waits_says_so_in_an_event() {
     let scope = shared().plane.scope("composite-waiting").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
 
-    let rig = Rig::start_with(scope, crd, json!({}), |_| json!({})).await;
+    let harness = Harness::start_with(scope, crd, json!({}), |_| json!({})).await;
 
-    let told = rig.told_of_controller("Waiting").await;
-    assert!(told.contains(&rig.crd.name()) && told.contains("is not installed"), "{told}");
-    rig.stop().await;
+    let told = harness.told_of_controller("Waiting").await;
+    assert!(told.contains(&harness.crd.name()) && told.contains("is not installed"), "{told}");
+    harness.stop().await;
 }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Service;
 
 use super::When;
-use crate::rig::{Deletions, Process, Workload, counted, workload};
+use crate::support::{Deletions, Process, Workload, counted, workload};
 
 /// Of whatever is drawn at random on the way.
 const SEED: u64 = 4;

@@ -8,7 +8,7 @@ use pilotlight::testing::{Fault, Faults, LeakOracle, Mask, Profile, Recording, S
 use tokio::runtime::Handle;
 
 use super::profile;
-use crate::rig::{Process, Workload, counted, workload};
+use crate::support::{Process, Workload, counted, workload};
 
 const SEEDS: std::ops::Range<u64> = 1..61;
 /// Of whatever else is drawn at random on the way: uids, jitter.

@@ -23,11 +23,11 @@ use tokio::{
 };
 
 use super::{
-    World,
+    Testbed,
     change::{change_crd, watched_again},
     many::most_lists_at_once,
 };
-use crate::rig::{
+use crate::support::{
     Carrier, Embedded, PATIENCE, Recorder, Server, eventually, metrics_text, type_of,
 };
 
@@ -67,41 +67,41 @@ scenarios! {
 }
 
 async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
-    let world = World::on(server, "appear-absent").await;
-    let crd = world.widgets();
+    let testbed = Testbed::on(server, "appear-absent").await;
+    let crd = testbed.widgets();
 
-    world.controller("patient", &crd).await;
+    testbed.controller("patient", &crd).await;
 
-    let waiting = world.until("patient", "waits", |it| it.reason == "TypeAbsent").await;
+    let waiting = testbed.until("patient", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert_eq!(waiting.unmet[0].type_ref.as_ref(), Some(&type_of(&crd, "v1")));
-    assert_eq!(world.status("cluster").state, ControllerState::Running);
-    assert!(world.requests(&crd, world.begin).await.is_empty(), "nothing is asked about it");
-    assert_eq!(world.assert_orderly("patient"), 0);
-    world.finish().await;
+    assert_eq!(testbed.status("cluster").state, ControllerState::Running);
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert_eq!(testbed.assert_orderly("patient"), 0);
+    testbed.finish().await;
 }
 
 async fn a_type_that_appears_starts_its_controller(server: Server<'static>) {
-    let world = World::on(server, "appear-comes").await;
-    let crd = world.widgets();
-    let early = world.controller("early", &crd).await;
+    let testbed = Testbed::on(server, "appear-comes").await;
+    let crd = testbed.widgets();
+    let early = testbed.controller("early", &crd).await;
 
-    world.install(&crd).await;
-    world.at_once(world.running("early", 1)).await;
+    testbed.install(&crd).await;
+    testbed.at_once(testbed.running("early", 1)).await;
     for name in ["a", "b"] {
-        world.create(&crd, name, 1).await;
+        testbed.create(&crd, name, 1).await;
     }
-    let late = world.controller("late", &crd).await;
+    let late = testbed.controller("late", &crd).await;
 
-    world.at_once(world.running("late", 1)).await;
+    testbed.at_once(testbed.running("late", 1)).await;
     for recorder in [early, late] {
         recorder.count(2, |seen| seen.uid.is_some()).await;
         let mut names: Vec<_> = recorder.all().into_iter().map(|seen| seen.name).collect();
         names.sort();
         assert_eq!(names, ["a", "b"], "each once");
     }
-    assert_eq!(world.open_watches(&crd).await, 1, "they share a watch");
-    world.finish().await;
+    assert_eq!(testbed.open_watches(&crd).await, 1, "they share a watch");
+    testbed.finish().await;
 }
 
 async fn a_type_that_is_established_late_starts_its_controller_once(server: Server<'static>) {
@@ -109,45 +109,45 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     if let Some(script) = server.script() {
         script.set_delays(Delays { established: hold, ..Delays::default() });
     }
-    let world = World::on(server, "appear-late").await;
-    let crd = world.widgets();
-    let recorder = world.controller("late", &crd).await;
+    let testbed = Testbed::on(server, "appear-late").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("late", &crd).await;
     // Answers of a replica that has not heard of the CRD.
     let lags = [Verb::List, Verb::Watch].map(|verb| {
         let unheard = Action::Reply(Reply::text(404, "404 page not found\n"));
-        world.faults.add(Rule::new(unheard).group(&world.scope.group).verb(verb).times(2))
+        testbed.faults.add(Rule::new(unheard).group(&testbed.scope.group).verb(verb).times(2))
     });
 
     let life = async {
         let begun = Instant::now();
-        world.scope.install_crd(&crd).await.unwrap();
+        testbed.scope.install_crd(&crd).await.unwrap();
         let waits = |it: &RunnableStatus| it.unmet.iter().any(is_not_established);
-        let waiting = world.until("late", "waits", waits).await;
+        let waiting = testbed.until("late", "waits", waits).await;
         assert_eq!(waiting.state, ControllerState::Waiting);
-        world.scope.wait_established(&crd).await.unwrap();
+        testbed.scope.wait_established(&crd).await.unwrap();
         assert!(begun.elapsed() >= hold, "it is not established before");
-        world.at_once(world.running("late", 1)).await;
-        watched_again(&world, &crd, 2).await;
+        testbed.at_once(testbed.running("late", 1)).await;
+        watched_again(&testbed, &crd, 2).await;
     };
     select! {
         () = life => {}
-        told = tells_of_an_error(&world, "late") => panic!("{told:#?}"),
+        told = tells_of_an_error(&testbed, "late") => panic!("{told:#?}"),
     }
 
-    assert_eq!(lags.map(|lag| world.faults.hits(lag)), [2, 2], "all were met");
-    let state = world.cluster.types.get(recorder.type_ref()).state;
+    assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all were met");
+    let state = testbed.cluster.types.get(recorder.type_ref()).state;
     assert_eq!(state, TypeState::Served, "never taken for a removal");
-    let status = world.status("late");
+    let status = testbed.status("late");
     assert_eq!((status.epoch, status.failures), (1, 0));
-    assert_eq!(world.assert_orderly("late"), 0, "no epoch has ended");
-    world.create(&crd, "gear", 1).await;
+    assert_eq!(testbed.assert_orderly("late"), 0, "no epoch has ended");
+    testbed.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
-    world.finish().await;
+    testbed.finish().await;
 }
 
 /// Waits for a status that tells of an error.
-async fn tells_of_an_error(world: &World, name: &str) -> Arc<RunnableStatus> {
-    let mut snapshots = world.manager.watch();
+async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
+    let mut snapshots = testbed.manager.watch();
     loop {
         let status = snapshots.borrow_and_update().get(&name.into()).cloned();
         let is_bad = |it: &Arc<RunnableStatus>| {
@@ -165,28 +165,28 @@ async fn tells_of_an_error(world: &World, name: &str) -> Arc<RunnableStatus> {
 }
 
 async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'static>) {
-    let world = World::on(server, "appear-names").await;
-    let first = world.widgets();
-    let second = world.widgets().plural("gadgets");
-    world.install(&first).await;
-    let recorder = world.controller("second", &second).await;
+    let testbed = Testbed::on(server, "appear-names").await;
+    let first = testbed.widgets();
+    let second = testbed.widgets().plural("gadgets");
+    testbed.install(&first).await;
+    let recorder = testbed.controller("second", &second).await;
 
-    world.scope.install_crd(&second).await.unwrap();
+    testbed.scope.install_crd(&second).await.unwrap();
 
     let refused = "NamesNotAccepted";
-    let waiting = world.until("second", "waits", |it| it.reason == refused).await;
+    let waiting = testbed.until("second", "waits", |it| it.reason == refused).await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("already in use"), "{}", waiting.message);
-    assert!(world.requests(&second, world.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&second, testbed.begin).await.is_empty(), "nothing is asked about it");
 
-    world.uninstall(&first).await;
-    world.scope.wait_established(&second).await.unwrap();
-    world.at_once(world.running("second", 1)).await;
+    testbed.uninstall(&first).await;
+    testbed.scope.wait_established(&second).await.unwrap();
+    testbed.at_once(testbed.running("second", 1)).await;
 
-    assert_eq!(world.assert_orderly("second"), 0, "no epoch has ended");
-    world.create(&second, "gear", 1).await;
+    assert_eq!(testbed.assert_orderly("second"), 0, "no epoch has ended");
+    testbed.create(&second, "gear", 1).await;
     recorder.saw("gear", 1).await;
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<'static>) {
@@ -195,38 +195,38 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
         let established = Duration::from_secs(86_400);
         script.set_delays(Delays { established, ..Delays::default() });
     }
-    let world = World::on(server, "appear-bundle").await;
-    let crd = world.widgets();
-    let recorder = world.controller("bundle", &crd).await;
+    let testbed = Testbed::on(server, "appear-bundle").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("bundle", &crd).await;
 
-    if world.server.is_simulated() {
+    if testbed.server.is_simulated() {
         // It knows no conversion, and is told what the real one says.
-        world.scope.install_crd(&crd).await.unwrap();
-        world.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
-        world.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
+        testbed.scope.install_crd(&crd).await.unwrap();
+        testbed.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
+        testbed.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
     } else {
         let mut object = crd.build();
         object.spec.conversion = Some(converted_by(Some("no certificate")));
-        world.crds().create(&PostParams::default(), &object).await.unwrap();
+        testbed.crds().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    let waiting = world.until("bundle", "waits", |it| it.reason == "InvalidCABundle").await;
+    let waiting = testbed.until("bundle", "waits", |it| it.reason == "InvalidCABundle").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     let said = "it is not established: The conversion webhook CABundle is invalid";
     assert!(waiting.message.contains(said), "{}", waiting.message);
-    assert!(world.requests(&crd, world.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
 
-    if world.server.is_simulated() {
-        world.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
+    if testbed.server.is_simulated() {
+        testbed.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
     } else {
-        change_crd(&world, &crd, |crd| crd.spec.conversion = Some(converted_by(None))).await;
+        change_crd(&testbed, &crd, |crd| crd.spec.conversion = Some(converted_by(None))).await;
     }
 
-    world.at_once(world.running("bundle", 1)).await;
-    world.create(&crd, "gear", 1).await;
+    testbed.at_once(testbed.running("bundle", 1)).await;
+    testbed.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
-    assert_eq!(world.assert_orderly("bundle"), 0, "no epoch has ended");
-    world.finish().await;
+    assert_eq!(testbed.assert_orderly("bundle"), 0, "no epoch has ended");
+    testbed.finish().await;
 }
 
 /// By a webhook whose certificate is signed by this authority; it is never asked.
@@ -261,33 +261,33 @@ fn is_not_established(unmet: &Unmet) -> bool {
 }
 
 async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
-    let world = World::on(server, "appear-version").await;
-    let crd = world.widgets().version("v2").unserved_version("v1");
-    let strict = world.controller("strict", &crd).await;
+    let testbed = Testbed::on(server, "appear-version").await;
+    let crd = testbed.widgets().version("v2").unserved_version("v1");
+    let strict = testbed.controller("strict", &crd).await;
     let lenient = Recorder::new(type_of(&crd, "v1").any_version());
-    Embedded.add(&world, "lenient", &lenient).await;
+    Embedded.add(&testbed, "lenient", &lenient).await;
 
-    world.scope.install_crd(&crd).await.unwrap();
-    world.scope.wait_established(&crd).await.unwrap();
-    world.scope.wait_served(&crd, "v2").await.unwrap();
-    world.at_once(world.running("lenient", 1)).await;
+    testbed.scope.install_crd(&crd).await.unwrap();
+    testbed.scope.wait_established(&crd).await.unwrap();
+    testbed.scope.wait_served(&crd, "v2").await.unwrap();
+    testbed.at_once(testbed.running("lenient", 1)).await;
 
-    let waiting = world.until("strict", "waits", |it| it.reason == "VersionNotServed").await;
+    let waiting = testbed.until("strict", "waits", |it| it.reason == "VersionNotServed").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("served are v2"), "{}", waiting.message);
     let object = crd.object("gear", json!({ "size": 1 }));
-    world.scope.api(&crd, "v2").create(&PostParams::default(), &object).await.unwrap();
+    testbed.scope.api(&crd, "v2").create(&PostParams::default(), &object).await.unwrap();
     lenient.saw("gear", 1).await;
     assert!(strict.all().is_empty());
-    let sent = world.requests(&crd, world.begin).await;
+    let sent = testbed.requests(&crd, testbed.begin).await;
     assert!(sent.iter().all(|event| event.version == "v2"), "{sent:#?}");
 
-    world.scope.set_served(&crd, "v1", true).await.unwrap();
+    testbed.scope.set_served(&crd, "v1", true).await.unwrap();
 
-    world.scope.wait_served(&crd, "v1").await.unwrap();
-    world.at_once(world.running("strict", 1)).await;
+    testbed.scope.wait_served(&crd, "v1").await.unwrap();
+    testbed.at_once(testbed.running("strict", 1)).await;
     strict.saw("gear", 1).await;
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
@@ -296,38 +296,38 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let (early, late) = if is_simulated { (900, 100) } else { (30, 10) };
     let types = early + late;
     let latency = Duration::from_millis(10);
-    let world = World::on(server, "appear-burst").await;
-    if let Some(script) = world.server.script() {
+    let testbed = Testbed::on(server, "appear-burst").await;
+    if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency, ..Delays::default() });
     }
     // Ten of a group: each group version is an APIService, too.
     let crd = |number: usize| {
-        let group = format!("g{}.{}", number / 10, world.scope.group);
+        let group = format!("g{}.{}", number / 10, testbed.scope.group);
         CrdBuilder::new(group, format!("Widget{number}"))
     };
     let name = |number: usize| format!("burst-{number}");
     for number in 0..types {
-        world.controller(&name(number), &crd(number)).await;
+        testbed.controller(&name(number), &crd(number)).await;
     }
-    world.cluster.types.heard().await;
-    let (mark, updates) = (world.mark(), updates(&world));
+    testbed.cluster.types.synced().await;
+    let (mark, updates) = (testbed.mark(), updates(&testbed));
 
     let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
     let burst = async {
-        install_all(&world, (0..early).map(crd)).await;
+        install_all(&testbed, (0..early).map(crd)).await;
         // The first are being listed, and more of them wait than can be.
         time::sleep(latency * 10).await;
-        install_all(&world, (early..types).map(crd)).await;
+        install_all(&testbed, (early..types).map(crd)).await;
         let begun = Instant::now();
         for number in 0..types {
-            world.running(&name(number), 1).await;
+            testbed.running(&name(number), 1).await;
         }
         begun.elapsed()
     };
-    let (took, most) = most_lists_at_once(&world.faults, is_widget, burst).await;
+    let (took, most) = most_lists_at_once(&testbed.faults, is_widget, burst).await;
 
     assert!(most <= LISTS, "{most} lists at once");
-    let mut events = world.events(mark).await;
+    let mut events = testbed.events(mark).await;
     let discovery: Vec<_> = events.iter().filter(|event| event.resource.is_empty()).collect();
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
@@ -353,37 +353,37 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
         assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
         // Of each CRD its creation, its names and its establishment; 64 events at a time.
         let bursts = u64::try_from(types * 3 / 64).unwrap();
-        let more = self::updates(&world) - updates;
+        let more = self::updates(&testbed) - updates;
         assert!(more <= bursts * 2, "{more} times");
     }
     for number in 0..types {
-        assert_eq!(world.assert_orderly(&name(number)), 0, "no epoch has ended");
+        assert_eq!(testbed.assert_orderly(&name(number)), 0, "no epoch has ended");
     }
-    world.finish().await;
+    testbed.finish().await;
 }
 
 /// Installs all of them at once.
-async fn install_all(world: &World, crds: impl Iterator<Item = CrdBuilder>) {
-    match world.server.script() {
+async fn install_all(testbed: &Testbed, crds: impl Iterator<Item = CrdBuilder>) {
+    match testbed.server.script() {
         Some(script) => crds.for_each(|crd| drop(script.install(&crd.build()).unwrap())),
         None => {
             let crds: Vec<_> = crds.collect();
-            join_all(crds.iter().map(|crd| world.scope.install_crd(crd))).await;
+            join_all(crds.iter().map(|crd| testbed.scope.install_crd(crd))).await;
         }
     }
 }
 
 /// How often the types were judged anew.
-fn updates(world: &World) -> u64 {
-    let text = metrics_text(&world.metrics);
+fn updates(testbed: &Testbed) -> u64 {
+    let text = metrics_text(&testbed.metrics);
     let mut lines = text.lines();
     let line = lines.find_map(|line| line.strip_prefix("pilotlight_discovery_updates_total "));
     line.unwrap().parse().unwrap()
 }
 
 async fn a_controller_of_three_types_starts_after_the_last(server: Server<'static>) {
-    let world = World::on(server, "appear-three").await;
-    let crds = ["Widget", "Part", "Tool"].map(|kind| CrdBuilder::new(&world.scope.group, kind));
+    let testbed = Testbed::on(server, "appear-three").await;
+    let crds = ["Widget", "Part", "Tool"].map(|kind| CrdBuilder::new(&testbed.scope.group, kind));
     let [widgets, parts, tools] = &crds;
     let recorder = Recorder::new(type_of(widgets, "v1"));
     let controller = Controller::builder("three")
@@ -393,96 +393,100 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
         .conditional()
         .watches_type(type_of(tools, "v1"), Handler::Object)
         .conditional()
-        .build(&world.cluster, recorder.clone())
+        .build(&testbed.cluster, recorder.clone())
         .unwrap();
-    world.add("three", Arc::new(controller)).await;
+    testbed.add("three", Arc::new(controller)).await;
     for crd in [widgets, parts] {
-        world.install(crd).await;
+        testbed.install(crd).await;
     }
     let waits_for_tools = |it: &RunnableStatus| {
         it.unmet.len() == 1 && it.unmet[0].type_ref.as_ref() == Some(&type_of(tools, "v1"))
     };
-    world.until("three", "waits for one more", waits_for_tools).await;
+    testbed.until("three", "waits for one more", waits_for_tools).await;
     for crd in &crds {
-        assert!(world.requests(crd, world.begin).await.is_empty(), "nothing is asked yet");
+        assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "nothing is asked yet");
     }
 
     // It starts, and one of them leaves before it is synced.
-    let held = Rule::new(Action::Hang).resource(&world.scope.group, "widgets");
-    let held = world.faults.add(held);
-    world.install(tools).await;
-    world.faults.wait_until(|faults| faults.hits(held) > 0).await;
-    assert_eq!(world.status("three").state, ControllerState::Starting);
-    world.scope.delete_crd(parts).await.unwrap();
+    let held = Rule::new(Action::Hang).resource(&testbed.scope.group, "widgets");
+    let held = testbed.faults.add(held);
+    testbed.install(tools).await;
+    testbed.faults.wait_until(|faults| faults.hits(held) > 0).await;
+    assert_eq!(testbed.status("three").state, ControllerState::Starting);
+    testbed.scope.delete_crd(parts).await.unwrap();
 
-    assert_eq!(world.done("three", 1).await, DoneReason::TypeGone);
+    assert_eq!(testbed.done("three", 1).await, DoneReason::TypeGone);
     eventually("nothing is left running", || {
-        let open = world.faults.open().into_iter();
-        let open: Vec<_> = open.filter(|open| open.info.group == world.scope.group).collect();
+        let open = testbed.faults.open().into_iter();
+        let open: Vec<_> = open.filter(|open| open.info.group == testbed.scope.group).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:?}")) }
     })
     .await;
-    assert!(world.cluster.informers.status().is_empty());
-    world.scope.wait_gone(parts).await.unwrap();
-    world.faults.remove(held);
+    assert!(testbed.cluster.informers.status().is_empty());
+    testbed.scope.wait_gone(parts).await.unwrap();
+    testbed.faults.remove(held);
     assert!(recorder.all().is_empty(), "it never ran");
 
-    world.install(parts).await;
-    world.at_once(world.running("three", 2)).await;
-    world.create(widgets, "gear", 1).await;
+    testbed.install(parts).await;
+    testbed.at_once(testbed.running("three", 2)).await;
+    testbed.create(widgets, "gear", 1).await;
     recorder.saw("gear", 2).await;
-    assert_eq!(world.assert_orderly("three"), 1);
-    world.finish().await;
+    assert_eq!(testbed.assert_orderly("three"), 1);
+    testbed.finish().await;
 }
 
 async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
-    let world = World::on(server, "appear-optional").await;
-    let widgets = world.widgets();
-    let parts = CrdBuilder::new(&world.scope.group, "Part");
-    let recorder = world.controller_with_optional("optional", &widgets, &parts).await;
-    world.install(&widgets).await;
-    world.at_once(world.running("optional", 1)).await;
-    let degraded = world.until("optional", "is degraded", |it| it.reason == "Degraded").await;
+    let testbed = Testbed::on(server, "appear-optional").await;
+    let widgets = testbed.widgets();
+    let parts = CrdBuilder::new(&testbed.scope.group, "Part");
+    let recorder = testbed.controller_with_optional("optional", &widgets, &parts).await;
+    testbed.install(&widgets).await;
+    testbed.at_once(testbed.running("optional", 1)).await;
+    let degraded = testbed.until("optional", "is degraded", |it| it.reason == "Degraded").await;
     assert_eq!((degraded.state, degraded.epoch), (ControllerState::Running, 1));
     assert_eq!(degraded.report.missing, [type_of(&parts, "v1")]);
-    world.create(&widgets, "gear", 1).await;
+    testbed.create(&widgets, "gear", 1).await;
     recorder.saw("gear", 1).await;
-    let before = world.requests(&widgets, world.begin).await.len();
+    let before = testbed.requests(&widgets, testbed.begin).await.len();
 
-    world.install(&parts).await;
+    testbed.install(&parts).await;
 
-    world.at_once(world.until("optional", "is whole", |it| it.report.missing.is_empty())).await;
-    world.create(&parts, "part", 1).await;
+    testbed.at_once(testbed.until("optional", "is whole", |it| it.report.missing.is_empty())).await;
+    testbed.create(&parts, "part", 1).await;
     recorder.until("a request about the part", |seen| seen.name == "part").await;
-    assert_eq!(world.status("optional").epoch, 1, "no restart");
-    assert_eq!(world.assert_orderly("optional"), 0, "no epoch has ended");
-    assert_eq!(world.requests(&widgets, world.begin).await.len(), before, "its own watch goes on");
-    assert_eq!(world.open_watches(&parts).await, 1, "one watch more");
-    world.finish().await;
+    assert_eq!(testbed.status("optional").epoch, 1, "no restart");
+    assert_eq!(testbed.assert_orderly("optional"), 0, "no epoch has ended");
+    assert_eq!(
+        testbed.requests(&widgets, testbed.begin).await.len(),
+        before,
+        "its own watch goes on"
+    );
+    assert_eq!(testbed.open_watches(&parts).await, 1, "one watch more");
+    testbed.finish().await;
 }
 
 async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'static>) {
-    let world = World::on(server, "appear-list").await;
-    let crd = world.widgets();
-    let recorder = world.controller("list", &crd).await;
-    let held = Rule::new(Action::Hang).resource(&world.scope.group, "widgets");
-    let held = world.faults.add(held);
-    world.scope.install_crd(&crd).await.unwrap();
-    world.faults.wait_until(|faults| faults.hits(held) > 0).await;
-    assert_eq!(world.status("list").state, ControllerState::Starting);
+    let testbed = Testbed::on(server, "appear-list").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("list", &crd).await;
+    let held = Rule::new(Action::Hang).resource(&testbed.scope.group, "widgets");
+    let held = testbed.faults.add(held);
+    testbed.scope.install_crd(&crd).await.unwrap();
+    testbed.faults.wait_until(|faults| faults.hits(held) > 0).await;
+    assert_eq!(testbed.status("list").state, ControllerState::Starting);
 
-    world.scope.delete_crd(&crd).await.unwrap();
+    testbed.scope.delete_crd(&crd).await.unwrap();
 
-    let gone = world.type_state(recorder.type_ref(), "goes", |it| *it != TypeState::Served);
+    let gone = testbed.type_state(recorder.type_ref(), "goes", |it| *it != TypeState::Served);
     gone.await;
-    let reason = world.at_once(world.done("list", 1)).await;
+    let reason = testbed.at_once(testbed.done("list", 1)).await;
     assert_eq!(reason, DoneReason::TypeGone);
-    let absence = world.assert_absent(&crd, world.tasks()).await;
-    world.faults.remove(held);
-    let waiting = world.until("list", "waits", |it| it.reason == "TypeAbsent").await;
+    let absence = testbed.assert_absent(&crd, testbed.tasks()).await;
+    testbed.faults.remove(held);
+    let waiting = testbed.until("list", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
     assert!(recorder.all().is_empty(), "it never ran");
-    timeout(PATIENCE, world.scope.wait_gone(&crd)).await.unwrap().unwrap();
-    absence.end(&world).await;
-    world.finish().await;
+    timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
+    absence.end(&testbed).await;
+    testbed.finish().await;
 }

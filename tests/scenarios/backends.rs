@@ -15,13 +15,13 @@ use serde_json::json;
 use tokio::time;
 
 use super::{
-    World,
+    Testbed,
     change::{assert_unmoved, change_crd, lists, watched_again, watches},
     server_faults::{Bystander, assert_nothing_purged, goes_on_stale, status},
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
-    rig::{Act, Carrier, Embedded, Recorder, Server, about, type_of},
+    support::{Act, Carrier, Embedded, Recorder, Server, about, type_of},
     unknown::assert_undisturbed,
 };
 
@@ -38,17 +38,17 @@ scenarios! {
 const NOWHERE: &str = "https://127.0.0.1:1/convert";
 
 /// A CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
-fn converted(world: &World) -> CrdBuilder {
-    world.widgets().version("v1").version("v2")
+fn converted(testbed: &Testbed) -> CrdBuilder {
+    testbed.widgets().version("v1").version("v2")
 }
 
 /// The webhook is down: only the stored version can be read.
 struct Outage(Vec<RuleId>);
 
 impl Outage {
-    async fn begins(world: &World, crd: &CrdBuilder) -> Self {
-        if !world.server.is_simulated() {
-            change_crd(world, crd, |crd| {
+    async fn begins(testbed: &Testbed, crd: &CrdBuilder) -> Self {
+        if !testbed.server.is_simulated() {
+            change_crd(testbed, crd, |crd| {
                 crd.spec.conversion = Some(CustomResourceConversion {
                     strategy: "Webhook".to_owned(),
                     webhook: Some(WebhookConversion {
@@ -79,41 +79,41 @@ impl Outage {
         let rules = [(Verb::List, status(500, "", &failed)), (Verb::Watch, Action::Reply(later))];
         let rules = rules.map(|(verb, action)| {
             let rule = Rule::new(action).verb(verb).path_contains("/v2/");
-            world.faults.add(rule.resource(&resource.group, &resource.plural))
+            testbed.faults.add(rule.resource(&resource.group, &resource.plural))
         });
-        if let Some(script) = world.server.script() {
+        if let Some(script) = testbed.server.script() {
             script.close_watches(&crd.name());
         }
         Self(rules.into())
     }
 
-    async fn ends(self, world: &World, crd: &CrdBuilder) {
-        if !world.server.is_simulated() {
-            change_crd(world, crd, |crd| {
+    async fn ends(self, testbed: &Testbed, crd: &CrdBuilder) {
+        if !testbed.server.is_simulated() {
+            change_crd(testbed, crd, |crd| {
                 crd.spec.conversion =
                     Some(CustomResourceConversion { strategy: "None".to_owned(), webhook: None });
             })
             .await;
         }
-        self.0.into_iter().for_each(|rule| world.faults.remove(rule));
+        self.0.into_iter().for_each(|rule| testbed.faults.remove(rule));
     }
 }
 
 async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server: Server<'static>) {
-    let world = World::on(server, "faults-conversion").await;
-    let crd = converted(&world);
-    world.install(&crd).await;
-    world.scope.wait_served(&crd, "v2").await.unwrap();
-    world.create(&crd, "kept", 1).await;
-    let bystander = Bystander::arrives(&world).await;
-    let outage = Outage::begins(&world, &crd).await;
+    let testbed = Testbed::on(server, "faults-conversion").await;
+    let crd = converted(&testbed);
+    testbed.install(&crd).await;
+    testbed.scope.wait_served(&crd, "v2").await.unwrap();
+    testbed.create(&crd, "kept", 1).await;
+    let bystander = Bystander::arrives(&testbed).await;
+    let outage = Outage::begins(&testbed, &crd).await;
 
-    let stored = world.controller("stored", &crd).await;
+    let stored = testbed.controller("stored", &crd).await;
     let other = Recorder::new(type_of(&crd, "v2"));
-    Embedded.add(&world, "converted", &other).await;
+    Embedded.add(&testbed, "converted", &other).await;
 
     let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
-    let starting = world.until("converted", "says what is wrong", failed).await;
+    let starting = testbed.until("converted", "says what is wrong", failed).await;
     assert_eq!((starting.state, starting.epoch), (ControllerState::Starting, 1));
     let said = "conversion webhook for";
     assert!(starting.message.contains(said), "{}", starting.message);
@@ -121,65 +121,65 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     assert_eq!(watch.state.word(), "ConversionFailed");
     assert!(watch.error.as_deref().is_some_and(|error| error.contains(said)), "{watch:?}");
     stored.saw("kept", 1).await;
-    bystander.is_served(&world, "meanwhile").await;
-    assert_eq!(world.status("cluster").state, ControllerState::Running);
+    bystander.is_served(&testbed, "meanwhile").await;
+    assert_eq!(testbed.status("cluster").state, ControllerState::Running);
     let asked = || {
-        let seen = world.faults.seen().into_iter().filter(about(&crd));
+        let seen = testbed.faults.seen().into_iter().filter(about(&crd));
         seen.filter(|info| info.path.contains("/v2/")).count()
     };
-    let (time, least, most) = if world.server.is_simulated() { (60, 2, 10) } else { (2, 0, 4) };
+    let (time, least, most) = if testbed.server.is_simulated() { (60, 2, 10) } else { (2, 0, 4) };
     let before = asked();
     time::sleep(Duration::from_secs(time)).await;
     let more = asked() - before;
     assert!((least..=most).contains(&more), "{more} requests in {time} s");
     assert!(other.all().is_empty(), "nothing can be seen at that version");
 
-    outage.ends(&world, &crd).await;
-    world.running("converted", 1).await;
+    outage.ends(&testbed, &crd).await;
+    testbed.running("converted", 1).await;
     other.saw("kept", 1).await;
     for name in ["stored", "converted"] {
-        assert_undisturbed(&world, name);
+        assert_undisturbed(&testbed, name);
     }
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Server<'static>) {
-    let world = World::on(server, "faults-unconverted").await;
-    let crd = converted(&world);
-    world.install(&crd).await;
-    world.scope.wait_served(&crd, "v2").await.unwrap();
-    world.create(&crd, "kept", 1).await;
-    world.create(&crd, "deleted", 1).await;
+    let testbed = Testbed::on(server, "faults-unconverted").await;
+    let crd = converted(&testbed);
+    testbed.install(&crd).await;
+    testbed.scope.wait_served(&crd, "v2").await.unwrap();
+    testbed.create(&crd, "kept", 1).await;
+    testbed.create(&crd, "deleted", 1).await;
     let recorder = Recorder::new(type_of(&crd, "v2"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
-    Embedded.add(&world, "converted", &recorder).await;
-    world.running("converted", 1).await;
+    Embedded.add(&testbed, "converted", &recorder).await;
+    testbed.running("converted", 1).await;
     for name in ["kept", "deleted"] {
         recorder.saw(name, 1).await;
     }
-    watched_again(&world, &crd, 0).await;
+    watched_again(&testbed, &crd, 0).await;
 
-    let outage = Outage::begins(&world, &crd).await;
+    let outage = Outage::begins(&testbed, &crd).await;
 
     let failed = |it: &RunnableStatus| it.report.stale && it.reason == "ConversionFailed";
-    let stale = world.until("converted", "is stale", failed).await;
+    let stale = testbed.until("converted", "is stale", failed).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
     assert!(stale.message.contains("conversion webhook for"), "{}", stale.message);
     goes_on_stale(&recorder).await;
     assert_nothing_purged(&recorder);
-    world.resize(&crd, "kept", 2).await;
-    world.delete(&crd, "deleted").await;
-    world.create(&crd, "created", 1).await;
-    let type_state = world.cluster.types.get(recorder.type_ref()).state;
+    testbed.resize(&crd, "kept", 2).await;
+    testbed.delete(&crd, "deleted").await;
+    testbed.create(&crd, "created", 1).await;
+    let type_state = testbed.cluster.types.get(recorder.type_ref()).state;
     assert_eq!(type_state, TypeState::Served, "its objects say nothing about the type");
 
-    outage.ends(&world, &crd).await;
+    outage.ends(&testbed, &crd).await;
     recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
     recorder.saw("created", 1).await;
     recorder.until("the deletion", |it| it.name == "deleted" && it.uid.is_none()).await;
-    world.until("converted", "is current", |it| it.reason == "Running").await;
-    assert_undisturbed(&world, "converted");
-    world.finish().await;
+    testbed.until("converted", "is current", |it| it.reason == "Running").await;
+    assert_undisturbed(&testbed, "converted");
+    testbed.finish().await;
 }
 
 /// What stands behind an APIService.
@@ -190,11 +190,11 @@ enum Service {
 
 impl Service {
     /// Serves `gauges` of this group, of which there is one.
-    async fn starts(world: &World, group: &str) -> Self {
-        let Some(script) = world.server.script() else {
-            let certificate = world.plane().serving_certificate().unwrap();
+    async fn starts(testbed: &Testbed, group: &str) -> Self {
+        let Some(script) = testbed.server.script() else {
+            let certificate = testbed.plane().serving_certificate().unwrap();
             let backend = Backend::start(certificate, group, Discovery::Aggregated).await;
-            install(world, group, &backend).await;
+            install(testbed, group, &backend).await;
             return Self::Real(backend);
         };
         let name = format!("v1.{group}");
@@ -218,11 +218,11 @@ impl Service {
         Self::Simulated
     }
 
-    fn turns(&self, world: &World, group: &str, health: Health) {
+    fn turns(&self, testbed: &Testbed, group: &str, health: Health) {
         match self {
             Self::Real(backend) => backend.turns(health),
             Self::Simulated => {
-                let script = world.server.script().unwrap();
+                let script = testbed.server.script().unwrap();
                 script.set_available(&format!("v1.{group}"), health == Health::Well);
             }
         }
@@ -230,50 +230,50 @@ impl Service {
 }
 
 async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Server<'static>) {
-    let world = World::on(server, "faults-aggregated").await;
-    let widgets = world.widgets();
-    world.install(&widgets).await;
-    let of_crd = world.controller("widgets", &widgets).await;
-    let running = world.running("widgets", 1).await;
-    watched_again(&world, &widgets, 0).await;
-    let group = format!("gauges.{}", world.scope.group);
-    let service = Service::starts(&world, &group).await;
+    let testbed = Testbed::on(server, "faults-aggregated").await;
+    let widgets = testbed.widgets();
+    testbed.install(&widgets).await;
+    let of_crd = testbed.controller("widgets", &widgets).await;
+    let running = testbed.running("widgets", 1).await;
+    watched_again(&testbed, &widgets, 0).await;
+    let group = format!("gauges.{}", testbed.scope.group);
+    let service = Service::starts(&testbed, &group).await;
     let gauges = TypeRef::resource(&group, "v1", "gauges");
     let recorder = Recorder::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
-    Embedded.add(&world, "gauges", &recorder).await;
-    world.running("gauges", 1).await;
+    Embedded.add(&testbed, "gauges", &recorder).await;
+    testbed.running("gauges", 1).await;
     recorder.saw("pressure", 1).await;
-    let (mark, watched) = (world.mark(), watches(&world, &widgets));
+    let (mark, watched) = (testbed.mark(), watches(&testbed, &widgets));
 
-    service.turns(&world, &group, Health::Ill);
-    let stale = world.until("gauges", "is stale", |it| it.report.stale).await;
+    service.turns(&testbed, &group, Health::Ill);
+    let stale = testbed.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
     goes_on_stale(&recorder).await;
-    world.create(&widgets, "meanwhile", 1).await;
+    testbed.create(&widgets, "meanwhile", 1).await;
     of_crd.saw("meanwhile", 1).await;
     // The real API server looks after its services every 30 seconds: `tests/aggregated.rs` waits.
-    let is_known_to_be_down = world.server.is_simulated();
+    let is_known_to_be_down = testbed.server.is_simulated();
     let late = Recorder::new(gauges.clone());
     if is_known_to_be_down {
         let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
-        world.type_state(&gauges, "is unknown", unknown).await;
-        Embedded.add(&world, "late", &late).await;
-        let waiting = world.until("late", "waits", |it| it.reason == "TypeUnknown").await;
+        testbed.type_state(&gauges, "is unknown", unknown).await;
+        Embedded.add(&testbed, "late", &late).await;
+        let waiting = testbed.until("late", "waits", |it| it.reason == "TypeUnknown").await;
         assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 0));
     }
 
-    service.turns(&world, &group, Health::Well);
-    world.until("gauges", "is current", |it| it.reason == "Running").await;
-    world.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
+    service.turns(&testbed, &group, Health::Well);
+    testbed.until("gauges", "is current", |it| it.reason == "Running").await;
+    testbed.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
     if is_known_to_be_down {
-        world.running("late", 1).await;
+        testbed.running("late", 1).await;
         late.saw("pressure", 1).await;
     }
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "gauges");
-    assert_unmoved(&world, "widgets", &running);
-    assert_eq!(lists(&world, &widgets, mark).await, 0, "nobody else is listed again");
-    assert_eq!(watches(&world, &widgets), watched, "nor watched");
-    world.finish().await;
+    assert_undisturbed(&testbed, "gauges");
+    assert_unmoved(&testbed, "widgets", &running);
+    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "nobody else is listed again");
+    assert_eq!(watches(&testbed, &widgets), watched, "nor watched");
+    testbed.finish().await;
 }

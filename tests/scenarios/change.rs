@@ -18,9 +18,9 @@ use pilotlight::{
 use serde_json::json;
 use tokio::{sync::watch, time};
 
-use super::{World, world::InProcessHook};
+use super::{Testbed, testbed::InProcessHook};
 use crate::{
-    rig::{Carrier, Embedded, Recorder, Server, about, type_of, until},
+    support::{Carrier, Embedded, Recorder, Server, about, type_of, until},
     unknown::{assert_undisturbed, hits},
 };
 
@@ -41,14 +41,14 @@ scenarios! {
 
 /// Changes a CRD in place.
 pub(super) async fn change_crd(
-    world: &World,
+    testbed: &Testbed,
     crd: &CrdBuilder,
     change: impl Fn(&mut CustomResourceDefinition),
 ) {
     loop {
-        let mut object = world.crds().get(&crd.name()).await.unwrap();
+        let mut object = testbed.crds().get(&crd.name()).await.unwrap();
         change(&mut object);
-        match world.crds().replace(&crd.name(), &PostParams::default(), &object).await {
+        match testbed.crds().replace(&crd.name(), &PostParams::default(), &object).await {
             Ok(_) => return,
             // The server writes the CRD's status at the same time.
             Err(kube::Error::Api(status)) if status.is_conflict() => {}
@@ -58,26 +58,30 @@ pub(super) async fn change_crd(
 }
 
 /// Waits until a watch of the type is open, after so many that were asked for before.
-pub(super) async fn watched_again(world: &World, crd: &CrdBuilder, before: usize) {
+pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: usize) {
     let is_about = about(crd);
-    let watched = world.faults.wait_until(|faults| {
+    let watched = testbed.faults.wait_until(|faults| {
         let is_open = |it: &pilotlight::testing::OpenRequest| {
             it.answered && it.info.verb == Verb::Watch && is_about(&it.info)
         };
-        watches(world, crd) > before && faults.open().iter().any(is_open)
+        watches(testbed, crd) > before && faults.open().iter().any(is_open)
     });
-    time::timeout(crate::rig::PATIENCE, watched).await.expect("it is watched in time");
+    time::timeout(crate::support::PATIENCE, watched).await.expect("it is watched in time");
 }
 
 /// How many watches of the type were asked for.
-pub(super) fn watches(world: &World, crd: &CrdBuilder) -> usize {
-    let seen = world.faults.seen().into_iter().filter(about(crd));
+pub(super) fn watches(testbed: &Testbed, crd: &CrdBuilder) -> usize {
+    let seen = testbed.faults.seen().into_iter().filter(about(crd));
     seen.filter(|info| info.verb == Verb::Watch).count()
 }
 
 /// How many lists of the type the server has answered since, streaming ones included.
-pub(super) async fn lists(world: &World, crd: &CrdBuilder, since: crate::rig::Mark) -> usize {
-    let events = world.requests(crd, since).await;
+pub(super) async fn lists(
+    testbed: &Testbed,
+    crd: &CrdBuilder,
+    since: crate::support::Mark,
+) -> usize {
+    let events = testbed.requests(crd, since).await;
     let is_list = |uri: &str, verb: &str| verb == "list" || uri.contains("sendInitialEvents");
     let mut lists: Vec<_> = events
         .into_iter()
@@ -90,10 +94,10 @@ pub(super) async fn lists(world: &World, crd: &CrdBuilder, since: crate::rig::Ma
 }
 
 /// Asserts that neither state nor reason of a runnable has moved since, not even for a moment.
-pub(super) fn assert_unmoved(world: &World, name: &str, before: &RunnableStatus) {
-    let now = world.status(name);
+pub(super) fn assert_unmoved(testbed: &Testbed, name: &str, before: &RunnableStatus) {
+    let now = testbed.status(name);
     assert_eq!((now.state, &now.reason, now.since), (before.state, &before.reason, before.since));
-    assert_undisturbed(world, name);
+    assert_undisturbed(testbed, name);
 }
 
 fn names_of(recorder: &Recorder) -> Vec<String> {
@@ -101,21 +105,21 @@ fn names_of(recorder: &Recorder) -> Vec<String> {
 }
 
 async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
-    let world = World::on(server, "change-schema").await;
-    let crd = world.widgets();
-    world.install(&crd).await;
+    let testbed = Testbed::on(server, "change-schema").await;
+    let crd = testbed.widgets();
+    testbed.install(&crd).await;
     for name in ["a", "b", "c"] {
-        world.create(&crd, name, 1).await;
+        testbed.create(&crd, name, 1).await;
     }
     let mut sharers = Vec::new();
     for name in ["one", "two", "three"] {
-        let recorder = world.controller(name, &crd).await;
-        let status = world.running(name, 1).await;
+        let recorder = testbed.controller(name, &crd).await;
+        let status = testbed.running(name, 1).await;
         recorder.count(3, |seen| seen.uid.is_some()).await;
         sharers.push((name, recorder, status));
     }
-    watched_again(&world, &crd, 0).await;
-    let mark = world.mark();
+    watched_again(&testbed, &crd, 0).await;
+    let mark = testbed.mark();
     sharers.iter().for_each(|(_, recorder, _)| recorder.clear());
 
     // The edit ends the watch, and the next one is held back until something has changed.
@@ -124,116 +128,116 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
         .verb(Verb::List)
         .verb(Verb::Watch)
         .resource(&resource.group, &resource.plural);
-    let away = world.faults.add(away);
-    change_crd(&world, &crd, |crd| {
+    let away = testbed.faults.add(away);
+    change_crd(&testbed, &crd, |crd| {
         let schema = crd.spec.versions[0].schema.as_mut().unwrap();
         let schema = schema.open_api_v3_schema.as_mut().unwrap();
         schema.description = Some("what turns in a clock".to_owned());
     })
     .await;
-    hits(&world, away, 1).await;
-    world.resize(&crd, "b", 2).await;
-    world.faults.remove(away);
+    hits(&testbed, away, 1).await;
+    testbed.resize(&crd, "b", 2).await;
+    testbed.faults.remove(away);
 
     for (_, recorder, _) in &sharers {
         recorder.until("the change", |seen| seen.name == "b" && seen.size == Some(2)).await;
     }
-    world.create(&crd, "d", 1).await;
+    testbed.create(&crd, "d", 1).await;
     for (name, recorder, status) in &sharers {
         recorder.saw("d", 1).await;
         assert_eq!(names_of(recorder), ["b", "d"], "{name}: nothing else has changed");
-        assert_unmoved(&world, name, status);
+        assert_unmoved(&testbed, name, status);
     }
-    let lists = lists(&world, &crd, mark).await;
+    let lists = lists(&testbed, &crd, mark).await;
     assert!(lists <= 1, "{lists} lists for three controllers");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 /// A controller whose watch is no condition: it goes on while its type is away.
-async fn add_plain(world: &World, name: &str, recorder: &Recorder) {
+async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
     let controller = Controller::builder(name)
         .for_type(recorder.type_ref().clone())
-        .build(&world.cluster, recorder.clone())
+        .build(&testbed.cluster, recorder.clone())
         .unwrap();
-    world.add(name, Arc::new(controller)).await;
+    testbed.add(name, Arc::new(controller)).await;
 }
 
 async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'static>) {
-    let world = World::on(server, "change-version").await;
-    let crd = world.widgets().version("v1").version("v2");
-    world.install(&crd).await;
-    world.scope.wait_served(&crd, "v2").await.unwrap();
-    world.create(&crd, "early", 1).await;
+    let testbed = Testbed::on(server, "change-version").await;
+    let crd = testbed.widgets().version("v1").version("v2");
+    testbed.install(&crd).await;
+    testbed.scope.wait_served(&crd, "v2").await.unwrap();
+    testbed.create(&crd, "early", 1).await;
     let pinned = Recorder::new(type_of(&crd, "v2"));
     let any = Recorder::new(type_of(&crd, "v2").any_version());
     let plain = Recorder::new(type_of(&crd, "v2").any_version());
-    Embedded.add(&world, "pinned", &pinned).await;
-    Embedded.add(&world, "any", &any).await;
-    add_plain(&world, "plain", &plain).await;
+    Embedded.add(&testbed, "pinned", &pinned).await;
+    Embedded.add(&testbed, "any", &any).await;
+    add_plain(&testbed, "plain", &plain).await;
     for (name, recorder) in [("pinned", &pinned), ("any", &any), ("plain", &plain)] {
-        world.running(name, 1).await;
+        testbed.running(name, 1).await;
         recorder.saw("early", 1).await;
     }
-    let version = || world.cluster.types.served(any.type_ref()).unwrap().identity.version.clone();
+    let version = || testbed.cluster.types.served(any.type_ref()).unwrap().identity.version.clone();
     assert_eq!(&*version(), "v2", "the server's best");
 
-    world.scope.set_served(&crd, "v2", false).await.unwrap();
-    world.create(&crd, "meanwhile", 1).await;
+    testbed.scope.set_served(&crd, "v2", false).await.unwrap();
+    testbed.create(&crd, "meanwhile", 1).await;
 
-    assert_eq!(world.done("pinned", 1).await, DoneReason::TypeGone);
-    let waiting = world.until("pinned", "waits", |it| it.reason == "VersionNotServed").await;
+    assert_eq!(testbed.done("pinned", 1).await, DoneReason::TypeGone);
+    let waiting = testbed.until("pinned", "waits", |it| it.reason == "VersionNotServed").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("v1"), "it names what is served: {}", waiting.message);
-    assert_eq!(world.done("any", 1).await, DoneReason::TypeGone);
-    world.running("any", 2).await;
+    assert_eq!(testbed.done("any", 1).await, DoneReason::TypeGone);
+    testbed.running("any", 2).await;
     for name in ["early", "meanwhile"] {
         any.saw(name, 2).await;
     }
     plain.saw("meanwhile", 1).await;
     assert_eq!(&*version(), "v1");
-    let mark = world.mark();
+    let mark = testbed.mark();
     pinned.clear();
-    world.resize(&crd, "early", 2).await;
+    testbed.resize(&crd, "early", 2).await;
     for recorder in [&any, &plain] {
         recorder.until("a change at the other version", |seen| seen.size == Some(2)).await;
     }
     assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "nothing seemed to be deleted");
-    assert_undisturbed(&world, "plain");
-    let mut noise = world.requests(&crd, mark).await;
+    assert_undisturbed(&testbed, "plain");
+    let mut noise = testbed.requests(&crd, mark).await;
     noise.retain(|event| event.version == "v2");
     assert!(noise.is_empty(), "requests at a version that is not served: {noise:#?}");
     assert!(pinned.all().is_empty(), "who waits is not called");
 
-    world.scope.set_served(&crd, "v2", true).await.unwrap();
-    world.running("pinned", 2).await;
+    testbed.scope.set_served(&crd, "v2", true).await.unwrap();
+    testbed.running("pinned", 2).await;
     for name in ["early", "meanwhile"] {
         pinned.saw(name, 2).await;
     }
     assert_eq!(&*version(), "v1", "whoever asked for any stays at the one that he has");
-    assert_eq!(world.status("any").epoch, 2);
-    assert_undisturbed(&world, "plain");
-    world.finish().await;
+    assert_eq!(testbed.status("any").epoch, 2);
+    assert_undisturbed(&testbed, "plain");
+    testbed.finish().await;
 }
 
 async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'static>) {
-    let world = World::on(server, "change-stored").await;
-    let crd = world.widgets().version("v1").version("v2");
-    world.install(&crd).await;
-    world.scope.wait_served(&crd, "v2").await.unwrap();
+    let testbed = Testbed::on(server, "change-stored").await;
+    let crd = testbed.widgets().version("v1").version("v2");
+    testbed.install(&crd).await;
+    testbed.scope.wait_served(&crd, "v2").await.unwrap();
     for name in ["a", "b", "c"] {
-        world.create(&crd, name, 1).await;
+        testbed.create(&crd, name, 1).await;
     }
     let mut recorders = Vec::new();
     for version in ["v1", "v2"] {
         let recorder = Recorder::new(type_of(&crd, version));
-        Embedded.add(&world, version, &recorder).await;
-        let status = world.running(version, 1).await;
+        Embedded.add(&testbed, version, &recorder).await;
+        let status = testbed.running(version, 1).await;
         recorder.count(3, |seen| seen.uid.is_some()).await;
         recorder.clear();
         recorders.push((version, recorder, status));
     }
 
-    change_crd(&world, &crd, |crd| {
+    change_crd(&testbed, &crd, |crd| {
         for version in &mut crd.spec.versions {
             version.storage = version.name == "v2";
         }
@@ -241,7 +245,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
     .await;
     // As the storage migrator does: whatever is stored otherwise is written anew as it is.
     for name in ["a", "b", "c"] {
-        let api = world.scope.api(&crd, "v1");
+        let api = testbed.scope.api(&crd, "v1");
         let old = api.get(name).await.unwrap();
         until(&format!("{name} is stored at the other version"), async || {
             let new = api.replace(name, &PostParams::default(), &old).await.unwrap();
@@ -250,7 +254,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
         })
         .await;
     }
-    world.create(&crd, "after", 1).await;
+    testbed.create(&crd, "after", 1).await;
 
     for (version, recorder, status) in &recorders {
         recorder.saw("after", 1).await;
@@ -259,14 +263,14 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
         let all = names.len();
         names.dedup();
         assert_eq!(names.len(), all, "{version}: each is reconciled once at most");
-        assert_undisturbed(&world, version);
-        if world.server.is_simulated() {
-            assert_unmoved(&world, version, status);
+        assert_undisturbed(&testbed, version);
+        if testbed.server.is_simulated() {
+            assert_unmoved(&testbed, version, status);
         }
     }
-    let stored = world.crds().get(&crd.name()).await.unwrap().status.unwrap().stored_versions;
+    let stored = testbed.crds().get(&crd.name()).await.unwrap().status.unwrap().stored_versions;
     assert_eq!(stored.unwrap_or_default(), ["v1", "v2"], "the migrator's own bookkeeping");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 /// Writes the size of each object into its status, the way that the type has now.
@@ -310,23 +314,23 @@ impl Reconciler for StatusWriter {
 }
 
 async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Server<'static>) {
-    let world = World::on(server, "change-status").await;
-    let crd = world.widgets().without_status();
-    world.install(&crd).await;
-    world.create(&crd, "gear", 1).await;
+    let testbed = Testbed::on(server, "change-status").await;
+    let crd = testbed.widgets().without_status();
+    testbed.install(&crd).await;
+    testbed.create(&crd, "gear", 1).await;
     let widgets = type_of(&crd, "v1");
     let (settled, mut at_rest) = watch::channel(0);
     let writer = StatusWriter { type_ref: widgets.clone(), settled };
     let embedded = Controller::builder("embedded").for_type(widgets.clone()).conditional();
-    let embedded = embedded.build(&world.cluster, writer).unwrap();
-    world.add("embedded", Arc::new(embedded)).await;
+    let embedded = embedded.build(&testbed.cluster, writer).unwrap();
+    testbed.add("embedded", Arc::new(embedded)).await;
     let hook = InProcessHook::one_config_map();
-    world.supervise(&hook).await;
-    world.declare("declared", &crd).await;
-    let declared = world.runnable("declared");
-    world.running("embedded", 1).await;
+    testbed.supervise(&hook).await;
+    testbed.declare("declared", &crd).await;
+    let declared = testbed.runnable("declared");
+    testbed.running("embedded", 1).await;
     let written = async |size: i64| {
-        let api = world.scope.api(&crd, "v1");
+        let api = testbed.scope.api(&crd, "v1");
         until(&format!("the status says {size}"), async || {
             let status = api.get("gear").await.unwrap().data["status"].clone();
             if status["size"] == size { Ok(()) } else { Err(status.to_string()) }
@@ -335,67 +339,67 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
     };
     // Whom the embedded one asks to write, and how.
     let through = |subresource: &str| {
-        let seen = world.faults.seen().into_iter().filter(about(&crd));
+        let seen = testbed.faults.seen().into_iter().filter(about(&crd));
         seen.filter(|it| it.verb == Verb::Patch && it.subresource == subresource).count()
     };
     written(1).await;
     let missing = async || {
-        let why = world.until(&declared, "waits", |it| it.reason == "SubresourceMissing").await;
+        let why = testbed.until(&declared, "waits", |it| it.reason == "SubresourceMissing").await;
         assert_eq!(why.state, ControllerState::Waiting);
         assert!(why.message.contains("status"), "{}", why.message);
     };
     missing().await;
 
     for epoch in 1..=2 {
-        set_status(&world, &crd, true).await;
-        world.faults.forget_seen();
-        world.resize(&crd, "gear", 10 * epoch).await;
+        set_status(&testbed, &crd, true).await;
+        testbed.faults.forget_seen();
+        testbed.resize(&crd, "gear", 10 * epoch).await;
         written(10 * epoch).await;
         // The hook's answer is the same one, so that either may have been first.
         assert_eq!(through(""), 0, "a status is not written with its object any more");
-        world.running(&declared, u64::try_from(epoch).unwrap()).await;
+        testbed.running(&declared, u64::try_from(epoch).unwrap()).await;
         hook.asked("gear", 1).await;
         // The hook may have been first, and the embedded one's write still be on its way; if the
         // change below met it, it would be refused and repeated among those counted afterwards.
         let rested = at_rest.wait_for(|size| *size == 10 * epoch);
-        time::timeout(crate::rig::PATIENCE, rested).await.expect("it rests in time").unwrap();
+        time::timeout(crate::support::PATIENCE, rested).await.expect("it rests in time").unwrap();
 
-        set_status(&world, &crd, false).await;
+        set_status(&testbed, &crd, false).await;
         let number = u64::try_from(epoch).unwrap();
-        assert_eq!(world.done(&declared, number).await, DoneReason::TypeGone);
+        assert_eq!(testbed.done(&declared, number).await, DoneReason::TypeGone);
         missing().await;
-        world.faults.forget_seen();
-        world.resize(&crd, "gear", 10 * epoch + 1).await;
+        testbed.faults.forget_seen();
+        testbed.resize(&crd, "gear", 10 * epoch + 1).await;
         written(10 * epoch + 1).await;
         assert_eq!(through("status"), 0, "nothing is sent to what is gone");
         // The real one may refuse a write, or drop its status, while it changes the storage.
-        let most = if world.server.is_simulated() { 1 } else { usize::MAX };
+        let most = if testbed.server.is_simulated() { 1 } else { usize::MAX };
         assert!((1..=most).contains(&through("")), "{} writes for one change", through(""));
     }
-    assert_undisturbed(&world, "embedded");
-    world.withdraw("declared").await;
-    world.finish().await;
+    assert_undisturbed(&testbed, "embedded");
+    testbed.withdraw("declared").await;
+    testbed.finish().await;
 }
 
 /// Adds the status subresource, or takes it away, and waits until that is known.
-async fn set_status(world: &World, crd: &CrdBuilder, there: bool) {
-    change_crd(world, crd, |crd| {
+async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
+    change_crd(testbed, crd, |crd| {
         crd.spec.versions[0].subresources = there.then(|| CustomResourceSubresources {
             status: Some(CustomResourceSubresourceStatus(json!({}))),
             scale: None,
         });
     })
     .await;
-    let mut status = world.cluster.types.subscribe(&type_of(crd, "v1"));
+    let mut status = testbed.cluster.types.subscribe(&type_of(crd, "v1"));
     let known = status.wait_for(|status| {
         status.served.as_ref().is_some_and(|served| served.subresources.status == there)
     });
-    time::timeout(crate::rig::PATIENCE, known).await.expect("known in time").unwrap();
+    time::timeout(crate::support::PATIENCE, known).await.expect("known in time").unwrap();
     // The server itself takes a moment to serve what its CRD says.
     let path = format!("/apis/{}/v1", crd.api_resource("v1").group);
     until("the server serves it so", async || {
         let request = HttpRequest::get(&path).body(Vec::new()).unwrap();
-        let answer = world.scope.client().request::<serde_json::Value>(request).await;
+        let answer = testbed.scope.client().request::<serde_json::Value>(request).await;
         let answer = answer.map_err(|error| error.to_string())?;
         let resources = answer["resources"].as_array().cloned().unwrap_or_default();
         let is_there = resources.iter().any(|it| it["name"] == "widgets/status");
@@ -405,23 +409,23 @@ async fn set_status(world: &World, crd: &CrdBuilder, there: bool) {
 }
 
 /// A controller of this type that has nothing to do any more, and its status.
-async fn calm(world: &World, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
-    world.install(crd).await;
-    world.create(crd, "gear", 1).await;
-    let recorder = world.controller("calm", crd).await;
-    let status = world.running("calm", 1).await;
+async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
+    testbed.install(crd).await;
+    testbed.create(crd, "gear", 1).await;
+    let recorder = testbed.controller("calm", crd).await;
+    let status = testbed.running("calm", 1).await;
     recorder.saw("gear", 1).await;
-    watched_again(world, crd, 0).await;
+    watched_again(testbed, crd, 0).await;
     (recorder, status)
 }
 
 async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
-    let world = World::on(server, "change-churn").await;
-    let crd = world.widgets();
-    let (recorder, status) = calm(&world, &crd).await;
-    let mut type_status = world.cluster.types.subscribe(&type_of(&crd, "v1"));
+    let testbed = Testbed::on(server, "change-churn").await;
+    let crd = testbed.widgets();
+    let (recorder, status) = calm(&testbed, &crd).await;
+    let mut type_status = testbed.cluster.types.subscribe(&type_of(&crd, "v1"));
     type_status.mark_unchanged();
-    let mark = world.mark();
+    let mark = testbed.mark();
     recorder.clear();
 
     for number in 0..20 {
@@ -429,35 +433,35 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
             "labels": { "churn": number.to_string() },
             "annotations": { format!("churn-{number}"): "x".repeat(100) },
         });
-        world.edit_crd(&crd, json!({ "metadata": metadata })).await;
+        testbed.edit_crd(&crd, json!({ "metadata": metadata })).await;
         time::sleep(Duration::from_millis(100)).await;
     }
     // CRDs are told of in their order.
-    let last = CrdBuilder::new(&world.scope.group, "Last");
-    world.install(&last).await;
-    world.type_state(&type_of(&last, "v1"), "is served", |it| *it == TypeState::Served).await;
+    let last = CrdBuilder::new(&testbed.scope.group, "Last");
+    testbed.install(&last).await;
+    testbed.type_state(&type_of(&last, "v1"), "is served", |it| *it == TypeState::Served).await;
 
     assert!(!type_status.has_changed().unwrap(), "nothing is said of the type");
-    assert_unmoved(&world, "calm", &status);
+    assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
-    let asked = match world.server.is_simulated() {
-        true => world.events(mark).await,
+    let asked = match testbed.server.is_simulated() {
+        true => testbed.events(mark).await,
         // Others make and delete APIServices there.
-        false => world.requests(&crd, mark).await,
+        false => testbed.requests(&crd, mark).await,
     };
     assert!(asked.is_empty(), "{asked:#?}");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn printer_columns_cause_no_work(server: Server<'static>) {
-    let world = World::on(server, "change-columns").await;
-    let crd = world.widgets();
-    let (recorder, status) = calm(&world, &crd).await;
-    let before = watches(&world, &crd);
-    let mark = world.mark();
+    let testbed = Testbed::on(server, "change-columns").await;
+    let crd = testbed.widgets();
+    let (recorder, status) = calm(&testbed, &crd).await;
+    let before = watches(&testbed, &crd);
+    let mark = testbed.mark();
     recorder.clear();
 
-    change_crd(&world, &crd, |crd| {
+    change_crd(&testbed, &crd, |crd| {
         crd.spec.versions[0].additional_printer_columns =
             Some(vec![CustomResourceColumnDefinition {
                 name: "Size".to_owned(),
@@ -469,14 +473,14 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
         crd.spec.names.short_names = Some(vec!["wd".to_owned()]);
     })
     .await;
-    watched_again(&world, &crd, before).await;
-    world.create(&crd, "after", 1).await;
+    watched_again(&testbed, &crd, before).await;
+    testbed.create(&crd, "after", 1).await;
 
     recorder.saw("after", 1).await;
     assert_eq!(names_of(&recorder), ["after"], "nothing else is reconciled");
-    assert_unmoved(&world, "calm", &status);
-    let lists = lists(&world, &crd, mark).await;
+    assert_unmoved(&testbed, "calm", &status);
+    let lists = lists(&testbed, &crd, mark).await;
     // The server accepts the names in a second step, and ends the watch once more.
     assert!(lists <= 2, "{lists} lists");
-    world.finish().await;
+    testbed.finish().await;
 }

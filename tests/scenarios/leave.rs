@@ -23,15 +23,15 @@ use tokio::{
 };
 
 use super::{
-    World,
+    Testbed,
     change::{StatusWriter, watched_again},
-    world::{InProcessHook, one_config_map},
+    testbed::{InProcessHook, one_config_map},
 };
 use crate::{
     flaps::install_as_soon_as_possible,
-    rig::{
-        Act, Carrier, Embedded, PATIENCE, Recorder, RigOptions, Server, about, eventually, type_of,
-        until,
+    support::{
+        Act, Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Server, about, eventually,
+        type_of, until,
     },
     unknown::hits,
 };
@@ -79,20 +79,20 @@ fn assert_emptied(store: &Store, namespace: &str) {
 }
 
 /// Asserts that nobody remembers how to talk to a type that is gone.
-fn assert_forgotten(world: &World, crd: &CrdBuilder) {
+fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     let (type_ref, name) = (type_of(crd, "v1"), crd.name());
-    let informers = world.cluster.informers.types().borrow().clone();
+    let informers = testbed.cluster.informers.types().borrow().clone();
     let mut informers = informers.keys().map(|it| it.group_resource().to_string());
     assert!(informers.all(|it| it != name), "an informer of it is counted");
-    let status = world.cluster.types.get(&type_ref);
+    let status = testbed.cluster.types.get(&type_ref);
     assert!(status.state == TypeState::Absent && status.served.is_none(), "{status:?}");
-    let rows = world.cluster.types.report().into_iter().filter(|row| row.name == name);
+    let rows = testbed.cluster.types.report().into_iter().filter(|row| row.name == name);
     for row in rows {
         let known = (row.uid.is_some(), row.scope.is_some(), row.served_versions.len());
         assert_eq!(known, (false, false, 0), "{row:?}");
     }
-    let metrics = crate::rig::metrics_text(&world.metrics);
-    let group = format!("group=\"{}\"", world.scope.group);
+    let metrics = crate::support::metrics_text(&testbed.metrics);
+    let group = format!("group=\"{}\"", testbed.scope.group);
     let mut cached = metrics
         .lines()
         .filter(|line| line.starts_with("pilotlight_informer_") && line.contains(&group));
@@ -149,8 +149,8 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     let grace = Duration::from_secs(1);
     let objects = if server.is_simulated() { 10_000 } else { 300 };
     let script = server.script().cloned();
-    let world = World::on(server, "leave-busy").await;
-    let crd = world.widgets();
+    let testbed = Testbed::on(server, "leave-busy").await;
+    let crd = testbed.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
     let ends = Arc::default();
     let stubborn = Stubborn { recorder: recorder.clone(), ends: Arc::clone(&ends) };
@@ -158,30 +158,30 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
         .for_type(type_of(&crd, "v1"))
         .conditional()
         .max_concurrent_reconciles(4)
-        .build(&world.cluster, stubborn)
+        .build(&testbed.cluster, stubborn)
         .unwrap();
     let options = RunnableOptions { grace, ..RunnableOptions::default() };
-    world.manager.add("busy", Arc::new(controller), options).await.unwrap();
-    world.install(&crd).await;
-    world.running("busy", 1).await;
+    testbed.manager.add("busy", Arc::new(controller), options).await.unwrap();
+    testbed.install(&crd).await;
+    testbed.running("busy", 1).await;
     for name in ["polite", "deaf"] {
-        world.create(&crd, name, 1).await;
+        testbed.create(&crd, name, 1).await;
     }
-    world.create_held(&crd, "held", "pilotlight.test/another").await;
+    testbed.create_held(&crd, "held", "pilotlight.test/another").await;
     let many = stream::iter(0..objects).map(|number| {
-        let (world, crd) = (&world, &crd);
-        async move { world.create(crd, &format!("object-{number}"), 1).await }
+        let (testbed, crd) = (&testbed, &crd);
+        async move { testbed.create(crd, &format!("object-{number}"), 1).await }
     });
     many.buffer_unordered(32).for_each(|_| async {}).await;
     recorder.count(objects + 3, |seen| seen.uid.is_some()).await;
     let store = recorder.store(1).unwrap();
     assert_eq!(store.len(), objects + 3);
-    assert_eq!(store.in_namespace(&world.scope.namespace).len(), objects + 3);
+    assert_eq!(store.in_namespace(&testbed.scope.namespace).len(), objects + 3);
 
-    world.scope.delete_crd(&crd).await.unwrap();
+    testbed.scope.delete_crd(&crd).await.unwrap();
     // All but one are deleted, and that one keeps the type there.
     recorder.count(objects, |seen| seen.uid.is_none()).await;
-    assert_eq!(world.status("busy").state, ControllerState::Running, "it terminates");
+    assert_eq!(testbed.status("busy").state, ControllerState::Running, "it terminates");
     assert!(ends.lock().unwrap().is_empty(), "nobody is asked to stop");
     eventually("only what is held is left", || match store.len() {
         1 => Ok(()),
@@ -189,16 +189,16 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     })
     .await;
     // Its own deletion is not seen, so that there is something to free.
-    hears_no_more(&world, &crd).await;
-    world.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
-    world.scope.wait_gone(&crd).await.unwrap();
+    hears_no_more(&testbed, &crd).await;
+    testbed.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
+    testbed.scope.wait_gone(&crd).await.unwrap();
     let gone = Instant::now();
 
-    assert_eq!(world.done("busy", 1).await, DoneReason::TypeGone);
+    assert_eq!(testbed.done("busy", 1).await, DoneReason::TypeGone);
     let done = Instant::now();
-    let absence = world.assert_absent(&crd, world.tasks()).await;
-    assert_emptied(&store, &world.scope.namespace);
-    assert_forgotten(&world, &crd);
+    let absence = testbed.assert_absent(&crd, testbed.tasks()).await;
+    assert_emptied(&store, &testbed.scope.namespace);
+    assert_forgotten(&testbed, &crd);
     let ends = ends.lock().unwrap().clone();
     let [("polite", polite), ("deaf", deaf)] = ends[..] else { panic!("{ends:?}") };
     assert!(polite <= deaf && deaf <= done, "done comes after the last of them");
@@ -207,115 +207,115 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
         assert_eq!((deaf - polite).as_secs(), grace.as_secs(), "aborted after the grace");
         assert_eq!(done, deaf, "and then it is done");
     }
-    world.until("busy", "waits", |it| it.reason == "TypeAbsent").await;
-    assert_eq!(world.assert_orderly("busy"), 1, "done once");
-    absence.end(&world).await;
+    testbed.until("busy", "waits", |it| it.reason == "TypeAbsent").await;
+    assert_eq!(testbed.assert_orderly("busy"), 1, "done once");
+    absence.end(&testbed).await;
     drop(store);
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Server<'static>) {
-    let world = World::on(server, "leave-finalizer").await;
-    let crd = world.widgets();
-    let recorder = world.controller("finisher", &crd).await;
-    world.install(&crd).await;
-    world.create_held(&crd, "held", "pilotlight.test/hold").await;
+    let testbed = Testbed::on(server, "leave-finalizer").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("finisher", &crd).await;
+    testbed.install(&crd).await;
+    testbed.create_held(&crd, "held", "pilotlight.test/hold").await;
     recorder.saw("held", 1).await;
 
-    world.scope.delete_crd(&crd).await.unwrap();
+    testbed.scope.delete_crd(&crd).await.unwrap();
 
     let terminating = |state: &TypeState| *state == TypeState::Terminating;
-    world.type_state(recorder.type_ref(), "terminates", terminating).await;
+    testbed.type_state(recorder.type_ref(), "terminates", terminating).await;
     // The server deletes every object, and this one stays with a deletion timestamp.
     until("the object is being deleted", async || {
-        let api = world.scope.api(&crd, "v1");
+        let api = testbed.scope.api(&crd, "v1");
         let held = api.get("held").await.map_err(|error| error.to_string())?;
         held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "it is not".to_owned())
     })
     .await;
     // What is changed now is seen: the watch is open.
-    world.resize(&crd, "held", 2).await;
+    testbed.resize(&crd, "held", 2).await;
     recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
-    let status = world.status("finisher");
+    let status = testbed.status("finisher");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
 
     recorder.act("held", Act::Release);
-    let api = world.scope.api(&crd, "v1");
+    let api = testbed.scope.api(&crd, "v1");
     let change = Patch::Merge(json!({ "spec": { "size": 3 } }));
     // A reconcile that was already due may have released it.
     api.patch("held", &PatchParams::default(), &change).await.ok();
     drop(api);
 
     recorder.until("the deletion", |seen| seen.name == "held" && seen.uid.is_none()).await;
-    assert_eq!(world.done("finisher", 1).await, DoneReason::TypeGone);
-    timeout(PATIENCE, world.scope.wait_gone(&crd)).await.unwrap().unwrap();
-    assert_eq!(world.assert_orderly("finisher"), 1);
-    world.finish().await;
+    assert_eq!(testbed.done("finisher", 1).await, DoneReason::TypeGone);
+    timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
+    assert_eq!(testbed.assert_orderly("finisher"), 1);
+    testbed.finish().await;
 }
 
 /// Cuts the watch of a type, and nothing is answered any more: what becomes of its objects is not
 /// seen.
-async fn hears_no_more(world: &World, crd: &CrdBuilder) -> RuleId {
+async fn hears_no_more(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     let resource = crd.api_resource("v1");
-    watched_again(world, crd, 0).await;
+    watched_again(testbed, crd, 0).await;
     let rule = Rule::new(Action::Hang).resource(resource.group, resource.plural);
-    let rule = world.faults.add(rule);
-    assert_eq!(world.faults.cut_open(about(crd)), 1);
-    hits(world, rule, 1).await;
+    let rule = testbed.faults.add(rule);
+    assert_eq!(testbed.faults.cut_open(about(crd)), 1);
+    hits(testbed, rule, 1).await;
     rule
 }
 
 async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static>) {
     let simulated = server.is_simulated();
-    let world = World::on(server, "leave-unseen").await;
-    let crd = world.widgets();
-    let recorder = world.controller("unaware", &crd).await;
-    world.install(&crd).await;
-    world.create(&crd, "gear", 1).await;
+    let testbed = Testbed::on(server, "leave-unseen").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("unaware", &crd).await;
+    testbed.install(&crd).await;
+    testbed.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&world, &crd).await;
+    let deaf = hears_no_more(&testbed, &crd).await;
     let unseen = Rule::new(Action::Hang);
     let unseen = unseen.resource("apiextensions.k8s.io", "customresourcedefinitions");
-    let unseen = world.faults.add(unseen);
+    let unseen = testbed.faults.add(unseen);
     let is_crds = |info: &RequestInfo| info.resource == "customresourcedefinitions";
-    assert!(world.faults.cut_open(is_crds) > 0);
+    assert!(testbed.faults.cut_open(is_crds) > 0);
 
-    world.uninstall(&crd).await;
-    world.faults.remove(deaf);
+    testbed.uninstall(&crd).await;
+    testbed.faults.remove(deaf);
 
     // Its watch has ended, and what the server says of it is no proof.
-    world.until("unaware", "is stale", |it| it.report.stale).await;
-    let status = world.status("unaware");
+    testbed.until("unaware", "is stale", |it| it.report.stale).await;
+    let status = testbed.status("unaware");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     assert_eq!(store.len(), 1, "no deletion has emptied it");
-    world.faults.remove(unseen);
+    testbed.faults.remove(unseen);
     let looked = Instant::now();
 
-    assert_eq!(world.done("unaware", 1).await, DoneReason::TypeGone);
-    assert_emptied(&store, &world.scope.namespace);
+    assert_eq!(testbed.done("unaware", 1).await, DoneReason::TypeGone);
+    assert_emptied(&store, &testbed.scope.namespace);
     drop(store);
     if simulated {
         assert!(looked.elapsed() < Duration::from_secs(2), "{:?}", looked.elapsed());
     }
-    let absence = world.assert_absent(&crd, usize::MAX).await;
-    world.until("unaware", "waits", |it| it.reason == "TypeAbsent").await;
-    assert_eq!(world.assert_orderly("unaware"), 1);
-    absence.end(&world).await;
-    world.finish().await;
+    let absence = testbed.assert_absent(&crd, usize::MAX).await;
+    testbed.until("unaware", "waits", |it| it.reason == "TypeAbsent").await;
+    assert_eq!(testbed.assert_orderly("unaware"), 1);
+    absence.end(&testbed).await;
+    testbed.finish().await;
 }
 
 async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     let script = server.script().cloned();
-    let world = World::on(server, "leave-replaced").await;
-    let crd = world.widgets();
-    let recorder = world.controller("anew", &crd).await;
-    world.install(&crd).await;
-    let old = world.create(&crd, "same", 1).await;
+    let testbed = Testbed::on(server, "leave-replaced").await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("anew", &crd).await;
+    testbed.install(&crd).await;
+    let old = testbed.create(&crd, "same", 1).await;
     recorder.saw("same", 1).await;
-    let before = world.cluster.types.served(recorder.type_ref()).unwrap();
+    let before = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&world, &crd).await;
+    let deaf = hears_no_more(&testbed, &crd).await;
     assert_eq!(store.len(), 1);
 
     match &script {
@@ -326,34 +326,34 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
             script.install(&crd.build()).unwrap();
         }
         None => {
-            world.scope.delete_crd(&crd).await.unwrap();
-            install_as_soon_as_possible(&world, &crd).await;
+            testbed.scope.delete_crd(&crd).await.unwrap();
+            install_as_soon_as_possible(&testbed, &crd).await;
         }
     }
 
-    assert_eq!(world.done("anew", 1).await, DoneReason::TypeGone);
-    assert_emptied(&store, &world.scope.namespace);
-    world.faults.remove(deaf);
-    world.running("anew", 2).await;
-    let after = world.cluster.types.served(recorder.type_ref()).unwrap();
+    assert_eq!(testbed.done("anew", 1).await, DoneReason::TypeGone);
+    assert_emptied(&store, &testbed.scope.namespace);
+    testbed.faults.remove(deaf);
+    testbed.running("anew", 2).await;
+    let after = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     assert_ne!(before.identity.uid, after.identity.uid);
-    let new = world.create(&crd, "same", 2).await;
+    let new = testbed.create(&crd, "same", 2).await;
     assert_eq!(recorder.saw("same", 2).await.uid, Some(new));
     let ghosts = recorder.all().into_iter().filter(|it| it.epoch == 2);
     assert_eq!(ghosts.filter(|it| it.uid.as_ref() == Some(&old)).count(), 0, "no old object");
-    assert_eq!(world.assert_orderly("anew"), 1);
+    assert_eq!(testbed.assert_orderly("anew"), 1);
     drop(store);
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
     let (flaps, bucket) = if server.is_simulated() { (100, 10) } else { (20, 5) };
     let script = server.script().cloned();
     let restart_backoff = RestartBackoff { flaps: bucket, ..RestartBackoff::default() };
-    let options = RigOptions { restart_backoff, ..RigOptions::default() };
-    let world = World::with(server, "leave-flaps", options).await;
-    let crd = world.widgets();
-    let recorder = world.controller("flapping", &crd).await;
+    let options = HarnessOptions { restart_backoff, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "leave-flaps", options).await;
+    let crd = testbed.widgets();
+    let recorder = testbed.controller("flapping", &crd).await;
     let begun = Instant::now();
 
     for _ in 0..flaps {
@@ -366,18 +366,18 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
                 time::sleep(Duration::from_millis(5)).await;
             }
             None => {
-                install_as_soon_as_possible(&world, &crd).await;
-                world.scope.delete_crd(&crd).await.unwrap();
+                install_as_soon_as_possible(&testbed, &crd).await;
+                testbed.scope.delete_crd(&crd).await.unwrap();
             }
         }
     }
-    install_as_soon_as_possible(&world, &crd).await;
+    install_as_soon_as_possible(&testbed, &crd).await;
     let flapped = begun.elapsed();
 
-    world.scope.wait_established(&crd).await.unwrap();
-    let last = world.create(&crd, "last", 1).await;
+    testbed.scope.wait_established(&crd).await.unwrap();
+    let last = testbed.create(&crd, "last", 1).await;
     let seen = recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
-    let status = world.state("flapping", ControllerState::Running).await;
+    let status = testbed.state("flapping", ControllerState::Running).await;
     assert_eq!(status.epoch, seen.epoch);
     // The burst, one for each second after it, and the last one.
     let allowed = u64::from(bucket) + flapped.as_secs() + 3;
@@ -386,91 +386,91 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
         assert_eq!(flapped.as_secs(), 1, "a hundred flaps in a second");
         assert!(status.epoch > 1, "it did start in between");
     }
-    assert_eq!(world.assert_orderly("flapping"), status.epoch - 1, "one at a time");
-    assert_eq!(world.open_watches(&crd).await, 1);
-    world.finish().await;
+    assert_eq!(testbed.assert_orderly("flapping"), status.epoch - 1, "one at a time");
+    assert_eq!(testbed.open_watches(&crd).await, 1);
+    testbed.finish().await;
 }
 
 async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
     // Limited to a namespace, lists and watches show the scope as writes do.
-    let options = RigOptions { restricted: true, ..RigOptions::default() };
-    let world = World::with(server, "leave-scope", options).await;
-    let namespaced = world.widgets();
-    let cluster_scoped = world.widgets().cluster_scoped();
-    let recorder = world.controller("scope", &namespaced).await;
+    let options = HarnessOptions { restricted: true, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "leave-scope", options).await;
+    let namespaced = testbed.widgets();
+    let cluster_scoped = testbed.widgets().cluster_scoped();
+    let recorder = testbed.controller("scope", &namespaced).await;
     let (settled, mut written) = watch::channel(0);
     let writer = StatusWriter { type_ref: recorder.type_ref().clone(), settled };
     let controller = Controller::builder("writer").for_type(recorder.type_ref().clone());
-    let controller = controller.conditional().build(&world.cluster, writer).unwrap();
-    world.add("writer", Arc::new(controller)).await;
+    let controller = controller.conditional().build(&testbed.cluster, writer).unwrap();
+    testbed.add("writer", Arc::new(controller)).await;
     let mut writes = async |size: i64| {
         let settled = timeout(PATIENCE, written.wait_for(|it| *it == size)).await;
         drop(settled.expect("its status is written in time").unwrap());
     };
-    world.install(&namespaced).await;
-    world.create(&namespaced, "gear", 1).await;
+    testbed.install(&namespaced).await;
+    testbed.create(&namespaced, "gear", 1).await;
     recorder.saw("gear", 1).await;
     writes(1).await;
-    let sent = world.requests(&namespaced, world.begin).await;
-    assert!(sent.iter().all(|event| event.namespace == world.scope.namespace), "{sent:#?}");
+    let sent = testbed.requests(&namespaced, testbed.begin).await;
+    assert!(sent.iter().all(|event| event.namespace == testbed.scope.namespace), "{sent:#?}");
 
-    world.uninstall(&namespaced).await;
+    testbed.uninstall(&namespaced).await;
     for name in ["scope", "writer"] {
-        assert_eq!(world.done(name, 1).await, DoneReason::TypeGone);
-        world.until(name, "waits", |it| it.reason == "TypeAbsent").await;
+        assert_eq!(testbed.done(name, 1).await, DoneReason::TypeGone);
+        testbed.until(name, "waits", |it| it.reason == "TypeAbsent").await;
     }
-    assert_forgotten(&world, &namespaced);
-    let mark = world.mark();
-    world.install(&cluster_scoped).await;
+    assert_forgotten(&testbed, &namespaced);
+    let mark = testbed.mark();
+    testbed.install(&cluster_scoped).await;
 
     for name in ["scope", "writer"] {
-        world.running(name, 2).await;
+        testbed.running(name, 2).await;
     }
-    let served = world.cluster.types.served(recorder.type_ref()).unwrap();
+    let served = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     assert_eq!(served.identity.scope, Scope::Cluster);
-    let created = world.create(&cluster_scoped, "gear", 2).await;
+    let created = testbed.create(&cluster_scoped, "gear", 2).await;
     let seen = recorder.saw("gear", 2).await;
     assert_eq!(seen.uid, Some(created));
     writes(2).await;
-    let sent = world.requests(&cluster_scoped, mark).await;
+    let sent = testbed.requests(&cluster_scoped, mark).await;
     let verbs: BTreeSet<_> = sent.iter().map(|event| event.verb.as_str()).collect();
     assert!(verbs.is_superset(&["list", "patch", "watch"].into()), "{verbs:?}");
     assert!(sent.iter().all(|event| event.namespace.is_empty()), "{sent:#?}");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_kind_under_another_plural_is_bound_anew(server: Server<'static>) {
-    let world = World::on(server, "leave-plural").await;
-    let old = world.widgets();
-    let new = world.widgets().plural("gadgets");
-    let by_plural = world.controller("plural", &old).await;
-    let by_kind = Recorder::new(TypeRef::kind(&world.scope.group, "v1", "Widget"));
-    Embedded.add(&world, "kind", &by_kind).await;
-    world.install(&old).await;
-    world.create(&old, "gear", 1).await;
+    let testbed = Testbed::on(server, "leave-plural").await;
+    let old = testbed.widgets();
+    let new = testbed.widgets().plural("gadgets");
+    let by_plural = testbed.controller("plural", &old).await;
+    let by_kind = Recorder::new(TypeRef::kind(&testbed.scope.group, "v1", "Widget"));
+    Embedded.add(&testbed, "kind", &by_kind).await;
+    testbed.install(&old).await;
+    testbed.create(&old, "gear", 1).await;
     for recorder in [&by_plural, &by_kind] {
         recorder.saw("gear", 1).await;
     }
 
-    world.uninstall(&old).await;
-    world.install(&new).await;
+    testbed.uninstall(&old).await;
+    testbed.install(&new).await;
 
     for name in ["plural", "kind"] {
-        assert_eq!(world.done(name, 1).await, DoneReason::TypeGone);
+        assert_eq!(testbed.done(name, 1).await, DoneReason::TypeGone);
     }
-    world.running("kind", 2).await;
-    let created = world.create(&new, "gear", 2).await;
+    testbed.running("kind", 2).await;
+    let created = testbed.create(&new, "gear", 2).await;
     assert_eq!(by_kind.saw("gear", 2).await.uid, Some(created));
-    let waiting = world.until("plural", "waits", |it| it.reason == "TypeAbsent").await;
+    let waiting = testbed.until("plural", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
-    assert_eq!((world.open_watches(&old).await, world.open_watches(&new).await), (0, 1));
-    world.finish().await;
+    assert_eq!((testbed.open_watches(&old).await, testbed.open_watches(&new).await), (0, 1));
+    testbed.finish().await;
 }
 
 async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
     let simulated = server.is_simulated();
-    let world = World::on(server, "leave-hook").await;
-    let crd = world.widgets();
+    let testbed = Testbed::on(server, "leave-hook").await;
+    let crd = testbed.widgets();
     let (held, free) = watch::channel(false);
     let answered = Arc::new(Mutex::new(Vec::new()));
     let ends = Arc::clone(&answered);
@@ -482,24 +482,24 @@ async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
             Ok(one_config_map(&request))
         }
     });
-    world.supervise(&hook).await;
-    world.declare("slow", &crd).await;
-    world.install(&crd).await;
-    let slow = world.runnable("slow");
-    world.running(&slow, 1).await;
-    world.create(&crd, "gear", 1).await;
+    testbed.supervise(&hook).await;
+    testbed.declare("slow", &crd).await;
+    testbed.install(&crd).await;
+    let slow = testbed.runnable("slow");
+    testbed.running(&slow, 1).await;
+    testbed.create(&crd, "gear", 1).await;
     hook.asked("gear", 1).await;
 
-    world.scope.delete_crd(&crd).await.unwrap();
+    testbed.scope.delete_crd(&crd).await.unwrap();
 
     let gone = async {
-        world.scope.wait_gone(&crd).await.unwrap();
+        testbed.scope.wait_gone(&crd).await.unwrap();
         Instant::now()
     };
-    let (gone, reason) = tokio::join!(gone, world.done(&slow, 1));
+    let (gone, reason) = tokio::join!(gone, testbed.done(&slow, 1));
     let done = Instant::now();
     assert_eq!(reason, DoneReason::TypeGone);
-    let absence = world.assert_absent(&crd, usize::MAX).await;
+    let absence = testbed.assert_absent(&crd, usize::MAX).await;
     let ends = answered.lock().unwrap().clone();
     assert_eq!(ends.len(), 1, "the call has ended: {ends:?}");
     assert!(ends[0].1 <= done, "before done");
@@ -509,82 +509,87 @@ async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
     }
     // The late answer finds nobody.
     held.send(true).ok();
-    world.until(&slow, "waits", |it| it.reason == "TypeAbsent").await;
-    assert!(world.config_maps().get_opt("gear").await.unwrap().is_none());
+    testbed.until(&slow, "waits", |it| it.reason == "TypeAbsent").await;
+    assert!(testbed.config_maps().get_opt("gear").await.unwrap().is_none());
     let is_write =
         |info: &&RequestInfo| info.resource == "configmaps" && Verb::MUTATING.contains(&info.verb);
-    assert_eq!(world.faults.seen().iter().filter(is_write).count(), 0, "no child is written");
-    absence.end(&world).await;
-    world.withdraw("slow").await;
-    world.finish().await;
+    assert_eq!(testbed.faults.seen().iter().filter(is_write).count(), 0, "no child is written");
+    absence.end(&testbed).await;
+    testbed.withdraw("slow").await;
+    testbed.finish().await;
 }
 
 async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: Server<'static>) {
     let simulated = server.is_simulated();
-    let world = World::on(server, "leave-unsynced").await;
-    let crd = world.widgets();
-    let held = Rule::new(Action::Hang).resource(&world.scope.group, "widgets");
-    let held = world.faults.add(held);
-    let recorder = world.controller("unsynced", &crd).await;
-    world.install(&crd).await;
-    world.faults.wait_until(|faults| faults.hits(held) > 0).await;
-    assert_eq!(world.status("unsynced").state, ControllerState::Starting);
+    let testbed = Testbed::on(server, "leave-unsynced").await;
+    let crd = testbed.widgets();
+    let held = Rule::new(Action::Hang).resource(&testbed.scope.group, "widgets");
+    let held = testbed.faults.add(held);
+    let recorder = testbed.controller("unsynced", &crd).await;
+    testbed.install(&crd).await;
+    testbed.faults.wait_until(|faults| faults.hits(held) > 0).await;
+    assert_eq!(testbed.status("unsynced").state, ControllerState::Starting);
     let asked = Instant::now();
 
-    timeout(PATIENCE, world.manager.remove("unsynced")).await.unwrap();
+    timeout(PATIENCE, testbed.manager.remove("unsynced")).await.unwrap();
 
     if simulated {
         assert!(asked.elapsed() < Duration::from_millis(10), "{:?}", asked.elapsed());
     }
-    assert_eq!(world.done("unsynced", 1).await, DoneReason::Cancelled);
-    assert!(world.manager.status_of("unsynced").is_none());
+    assert_eq!(testbed.done("unsynced", 1).await, DoneReason::Cancelled);
+    assert!(testbed.manager.status_of("unsynced").is_none());
     let is_about = about(&crd);
     eventually("nothing is asked for any more", || {
         let open: Vec<_> =
-            world.faults.open().into_iter().filter(|open| is_about(&open.info)).collect();
+            testbed.faults.open().into_iter().filter(|open| is_about(&open.info)).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:?}")) }
     })
     .await;
-    assert!(world.cluster.informers.status().is_empty());
+    assert!(testbed.cluster.informers.status().is_empty());
     assert!(recorder.all().is_empty(), "it never ran");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
     server: Server<'static>,
 ) {
     let rounds = if server.is_simulated() { 20 } else { 5 };
-    let world = World::on(server, "leave-joins").await;
-    let widgets = world.widgets();
-    let parts = CrdBuilder::new(&world.scope.group, "Part");
-    let recorder = world.controller_with_optional("joins", &widgets, &parts).await;
+    let testbed = Testbed::on(server, "leave-joins").await;
+    let widgets = testbed.widgets();
+    let parts = CrdBuilder::new(&testbed.scope.group, "Part");
+    let recorder = testbed.controller_with_optional("joins", &widgets, &parts).await;
 
     for round in 1..=rounds {
-        world.install(&widgets).await;
-        world.running("joins", round).await;
+        testbed.install(&widgets).await;
+        testbed.running("joins", round).await;
 
         // One goes while the other one comes, a little earlier each time.
-        world.scope.delete_crd(&widgets).await.unwrap();
+        testbed.scope.delete_crd(&widgets).await.unwrap();
         let comes = async {
             time::sleep(Duration::from_millis(round - 1)).await;
-            world.scope.install_crd(&parts).await.unwrap();
+            testbed.scope.install_crd(&parts).await.unwrap();
         };
-        let ((), reason) = tokio::join!(comes, world.done("joins", round));
+        let ((), reason) = tokio::join!(comes, testbed.done("joins", round));
 
         assert_eq!(reason, DoneReason::TypeGone);
-        let dead: Vec<_> =
-            world.cluster.informers.status().into_iter().filter(|it| it.subscribers > 0).collect();
+        let dead: Vec<_> = testbed
+            .cluster
+            .informers
+            .status()
+            .into_iter()
+            .filter(|it| it.subscribers > 0)
+            .collect();
         assert!(dead.is_empty(), "round {round}: {dead:#?}");
-        world.scope.wait_gone(&widgets).await.unwrap();
-        world.scope.wait_established(&parts).await.unwrap();
-        world.uninstall(&parts).await;
+        testbed.scope.wait_gone(&widgets).await.unwrap();
+        testbed.scope.wait_established(&parts).await.unwrap();
+        testbed.uninstall(&parts).await;
     }
 
-    world.install(&parts).await;
-    world.install(&widgets).await;
-    world.running("joins", rounds + 1).await;
-    world.create(&parts, "part", 1).await;
+    testbed.install(&parts).await;
+    testbed.install(&widgets).await;
+    testbed.running("joins", rounds + 1).await;
+    testbed.create(&parts, "part", 1).await;
     recorder.until("a request about the part", |seen| seen.name == "part").await;
-    assert_eq!(world.assert_orderly("joins"), rounds);
-    world.finish().await;
+    assert_eq!(testbed.assert_orderly("joins"), rounds);
+    testbed.finish().await;
 }

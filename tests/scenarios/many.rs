@@ -22,12 +22,12 @@ use tokio::{
 };
 
 use super::{
-    World,
+    Testbed,
     change::{lists, watched_again, watches},
     server_faults::{assert_nothing_purged, goes_on_stale, status},
 };
 use crate::{
-    rig::{Act, Recorder, RigOptions, Server, eventually},
+    support::{Act, HarnessOptions, Recorder, Server, eventually},
     unknown::assert_undisturbed,
 };
 
@@ -75,7 +75,7 @@ pub(super) async fn most_lists_at_once<T>(
 
 /// As [`most_lists_at_once`], of any one type.
 async fn most_lists_of_a_type<T>(
-    world: &World,
+    testbed: &Testbed,
     many: &Many,
     happens: impl Future<Output = T>,
 ) -> (T, usize) {
@@ -87,7 +87,7 @@ async fn most_lists_of_a_type<T>(
             Box::pin(async move {
                 let is_it = move |info: &RequestInfo| info.resource == kind;
                 let ((result, before), most) =
-                    most_lists_at_once(&world.faults, is_it, happens).await;
+                    most_lists_at_once(&testbed.faults, is_it, happens).await;
                 (result, most.max(before))
             })
         })
@@ -101,17 +101,17 @@ struct Many {
 }
 
 impl Many {
-    async fn arrive(world: &World, count: usize) -> Self {
+    async fn arrive(testbed: &Testbed, count: usize) -> Self {
         let numbers = (0..count).map(|number| async move {
             // The server compares the names of a group with each other.
-            let group = format!("g{}.{}", number / 50, world.scope.group);
+            let group = format!("g{}.{}", number / 50, testbed.scope.group);
             let crd = CrdBuilder::new(group, format!("Kind{number}"));
-            world.install(&crd).await;
-            world.create(&crd, "kept", 1).await;
-            let recorder = world.controller(&format!("many-{number}"), &crd).await;
-            world.running(&format!("many-{number}"), 1).await;
+            testbed.install(&crd).await;
+            testbed.create(&crd, "kept", 1).await;
+            let recorder = testbed.controller(&format!("many-{number}"), &crd).await;
+            testbed.running(&format!("many-{number}"), 1).await;
             recorder.saw("kept", 1).await;
-            watched_again(world, &crd, 0).await;
+            watched_again(testbed, &crd, 0).await;
             (crd, recorder)
         });
         let (crds, recorders) = join_all(numbers).await.into_iter().unzip();
@@ -125,13 +125,13 @@ impl Many {
     }
 
     /// Changes each object, and waits until each controller has seen it.
-    async fn are_changed(&self, world: &World, size: i64) {
-        self.are_resized(world, size).await;
+    async fn are_changed(&self, testbed: &Testbed, size: i64) {
+        self.are_resized(testbed, size).await;
         self.have_seen(size).await;
     }
 
-    async fn are_resized(&self, world: &World, size: i64) {
-        join_all(self.crds.iter().map(|crd| world.resize(crd, "kept", size))).await;
+    async fn are_resized(&self, testbed: &Testbed, size: i64) {
+        join_all(self.crds.iter().map(|crd| testbed.resize(crd, "kept", size))).await;
     }
 
     async fn have_seen(&self, size: i64) {
@@ -154,27 +154,27 @@ impl Many {
         }
     }
 
-    fn assert_undisturbed(&self, world: &World) {
+    fn assert_undisturbed(&self, testbed: &Testbed) {
         for (number, recorder) in self.recorders.iter().enumerate() {
-            assert_undisturbed(world, &format!("many-{number}"));
+            assert_undisturbed(testbed, &format!("many-{number}"));
             assert_nothing_purged(recorder);
         }
     }
 }
 
-fn with_cap(max_concurrent_lists: usize) -> RigOptions {
+fn with_cap(max_concurrent_lists: usize) -> HarnessOptions {
     let informers = InformerOptions { max_concurrent_lists, ..InformerOptions::default() };
-    RigOptions { informers, ..RigOptions::default() }
+    HarnessOptions { informers, ..HarnessOptions::default() }
 }
 
 async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'static>) {
     const TYPES: usize = 12;
     const CAP: usize = 3;
     // All come back at once, and one connection more than they need may be opened for that.
-    let options = RigOptions { idle_timeout: Duration::from_secs(5), ..with_cap(CAP) };
-    let world = World::with(server, "faults-restart", options).await;
-    let many = Many::arrive(&world, TYPES).await;
-    if let Some(script) = world.server.script() {
+    let options = HarnessOptions { idle_timeout: Duration::from_secs(5), ..with_cap(CAP) };
+    let testbed = Testbed::with(server, "faults-restart", options).await;
+    let many = Many::arrive(&testbed, TYPES).await;
+    if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency: Duration::from_millis(20), ..Delays::default() });
     }
 
@@ -182,7 +182,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
     let backed_off = Duration::from_secs(40);
     // A watch from a version that is yet to come is silent, and ends at its time.
     let watched_out = Duration::from_secs(240);
-    let events: &[_] = match world.server.is_simulated() {
+    let events: &[_] = match testbed.server.is_simulated() {
         true => &[
             ("restart", backed_off, 1),
             ("outage", backed_off, 1),
@@ -192,54 +192,54 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         false => &[("outage", Duration::ZERO, 1)],
     };
     for (size, (event, longest, most_lists)) in (2..).zip(events.iter().copied()) {
-        let mut mark = world.mark();
-        let before: Vec<_> = many.crds.iter().map(|crd| watches(&world, crd)).collect();
+        let mut mark = testbed.mark();
+        let before: Vec<_> = many.crds.iter().map(|crd| watches(&testbed, crd)).collect();
         let happens = async {
             match event {
                 "outage" => {
-                    world.stop_server().await;
+                    testbed.stop_server().await;
                     for number in 0..TYPES {
                         let name = format!("many-{number}");
-                        let status = world.until(&name, "is stale", |it| it.report.stale).await;
+                        let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
                         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
                     }
                     // What the real one was killed in the midst of is not in its record's end.
-                    mark = world.start_server().await;
+                    mark = testbed.start_server().await;
                 }
-                "restart" => world.server.script().unwrap().restart(),
+                "restart" => testbed.server.script().unwrap().restart(),
                 _ => {
-                    let script = world.server.script().unwrap();
+                    let script = testbed.server.script().unwrap();
                     script.restart_at(script.resource_version() / 2);
                 }
             }
-            many.are_resized(&world, size).await;
+            many.are_resized(&testbed, size).await;
             time::sleep(longest).await;
             many.have_seen(size).await;
             for (crd, before) in many.crds.iter().zip(&before) {
-                watched_again(&world, crd, *before).await;
+                watched_again(&testbed, crd, *before).await;
             }
         };
-        let happens = most_lists_of_a_type(&world, &many, happens);
+        let happens = most_lists_of_a_type(&testbed, &many, happens);
         let (((), of_one), most) =
-            most_lists_at_once(&world.faults, many.is_about(), happens).await;
+            most_lists_at_once(&testbed.faults, many.is_about(), happens).await;
         assert!(most <= CAP, "{event}: {most} lists at once");
         assert!(of_one <= 1, "{event}: {of_one} lists of one type at once");
         for crd in &many.crds {
-            let lists = lists(&world, crd, mark).await;
+            let lists = lists(&testbed, crd, mark).await;
             assert!(lists <= most_lists, "{event}: {lists} lists of {}", crd.name());
         }
-        many.assert_undisturbed(&world);
+        many.assert_undisturbed(&testbed);
         for number in 0..TYPES {
-            let status = world.status(&format!("many-{number}"));
+            let status = testbed.status(&format!("many-{number}"));
             assert_eq!(status.reason, "Running", "{event}: {status:#?}");
         }
     }
-    if let Some(script) = world.server.script() {
+    if let Some(script) = testbed.server.script() {
         // Nothing else spreads them now.
         script.set_delays(Delays { latency: Duration::ZERO, ..Delays::default() });
         let before = script.requests().len();
         many.expire(script);
-        many.are_changed(&world, 9).await;
+        many.are_changed(&testbed, 9).await;
         let requests = script.requests();
         let is_about = many.is_about();
         let lists = requests[before..]
@@ -250,41 +250,41 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         let spread = *begun.iter().max().unwrap() - *begun.iter().min().unwrap();
         let spread_over = Duration::from_millis(5)..Duration::from_millis(55);
         assert!(spread_over.contains(&spread), "{begun:?}");
-        many.assert_undisturbed(&world);
+        many.assert_undisturbed(&testbed);
     }
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
     let is_simulated = server.is_simulated();
     let (types, cap) = if is_simulated { (500, 16) } else { (8, 2) };
-    let world = World::with(server, "faults-storm", with_cap(cap)).await;
-    let many = Many::arrive(&world, types).await;
+    let testbed = Testbed::with(server, "faults-storm", with_cap(cap)).await;
+    let many = Many::arrive(&testbed, types).await;
     let latency = Duration::from_millis(20);
-    if let Some(script) = world.server.script() {
+    if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency, ..Delays::default() });
     }
-    let (mark, is_about) = (world.mark(), many.is_about());
+    let (mark, is_about) = (testbed.mark(), many.is_about());
 
     let storm = async {
         let begin = Instant::now();
-        if let Some(script) = world.server.script() {
+        if let Some(script) = testbed.server.script() {
             many.expire(script);
         } else {
             let expired = status(410, "Expired", "too old resource version: 1 (2)");
             // Watches that go on from a version; not the lists that follow.
             let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
-            let is_mine = format!(".{}/", world.scope.group);
-            world.faults.add(rule.path_contains(is_mine).times(types));
-            assert_eq!(world.faults.cut_open(&is_about), types);
+            let is_mine = format!(".{}/", testbed.scope.group);
+            testbed.faults.add(rule.path_contains(is_mine).times(types));
+            assert_eq!(testbed.faults.cut_open(&is_about), types);
         }
-        many.are_changed(&world, 2).await;
+        many.are_changed(&testbed, 2).await;
         for crd in &many.crds {
-            watched_again(&world, crd, 1).await;
+            watched_again(&testbed, crd, 1).await;
         }
         begin.elapsed()
     };
-    let (took, most) = most_lists_at_once(&world.faults, many.is_about(), storm).await;
+    let (took, most) = most_lists_at_once(&testbed.faults, many.is_about(), storm).await;
 
     assert!(most <= cap, "{most} lists at once");
     if is_simulated {
@@ -293,14 +293,14 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
         assert!(took < latency * (share + 10), "{took:?}");
     }
     for crd in &many.crds {
-        assert_eq!(lists(&world, crd, mark).await, 1, "{}", crd.name());
+        assert_eq!(lists(&testbed, crd, mark).await, 1, "{}", crd.name());
     }
-    many.assert_undisturbed(&world);
-    let mut informers = world.cluster.informers.status();
+    many.assert_undisturbed(&testbed);
+    let mut informers = testbed.cluster.informers.status();
     informers.retain(|it| it.key.identity.plural.starts_with("kind"));
     assert_eq!(informers.len(), types);
     assert!(informers.iter().all(|it| it.objects == 1), "{informers:#?}");
-    world.finish().await;
+    testbed.finish().await;
 }
 
 async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>) {
@@ -310,79 +310,79 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     const CAP: usize = 4;
     let informers =
         InformerOptions { page_limit: PAGE, max_concurrent_lists: CAP, ..Default::default() };
-    let options = RigOptions { informers, ..RigOptions::default() };
-    let world = World::with(server, "faults-pages", options).await;
-    let many = Many::arrive(&world, TYPES).await;
+    let options = HarnessOptions { informers, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "faults-pages", options).await;
+    let many = Many::arrive(&testbed, TYPES).await;
     for (crd, recorder) in many.crds.iter().zip(&many.recorders) {
         for number in 1..OBJECTS {
-            world.create(crd, &format!("object-{number}"), 1).await;
+            testbed.create(crd, &format!("object-{number}"), 1).await;
         }
         recorder.count(OBJECTS, |seen| seen.uid.is_some()).await;
     }
     let streams = status(400, "BadRequest", "sendInitialEvents is not known");
-    world.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
+    testbed.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
     // A page of five is about 2 KB, so each takes a fifth of a second.
     let slowly = Action::Drip { bytes: 500, every: Duration::from_millis(50) };
-    let slowly = world.faults.add(Rule::new(slowly).verb(Verb::List));
-    world.faults.forget_seen();
+    let slowly = testbed.faults.add(Rule::new(slowly).verb(Verb::List));
+    testbed.faults.forget_seen();
 
     let storm = async {
         let expired = status(410, "Expired", "too old resource version: 1 (2)");
         let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
-        world.faults.add(rule.times(TYPES));
-        assert_eq!(world.faults.cut_open(many.is_about()), TYPES);
-        many.are_changed(&world, 2).await;
+        testbed.faults.add(rule.times(TYPES));
+        assert_eq!(testbed.faults.cut_open(many.is_about()), TYPES);
+        many.are_changed(&testbed, 2).await;
         for crd in &many.crds {
-            watched_again(&world, crd, 1).await;
+            watched_again(&testbed, crd, 1).await;
         }
     };
-    let ((), most) = most_lists_at_once(&world.faults, many.is_about(), storm).await;
+    let ((), most) = most_lists_at_once(&testbed.faults, many.is_about(), storm).await;
 
     assert_eq!(most, CAP, "pages that are read at once: what may be used is used, and no more");
-    let seen = world.faults.seen().into_iter();
+    let seen = testbed.faults.seen().into_iter();
     let pages: Vec<_> = seen.filter(|it| it.verb == Verb::List && many.is_about()(it)).collect();
     let limit = format!("limit={PAGE}");
     assert!(pages.iter().all(|page| page.query.contains(&limit)), "{pages:#?}");
     let all = TYPES * OBJECTS.div_ceil(PAGE.try_into().unwrap());
     assert_eq!(pages.len(), all, "each page once");
-    assert_eq!(world.faults.hits(slowly), all);
-    many.assert_undisturbed(&world);
-    world.finish().await;
+    assert_eq!(testbed.faults.hits(slowly), all);
+    many.assert_undisturbed(&testbed);
+    testbed.finish().await;
 }
 
 async fn tokens_that_expire_stop_nothing(server: Server<'static>) {
     let is_simulated = server.is_simulated();
     let (types, time) = if is_simulated { (20, 120) } else { (4, 1) };
-    let world = World::on(server, "faults-401").await;
-    let many = Many::arrive(&world, types).await;
+    let testbed = Testbed::on(server, "faults-401").await;
+    let many = Many::arrive(&testbed, types).await;
     for recorder in &many.recorders {
         recorder.act("kept", Act::Again(Duration::from_millis(100)));
     }
-    many.are_changed(&world, 2).await;
+    many.are_changed(&testbed, 2).await;
 
-    let rule = world.faults.add(Rule::new(status(401, "Unauthorized", "Unauthorized")));
-    world.faults.cut_open(|_| true);
+    let rule = testbed.faults.add(Rule::new(status(401, "Unauthorized", "Unauthorized")));
+    testbed.faults.cut_open(|_| true);
     for (number, recorder) in many.recorders.iter().enumerate() {
         let name = format!("many-{number}");
-        let status = world.until(&name, "is stale", |it| it.report.stale).await;
+        let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
         goes_on_stale(recorder).await;
     }
     time::sleep(Duration::from_secs(time)).await;
-    many.assert_undisturbed(&world);
-    world.faults.remove(rule);
+    many.assert_undisturbed(&testbed);
+    testbed.faults.remove(rule);
 
     let begin = Instant::now();
-    many.are_changed(&world, 3).await;
+    many.are_changed(&testbed, 3).await;
     assert!(begin.elapsed() < Duration::from_secs(33), "{:?}", begin.elapsed());
     for number in 0..types {
-        world.until(&format!("many-{number}"), "is current", |it| it.reason == "Running").await;
+        testbed.until(&format!("many-{number}"), "is current", |it| it.reason == "Running").await;
     }
     let health = eventually("CRDs are current", || {
-        let health = world.cluster.types.health();
+        let health = testbed.cluster.types.health();
         if health.crds.stale_since.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    many.assert_undisturbed(&world);
-    world.finish().await;
+    many.assert_undisturbed(&testbed);
+    testbed.finish().await;
 }

@@ -18,7 +18,7 @@ use kube::{
 };
 use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
-    discovery::{DiscoveryOptions, Mode},
+    discovery::{DiscoveryMode, DiscoveryOptions},
     manager::{
         ConditionalRunnable, ControllerState, DoneReason, Epoch, Readiness, RunResult, Runnable,
         RunnableStatus,
@@ -29,10 +29,10 @@ use pilotlight::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::{World, world::InProcessHook};
-use crate::rig::{
-    Act, PATIENCE, Recorder, RigOptions, Rule, Server, install_own_crds_on, metrics_text, type_of,
-    until,
+use super::{Testbed, testbed::InProcessHook};
+use crate::support::{
+    Act, HarnessOptions, PATIENCE, Recorder, Rule, Server, install_own_crds_on, metrics_text,
+    type_of, until,
 };
 
 scenarios! {
@@ -99,13 +99,13 @@ impl ConditionalRunnable for Counted {
 
 async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let controllers = if server.is_simulated() { 500 } else { 50 };
-    let world = World::on(server.clone(), "process-term").await;
+    let testbed = Testbed::on(server.clone(), "process-term").await;
     let crds: Vec<_> = ["Alpha", "Beta", "Gamma", "Delta", "Epsilon"]
-        .map(|kind| CrdBuilder::new(&world.scope.group, kind))
+        .map(|kind| CrdBuilder::new(&testbed.scope.group, kind))
         .into();
     for crd in &crds {
-        world.install(crd).await;
-        world.create(crd, "first", 1).await;
+        testbed.install(crd).await;
+        testbed.create(crd, "first", 1).await;
     }
     let recorder = Recorder::new(type_of(&crds[0], "v1"));
     let ended = Arc::<AtomicUsize>::default();
@@ -115,34 +115,35 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         let controller = Controller::builder(name.as_str())
             .for_type(recorder.type_ref().clone())
             .conditional()
-            .build(&world.cluster, recorder)
+            .build(&testbed.cluster, recorder)
             .unwrap();
-        world.add(&name, Arc::new(Counted { controller, ended: Arc::clone(&ended) })).await;
+        testbed.add(&name, Arc::new(Counted { controller, ended: Arc::clone(&ended) })).await;
     }
     let deaf = Controller::builder("deaf")
         .for_type(recorder.type_ref().clone())
         .conditional()
-        .build(&world.cluster, Deaf)
+        .build(&testbed.cluster, Deaf)
         .unwrap();
-    world.add("deaf", Arc::new(deaf)).await;
+    testbed.add("deaf", Arc::new(deaf)).await;
     let hook = InProcessHook::new(|_| future::pending());
-    world.supervise(&hook).await;
-    world.declare("declared", &crds[1]).await;
+    testbed.supervise(&hook).await;
+    testbed.declare("declared", &crds[1]).await;
     hook.asked("first", 1).await;
     for number in 0..controllers {
-        world.running(&format!("c{number}"), 1).await;
+        testbed.running(&format!("c{number}"), 1).await;
     }
     until("its status is told", async || {
-        let declared = world.declarations().get(&world.declared_name("declared")).await.unwrap();
+        let declared =
+            testbed.declarations().get(&testbed.declared_name("declared")).await.unwrap();
         match declared.data["status"]["state"].as_str() {
             Some("Running") => Ok(()),
             other => Err(format!("{other:?}")),
         }
     })
     .await;
-    let (mark, user) = (world.mark(), world.user.clone());
-    let declared = world.declared_name("declared");
-    let took = world.terminate().await;
+    let (mark, user) = (testbed.mark(), testbed.user.clone());
+    let declared = testbed.declared_name("declared");
+    let took = testbed.terminate().await;
 
     // On a busy machine fifty controllers take their time to end.
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
@@ -163,17 +164,17 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
 }
 
 async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'static>) {
-    let world = World::on(server, "process-own").await;
-    let (crd, gadgets) = (world.widgets(), CrdBuilder::new(&world.scope.group, "Gadget"));
+    let testbed = Testbed::on(server, "process-own").await;
+    let (crd, gadgets) = (testbed.widgets(), CrdBuilder::new(&testbed.scope.group, "Gadget"));
     let hook = InProcessHook::one_config_map();
-    world.supervise_without_crds(&hook).await;
-    let waits = || world.until(SUPERVISOR, "waits", |it| it.reason == "TypeAbsent");
+    testbed.supervise_without_crds(&hook).await;
+    let waits = || testbed.until(SUPERVISOR, "waits", |it| it.reason == "TypeAbsent");
     let waiting = waits().await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("compositecontrollers"), "{}", waiting.message);
 
-    install_own_crds_on(world.scope.client()).await;
-    world.state(SUPERVISOR, ControllerState::Running).await;
+    install_own_crds_on(testbed.scope.client()).await;
+    testbed.state(SUPERVISOR, ControllerState::Running).await;
     let names = ["same", "edited", "gone"];
     for last in names {
         let edit = |spec: &mut Value| {
@@ -183,13 +184,13 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
                 spec["parentResource"]["labelSelector"] = selector;
             }
         };
-        world.declare_with(last, if last == "same" { &crd } else { &gadgets }, edit).await;
+        testbed.declare_with(last, if last == "same" { &crd } else { &gadgets }, edit).await;
     }
-    world.install(&crd).await;
-    world.install(&gadgets).await;
-    world.create(&crd, "gear", 1).await;
+    testbed.install(&crd).await;
+    testbed.install(&gadgets).await;
+    testbed.create(&crd, "gear", 1).await;
     let child = async |size: &str| {
-        let maps = world.config_maps();
+        let maps = testbed.config_maps();
         until("the child follows", async || {
             let child = maps.get_opt("gear").await.unwrap();
             let data = child.and_then(|child| child.data).unwrap_or_default();
@@ -203,46 +204,46 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     };
     child("1").await;
     for last in names {
-        world.running(&world.runnable(last), 1).await;
+        testbed.running(&testbed.runnable(last), 1).await;
     }
     let declared =
-        async |last: &str| world.declarations().get(&world.declared_name(last)).await.unwrap();
+        async |last: &str| testbed.declarations().get(&testbed.declared_name(last)).await.unwrap();
     let (kept, mut edited) = (declared("same").await, declared("edited").await);
 
-    world.crds().delete(OWN, &DeleteParams::default()).await.unwrap();
+    testbed.crds().delete(OWN, &DeleteParams::default()).await.unwrap();
     let waiting = waits().await;
     assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
     let gone = |crd: Option<&CustomResourceDefinition>| crd.is_none();
-    timeout(PATIENCE, await_condition(world.crds(), OWN, gone)).await.unwrap().unwrap();
-    world.resize(&crd, "gear", 2).await;
+    timeout(PATIENCE, await_condition(testbed.crds(), OWN, gone)).await.unwrap().unwrap();
+    testbed.resize(&crd, "gear", 2).await;
     child("2").await;
     for last in names {
-        let status = world.status(&world.runnable(last));
+        let status = testbed.status(&testbed.runnable(last));
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
     let told =
         "pilotlight_controller_state{controller=\"compositecontrollers\",state=\"Waiting\"} 1";
-    let metrics = metrics_text(&world.metrics);
+    let metrics = metrics_text(&testbed.metrics);
     assert!(metrics.lines().any(|line| line == told), "{metrics}");
 
-    install_own_crds_on(world.scope.client()).await;
-    world.running(SUPERVISOR, 2).await;
+    install_own_crds_on(testbed.scope.client()).await;
+    testbed.running(SUPERVISOR, 2).await;
     edited.data["spec"]["hooks"]["sync"]["webhook"]["timeout"] = json!("8s");
     for mut object in [kept, edited] {
         object.metadata.uid = None;
         object.metadata.resource_version = None;
         object.metadata.managed_fields = None;
         object.data.as_object_mut().unwrap().remove("status");
-        world.declarations().create(&PostParams::default(), &object).await.unwrap();
+        testbed.declarations().create(&PostParams::default(), &object).await.unwrap();
     }
 
     // The equal one goes on, the edited one is replaced, and the lost one is given time.
-    world.running(&world.runnable("edited"), 2).await;
-    assert_eq!(world.done(&world.runnable("edited"), 1).await, DoneReason::Superseded);
-    world.resize(&crd, "gear", 3).await;
+    testbed.running(&testbed.runnable("edited"), 2).await;
+    assert_eq!(testbed.done(&testbed.runnable("edited"), 1).await, DoneReason::Superseded);
+    testbed.resize(&crd, "gear", 3).await;
     child("3").await;
     for last in ["same", "gone"] {
-        let status = world.status(&world.runnable(last));
+        let status = testbed.status(&testbed.runnable(last));
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
     for (last, epoch) in [("same", 1), ("edited", 2)] {
@@ -255,10 +256,10 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     }
 
     // Where the object really is deleted, its controller stops.
-    world.withdraw("same").await;
-    assert_eq!(world.done(&world.runnable("same"), 1).await, DoneReason::Cancelled);
-    world.withdraw("edited").await;
-    world.finish().await;
+    testbed.withdraw("same").await;
+    assert_eq!(testbed.done(&testbed.runnable("same"), 1).await, DoneReason::Cancelled);
+    testbed.withdraw("edited").await;
+    testbed.finish().await;
 }
 
 async fn no_right_to_read_crds(server: Server<'static>) {
@@ -266,44 +267,46 @@ async fn no_right_to_read_crds(server: Server<'static>) {
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
     // Opens the connections that are kept.
     let rights = vec![Rule::to_watch("", "namespaces")];
-    let options = RigOptions { discovery, rights, ..RigOptions::powerless() };
-    let world = World::with(server, "process-static", options).await;
-    let crd = world.widgets();
-    world.grant("widgets", &[Rule::all_of(&world.scope.group, "widgets")]).await;
-    let recorder = world.controller("polled", &crd).await;
+    let options = HarnessOptions { discovery, rights, ..HarnessOptions::powerless() };
+    let testbed = Testbed::with(server, "process-static", options).await;
+    let crd = testbed.widgets();
+    testbed.grant("widgets", &[Rule::all_of(&testbed.scope.group, "widgets")]).await;
+    let recorder = testbed.controller("polled", &crd).await;
 
-    let mut mode = world.cluster.types.mode();
-    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != Mode::Watching)).await;
-    let Mode::Static(reason) = said.expect("in time").unwrap().clone() else { unreachable!() };
+    let mut mode = testbed.cluster.types.mode();
+    let said = timeout(PATIENCE, mode.wait_for(|mode| *mode != DiscoveryMode::Watching)).await;
+    let DiscoveryMode::Static(reason) = said.expect("in time").unwrap().clone() else {
+        unreachable!()
+    };
     assert!(reason.contains("customresourcedefinitions") && reason.contains("grant"), "{reason}");
     for epoch in 1..=2 {
-        let waiting = world.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
+        let waiting = testbed.until("polled", "waits", |it| it.reason == "TypeAbsent").await;
         let said = format!("(discovery is polled: {reason})");
         assert!(waiting.message.contains(&said), "{}", waiting.message);
-        world.install(&crd).await;
-        world.running("polled", epoch).await;
-        let uid = world.create(&crd, "found", 1).await;
+        testbed.install(&crd).await;
+        testbed.running("polled", epoch).await;
+        let uid = testbed.create(&crd, "found", 1).await;
         assert_eq!(recorder.saw("found", epoch).await.uid, Some(uid));
-        world.uninstall(&crd).await;
-        assert_eq!(world.done("polled", epoch).await, DoneReason::TypeGone);
+        testbed.uninstall(&crd).await;
+        assert_eq!(testbed.done("polled", epoch).await, DoneReason::TypeGone);
     }
 
-    assert_eq!(world.assert_orderly("polled"), 2);
+    assert_eq!(testbed.assert_orderly("polled"), 2);
     // The real clock would show the longest back-off of the watch.
-    if world.server.is_simulated() {
+    if testbed.server.is_simulated() {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
-        world.grant("crds", &[crds]).await;
+        testbed.grant("crds", &[crds]).await;
         let silent = |it: &RunnableStatus| !it.message.contains("polled");
-        world.until("polled", "waits for a word", silent).await;
-        assert_eq!(*world.cluster.types.mode().borrow(), Mode::Watching);
-        world.revoke("crds").await;
-        world.faults.cut_open(|info| info.resource == "customresourcedefinitions");
+        testbed.until("polled", "waits for a word", silent).await;
+        assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
+        testbed.revoke("crds").await;
+        testbed.faults.cut_open(|info| info.resource == "customresourcedefinitions");
         // Seven refusals in a row, half a minute apart at most.
         tokio::time::sleep(Duration::from_secs(7 * 40)).await;
         let told = |it: &RunnableStatus| it.message.contains("polled");
-        world.until("polled", "is told again", told).await;
+        testbed.until("polled", "is told again", told).await;
     }
-    world.finish().await;
+    testbed.finish().await;
 }
 
 /// Installs a type while there is a maker, and takes it away before the maker goes.
@@ -348,46 +351,46 @@ impl Reconciler for Maker {
 }
 
 async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
-    let world = World::on(server, "process-chain").await;
-    let makers = CrdBuilder::new(&world.scope.group, "Maker");
-    let made = CrdBuilder::new(&world.scope.group, "Made");
+    let testbed = Testbed::on(server, "process-chain").await;
+    let makers = CrdBuilder::new(&testbed.scope.group, "Maker");
+    let made = CrdBuilder::new(&testbed.scope.group, "Made");
     let maker = Maker { makers: makers.clone(), made: made.clone() };
     let first = Controller::builder("first")
         .for_type(type_of(&makers, "v1"))
         .conditional()
-        .build(&world.cluster, maker)
+        .build(&testbed.cluster, maker)
         .unwrap();
-    world.add("first", Arc::new(first)).await;
-    let second = world.controller("second", &made).await;
+    testbed.add("first", Arc::new(first)).await;
+    let second = testbed.controller("second", &made).await;
     // What the second holds keeps its type terminating until the second lets go.
     second.act("held", Act::Release);
-    world.until("second", "waits", |it| it.reason == "TypeAbsent").await;
-    world.install(&makers).await;
-    world.create_held(&makers, "maker", "pilotlight.test/maker").await;
-    world.running("second", 1).await;
-    world.scope.wait_served(&made, "v1").await.unwrap();
-    world.create_held(&made, "held", "pilotlight.test/made").await;
+    testbed.until("second", "waits", |it| it.reason == "TypeAbsent").await;
+    testbed.install(&makers).await;
+    testbed.create_held(&makers, "maker", "pilotlight.test/maker").await;
+    testbed.running("second", 1).await;
+    testbed.scope.wait_served(&made, "v1").await.unwrap();
+    testbed.create_held(&made, "held", "pilotlight.test/made").await;
     second.saw("held", 1).await;
 
-    world.uninstall(&makers).await;
+    testbed.uninstall(&makers).await;
 
-    assert_eq!(world.done("second", 1).await, DoneReason::TypeGone);
-    assert_eq!(world.done("first", 1).await, DoneReason::TypeGone);
-    let lives = |name: &str| world.assert_orderly(name);
+    assert_eq!(testbed.done("second", 1).await, DoneReason::TypeGone);
+    assert_eq!(testbed.done("first", 1).await, DoneReason::TypeGone);
+    let lives = |name: &str| testbed.assert_orderly(name);
     assert_eq!((lives("first"), lives("second")), (1, 1));
     for name in ["first", "second"] {
-        assert_eq!(world.state(name, ControllerState::Waiting).await.failures, 0);
+        assert_eq!(testbed.state(name, ControllerState::Waiting).await.failures, 0);
     }
-    assert!(world.crds().get_opt(&made.name()).await.unwrap().is_none());
-    world.finish().await;
+    assert!(testbed.crds().get_opt(&made.name()).await.unwrap().is_none());
+    testbed.finish().await;
 }
 
 async fn a_thousand_lifecycle_events(server: Server<'static>) {
-    let world = World::on(server, "process-soak").await;
-    let (crd, gadgets) = (world.widgets(), CrdBuilder::new(&world.scope.group, "Gadget"));
-    let widgets = world.controller("widgets", &crd).await;
-    world.controller("gadgets", &gadgets).await;
-    let script = world.server.script().unwrap().clone();
+    let testbed = Testbed::on(server, "process-soak").await;
+    let (crd, gadgets) = (testbed.widgets(), CrdBuilder::new(&testbed.scope.group, "Gadget"));
+    let widgets = testbed.controller("widgets", &crd).await;
+    testbed.controller("gadgets", &gadgets).await;
+    let script = testbed.server.script().unwrap().clone();
     let seed = 52;
     let mut draw = fastrand::Rng::with_seed(seed);
     let (mut events, mut epoch) = (0, 0);
@@ -395,9 +398,9 @@ async fn a_thousand_lifecycle_events(server: Server<'static>) {
 
     while events < 1000 {
         epoch += 1;
-        world.install(&crd).await;
-        world.running("widgets", epoch).await;
-        world.create(&crd, "gear", 1).await;
+        testbed.install(&crd).await;
+        testbed.running("widgets", epoch).await;
+        testbed.create(&crd, "gear", 1).await;
         widgets.saw("gear", epoch).await;
         widgets.clear();
         for _ in 0..draw.usize(0..4) {
@@ -406,29 +409,31 @@ async fn a_thousand_lifecycle_events(server: Server<'static>) {
                 0 => drop(script.close_watches(&crd.name())),
                 1 => script.restart(),
                 2 => script.compact(),
-                3 => world.edit_crd(&crd, json!({ "metadata": { "labels": { "a": "b" } } })).await,
-                _ if world.crds().get_opt(&gadgets.name()).await.unwrap().is_none() => {
-                    world.install(&gadgets).await;
+                3 => {
+                    testbed.edit_crd(&crd, json!({ "metadata": { "labels": { "a": "b" } } })).await
                 }
-                _ => world.uninstall(&gadgets).await,
+                _ if testbed.crds().get_opt(&gadgets.name()).await.unwrap().is_none() => {
+                    testbed.install(&gadgets).await;
+                }
+                _ => testbed.uninstall(&gadgets).await,
             }
         }
-        world.uninstall(&crd).await;
-        assert_eq!(world.done("widgets", epoch).await, DoneReason::TypeGone, "seed {seed}");
-        if world.crds().get_opt(&gadgets.name()).await.unwrap().is_some() {
-            world.uninstall(&gadgets).await;
+        testbed.uninstall(&crd).await;
+        assert_eq!(testbed.done("widgets", epoch).await, DoneReason::TypeGone, "seed {seed}");
+        if testbed.crds().get_opt(&gadgets.name()).await.unwrap().is_some() {
+            testbed.uninstall(&gadgets).await;
             events += 2;
         }
         events += 2;
-        world.state("gadgets", ControllerState::Waiting).await;
+        testbed.state("gadgets", ControllerState::Waiting).await;
         script.forget_requests();
         if epoch % 50 == 0 {
             tokio::time::sleep(Duration::from_secs(5)).await;
-            leftover.push((world.alive_tasks(), world.cluster.informers.status().len()));
+            leftover.push((testbed.alive_tasks(), testbed.cluster.informers.status().len()));
         }
     }
 
-    assert_eq!(world.assert_orderly("widgets"), epoch);
+    assert_eq!(testbed.assert_orderly("widgets"), epoch);
     assert!(leftover.windows(2).all(|pair| pair[0] == pair[1]), "tasks, informers: {leftover:?}");
-    world.finish().await;
+    testbed.finish().await;
 }

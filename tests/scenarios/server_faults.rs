@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use pilotlight::{
-    discovery::{DiscoveryOptions, Mode, TypeState},
+    discovery::{DiscoveryMode, DiscoveryOptions, TypeState},
     informer::Progress,
     kind::TypeRef,
     manager::ControllerState,
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use super::{
-    World,
+    Testbed,
     change::{assert_unmoved, lists, watched_again, watches},
-    world::{InProcessHook, one_config_map},
+    testbed::{InProcessHook, one_config_map},
 };
 use crate::{
-    rig::{
-        Act, Carrier, Embedded, PATIENCE, Recorder, RigOptions, Rule as Right, Server, about,
+    support::{
+        Act, Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Rule as Right, Server, about,
         eventually, type_of, until,
     },
     unknown::{assert_undisturbed, hits},
@@ -56,15 +56,15 @@ pub(super) fn status(code: u16, reason: &str, message: &str) -> Action {
 }
 
 /// Installs the type and adds a controller of it that reconciles again and again; it runs.
-async fn at_work(world: &World, name: &str, crd: &CrdBuilder) -> Recorder {
-    world.install(crd).await;
-    world.create(crd, "kept", 1).await;
+async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
+    testbed.install(crd).await;
+    testbed.create(crd, "kept", 1).await;
     let recorder = Recorder::new(type_of(crd, "v1"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
-    Embedded.add(world, name, &recorder).await;
-    world.running(name, 1).await;
+    Embedded.add(testbed, name, &recorder).await;
+    testbed.running(name, 1).await;
     recorder.saw("kept", 1).await;
-    watched_again(world, crd, 0).await;
+    watched_again(testbed, crd, 0).await;
     recorder
 }
 
@@ -76,19 +76,19 @@ pub(super) struct Bystander {
 }
 
 impl Bystander {
-    pub(super) async fn arrives(world: &World) -> Self {
-        let crd = CrdBuilder::new(&world.scope.group, "Bystander");
-        world.install(&crd).await;
-        let recorder = world.controller("bystander", &crd).await;
-        let status = world.running("bystander", 1).await;
-        watched_again(world, &crd, 0).await;
+    pub(super) async fn arrives(testbed: &Testbed) -> Self {
+        let crd = CrdBuilder::new(&testbed.scope.group, "Bystander");
+        testbed.install(&crd).await;
+        let recorder = testbed.controller("bystander", &crd).await;
+        let status = testbed.running("bystander", 1).await;
+        watched_again(testbed, &crd, 0).await;
         Self { crd, recorder, status }
     }
 
-    pub(super) async fn is_served(&self, world: &World, name: &str) {
-        world.create(&self.crd, name, 1).await;
+    pub(super) async fn is_served(&self, testbed: &Testbed, name: &str) {
+        testbed.create(&self.crd, name, 1).await;
         self.recorder.saw(name, 1).await;
-        assert_unmoved(world, "bystander", &self.status);
+        assert_unmoved(testbed, "bystander", &self.status);
     }
 }
 
@@ -114,10 +114,10 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
     ];
     let backstop = Duration::from_millis(100);
     let discovery = DiscoveryOptions { backstop, ..DiscoveryOptions::default() };
-    let options = RigOptions { discovery, ..RigOptions::default() };
-    let world = World::with(server, "faults-discovery", options).await;
-    let crd = world.widgets();
-    world.install(&crd).await;
+    let options = HarnessOptions { discovery, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "faults-discovery", options).await;
+    let crd = testbed.widgets();
+    testbed.install(&crd).await;
     let types = [
         ("widgets", type_of(&crd, "v1")),
         ("configmaps", TypeRef::resource("", "v1", "configmaps")),
@@ -125,84 +125,84 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
     ];
     let mut running = Vec::new();
     for (name, type_ref) in &types {
-        Embedded.add(&world, name, &Recorder::new(type_ref.clone())).await;
-        running.push((*name, world.running(name, 1).await));
+        Embedded.add(&testbed, name, &Recorder::new(type_ref.clone())).await;
+        running.push((*name, testbed.running(name, 1).await));
     }
-    watched_again(&world, &crd, 0).await;
-    let mark = world.mark();
+    watched_again(&testbed, &crd, 0).await;
+    let mark = testbed.mark();
 
     for (fault, action) in answers {
-        let rule = world.faults.add(Rule::new(action).verb(Verb::Get).path_is("/apis"));
-        hits(&world, rule, 4).await;
+        let rule = testbed.faults.add(Rule::new(action).verb(Verb::Get).path_is("/apis"));
+        hits(&testbed, rule, 4).await;
 
         for (name, type_ref) in &types {
-            let state = world.cluster.types.get(type_ref).state;
+            let state = testbed.cluster.types.get(type_ref).state;
             // CRDs say themselves what they serve, and the core group is not asked for there.
             let may_be_doubted = *name == "deployments";
             let is_doubted =
                 matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
             let is_known = state == TypeState::Served || may_be_doubted && is_doubted;
             assert!(is_known, "{fault}: {name} is {state:?}");
-            assert_undisturbed(&world, name);
+            assert_undisturbed(&testbed, name);
         }
         if fault == "empty" {
-            let health = world.cluster.types.health().discovery;
+            let health = testbed.cluster.types.health().discovery;
             assert!(health.error.is_some(), "{fault}: it is told of: {health:?}");
         }
-        world.faults.remove(rule);
+        testbed.faults.remove(rule);
         let served = |state: &TypeState| *state == TypeState::Served;
-        world.type_state(&types[2].1, "is served again", served).await;
+        testbed.type_state(&types[2].1, "is served again", served).await;
     }
     for (name, status) in &running {
-        assert_undisturbed(&world, name);
-        assert_eq!(world.status(name).since, status.since, "{name}");
+        assert_undisturbed(&testbed, name);
+        assert_eq!(testbed.status(name).since, status.since, "{name}");
     }
     let health = eventually("discovery is current", || {
-        let health = world.cluster.types.health().discovery;
+        let health = testbed.cluster.types.health().discovery;
         if health.error.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    assert!(world.requests(&crd, mark).await.is_empty(), "nothing is listed or watched anew");
-    world.finish().await;
+    assert!(testbed.requests(&crd, mark).await.is_empty(), "nothing is listed or watched anew");
+    testbed.finish().await;
 }
 
 async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
-    let world = World::on(server, "faults-404").await;
-    let crd = world.widgets();
-    let recorder = at_work(&world, "widgets", &crd).await;
-    let bystander = Bystander::arrives(&world).await;
+    let testbed = Testbed::on(server, "faults-404").await;
+    let crd = testbed.widgets();
+    let recorder = at_work(&testbed, "widgets", &crd).await;
+    let bystander = Bystander::arrives(&testbed).await;
     let asked_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
-    let mark = world.mark();
+    let mark = testbed.mark();
 
     let missing = Action::Reply(Reply::text(404, "404 page not found\n"));
-    let rule = world.faults.add(reads(missing, &crd));
-    assert_eq!(world.faults.cut_open(about(&crd)), 1);
-    world.faults.forget_seen();
-    world.until("widgets", "is stale", |it| it.report.stale).await;
+    let rule = testbed.faults.add(reads(missing, &crd));
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
+    testbed.faults.forget_seen();
+    testbed.until("widgets", "is stale", |it| it.report.stale).await;
     goes_on_stale(&recorder).await;
-    assert_eq!(world.cluster.types.get(recorder.type_ref()).state, TypeState::Served);
-    bystander.is_served(&world, "meanwhile").await;
-    world.resize(&crd, "kept", 2).await;
+    assert_eq!(testbed.cluster.types.get(recorder.type_ref()).state, TypeState::Served);
+    bystander.is_served(&testbed, "meanwhile").await;
+    testbed.resize(&crd, "kept", 2).await;
     // From 5 ms, doubling.
-    hits(&world, rule, 6).await;
-    let asked = world.faults.hits(rule);
+    hits(&testbed, rule, 6).await;
+    let asked = testbed.faults.hits(rule);
     assert!(asked < 30, "{asked} requests");
-    if world.server.is_simulated() {
-        let discovered = world.faults.seen().into_iter().filter(asked_discovery).count();
+    if testbed.server.is_simulated() {
+        let discovered = testbed.faults.seen().into_iter().filter(asked_discovery).count();
         assert_eq!(discovered, 0, "its CRD says that it is there");
     }
 
-    world.faults.remove(rule);
+    testbed.faults.remove(rule);
     let change = recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale);
     let recovers = async {
         change.await;
-        world.until("widgets", "is current", |it| it.reason == "Running").await
+        testbed.until("widgets", "is current", |it| it.reason == "Running").await
     };
-    world.within(Duration::from_secs(3), recovers).await;
+    testbed.within(Duration::from_secs(3), recovers).await;
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "widgets");
-    assert_eq!(lists(&world, &crd, mark).await, 0, "the watch goes on where it was");
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch goes on where it was");
+    testbed.finish().await;
 }
 
 async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'static>) {
@@ -211,43 +211,47 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
         static_interval: Duration::from_millis(500),
         ..DiscoveryOptions::default()
     };
-    let options = RigOptions { discovery, ..RigOptions::default() };
-    let world = World::with(server, "faults-404-all", options).await;
-    let crd = world.widgets();
-    let recorder = at_work(&world, "widgets", &crd).await;
+    let options = HarnessOptions { discovery, ..HarnessOptions::default() };
+    let testbed = Testbed::with(server, "faults-404-all", options).await;
+    let crd = testbed.widgets();
+    let recorder = at_work(&testbed, "widgets", &crd).await;
 
-    let rule = world.faults.add(Rule::new(Action::Reply(Reply::text(404, "404 page not found\n"))));
-    assert!(world.faults.cut_open(|_| true) >= 3, "CRDs, APIServices and the objects are watched");
-    world.until("widgets", "is stale", |it| it.report.stale).await;
+    let rule =
+        testbed.faults.add(Rule::new(Action::Reply(Reply::text(404, "404 page not found\n"))));
+    assert!(
+        testbed.faults.cut_open(|_| true) >= 3,
+        "CRDs, APIServices and the objects are watched"
+    );
+    testbed.until("widgets", "is stale", |it| it.report.stale).await;
     goes_on_stale(&recorder).await;
     let discovered = |info: &RequestInfo| info.path == "/apis";
-    let asked = world.faults.seen().into_iter().filter(discovered).count();
-    let asked_again = world
+    let asked = testbed.faults.seen().into_iter().filter(discovered).count();
+    let asked_again = testbed
         .faults
         .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
     time::timeout(PATIENCE, asked_again).await.expect("asked again in time");
     // Not found is an error: it is no refusal to have CRDs watched.
-    assert_eq!(*world.cluster.types.mode().borrow(), Mode::Watching);
-    let state = world.cluster.types.get(recorder.type_ref()).state;
+    assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
+    let state = testbed.cluster.types.get(recorder.type_ref()).state;
     let unknown = TypeState::Unknown(Some(Box::new(TypeState::Served)));
     assert!(state == TypeState::Served || state == unknown, "{state:?}");
-    assert_undisturbed(&world, "widgets");
-    world.resize(&crd, "kept", 2).await;
+    assert_undisturbed(&testbed, "widgets");
+    testbed.resize(&crd, "kept", 2).await;
 
-    world.faults.remove(rule);
+    testbed.faults.remove(rule);
     recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
-    world.until("widgets", "is current", |it| it.reason == "Running").await;
+    testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     let served = |state: &TypeState| *state == TypeState::Served;
-    world.type_state(recorder.type_ref(), "is served", served).await;
+    testbed.type_state(recorder.type_ref(), "is served", served).await;
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "widgets");
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    testbed.finish().await;
 }
 
 async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'static>) {
-    let world = World::on(server, "faults-404-write").await;
-    let crd = world.widgets();
-    world.install(&crd).await;
+    let testbed = Testbed::on(server, "faults-404-write").await;
+    let crd = testbed.widgets();
+    testbed.install(&crd).await;
     // A child for a size of 1, and none for any other.
     let hook = InProcessHook::new(|request| async move {
         let mut answer = one_config_map(&request);
@@ -256,125 +260,125 @@ async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'stati
         }
         Ok(answer)
     });
-    world.supervise(&hook).await;
-    world.declare("declared", &crd).await;
-    let declared = world.runnable("declared");
-    world.running(&declared, 1).await;
+    testbed.supervise(&hook).await;
+    testbed.declare("declared", &crd).await;
+    let declared = testbed.runnable("declared");
+    testbed.running(&declared, 1).await;
     let written = async |size: i64, children: usize| {
         until(&format!("the status says {size}, with {children} children"), async || {
-            let gear = world.scope.api(&crd, "v1").get("gear").await.unwrap();
-            let maps = world.config_maps().list(&Default::default()).await.unwrap().items;
+            let gear = testbed.scope.api(&crd, "v1").get("gear").await.unwrap();
+            let maps = testbed.config_maps().list(&Default::default()).await.unwrap().items;
             let mine = maps.iter().filter(|map| map.metadata.name.as_deref() == Some("gear"));
             let found = (gear.data["status"]["size"].clone(), mine.count());
             if found == (size.into(), children) { Ok(()) } else { Err(format!("{found:?}")) }
         })
         .await;
     };
-    world.create(&crd, "gear", 1).await;
+    testbed.create(&crd, "gear", 1).await;
     written(1, 1).await;
     let missing = || Action::Reply(Reply::text(404, "404 page not found\n"));
 
     let deletion = Rule::new(missing()).verb(Verb::Delete).resource("", "configmaps").times(1);
-    let deletion = world.faults.add(deletion);
-    world.resize(&crd, "gear", 2).await;
-    hits(&world, deletion, 1).await;
+    let deletion = testbed.faults.add(deletion);
+    testbed.resize(&crd, "gear", 2).await;
+    hits(&testbed, deletion, 1).await;
     written(2, 0).await;
 
     let status = Rule::new(missing()).verb(Verb::Update).subresource("status").name("gear");
-    let status = world.faults.add(status.times(1));
-    world.resize(&crd, "gear", 3).await;
-    hits(&world, status, 1).await;
+    let status = testbed.faults.add(status.times(1));
+    testbed.resize(&crd, "gear", 3).await;
+    hits(&testbed, status, 1).await;
     written(3, 0).await;
-    assert_undisturbed(&world, &declared);
-    world.withdraw("declared").await;
-    world.finish().await;
+    assert_undisturbed(&testbed, &declared);
+    testbed.withdraw("declared").await;
+    testbed.finish().await;
 }
 
 async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'static>) {
-    let world = World::on(server, "faults-stream").await;
-    let crd = world.widgets();
-    let recorder = at_work(&world, "widgets", &crd).await;
-    let bystander = Bystander::arrives(&world).await;
+    let testbed = Testbed::on(server, "faults-stream").await;
+    let crd = testbed.widgets();
+    let recorder = at_work(&testbed, "widgets", &crd).await;
+    let bystander = Bystander::arrives(&testbed).await;
     let resource = crd.api_resource("v1");
     let about_it =
         |action| Rule::new(action).verb(Verb::Watch).resource(&resource.group, &resource.plural);
     let expired = status(410, "Expired", "too old resource version: 1 (2)");
     let endless = about_it(Action::Stall { after_bytes: 0 }).query_contains("sendInitialEvents");
-    let endless = world.faults.add(endless);
-    world.faults.add(about_it(expired).times(1));
+    let endless = testbed.faults.add(endless);
+    testbed.faults.add(about_it(expired).times(1));
     let begin = Instant::now();
-    assert_eq!(world.faults.cut_open(about(&crd)), 1);
-    hits(&world, endless, 1).await;
-    world.resize(&crd, "kept", 2).await;
-    bystander.is_served(&world, "meanwhile").await;
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
+    hits(&testbed, endless, 1).await;
+    testbed.resize(&crd, "kept", 2).await;
+    bystander.is_served(&testbed, "meanwhile").await;
 
     recorder.until("the change", |seen| seen.size == Some(2)).await;
     let took = begin.elapsed();
     assert!(took >= Duration::from_secs(10), "{took:?}");
-    assert!(!world.server.is_simulated() || took < Duration::from_secs(13), "{took:?}");
-    assert_eq!(world.faults.hits(endless), 1, "whoever knows no end is not asked so again");
-    world.until("widgets", "is current", |it| it.reason == "Running").await;
+    assert!(!testbed.server.is_simulated() || took < Duration::from_secs(13), "{took:?}");
+    assert_eq!(testbed.faults.hits(endless), 1, "whoever knows no end is not asked so again");
+    testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "widgets");
-    bystander.is_served(&world, "afterwards").await;
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    bystander.is_served(&testbed, "afterwards").await;
+    testbed.finish().await;
 }
 
 async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
-    let world = World::on(server, "faults-429").await;
-    let crd = world.widgets();
-    let recorder = at_work(&world, "widgets", &crd).await;
-    let bystander = Bystander::arrives(&world).await;
+    let testbed = Testbed::on(server, "faults-429").await;
+    let crd = testbed.widgets();
+    let recorder = at_work(&testbed, "widgets", &crd).await;
+    let bystander = Bystander::arrives(&testbed).await;
     let patience = 2;
     let busy = Reply::status(429, "TooManyRequests", "the server is busy").retry_after(patience);
-    let rule = world.faults.add(reads(Action::Reply(busy), &crd));
+    let rule = testbed.faults.add(reads(Action::Reply(busy), &crd));
     // The first answer comes no earlier, however late a busy machine notices either.
     let before = Instant::now();
-    assert_eq!(world.faults.cut_open(about(&crd)), 1);
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
 
-    hits(&world, rule, 1).await;
-    world.resize(&crd, "kept", 2).await;
-    bystander.is_served(&world, "meanwhile").await;
-    hits(&world, rule, 2).await;
+    hits(&testbed, rule, 1).await;
+    testbed.resize(&crd, "kept", 2).await;
+    bystander.is_served(&testbed, "meanwhile").await;
+    hits(&testbed, rule, 2).await;
 
     let waited = before.elapsed();
     assert!(waited >= Duration::from_secs(patience), "{waited:?}");
-    assert!(!world.server.is_simulated() || waited < Duration::from_secs(3), "{waited:?}");
-    let status = world.status("widgets");
+    assert!(!testbed.server.is_simulated() || waited < Duration::from_secs(3), "{waited:?}");
+    let status = testbed.status("widgets");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    world.faults.remove(rule);
+    testbed.faults.remove(rule);
     recorder.until("the change", |seen| seen.size == Some(2)).await;
-    world.until("widgets", "is current", |it| it.reason == "Running").await;
+    testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "widgets");
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    testbed.finish().await;
 }
 
 async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static>) {
-    let mut options = RigOptions::unprivileged();
+    let mut options = HarnessOptions::unprivileged();
     // For the connections that are there before anything is counted.
     options.rights.push(Right::to_watch("", "namespaces"));
-    let world = World::with(server, "faults-rights", options).await;
-    let crd = world.widgets();
-    let rights = [Right::all_of(&world.scope.group, "widgets")];
-    world.grant("widgets", &rights).await;
-    world.grant("bystanders", &[Right::all_of(&world.scope.group, "bystanders")]).await;
-    let recorder = at_work(&world, "widgets", &crd).await;
-    let bystander = Bystander::arrives(&world).await;
+    let testbed = Testbed::with(server, "faults-rights", options).await;
+    let crd = testbed.widgets();
+    let rights = [Right::all_of(&testbed.scope.group, "widgets")];
+    testbed.grant("widgets", &rights).await;
+    testbed.grant("bystanders", &[Right::all_of(&testbed.scope.group, "bystanders")]).await;
+    let recorder = at_work(&testbed, "widgets", &crd).await;
+    let bystander = Bystander::arrives(&testbed).await;
 
-    world.revoke("widgets").await;
-    let before = watches(&world, &crd);
-    assert_eq!(world.faults.cut_open(about(&crd)), 1, "what is open stays open");
-    let refused = world.until("widgets", "is forbidden", |it| it.reason == "Forbidden").await;
+    testbed.revoke("widgets").await;
+    let before = watches(&testbed, &crd);
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1, "what is open stays open");
+    let refused = testbed.until("widgets", "is forbidden", |it| it.reason == "Forbidden").await;
     assert_eq!((refused.state, refused.epoch), (ControllerState::Running, 1));
     assert!(refused.message.contains("grant") && refused.message.contains(&crd.name()));
     assert!(refused.report.stale);
     goes_on_stale(&recorder).await;
-    world.resize(&crd, "kept", 2).await;
-    bystander.is_served(&world, "meanwhile").await;
-    if let Some(script) = world.server.script() {
+    testbed.resize(&crd, "kept", 2).await;
+    bystander.is_served(&testbed, "meanwhile").await;
+    if let Some(script) = testbed.server.script() {
         time::sleep(Duration::from_secs(300)).await;
-        let asked = watches(&world, &crd) - before;
+        let asked = watches(&testbed, &crd) - before;
         let watched = script.requests().into_iter().filter(|it| about(&crd)(&it.info));
         let times: Vec<_> = watched.map(|it| it.at).collect();
         // The first three come soon after one another.
@@ -385,23 +389,23 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
         assert!(slow.iter().all(|gap| (30..=33).contains(&gap.as_secs())), "{gaps:?}");
     }
 
-    world.grant("widgets", &rights).await;
+    testbed.grant("widgets", &rights).await;
     let recovers = async {
         recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
-        world.until("widgets", "is current", |it| it.reason == "Running").await;
+        testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     };
-    world.within(Duration::from_secs(34), recovers).await;
+    testbed.within(Duration::from_secs(34), recovers).await;
     assert_nothing_purged(&recorder);
-    assert_undisturbed(&world, "widgets");
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    testbed.finish().await;
 }
 
 async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server<'static>) {
-    let world = World::on(server, "faults-undecodable").await;
-    let crd = world.widgets();
-    world.install(&crd).await;
+    let testbed = Testbed::on(server, "faults-undecodable").await;
+    let crd = testbed.widgets();
+    testbed.install(&crd).await;
     for name in ["a", "bad", "c"] {
-        world.create(&crd, name, 1).await;
+        testbed.create(&crd, name, 1).await;
     }
     let spoil = |answer: &mut Value| {
         for item in answer["items"].as_array_mut().into_iter().flatten() {
@@ -412,16 +416,16 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
     };
     let rule = Rule::new(Action::edit(spoil)).verb(Verb::List);
     let resource = crd.api_resource("v1");
-    let rule = world.faults.add(rule.resource(&resource.group, &resource.plural));
+    let rule = testbed.faults.add(rule.resource(&resource.group, &resource.plural));
 
-    let recorder = world.controller("widgets", &crd).await;
-    world.running("widgets", 1).await;
+    let recorder = testbed.controller("widgets", &crd).await;
+    testbed.running("widgets", 1).await;
     for name in ["a", "c"] {
         recorder.saw(name, 1).await;
     }
     assert_eq!(recorder.all().len(), 2, "{:#?}", recorder.all());
     let informer = || {
-        let mut all = world.cluster.informers.status();
+        let mut all = testbed.cluster.informers.status();
         all.retain(|it| *it.key.identity.plural == *resource.plural);
         all.remove(0)
     };
@@ -430,21 +434,21 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
     let error = &told.quarantined[0];
     assert_eq!(error.key.as_ref().map(|key| &*key.name), Some("bad"));
     assert_eq!(error.field, "metadata.labels");
-    world.faults.remove(rule);
-    watched_again(&world, &crd, 0).await;
+    testbed.faults.remove(rule);
+    watched_again(&testbed, &crd, 0).await;
 
-    world.resize(&crd, "bad", 2).await;
+    testbed.resize(&crd, "bad", 2).await;
     recorder.until("the mended one", |seen| seen.name == "bad" && seen.size == Some(2)).await;
     assert!(informer().quarantined.is_empty());
 
     // One that the cache can read, and the reconciler cannot.
-    world.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
-    let told = world.until("widgets", "tells of it", |it| it.last_error().is_some()).await;
+    testbed.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
+    let told = testbed.until("widgets", "tells of it", |it| it.last_error().is_some()).await;
     assert_eq!((told.state, told.epoch), (ControllerState::Running, 1));
-    world.resize(&crd, "a", 3).await;
+    testbed.resize(&crd, "a", 3).await;
     recorder.until("another", |seen| seen.name == "a" && seen.size == Some(3)).await;
-    world.resize(&crd, "c", 3).await;
+    testbed.resize(&crd, "c", 3).await;
     recorder.until("the mended one", |seen| seen.name == "c" && seen.size == Some(3)).await;
-    assert_undisturbed(&world, "widgets");
-    world.finish().await;
+    assert_undisturbed(&testbed, "widgets");
+    testbed.finish().await;
 }

@@ -22,8 +22,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::World;
-use crate::rig::{PATIENCE, Recorder, Server, type_of, until};
+use super::Testbed;
+use crate::support::{PATIENCE, Recorder, Server, type_of, until};
 
 scenarios! {
     41 one_of_two_that_share_a_watch_stops both:
@@ -44,8 +44,8 @@ scenarios! {
 }
 
 /// Waits until the type is followed by one watch.
-async fn watched(world: &World, crd: &CrdBuilder) {
-    until("one watch is open", async || match world.open_watches(crd).await {
+async fn watched(testbed: &Testbed, crd: &CrdBuilder) {
+    until("one watch is open", async || match testbed.open_watches(crd).await {
         1 => Ok(()),
         open => Err(format!("{open} are")),
     })
@@ -53,23 +53,23 @@ async fn watched(world: &World, crd: &CrdBuilder) {
 }
 
 async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
-    let world = World::on(server, "share-stop").await;
-    let crd = world.widgets();
-    let ones = world.controller("one", &crd).await;
-    let others = world.controller("other", &crd).await;
-    world.install(&crd).await;
-    world.running("one", 1).await;
-    world.running("other", 1).await;
-    world.create(&crd, "first", 1).await;
+    let testbed = Testbed::on(server, "share-stop").await;
+    let crd = testbed.widgets();
+    let ones = testbed.controller("one", &crd).await;
+    let others = testbed.controller("other", &crd).await;
+    testbed.install(&crd).await;
+    testbed.running("one", 1).await;
+    testbed.running("other", 1).await;
+    testbed.create(&crd, "first", 1).await;
     ones.saw("first", 1).await;
     others.saw("first", 1).await;
-    watched(&world, &crd).await;
-    let mark = world.mark();
+    watched(&testbed, &crd).await;
+    let mark = testbed.mark();
 
     for number in 0..10 {
-        world.create(&crd, &format!("gapless-{number}"), 1).await;
+        testbed.create(&crd, &format!("gapless-{number}"), 1).await;
         if number == 4 {
-            world.manager.remove("one").await;
+            testbed.manager.remove("one").await;
         }
     }
     for number in 0..10 {
@@ -79,74 +79,74 @@ async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
     let seen: Vec<_> = others.all().into_iter().map(|seen| seen.name).collect();
     let once: BTreeSet<_> = seen.iter().collect();
     assert_eq!((seen.len(), once.len()), (11, 11), "each once: {seen:?}");
-    let requests = world.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "{requests:#?}");
-    assert_eq!(world.open_watches(&crd).await, 1);
-    assert_eq!(world.cluster.informers.status()[0].subscribers, 1);
-    world.uninstall(&crd).await;
-    world.finish().await;
+    assert_eq!(testbed.open_watches(&crd).await, 1);
+    assert_eq!(testbed.cluster.informers.status()[0].subscribers, 1);
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }
 
 async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
-    let world = World::on(server, "share-join").await;
-    let crd = world.widgets();
-    world.controller("user-0", &crd).await;
-    world.install(&crd).await;
-    world.create(&crd, "first", 1).await;
-    world.running("user-0", 1).await;
+    let testbed = Testbed::on(server, "share-join").await;
+    let crd = testbed.widgets();
+    testbed.controller("user-0", &crd).await;
+    testbed.install(&crd).await;
+    testbed.create(&crd, "first", 1).await;
+    testbed.running("user-0", 1).await;
 
     // What nobody wants is forgotten after half a second: before, about then, and after.
     for (delay, round) in [0, 1, 100, 495, 499, 500, 501, 505, 700].into_iter().zip(1..) {
         let (old, new) = (format!("user-{}", round - 1), format!("user-{round}"));
         let recorder = match delay {
-            0 => tokio::join!(world.manager.remove(old), world.controller(&new, &crd)).1,
+            0 => tokio::join!(testbed.manager.remove(old), testbed.controller(&new, &crd)).1,
             _ => {
-                world.manager.remove(old).await;
+                testbed.manager.remove(old).await;
                 sleep(Duration::from_millis(delay)).await;
-                world.controller(&new, &crd).await
+                testbed.controller(&new, &crd).await
             }
         };
-        world.running(&new, 1).await;
+        testbed.running(&new, 1).await;
         recorder.saw("first", 1).await;
-        world.resize(&crd, "first", 1 + round).await;
+        testbed.resize(&crd, "first", 1 + round).await;
         let resized = recorder.until("the next change", |seen| seen.size == Some(1 + round));
         resized.await;
-        let informers = world.cluster.informers.status();
+        let informers = testbed.cluster.informers.status();
         assert_eq!(informers.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1]);
     }
 
-    watched(&world, &crd).await;
-    world.uninstall(&crd).await;
-    world.finish().await;
+    watched(&testbed, &crd).await;
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }
 
 async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) {
-    let world = World::on(server, "share-late").await;
-    let crd = world.widgets();
-    let first = world.controller("first", &crd).await;
-    world.install(&crd).await;
-    world.running("first", 1).await;
+    let testbed = Testbed::on(server, "share-late").await;
+    let crd = testbed.widgets();
+    let first = testbed.controller("first", &crd).await;
+    testbed.install(&crd).await;
+    testbed.running("first", 1).await;
     for number in 0..20 {
-        world.create(&crd, &format!("gear-{number}"), 0).await;
+        testbed.create(&crd, &format!("gear-{number}"), 0).await;
         first.saw(&format!("gear-{number}"), 1).await;
     }
     for number in 0..5 {
-        world.delete(&crd, &format!("gear-{number}")).await;
+        testbed.delete(&crd, &format!("gear-{number}")).await;
     }
-    watched(&world, &crd).await;
-    let mark = world.mark();
+    watched(&testbed, &crd).await;
+    let mark = testbed.mark();
 
-    let served = world.cluster.types.served(&type_of(&crd, "v1")).unwrap();
+    let served = testbed.cluster.types.served(&type_of(&crd, "v1")).unwrap();
     let key = InformerKey::new(served.identity.clone());
-    let mut late = world.enter(|| world.cluster.informers.subscribe(&served, key));
+    let mut late = testbed.enter(|| testbed.cluster.informers.subscribe(&served, key));
     let changes = async {
         for number in 5..20 {
-            world.resize(&crd, &format!("gear-{number}"), number).await;
+            testbed.resize(&crd, &format!("gear-{number}"), number).await;
             if number % 3 == 0 {
-                world.delete(&crd, &format!("gear-{number}")).await;
+                testbed.delete(&crd, &format!("gear-{number}")).await;
             }
         }
-        world.create(&crd, "last", 1).await;
+        testbed.create(&crd, "last", 1).await;
     };
     let mut versions = BTreeMap::<String, Vec<u64>>::new();
     let mut view = BTreeMap::new();
@@ -168,15 +168,15 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
     for (name, versions) in &versions {
         assert!(versions.is_sorted_by(|one, next| one < next), "{name}: {versions:?}");
     }
-    let listed = world.scope.api(&crd, "v1").list(&ListParams::default()).await.unwrap();
+    let listed = testbed.scope.api(&crd, "v1").list(&ListParams::default()).await.unwrap();
     let there = listed.items.into_iter().map(|object| object.metadata);
     let there = there.map(|it| (it.name.unwrap(), it.resource_version.unwrap()));
     assert_eq!(view, there.collect::<BTreeMap<_, _>>());
-    let requests = world.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "{requests:#?}");
     late.release(Linger::Default).await;
-    world.uninstall(&crd).await;
-    world.finish().await;
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }
 
 /// Holds each request until it is let go.
@@ -198,33 +198,33 @@ impl Reconciler for Slow {
 }
 
 async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
-    let world = World::on(server, "share-slow").await;
-    let crd = world.widgets();
+    let testbed = Testbed::on(server, "share-slow").await;
+    let crd = testbed.widgets();
     let (held, holding) = watch::channel(true);
     let slow = Recorder::new(type_of(&crd, "v1"));
     let controller = Controller::builder("slow")
         .for_type(type_of(&crd, "v1"))
         .conditional()
-        .build(&world.cluster, Slow { held: holding, recorder: slow.clone() })
+        .build(&testbed.cluster, Slow { held: holding, recorder: slow.clone() })
         .unwrap();
-    world.add("slow", Arc::new(controller)).await;
-    let quick = world.controller("quick", &crd).await;
-    world.install(&crd).await;
+    testbed.add("slow", Arc::new(controller)).await;
+    let quick = testbed.controller("quick", &crd).await;
+    testbed.install(&crd).await;
     for name in ["a", "b", "c"] {
-        world.create(&crd, name, 0).await;
+        testbed.create(&crd, name, 0).await;
     }
-    world.running("slow", 1).await;
+    testbed.running("slow", 1).await;
 
     for size in 1..=60 {
         for name in ["a", "b", "c"] {
-            world.resize(&crd, name, size).await;
+            testbed.resize(&crd, name, size).await;
             let change = quick.until("each change", |it| it.name == name && it.size == Some(size));
-            world.at_once(change).await;
+            testbed.at_once(change).await;
         }
     }
 
     assert!(slow.all().is_empty());
-    let metrics = crate::rig::metrics_text(&world.metrics);
+    let metrics = crate::support::metrics_text(&testbed.metrics);
     let depth = metrics
         .lines()
         .filter(|line| line.starts_with("workqueue_depth{") && line.contains("name=\"slow\""));
@@ -238,28 +238,29 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
         slow.until("the last state", |it| it.name == name && it.size == Some(60)).await;
     }
     assert!(slow.all().len() <= 4, "one that was under way, and one for each: {:?}", slow.all());
-    world.uninstall(&crd).await;
-    world.finish().await;
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }
 
 async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
-    let world = World::on(server, "share-keys").await;
-    let crd = world.widgets();
-    world.install(&crd).await;
-    world.create(&crd, "plain", 1).await;
-    let types = &world.cluster.types;
-    world.type_state(&type_of(&crd, "v1"), "is served", |state| state.word() == "Served").await;
+    let testbed = Testbed::on(server, "share-keys").await;
+    let crd = testbed.widgets();
+    testbed.install(&crd).await;
+    testbed.create(&crd, "plain", 1).await;
+    let types = &testbed.cluster.types;
+    testbed.type_state(&type_of(&crd, "v1"), "is served", |state| state.word() == "Served").await;
     let served = types.served(&type_of(&crd, "v1")).unwrap();
     let whole = InformerKey::new(served.identity.clone());
     let keys = [
         whole.clone(),
-        InformerKey { namespace: Some(world.scope.namespace.as_str().into()), ..whole.clone() },
+        InformerKey { namespace: Some(testbed.scope.namespace.as_str().into()), ..whole.clone() },
         InformerKey { labels: Some("chosen=yes".into()), ..whole.clone() },
         InformerKey { projection: Projection::Metadata, ..whole.clone() },
         InformerKey { managed_fields: true, ..whole.clone() },
     ];
-    let subscribe =
-        |key: &InformerKey| world.enter(|| world.cluster.informers.subscribe(&served, key.clone()));
+    let subscribe = |key: &InformerKey| {
+        testbed.enter(|| testbed.cluster.informers.subscribe(&served, key.clone()))
+    };
     async fn synced(subscription: &mut Subscription) -> usize {
         let mut progress = subscription.progress();
         timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();
@@ -277,16 +278,16 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let expected = usize::from(key.labels.is_none());
         assert_eq!(synced(&mut first).await, expected, "{key:?}");
         firsts.push(first);
-        until("each has a watch of its own", async || match world.open_watches(&crd).await {
+        until("each has a watch of its own", async || match testbed.open_watches(&crd).await {
             open if open == number + 1 => Ok(()),
             open => Err(format!("{open} are open, not {}", number + 1)),
         })
         .await;
     }
-    let group = world.scope.group.clone();
+    let group = testbed.scope.group.clone();
     let metric = |name: &str| {
         let name = format!("pilotlight_informer_{name}");
-        crate::rig::metric_of_type(&world.metrics, &name, &group, "widgets")
+        crate::support::metric_of_type(&testbed.metrics, &name, &group, "widgets")
     };
     let metrics = async |informers: i64, objects: i64| {
         let wanted = (Some(informers), Some(objects));
@@ -297,19 +298,19 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
             }
         })
         .await;
-        let bytes = world.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
+        let bytes = testbed.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
         assert_eq!(metric("cached_bytes"), i64::try_from(bytes).ok());
     };
     // One of them is of objects that are chosen, and there is none.
     metrics(5, 4).await;
-    let mark = world.mark();
+    let mark = testbed.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
     for (key, second) in keys.iter().zip(&mut seconds) {
         assert_eq!(synced(second).await, usize::from(key.labels.is_none()), "{key:?}");
     }
-    let requests = world.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "equal keys share: {requests:#?}");
-    let status = world.cluster.informers.status();
+    let status = testbed.cluster.informers.status();
     let told: BTreeMap<_, _> =
         status.iter().map(|it| (format!("{:?}", it.key), it.subscribers)).collect();
     assert_eq!(told, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
@@ -321,15 +322,15 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     }
     let mut kept = kept;
     assert_eq!(synced(&mut kept).await, 0, "the others' leaving is no event");
-    let status = world.cluster.informers.status();
+    let status = testbed.cluster.informers.status();
     assert_eq!(status.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1], "{status:#?}");
     metrics(1, 1).await;
     kept.release(Linger::None).await;
-    assert!(world.cluster.informers.status().is_empty());
+    assert!(testbed.cluster.informers.status().is_empty());
     let left = ["tasks", "objects", "cached_bytes", "events_total"].map(metric);
     assert_eq!(left, [None; 4], "series go with the last of them");
-    world.uninstall(&crd).await;
-    world.finish().await;
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }
 
 /// Fails as soon as it starts.
@@ -354,11 +355,11 @@ impl ConditionalRunnable for Failing {
 }
 
 /// Asserts that each try came a second after the failure of the one before, then two, then four.
-fn assert_backed_off(world: &World, name: &str) {
-    let failed = world.entered(name, ControllerState::BackingOff);
-    let tried = world.entered(name, ControllerState::Starting);
+fn assert_backed_off(testbed: &Testbed, name: &str) {
+    let failed = testbed.entered(name, ControllerState::BackingOff);
+    let tried = testbed.entered(name, ControllerState::Starting);
     assert!(failed.len() >= 3 && tried.len() >= 3, "{failed:?} {tried:?}");
-    if !world.server.is_simulated() {
+    if !testbed.server.is_simulated() {
         // Each is noticed as late as a busy machine has it.
         return;
     }
@@ -372,43 +373,43 @@ fn assert_backed_off(world: &World, name: &str) {
 }
 
 async fn one_controller_panics(server: Server<'static>) {
-    let world = World::on(server, "share-panic").await;
-    let crd = world.widgets();
-    let others = world.controller("other", &crd).await;
-    world.install(&crd).await;
-    world.create(&crd, "first", 1).await;
+    let testbed = Testbed::on(server, "share-panic").await;
+    let crd = testbed.widgets();
+    let others = testbed.controller("other", &crd).await;
+    testbed.install(&crd).await;
+    testbed.create(&crd, "first", 1).await;
     others.saw("first", 1).await;
-    watched(&world, &crd).await;
-    let mark = world.mark();
+    watched(&testbed, &crd).await;
+    let mark = testbed.mark();
 
     let failures =
         [("broken", Failing::Panicking, "panic"), ("failed", Failing::Returning, "fail")];
     let mut broken = Vec::new();
     for (name, failure, verb) in failures {
-        world.add(name, Arc::new(failure)).await;
+        testbed.add(name, Arc::new(failure)).await;
         broken.push((name, format!("told to {verb} at the start")));
     }
     for (name, _) in &broken {
         let fails =
             |it: &RunnableStatus| it.failures >= 3 && it.state == ControllerState::BackingOff;
-        world.until(name, "fails again", fails).await;
+        testbed.until(name, "fails again", fails).await;
     }
     for size in 2..10 {
-        world.resize(&crd, "first", size).await;
+        testbed.resize(&crd, "first", size).await;
         others.until("each change", |seen| seen.size == Some(size)).await;
     }
 
     for (name, error) in &broken {
-        let status = world.status(name);
+        let status = testbed.status(name);
         assert!(status.epoch >= 3, "each try is an epoch: {status:#?}");
         assert!(status.last_error().unwrap().contains(error), "{status:#?}");
-        assert_eq!(world.assert_orderly(name), status.epoch);
-        assert_backed_off(&world, name);
+        assert_eq!(testbed.assert_orderly(name), status.epoch);
+        assert_backed_off(&testbed, name);
     }
-    let other = world.status("other");
+    let other = testbed.status("other");
     assert_eq!((other.state, other.epoch, other.failures), (ControllerState::Running, 1, 0));
-    let requests = world.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "{requests:#?}");
-    world.uninstall(&crd).await;
-    world.finish().await;
+    testbed.uninstall(&crd).await;
+    testbed.finish().await;
 }

@@ -18,7 +18,7 @@ mod watches;
 
 use serde_json::{Value, json};
 
-use crate::rig::alone;
+use crate::support::alone;
 
 use super::{
     sequence::{Step, get, play, post},

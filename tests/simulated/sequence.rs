@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{mask::mask, side::Side};
-use crate::rig::PATIENCE;
+use crate::support::PATIENCE;
 
 /// Step of a sequence. Paths and bodies may contain `$group`, `$ns`, and `$version.x`, `$uid.x` and
 /// `$continue.x` of an answer that was kept as `x`.

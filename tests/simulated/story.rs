@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::rig::{PATIENCE, Recorder, type_of};
+use crate::support::{PATIENCE, Recorder, type_of};
 
 async fn until(
     manager: &ManagerHandle,
@@ -47,14 +47,14 @@ async fn a_controller_lives_and_dies_with_its_type_on_the_simulated_server() {
     let server = SimulatedServer::new();
     let crd = CrdBuilder::new("story.test", "Widget");
     let recorder = Recorder::new(type_of(&crd, "v1"));
-    let (cluster, keeper) = Cluster::new(server.client(), ClusterOptions::default());
+    let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
     let controller = Controller::builder("story")
         .for_type(recorder.type_ref().clone())
         .conditional()
         .build(&cluster, recorder.clone())
         .unwrap();
     let mut manager = Manager::new(ManagerOptions::default());
-    manager.add_runnable("cluster", Arc::new(keeper), RunnableOptions::default()).unwrap();
+    manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
     manager.add("story", Arc::new(controller), RunnableOptions::default()).unwrap();
     let (handle, stop) = (manager.handle(), CancellationToken::new());
     let mut tasks = JoinSet::new();

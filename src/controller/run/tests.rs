@@ -23,7 +23,7 @@ use crate::{
     controller::{
         ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
         ReconcileError, SourceContext, SourceEnd, SourceStart,
-        handover::{Handover, Handovers},
+        carried_over::{CarriedOver, CarriedOverByName},
         input::{Input, InputSource},
         queue::QueueOptions,
     },
@@ -149,16 +149,16 @@ impl Log {
         self.0.lock().unwrap().iter().map(|(name, ..)| name.clone()).collect()
     }
 
-    /// Attempt and milliseconds since the rig was made.
+    /// Attempt and milliseconds since the harness was made.
     fn attempts(&self) -> Vec<(u32, u64)> {
         self.0.lock().unwrap().iter().map(|(_, attempt, millis)| (*attempt, *millis)).collect()
     }
 }
 
 /// A controller of fake sources, and one run of it.
-struct Rig {
+struct Harness {
     controller: Controller,
-    handover: Arc<Handover>,
+    carried_over: Arc<CarriedOver>,
     metrics: ControllerMetrics,
     runs: JoinSet<Result<(), String>>,
     epoch: Epoch,
@@ -179,7 +179,7 @@ fn make() -> Make {
 }
 
 impl Make {
-    fn input(mut self, mode: Mode, source: impl ConditionalSource) -> Self {
+    fn input(mut self, mode: InputMode, source: impl ConditionalSource) -> Self {
         self.inputs.push(Input { source: InputSource::Other(Arc::new(source)), mode });
         self
     }
@@ -188,22 +188,22 @@ impl Make {
         Self { workers, ..self }
     }
 
-    fn run<R>(self, reconcile: impl Fn(Request, Context) -> R + Send + Sync + 'static) -> Rig
+    fn run<R>(self, reconcile: impl Fn(Request, Context) -> R + Send + Sync + 'static) -> Harness
     where
         R: Future<Output = Result<Outcome, ReconcileError>> + Send + 'static,
     {
         let metrics = ControllerMetrics::default();
         let spec = self.spec(&metrics, reconcile);
-        let mut rig = Rig {
-            handover: Arc::clone(&spec.handover),
+        let mut harness = Harness {
+            carried_over: Arc::clone(&spec.carried_over),
             controller: Controller::new(spec, RunnableGroup::LeaderElection),
             metrics,
             runs: JoinSet::new(),
             epoch: Epoch::new("widgets", 0, GRACE),
             start: Instant::now(),
         };
-        rig.start();
-        rig
+        harness.start();
+        harness
     }
 
     fn controller<R>(
@@ -236,14 +236,14 @@ impl Make {
             sync_timeout: Duration::from_secs(120),
             queue: QueueOptions::default(),
             series: metrics.series(&name),
-            handover: Handovers::default().of(&name),
+            carried_over: CarriedOverByName::default().of(&name),
             crowd: Arc::default(),
             name,
         }
     }
 }
 
-impl Rig {
+impl Harness {
     fn start(&mut self) {
         self.epoch = Epoch::new("widgets", self.epoch.number() + 1, GRACE);
         let run = self.controller.start(self.epoch.clone());
@@ -327,27 +327,28 @@ async fn workers_start_when_everything_that_existed_is_in_the_queue() {
     let slow = Fake::new("slow", &["c"]).unsynced();
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make()
-        .input(Mode::Required, Fake::new("fast", &["a", "b"]))
-        .input(Mode::Plain, slow.clone())
+    let mut harness = make()
+        .input(InputMode::Required, Fake::new("fast", &["a", "b"]))
+        .input(InputMode::Plain, slow.clone())
         .run(move |request, context| {
             notes.note(&request, &context, start);
             async { ok() }
         });
     settle().await;
     assert!(log.names().is_empty());
-    assert!(!rig.report().running);
+    assert!(!harness.report().running);
     assert_eq!(
-        rig.metric("workqueue_depth{name=\"widgets\",controller=\"widgets\",priority=\"-100\"}"),
+        harness
+            .metric("workqueue_depth{name=\"widgets\",controller=\"widgets\",priority=\"-100\"}"),
         "2"
     );
 
     slow.shared.synced.send_replace(true);
-    rig.running().await;
+    harness.running().await;
     settle().await;
 
     assert_eq!(log.names(), ["ns/a", "ns/b", "ns/c"]);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 struct Bomb;
@@ -367,10 +368,13 @@ impl ConditionalSource for Bomb {
 }
 
 /// One request is delayed, one is ready, one is under way; then the epoch stops.
-async fn stopped_with_work_left(reason: StopReason, source: impl ConditionalSource) -> (Rig, Log) {
+async fn stopped_with_work_left(
+    reason: StopReason,
+    source: impl ConditionalSource,
+) -> (Harness, Log) {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Plain, source).run(move |request, context| {
+    let mut harness = make().input(InputMode::Plain, source).run(move |request, context| {
         notes.note(&request, &context, start);
         async move {
             match (&*request.name, context.epoch().number()) {
@@ -381,14 +385,14 @@ async fn stopped_with_work_left(reason: StopReason, source: impl ConditionalSour
             }
         }
     });
-    rig.running().await;
+    harness.running().await;
     settle().await;
     assert_eq!(log.names(), ["ns/delayed", "ns/failed", "ns/stuck"]);
-    rig.stop(reason).await.unwrap();
-    rig.start();
-    rig.running().await;
+    harness.stop(reason).await.unwrap();
+    harness.start();
+    harness.running().await;
     sleep(Duration::from_secs(120)).await;
-    (rig, log)
+    (harness, log)
 }
 
 const WORK: [&str; 4] = ["delayed", "failed", "stuck", "ready"];
@@ -399,7 +403,7 @@ async fn superseded_epoch_hands_its_work_to_the_next() {
     for name in WORK {
         sender.try_send(key(name)).unwrap();
     }
-    let (mut rig, log) = stopped_with_work_left(StopReason::Superseded, channel).await;
+    let (mut harness, log) = stopped_with_work_left(StopReason::Superseded, channel).await;
 
     let names = log.names();
     let (next, last) = (&names[3..], log.attempts()[names.len() - 1]);
@@ -407,18 +411,18 @@ async fn superseded_epoch_hands_its_work_to_the_next() {
     assert_eq!(next, ["ns/failed", "ns/ready", "ns/stuck", "ns/delayed"]);
     assert_eq!(log.attempts()[3].0, 1, "its failures count on");
     assert_eq!(last, (0, 60_000), "not sooner than it was asked for");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn restart_begins_with_an_empty_queue() {
     let source = Fake::new("fake", &WORK);
-    let (mut rig, log) = stopped_with_work_left(StopReason::TypeGone, source).await;
+    let (mut harness, log) = stopped_with_work_left(StopReason::TypeGone, source).await;
 
     let (names, attempts) = (log.names(), log.attempts());
     assert_eq!(names[3..], ["ns/delayed", "ns/failed", "ns/stuck", "ns/ready"], "in its order");
     assert!(attempts[3..].iter().all(|(failures, at)| *failures == 0 && *at < 5_100), "at once");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -426,20 +430,21 @@ async fn controller_can_be_started_again_and_again() {
     let fake = Fake::new("fake", &["a", "b"]);
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Required, fake.clone()).run(move |request, context| {
-        notes.note(&request, &context, start);
-        async { ok() }
-    });
+    let mut harness =
+        make().input(InputMode::Required, fake.clone()).run(move |request, context| {
+            notes.note(&request, &context, start);
+            async { ok() }
+        });
     for epoch in 1..=10 {
-        rig.running().await;
+        harness.running().await;
         settle().await;
-        rig.stop(StopReason::TypeGone).await.unwrap();
+        harness.stop(StopReason::TypeGone).await.unwrap();
 
         assert_eq!((fake.starts(), fake.running()), (epoch, 0));
         assert_eq!(log.names().len(), epoch * 2);
-        rig.start();
+        harness.start();
     }
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -447,42 +452,43 @@ async fn requests_sent_while_no_epoch_runs_wait_for_the_next_one() {
     let (sender, channel) = ChannelSource::new(8);
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Plain, channel).run(move |request, context| {
+    let mut harness = make().input(InputMode::Plain, channel).run(move |request, context| {
         notes.note(&request, &context, start);
         async { ok() }
     });
-    rig.running().await;
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.running().await;
+    harness.stop(StopReason::Cancelled).await.unwrap();
     sender.send(key("a")).await.unwrap();
 
-    rig.start();
-    rig.running().await;
+    harness.start();
+    harness.running().await;
     drop(sender);
     settle().await;
 
     assert_eq!(log.names(), ["ns/a"]);
-    assert_eq!(rig.runs.len(), 1, "a closed channel ends no run");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.runs.len(), 1, "a closed channel ends no run");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn series_are_there_from_the_build_and_go_with_the_last_controller_of_the_name() {
-    let mut rig = make().input(Mode::Required, Fake::new("fake", &["a"])).run(|_, _| pending());
-    let metrics = rig.metrics.clone();
+    let mut harness =
+        make().input(InputMode::Required, Fake::new("fake", &["a"])).run(|_, _| pending());
+    let metrics = harness.metrics.clone();
     let second = metrics.series(&"widgets".into());
-    rig.running().await;
+    harness.running().await;
     sleep(Duration::from_secs(3)).await;
     let longest =
         "workqueue_longest_running_processor_seconds{name=\"widgets\",controller=\"widgets\"}";
-    assert_eq!(rig.metric(longest).parse::<f64>().unwrap().round() as u32, 3);
-    rig.stop(StopReason::Cancelled).await.unwrap();
-    assert_eq!(rig.metric(longest), "0.0");
+    assert_eq!(harness.metric(longest).parse::<f64>().unwrap().round() as u32, 3);
+    harness.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric(longest), "0.0");
     let depth = "workqueue_depth{name=\"widgets\",controller=\"widgets\",priority=\"-100\"}";
-    assert_eq!(rig.metric(depth), "0");
+    assert_eq!(harness.metric(depth), "0");
     let total = "controller_runtime_reconcile_total{controller=\"widgets\",result=\"success\"}";
-    assert_eq!(rig.metric(total), "0", "seeded");
+    assert_eq!(harness.metric(total), "0", "seeded");
 
-    drop(rig);
+    drop(harness);
     assert!(exported(&metrics).contains("controller=\"widgets\""));
     drop(second);
 

@@ -47,52 +47,52 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
 
 #[tokio::test(start_paused = true)]
 async fn cluster_is_running_once_discovery_has_answered() {
-    let rig = Rig::new();
+    let harness = Harness::new();
 
-    let mut watch = rig.manager.watch();
+    let mut watch = harness.manager.watch();
     let runs = |snapshot: &Arc<Snapshot>| {
         snapshot.get(&"cluster".into()).is_some_and(|it| it.state == ControllerState::Running)
     };
     drop(watch.wait_for(runs).await.unwrap());
 
-    let health = rig.cluster.types.health();
+    let health = harness.cluster.types.health();
     assert!(health.is_current(), "{health:?}");
-    rig.shutdown().await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
-    let rig = Rig::new();
-    rig.server.forbid("/apis");
-    rig.install("Widget");
+    let harness = Harness::new();
+    harness.server.forbid("/apis");
+    harness.install("Widget");
     let began = Instant::now();
 
-    rig.add(builder().for_type(widgets()).conditional()).await;
-    let before = rig.status();
+    harness.add(builder().for_type(widgets()).conditional()).await;
+    let before = harness.status();
     assert_eq!((before.state, before.reason.as_str()), (ControllerState::Waiting, "NotStarted"));
-    rig.state(ControllerState::Running).await;
+    harness.state(ControllerState::Running).await;
 
     assert!((5..6).contains(&began.elapsed().as_secs()), "{:?}", began.elapsed());
-    assert!(rig.cluster.types.health().discovery.error.is_some());
-    rig.shutdown().await;
+    assert!(harness.cluster.types.health().discovery.error.is_some());
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn start_that_does_not_finish_says_why_once_the_sync_timeout_is_over() {
-    let rig = Rig::new();
-    rig.install("Widget");
-    rig.server.forbid("widgets.example.com");
-    rig.add(builder().for_type(widgets()).conditional()).await;
-    let soon = rig.until(|status| status.reason == "Forbidden").await;
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.forbid("widgets.example.com");
+    harness.add(builder().for_type(widgets()).conditional()).await;
+    let soon = harness.until(|status| status.reason == "Forbidden").await;
     assert!(soon.report.late.is_empty());
 
-    let late = rig.until(|status| status.reason == "SyncTimeout").await;
+    let late = harness.until(|status| status.reason == "SyncTimeout").await;
     assert_eq!((late.state, late.epoch), (ControllerState::Starting, 1));
     assert!(late.message.contains("cannot list resource"), "{}", late.message);
     assert_eq!(late.report.late.len(), 1);
 
-    rig.server.allow("widgets.example.com");
-    let running = rig.state(ControllerState::Running).await;
+    harness.server.allow("widgets.example.com");
+    let running = harness.state(ControllerState::Running).await;
     assert_eq!((running.epoch, running.report.late.len()), (1, 0));
-    rig.shutdown().await;
+    harness.shutdown().await;
 }

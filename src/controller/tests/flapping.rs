@@ -4,7 +4,7 @@ use super::*;
 
 /// Installs, removes, hides and forbids types at random, and then lets them all be.
 async fn flap(seed: u64) {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let mut random = fastrand::Rng::with_seed(seed);
     let types = [("widgets", "Widget"), ("parts", "Part"), ("things", "Thing")];
     let path = |plural: &str| format!("/apis/example.com/v1/{plural}");
@@ -12,29 +12,30 @@ async fn flap(seed: u64) {
     settle().await;
     let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
     let things = TypeRef::resource("example.com", "v1", "things");
-    rig.add(
-        builder()
-            .for_type(widgets())
-            .conditional()
-            .owns_type(parts())
-            .optional()
-            .watches_type(things, Handler::Object),
-    )
-    .await;
+    harness
+        .add(
+            builder()
+                .for_type(widgets())
+                .conditional()
+                .owns_type(parts())
+                .optional()
+                .watches_type(things, Handler::Object),
+        )
+        .await;
 
     for _ in 0..150 {
         let number = random.usize(..3);
         let (plural, kind) = types[number];
-        let served = rig.server.serves(kind);
+        let served = harness.server.serves(kind);
         match random.u8(..10) {
-            0 if served => rig.server.uninstall(plural),
-            1 if served => rig.server.install(crd(kind), &["v2"]),
-            2 => rig.server.forbid(&resource(plural)),
-            3 | 4 => rig.server.allow(&resource(plural)),
+            0 if served => harness.server.uninstall(plural),
+            1 if served => harness.server.install(crd(kind), &["v2"]),
+            2 => harness.server.forbid(&resource(plural)),
+            3 | 4 => harness.server.allow(&resource(plural)),
             5..=7 if served => {
-                rig.server.apply(object(kind, &random.u8(..4).to_string(), "flapping"));
+                harness.server.apply(object(kind, &random.u8(..4).to_string(), "flapping"));
             }
-            _ => rig.install(kind),
+            _ => harness.install(kind),
         }
         match random.u8(..4) {
             0 => sleep(Duration::from_millis(random.u64(..50))).await,
@@ -43,14 +44,14 @@ async fn flap(seed: u64) {
         }
     }
     for (plural, kind) in types {
-        rig.server.allow(&resource(plural));
-        rig.install(kind);
-        rig.server.apply(object(kind, "last", "last"));
+        harness.server.allow(&resource(plural));
+        harness.install(kind);
+        harness.server.apply(object(kind, "last", "last"));
     }
     // The longest back-offs of an informer and of the manager are over by then.
     sleep(Duration::from_secs(600)).await;
 
-    let status = rig.status();
+    let status = harness.status();
     assert_eq!(
         (status.state, status.reason.as_str()),
         (ControllerState::Running, "Running"),
@@ -61,30 +62,30 @@ async fn flap(seed: u64) {
         status.report.watches.iter().all(|watch| watch.state == crate::manager::WatchState::Synced),
         "{status:?}"
     );
-    assert_eq!(rig.cluster.informers.status().len(), 3);
+    assert_eq!(harness.cluster.informers.status().len(), 3);
     for (plural, kind) in types {
-        assert_eq!(rig.server.watches(&path(plural)), 1, "{plural}");
-        let informers = rig.cluster.informers.status();
+        assert_eq!(harness.server.watches(&path(plural)), 1, "{plural}");
+        let informers = harness.cluster.informers.status();
         let informer = informers.iter().find(|it| &*it.key.identity.plural == plural).unwrap();
-        assert_eq!(informer.objects, rig.server.count(kind), "{plural}");
+        assert_eq!(informer.objects, harness.server.count(kind), "{plural}");
     }
-    rig.log().await;
-    rig.server.apply(widget("new", "new"));
-    rig.server.apply(part("p", "of-part"));
-    rig.server.apply(object("Thing", "thing", "thing"));
-    let mut log = rig.log().await;
+    harness.log().await;
+    harness.server.apply(widget("new", "new"));
+    harness.server.apply(part("p", "of-part"));
+    harness.server.apply(object("Thing", "thing", "thing"));
+    let mut log = harness.log().await;
     log.sort();
     assert_eq!(log, ["ns/new new", "ns/of-part gone", "ns/thing gone"]);
 
-    rig.server.uninstall("widgets");
-    rig.state(ControllerState::Waiting).await;
-    assert_eq!(rig.server.watches(WIDGETS), 0);
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+    assert_eq!(harness.server.watches(WIDGETS), 0);
     sleep(Duration::from_secs(11)).await;
-    assert!(rig.cluster.informers.status().is_empty());
-    rig.manager.remove(NAME).await;
+    assert!(harness.cluster.informers.status().is_empty());
+    harness.manager.remove(NAME).await;
     settle().await;
     assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), before);
-    rig.shutdown().await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

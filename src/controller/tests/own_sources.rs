@@ -23,17 +23,17 @@ impl ConditionalSource for Brief {
 
 #[tokio::test(start_paused = true)]
 async fn controller_whose_required_source_is_always_done_starts_again_less_and_less_often() {
-    let (rig, brief) = (Rig::new(), Brief::default());
-    rig.install("Widget");
+    let (harness, brief) = (Harness::new(), Brief::default());
+    harness.install("Widget");
 
-    rig.add(builder().for_type(widgets()).source(brief.clone()).conditional()).await;
-    rig.until(|status| status.epoch == 3).await;
-    let status = rig.until(|status| status.state == ControllerState::BackingOff).await;
+    harness.add(builder().for_type(widgets()).source(brief.clone()).conditional()).await;
+    harness.until(|status| status.epoch == 3).await;
+    let status = harness.until(|status| status.state == ControllerState::BackingOff).await;
     assert_eq!(status.last_done.as_ref().unwrap().reason, DoneReason::Completed);
     sleep(Duration::from_secs(3600)).await;
 
     let starts = brief.0.load(Ordering::SeqCst);
-    assert_eq!(u64::try_from(starts).unwrap(), rig.status().epoch, "one in each epoch");
+    assert_eq!(u64::try_from(starts).unwrap(), harness.status().epoch, "one in each epoch");
     assert!((15..=30).contains(&starts), "{starts}: 1 s doubling to 5 min");
-    rig.shutdown().await;
+    harness.shutdown().await;
 }

@@ -156,31 +156,32 @@ fn faulty(seam: Seam) -> Builder {
 
 /// Runs a controller that panics there beside a healthy one that shares its informer.
 async fn try_seam(seam: Seam) {
-    let rig = Rig::new();
-    rig.install("Widget");
-    rig.server.apply(widget("a", "a"));
-    let well = Arc::new(rig.build(Controller::builder("well").for_type(widgets()).conditional()));
-    rig.manager.add("well", well, RunnableOptions::default()).await.unwrap();
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(widget("a", "a"));
+    let well =
+        Arc::new(harness.build(Controller::builder("well").for_type(widgets()).conditional()));
+    harness.manager.add("well", well, RunnableOptions::default()).await.unwrap();
 
-    let built = faulty(seam).build(&rig.cluster, Faulty::reconciler(seam));
+    let built = faulty(seam).build(&harness.cluster, Faulty::reconciler(seam));
     let controller = match (built, seam) {
         (Err(error), Seam::SourceName) => {
             assert!(error.to_string().contains("boom"), "{error}");
-            rig.shutdown().await;
+            harness.shutdown().await;
             return;
         }
         (built, _) => Arc::new(built.unwrap()),
     };
-    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
     if matches!(seam, Seam::ReconcilerDropped | Seam::SourceDropped) {
-        rig.state(ControllerState::Running).await;
+        harness.state(ControllerState::Running).await;
     } else {
         let named = |status: &RunnableStatus| {
             let text = format!("{status:?}");
             text.contains("boom") || text.contains("a panic without a message")
         };
-        rig.until(named).await;
+        harness.until(named).await;
         let source = matches!(
             seam,
             Seam::SourceReady
@@ -193,17 +194,17 @@ async fn try_seam(seam: Seam) {
                 | Seam::SourceDoneDropped
         );
         if !source {
-            let status = rig.state(ControllerState::Running).await;
+            let status = harness.state(ControllerState::Running).await;
             assert_eq!((status.epoch, &status.last_done), (1, &None), "the run goes on");
         }
     }
-    rig.server.apply(widget("b", "b"));
+    harness.server.apply(widget("b", "b"));
     settle().await;
-    rig.manager.remove(NAME).await;
-    let log = rig.log().await;
+    harness.manager.remove(NAME).await;
+    let log = harness.log().await;
     assert!(log.contains(&"ns/b b".to_owned()), "{log:?}");
-    assert_eq!(rig.manager.status_of("well").unwrap().epoch, 1);
-    rig.shutdown().await;
+    assert_eq!(harness.manager.status_of("well").unwrap().epoch, 1);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use crate::informer::Index;
 
 #[tokio::test(start_paused = true)]
 async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_built() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let owner = Handler::Owner {
         owner: crate::kind::GroupKind { group: "example.com".into(), kind: "Widget".into() },
         only_controller: true,
@@ -30,7 +30,7 @@ async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_b
 
     let built: Vec<_> = wrong
         .into_iter()
-        .map(|builder| builder.build(&rig.cluster, log()).err().map(|error| error.to_string()))
+        .map(|builder| builder.build(&harness.cluster, log()).err().map(|error| error.to_string()))
         .collect();
 
     assert!(built.iter().all(Option::is_some), "{built:#?}");
@@ -46,7 +46,7 @@ async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_b
              it after owns",
         ]
     );
-    rig.shutdown().await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -58,15 +58,17 @@ async fn a_type_that_is_kept_in_part_is_not_decoded_and_the_error_says_what_to_c
             Ok(Outcome::Done)
         }
     }
-    let rig = Rig::new();
-    rig.server.apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}));
+    let harness = Harness::new();
+    harness
+        .server
+        .apply(json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}));
     let input = builder().for_type(TypeRef::of::<ConfigMap>()).metadata_only();
-    let controller = Arc::new(input.build(&rig.cluster, Reader).unwrap());
-    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    let controller = Arc::new(input.build(&harness.cluster, Reader).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
-    let status = rig.until(|status| status.report.last_error.is_some()).await;
+    let status = harness.until(|status| status.report.last_error.is_some()).await;
 
     let error = status.report.last_error.as_deref().unwrap();
     assert!(error.contains("build the input without metadata_only"), "{error}");
-    rig.shutdown().await;
+    harness.shutdown().await;
 }

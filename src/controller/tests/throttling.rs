@@ -38,73 +38,73 @@ impl Reconciler for Maker {
 
 #[tokio::test(start_paused = true)]
 async fn many_controllers_try_a_server_that_throttles_ever_less_and_lose_nothing() {
-    let rig = Rig::new();
-    ["Widget", "Part", "Gadget"].iter().for_each(|kind| rig.install(kind));
+    let harness = Harness::new();
+    ["Widget", "Part", "Gadget"].iter().for_each(|kind| harness.install(kind));
     let throttled = Rule::new(Action::Reply(later(429, 1))).verb(Verb::Create);
-    let storm = rig.server.fault(throttled.resource("example.com", "parts"));
-    (0..PARENTS).for_each(|number| rig.server.apply(widget(&format!("w{number}"), "w")));
-    rig.add(builder().for_type(TypeRef::resource("example.com", "v1", "gadgets"))).await;
+    let storm = harness.server.fault(throttled.resource("example.com", "parts"));
+    (0..PARENTS).for_each(|number| harness.server.apply(widget(&format!("w{number}"), "w")));
+    harness.add(builder().for_type(TypeRef::resource("example.com", "v1", "gadgets"))).await;
     for number in 0..CONTROLLERS {
         let name = format!("c{number}");
         let maker = Controller::builder(name.as_str()).for_type(widgets());
-        let maker = maker.build(&rig.cluster, Maker(name.clone())).unwrap();
-        rig.manager.add(name, Arc::new(maker), RunnableOptions::default()).await.unwrap();
+        let maker = maker.build(&harness.cluster, Maker(name.clone())).unwrap();
+        harness.manager.add(name, Arc::new(maker), RunnableOptions::default()).await.unwrap();
     }
 
     let mut rates = Vec::new();
     for ten in 0..12 {
-        let before = rig.server.creations();
+        let before = harness.server.creations();
         sleep(Duration::from_secs(10)).await;
-        rates.push(rig.server.creations() - before);
+        rates.push(harness.server.creations() - before);
         // Who is not refused does not wait for those who are.
-        rig.server.apply(object("Gadget", "g", "g"));
-        assert_eq!(rig.log().await, ["ns/g missing"], "in the {ten}th ten seconds");
+        harness.server.apply(object("Gadget", "g", "g"));
+        assert_eq!(harness.log().await, ["ns/g missing"], "in the {ten}th ten seconds");
     }
     let all = CONTROLLERS * PARENTS;
     assert!(rates[0] <= 4 * all, "each a few times, before it is known: {rates:?}");
     let later = &rates[2..];
     assert!(later.iter().all(|it| (50..=300).contains(it)), "20 a second and luck: {rates:?}");
-    assert_eq!(rig.server.count("Part"), 0);
+    assert_eq!(harness.server.count("Part"), 0);
 
-    let before = rig.server.creations();
-    rig.server.remove(storm);
+    let before = harness.server.creations();
+    harness.server.remove(storm);
     sleep(Duration::from_secs(15)).await;
 
-    assert_eq!(rig.server.count("Part"), all);
-    assert_eq!(rig.server.creations() - before, all, "each was made once");
-    rig.shutdown().await;
+    assert_eq!(harness.server.count("Part"), all);
+    assert_eq!(harness.server.creations() - before, all, "each was made once");
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn those_who_waited_in_a_storm_that_is_over_take_nothing_from_who_waits_in_the_next() {
-    let rig = Rig::new();
-    ["Widget", "Part"].iter().for_each(|kind| rig.install(kind));
+    let harness = Harness::new();
+    ["Widget", "Part"].iter().for_each(|kind| harness.install(kind));
     let storm = || {
         let throttled = Rule::new(Action::Reply(later(429, 1))).verb(Verb::Create);
-        rig.server.fault(throttled.resource("example.com", "parts"))
+        harness.server.fault(throttled.resource("example.com", "parts"))
     };
     for number in 0..CONTROLLERS {
         let name = format!("c{number:02}");
         let maker = Controller::builder(name.as_str()).for_type(widgets());
-        let maker = maker.build(&rig.cluster, Maker(name.clone())).unwrap();
-        rig.manager.add(name, Arc::new(maker), RunnableOptions::default()).await.unwrap();
+        let maker = maker.build(&harness.cluster, Maker(name.clone())).unwrap();
+        harness.manager.add(name, Arc::new(maker), RunnableOptions::default()).await.unwrap();
     }
     let first = storm();
-    rig.server.apply(widget("w", "w"));
+    harness.server.apply(widget("w", "w"));
     sleep(Duration::from_secs(30)).await;
-    rig.server.remove(first);
+    harness.server.remove(first);
     sleep(Duration::from_secs(120)).await;
-    assert_eq!(rig.server.count("Part"), CONTROLLERS, "nobody waits any more");
+    assert_eq!(harness.server.count("Part"), CONTROLLERS, "nobody waits any more");
 
     let second = storm();
-    (0..60).for_each(|number| rig.server.apply(widget(&format!("c00-{number}"), "w")));
+    (0..60).for_each(|number| harness.server.apply(widget(&format!("c00-{number}"), "w")));
     sleep(Duration::from_secs(180)).await;
-    let before = rig.server.creations();
+    let before = harness.server.creations();
     sleep(Duration::from_secs(60)).await;
 
     // One a second; if the 49 others counted, it would be one in 2.5 s.
-    let tries = rig.server.creations() - before;
+    let tries = harness.server.creations() - before;
     assert!((45..=75).contains(&tries), "{tries}");
-    rig.server.remove(second);
-    rig.shutdown().await;
+    harness.server.remove(second);
+    harness.shutdown().await;
 }

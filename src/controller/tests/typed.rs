@@ -86,77 +86,77 @@ fn sized(name: &str, size: Value) -> Value {
     widget
 }
 
-async fn rig() -> Rig {
-    let rig = Rig::new();
-    rig.install("Widget");
-    rig.install("Part");
+async fn harness() -> Harness {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
     let builder = builder().for_::<Widget>().conditional().owns::<Part>().conditional();
-    let controller = builder.build(&rig.cluster, Typed(Arc::clone(&rig.log))).unwrap();
-    rig.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
-    rig.state(ControllerState::Running).await;
-    rig
+    let controller = builder.build(&harness.cluster, Typed(Arc::clone(&harness.log))).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    harness
 }
 
 #[tokio::test(start_paused = true)]
 async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
-    let rig = rig().await;
+    let harness = harness().await;
 
-    rig.server.apply(sized("a", json!(1)));
-    assert_eq!(rig.log().await, ["ns/a 1 0"]);
-    rig.server.apply(part("p", "a"));
-    assert_eq!(rig.log().await, ["ns/a 1 1"]);
-    rig.server.delete("Widget", "a");
-    assert_eq!(rig.log().await, ["ns/a gone"]);
+    harness.server.apply(sized("a", json!(1)));
+    assert_eq!(harness.log().await, ["ns/a 1 0"]);
+    harness.server.apply(part("p", "a"));
+    assert_eq!(harness.log().await, ["ns/a 1 1"]);
+    harness.server.delete("Widget", "a");
+    assert_eq!(harness.log().await, ["ns/a gone"]);
 
-    rig.shutdown().await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lister_of_what_nothing_is_known_of_is_an_error_and_not_empty() {
-    let rig = Rig::new();
-    rig.install("Widget");
-    rig.server.apply(sized("a", json!(1)));
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.server.apply(sized("a", json!(1)));
     let builder = builder().for_::<Widget>().conditional().owns::<Part>().optional();
-    let controller = builder.build(&rig.cluster, Typed(Arc::clone(&rig.log))).unwrap();
-    rig.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
-    rig.state(ControllerState::Running).await;
+    let controller = builder.build(&harness.cluster, Typed(Arc::clone(&harness.log))).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
 
-    assert_eq!(rig.log().await, [""; 0], "not a widget without parts");
-    let error = rig.status().report.last_error.clone().unwrap();
+    assert_eq!(harness.log().await, [""; 0], "not a widget without parts");
+    let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("nothing is known of the objects of"), "{error}");
 
-    rig.install("Part");
-    rig.server.apply(part("p", "a"));
-    assert_eq!(rig.log().await, ["ns/a 1 1"]);
-    rig.shutdown().await;
+    harness.install("Part");
+    harness.server.apply(part("p", "a"));
+    assert_eq!(harness.log().await, ["ns/a 1 1"]);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn object_that_does_not_have_the_shape_of_its_type_fails_alone() {
-    let rig = rig().await;
-    rig.server.apply(sized("good", json!(1)));
-    assert_eq!(rig.log().await, ["ns/good 1 0"]);
+    let harness = harness().await;
+    harness.server.apply(sized("good", json!(1)));
+    assert_eq!(harness.log().await, ["ns/good 1 0"]);
 
-    rig.server.apply(sized("bad", json!("many")));
-    rig.server.apply(sized("good", json!(2)));
+    harness.server.apply(sized("bad", json!("many")));
+    harness.server.apply(sized("good", json!(2)));
 
-    assert_eq!(rig.log().await, ["ns/good 2 0"]);
-    let status = rig.status();
+    assert_eq!(harness.log().await, ["ns/good 2 0"]);
+    let status = harness.status();
     let error = status.report.last_error.clone().unwrap();
     assert!(error.starts_with("ns/bad: ") && error.contains("expected u32"), "{error}");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    rig.server.apply(sized("bad", json!(3)));
-    assert_eq!(rig.log().await, ["ns/bad 3 0"]);
-    assert_eq!(rig.status().report.last_error, None);
-    rig.shutdown().await;
+    harness.server.apply(sized("bad", json!(3)));
+    assert_eq!(harness.log().await, ["ns/bad 3 0"]);
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
-    let rig = Rig::new();
-    rig.install("Widget");
+    let harness = Harness::new();
+    harness.install("Widget");
     for (name, size) in [("a", json!(1)), ("bad", json!([])), ("c", json!(3))] {
-        rig.server.apply(sized(name, size));
+        harness.server.apply(sized(name, size));
     }
     struct Counter(Log);
     impl Reconciler for Counter {
@@ -168,11 +168,12 @@ async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
         }
     }
 
-    let controller = builder().for_::<Widget>().build(&rig.cluster, Counter(rig.log.clone()));
+    let controller =
+        builder().for_::<Widget>().build(&harness.cluster, Counter(harness.log.clone()));
     let controller = Arc::new(controller.unwrap());
-    rig.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
-    rig.state(ControllerState::Running).await;
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
 
-    assert_eq!(rig.log().await, ["1 of 3", "1 of 3", "1 of 3"]);
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["1 of 3", "1 of 3", "1 of 3"]);
+    harness.shutdown().await;
 }

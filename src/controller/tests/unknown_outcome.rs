@@ -54,7 +54,7 @@ async fn make(client: Client, widget: String) -> Result<(), kube::Error> {
     api.create(&PostParams::default(), &part).await.map(drop)
 }
 
-impl Rig {
+impl Harness {
     fn maker(&self, apart: bool) -> Arc<Controller> {
         let builder = builder()
             .for_type(widgets())
@@ -67,12 +67,12 @@ impl Rig {
 
     /// A controller whose creation was carried out, which it does not know; no watch tells it.
     async fn in_doubt(mishap: Action) -> (Self, RuleId) {
-        let rig = Self::with_maker(false).await;
-        rig.server.mishap(mishap);
-        let silence = rig.server.withhold("parts");
-        rig.server.apply(widget("a", "a"));
-        assert_eq!(rig.log().await, ["ns/a 0 false"]);
-        (rig, silence)
+        let harness = Self::with_maker(false).await;
+        harness.server.mishap(mishap);
+        let silence = harness.server.withhold("parts");
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, ["ns/a 0 false"]);
+        (harness, silence)
     }
 
     /// The watch tells, and what was created is seen rather than created again.
@@ -84,12 +84,12 @@ impl Rig {
     }
 
     async fn with_maker(apart: bool) -> Self {
-        let rig = Self::new();
-        rig.install("Widget");
-        rig.install("Part");
-        rig.manager.add(NAME, rig.maker(apart), RunnableOptions::default()).await.unwrap();
-        rig.state(ControllerState::Running).await;
-        rig
+        let harness = Self::new();
+        harness.install("Widget");
+        harness.install("Part");
+        harness.manager.add(NAME, harness.maker(apart), RunnableOptions::default()).await.unwrap();
+        harness.state(ControllerState::Running).await;
+        harness
     }
 }
 
@@ -97,185 +97,193 @@ impl Rig {
 async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behind() {
     for mishap in mishaps() {
         for apart in [false, true] {
-            let rig = Rig::with_maker(apart).await;
-            rig.server.mishap(mishap.clone());
-            let silence = rig.server.withhold("parts");
+            let harness = Harness::with_maker(apart).await;
+            harness.server.mishap(mishap.clone());
+            let silence = harness.server.withhold("parts");
 
-            rig.server.apply(widget("a", "a"));
+            harness.server.apply(widget("a", "a"));
             sleep(Duration::from_secs(200)).await;
 
-            assert_eq!(rig.log().await, ["ns/a 0 false"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
-            let error = rig.status().report.last_error.clone().unwrap();
+            assert_eq!(harness.log().await, ["ns/a 0 false"], "{mishap:?}");
+            assert_eq!(
+                (harness.server.creations(), harness.server.count("Part")),
+                (1, 1),
+                "{mishap:?}"
+            );
+            let error = harness.status().report.last_error.clone().unwrap();
             assert!(error.contains("parts") && error.contains("caught up"), "{error}");
 
-            rig.server.release("parts", silence);
+            harness.server.release("parts", silence);
             sleep(Duration::from_secs(200)).await;
 
-            assert_eq!(rig.log().await, ["ns/a 1 true"], "{mishap:?}");
-            assert_eq!((rig.server.creations(), rig.server.count("Part")), (1, 1), "{mishap:?}");
-            assert_eq!(rig.status().report.last_error, None);
-            rig.server.apply(widget("a", "a"));
-            assert_eq!(rig.log().await, ["ns/a 1 false"], "{mishap:?}");
-            rig.shutdown().await;
+            assert_eq!(harness.log().await, ["ns/a 1 true"], "{mishap:?}");
+            assert_eq!(
+                (harness.server.creations(), harness.server.count("Part")),
+                (1, 1),
+                "{mishap:?}"
+            );
+            assert_eq!(harness.status().report.last_error, None);
+            harness.server.apply(widget("a", "a"));
+            assert_eq!(harness.log().await, ["ns/a 1 false"], "{mishap:?}");
+            harness.shutdown().await;
         }
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
-    let (rig, _silence) = Rig::in_doubt(Action::Lose).await;
+    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
-        rig.server.apply(widget(name, name));
+        harness.server.apply(widget(name, name));
     }
 
-    assert_eq!(rig.log().await.len(), 3);
-    rig.shutdown().await;
+    assert_eq!(harness.log().await.len(), 3);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
-    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
 
-    let replaced = rig.manager.replace(NAME, rig.maker(false), RunnableOptions::default());
+    let replaced = harness.manager.replace(NAME, harness.maker(false), RunnableOptions::default());
     timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
-    rig.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
+    harness.until(|status| status.epoch == 2 && status.state == ControllerState::Running).await;
     sleep(Duration::from_secs(200)).await;
 
-    assert_eq!(rig.status().last_done.as_ref().unwrap().unknown_requests, 1);
-    assert_eq!(rig.log().await, [""; 0]);
-    assert_eq!(rig.server.creations(), 1);
-    rig.learns(silence).await;
-    rig.shutdown().await;
+    assert_eq!(harness.status().last_done.as_ref().unwrap().unknown_requests, 1);
+    assert_eq!(harness.log().await, [""; 0]);
+    assert_eq!(harness.server.creations(), 1);
+    harness.learns(silence).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
-    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
 
-    rig.manager.remove(NAME).await;
-    rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
-    rig.state(ControllerState::Running).await;
+    harness.manager.remove(NAME).await;
+    harness.manager.add(NAME, harness.maker(false), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
     sleep(Duration::from_secs(200)).await;
 
-    assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
-    rig.learns(silence).await;
-    rig.shutdown().await;
+    assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 1));
+    harness.learns(silence).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_gone() {
-    let (rig, silence) = Rig::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
 
-    rig.manager.remove(NAME).await;
-    rig.server.delete("Widget", "a");
-    rig.manager.add(NAME, rig.maker(false), RunnableOptions::default()).await.unwrap();
-    rig.state(ControllerState::Running).await;
+    harness.manager.remove(NAME).await;
+    harness.server.delete("Widget", "a");
+    harness.manager.add(NAME, harness.maker(false), RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
 
-    rig.learns(silence).await;
-    rig.shutdown().await;
+    harness.learns(silence).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_waits_for_its_own_object_too() {
-    let rig = Rig::with_maker(false).await;
-    rig.server.mishap(Action::Withhold);
-    rig.server.apply(widget("a", "a"));
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
-    let silence = rig.server.withhold("widgets");
-    rig.server.apply(widget("a", "a"));
+    let harness = Harness::with_maker(false).await;
+    harness.server.mishap(Action::Withhold);
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    let silence = harness.server.withhold("widgets");
+    harness.server.apply(widget("a", "a"));
 
     // The reconcile is given up, and what it created is in the cache.
     sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, [""; 0]);
-    let error = rig.status().report.last_error.clone().unwrap();
+    assert_eq!(harness.log().await, [""; 0]);
+    let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("widgets") && error.contains("caught up"), "{error}");
 
-    rig.server.release("widgets", silence);
+    harness.server.release("widgets", silence);
     sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.log().await, ["ns/a 1 true"]);
-    assert_eq!(rig.server.creations(), 1);
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    assert_eq!(harness.server.creations(), 1);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_named_is_looked_for_on_every_page() {
-    let rig = Rig::with_maker(false).await;
+    let harness = Harness::with_maker(false).await;
     for number in 0..500 {
         let before_all_names = format!("{number:04}");
-        rig.server.apply(object("Part", &before_all_names, "x"));
+        harness.server.apply(object("Part", &before_all_names, "x"));
     }
     settle().await;
-    rig.server.mishap(Action::Lose);
-    let silence = rig.server.withhold("parts");
+    harness.server.mishap(Action::Lose);
+    let silence = harness.server.withhold("parts");
 
-    rig.server.apply(widget("a", "a"));
+    harness.server.apply(widget("a", "a"));
     sleep(Duration::from_secs(200)).await;
 
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
-    rig.learns(silence).await;
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    harness.learns(silence).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
     const PARTS: usize = 1200;
-    let rig = Rig::with_maker(false).await;
+    let harness = Harness::with_maker(false).await;
     for number in 0..PARTS {
         let mut part = object("Part", &format!("p{number:04}"), "x");
         part["spec"] = json!({ "text": "x".repeat(4096) });
-        rig.server.apply(part);
+        harness.server.apply(part);
     }
     settle().await;
-    rig.server.mishap(Action::Lose);
-    let silence = rig.server.withhold("parts");
-    let (lists, bytes) = (rig.server.lists("parts"), rig.server.bytes());
+    harness.server.mishap(Action::Lose);
+    let silence = harness.server.withhold("parts");
+    let (lists, bytes) = (harness.server.lists("parts"), harness.server.bytes());
 
-    rig.server.apply(widget("a", "a"));
+    harness.server.apply(widget("a", "a"));
     // Writes of others do not restart the look.
     for number in 0..100 {
         sleep(Duration::from_secs(2)).await;
-        rig.server.apply(object("Part", &format!("q{number}"), "x"));
+        harness.server.apply(object("Part", &format!("q{number}"), "x"));
     }
 
-    let lists = rig.server.list_queries("parts").split_off(lists);
+    let lists = harness.server.list_queries("parts").split_off(lists);
     let by_name = lists.iter().filter(|query| query.contains("metadata.name")).count();
     assert_eq!(lists.len() - by_name, 3, "one list, of 500 objects each page: {lists:?}");
     assert!((20..40).contains(&by_name), "{by_name}: one at each look");
-    let bytes = usize::try_from(rig.server.bytes() - bytes).unwrap();
+    let bytes = usize::try_from(harness.server.bytes() - bytes).unwrap();
     assert!(bytes < PARTS * 600, "{bytes}");
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
-    rig.learns(silence).await;
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    harness.learns(silence).await;
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
-    let (rig, silence) = Rig::in_doubt(Action::Lose).await;
+    let (harness, silence) = Harness::in_doubt(Action::Lose).await;
     sleep(Duration::from_secs(60)).await;
-    assert_eq!(rig.log().await, [""; 0]);
+    assert_eq!(harness.log().await, [""; 0]);
 
-    rig.server.delete_all("Part");
+    harness.server.delete_all("Part");
     sleep(Duration::from_secs(60)).await;
 
-    assert_eq!(rig.log().await, ["ns/a 0 true"], "no cache will ever have it");
-    assert_eq!((rig.server.creations(), rig.server.count("Part")), (2, 1));
-    rig.server.release("parts", silence);
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["ns/a 0 true"], "no cache will ever have it");
+    assert_eq!((harness.server.creations(), harness.server.count("Part")), (2, 1));
+    harness.server.release("parts", silence);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn refused_write_leaves_no_doubt() {
-    let rig = Rig::with_maker(false).await;
-    let asked = rig.server.asked(PARTS);
-    rig.server.apply(object("Part", "b", "b"));
+    let harness = Harness::with_maker(false).await;
+    let asked = harness.server.asked(PARTS);
+    harness.server.apply(object("Part", "b", "b"));
 
-    rig.server.apply(widget("a", "a"));
+    harness.server.apply(widget("a", "a"));
 
-    assert_eq!(rig.log().await, ["ns/a 0 false"]);
-    assert_eq!((rig.server.creations(), rig.server.asked(PARTS)), (1, asked));
-    rig.shutdown().await;
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    assert_eq!((harness.server.creations(), harness.server.asked(PARTS)), (1, asked));
+    harness.shutdown().await;
 }
 
 /// What the server says that is asked to do too much: to wait so long.
@@ -289,10 +297,10 @@ fn lists_are(refused: Action) -> Rule {
 
 #[tokio::test(start_paused = true)]
 async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
-    let (rig, silence) = Rig::in_doubt(Action::Instead(later(503, 20))).await;
-    let refusal = rig.server.fault(lists_are(Action::Reply(later(429, 20))));
-    let before = rig.server.lists("parts");
-    let asked = || rig.server.lists("parts") - before;
+    let (harness, silence) = Harness::in_doubt(Action::Instead(later(503, 20))).await;
+    let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
+    let before = harness.server.lists("parts");
+    let asked = || harness.server.lists("parts") - before;
 
     sleep(Duration::from_secs(19)).await;
     assert_eq!(asked(), 0, "the write was to wait");
@@ -300,7 +308,7 @@ async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
     assert_eq!(asked(), 1);
     // What happens to the object meanwhile changes nothing of that.
     for _ in 0..5 {
-        rig.server.apply(widget("a", "a"));
+        harness.server.apply(widget("a", "a"));
         sleep(Duration::from_secs(1)).await;
     }
     assert_eq!(asked(), 1);
@@ -308,56 +316,56 @@ async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
 
     // Each 20 to 24 s after the one before.
     assert!((5..=7).contains(&asked()), "{}", asked());
-    let error = rig.status().report.last_error.clone().unwrap();
+    let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("parts") && error.contains("Too many requests"), "{error}");
-    assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 1));
-    rig.server.remove(refusal);
-    rig.learns(silence).await;
-    assert_eq!(rig.status().report.last_error, None);
-    rig.shutdown().await;
+    assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 1));
+    harness.server.remove(refusal);
+    harness.learns(silence).await;
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
     for refusal in [later(429, 1), Reply::status(500, "InternalError", "it failed")] {
-        let rig = Rig::with_maker(false).await;
+        let harness = Harness::with_maker(false).await;
         let lost = Rule::new(Action::Instead(later(503, 1))).verb(Verb::Create);
-        let lost = rig.server.fault(lost.resource("example.com", "parts"));
-        let refusal = rig.server.fault(lists_are(Action::Reply(refusal)));
+        let lost = harness.server.fault(lost.resource("example.com", "parts"));
+        let refusal = harness.server.fault(lists_are(Action::Reply(refusal)));
         for number in 0..60 {
             let name = format!("w{number:02}");
-            rig.server.apply(widget(&name, &name));
+            harness.server.apply(widget(&name, &name));
         }
         sleep(Duration::from_secs(10)).await;
-        assert_eq!((rig.log().await.len(), rig.server.creations()), (60, 60));
+        assert_eq!((harness.log().await.len(), harness.server.creations()), (60, 60));
 
         for ten in 1..6 {
-            let before = rig.server.lists("parts");
+            let before = harness.server.lists("parts");
             sleep(Duration::from_secs(10)).await;
-            let asked = rig.server.lists("parts") - before;
+            let asked = harness.server.lists("parts") - before;
             assert!(asked <= 20, "one a second and some luck: {asked} in the {ten}th ten seconds");
         }
-        assert_eq!((rig.log().await.len(), rig.server.creations()), (0, 60));
+        assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 60));
 
-        rig.server.remove(lost);
-        rig.server.remove(refusal);
+        harness.server.remove(lost);
+        harness.server.remove(refusal);
         sleep(Duration::from_secs(10)).await;
-        let seen = rig.log().await;
+        let seen = harness.log().await;
         assert_eq!(seen.iter().filter(|note| note.ends_with(" 1 true")).count(), 60, "{seen:?}");
-        assert_eq!((rig.server.creations(), rig.server.count("Part")), (60, 60));
-        rig.shutdown().await;
+        assert_eq!((harness.server.creations(), harness.server.count("Part")), (60, 60));
+        harness.shutdown().await;
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn stop_does_not_wait_for_what_confirms_a_write() {
-    let (rig, _silence) = Rig::in_doubt(Action::Lose).await;
-    rig.server.fault(lists_are(Action::Hang));
+    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
+    harness.server.fault(lists_are(Action::Hang));
     sleep(Duration::from_secs(10)).await;
 
     let stopping = Instant::now();
-    rig.manager.remove(NAME).await;
+    harness.manager.remove(NAME).await;
 
     assert!(stopping.elapsed() < Duration::from_secs(1), "{:?}", stopping.elapsed());
-    rig.shutdown().await;
+    harness.shutdown().await;
 }

@@ -14,7 +14,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 
 use super::super::{
-    DiscoveryOptions, Mode, Origin, TypeRegistry, TypeState, TypeStatus,
+    DiscoveryMode, DiscoveryOptions, Origin, TypeRegistry, TypeState, TypeStatus,
     script::{CRDS, SERVICES, Server, apps, crd, group},
 };
 use crate::kind::{TypeIdentity, TypeRef};
@@ -24,14 +24,14 @@ const ABSENT: &str = "Absent";
 const UNKNOWN: &str = "Unknown";
 
 /// A registry that runs against a server until it is dropped.
-struct Rig {
+struct Harness {
     server: Server,
     registry: TypeRegistry,
     stop: CancellationToken,
     tasks: JoinSet<()>,
 }
 
-impl Rig {
+impl Harness {
     fn new() -> Self {
         Self::on(Server::new())
     }
@@ -46,9 +46,9 @@ impl Rig {
 
     /// A registry that has read everything.
     async fn ready() -> Self {
-        let rig = Self::new();
-        rig.read().await;
-        rig
+        let harness = Self::new();
+        harness.read().await;
+        harness
     }
 
     async fn read(&self) {
@@ -130,24 +130,24 @@ async fn a_type_starts_unknown_and_follows_its_crd_without_a_request_to_discover
 
 #[tokio::test(start_paused = true)]
 async fn stop_ends_the_task_and_its_watches_at_once() {
-    let mut rig = Rig::ready().await;
-    assert_eq!(rig.server.open_watches(), 2);
-    rig.server.fail("get /apis", 200, Duration::from_secs(3600));
-    rig.registry.hint(&rig.identity(&deployments()));
+    let mut harness = Harness::ready().await;
+    assert_eq!(harness.server.open_watches(), 2);
+    harness.server.fail("get /apis", 200, Duration::from_secs(3600));
+    harness.registry.hint(&harness.identity(&deployments()));
     sleep(Duration::from_secs(2)).await;
 
     let begun = Instant::now();
-    rig.stop.cancel();
-    rig.tasks.join_next().await.unwrap().unwrap();
+    harness.stop.cancel();
+    harness.tasks.join_next().await.unwrap().unwrap();
 
     assert_eq!(begun.elapsed(), Duration::ZERO);
     // The client's own worker lets go of the bodies.
     tokio::task::yield_now().await;
-    assert_eq!(rig.server.open_watches(), 0);
-    let requests = rig.server.requests("").len();
+    assert_eq!(harness.server.open_watches(), 0);
+    let requests = harness.server.requests("").len();
     sleep(Duration::from_secs(3600)).await;
-    assert_eq!(rig.server.requests("").len(), requests);
-    assert_eq!(rig.word(&deployments()), SERVED);
+    assert_eq!(harness.server.requests("").len(), requests);
+    assert_eq!(harness.word(&deployments()), SERVED);
 }
 
 #[tokio::test(start_paused = true)]
@@ -165,14 +165,14 @@ async fn nothing_is_asked_before_the_task_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn the_report_shows_what_is_known_and_what_is_asked_for_and_forgets_the_rest() {
-    let rig = Rig::ready().await;
-    rig.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
-    let mut first = rig.registry.subscribe(&widgets());
-    let second = rig.registry.subscribe(&TypeRef::kind("example.com", "v1", "Widget"));
-    let newer = rig.registry.subscribe(&TypeRef::resource("example.com", "v2", "widgets"));
-    let missing = rig.registry.subscribe(&TypeRef::kind("nowhere.org", "v1", "Thing"));
+    let harness = Harness::ready().await;
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    let mut first = harness.registry.subscribe(&widgets());
+    let second = harness.registry.subscribe(&TypeRef::kind("example.com", "v1", "Widget"));
+    let newer = harness.registry.subscribe(&TypeRef::resource("example.com", "v2", "widgets"));
+    let missing = harness.registry.subscribe(&TypeRef::kind("nowhere.org", "v1", "Thing"));
     until(&mut first, SERVED).await;
-    let find = |name: &str| rig.registry.report().into_iter().find(|row| row.name == name);
+    let find = |name: &str| harness.registry.report().into_iter().find(|row| row.name == name);
 
     let row = find("widgets.example.com").unwrap();
     assert_eq!((row.state.word(), row.subscribers, row.origin), (SERVED, 2, Origin::Crd));
@@ -182,35 +182,35 @@ async fn the_report_shows_what_is_known_and_what_is_asked_for_and_forgets_the_re
     let row = find("widgets.example.com/v2").unwrap();
     assert_eq!(row.reason.as_deref(), Some("this version is not served; served are v1"));
     assert_eq!(find("deployments.apps").unwrap().origin, Origin::BuiltIn);
-    assert!(serde_json::to_string(&rig.registry.report()).unwrap().contains("servedVersions"));
+    assert!(serde_json::to_string(&harness.registry.report()).unwrap().contains("servedVersions"));
 
-    rig.server.delete_crd("widgets");
+    harness.server.delete_crd("widgets");
     until(&mut first, ABSENT).await;
     drop((first, second, newer, missing));
-    let names: Vec<String> = rig.registry.report().into_iter().map(|row| row.name).collect();
+    let names: Vec<String> = harness.registry.report().into_iter().map(|row| row.name).collect();
     assert_eq!(names, ["pods", "deployments.apps"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn subscriptions_that_nobody_holds_are_forgotten() {
-    let rig = Rig::ready().await;
+    let harness = Harness::ready().await;
 
     for n in 0..10_000 {
-        drop(rig.registry.subscribe(&TypeRef::resource("example.com", "v1", format!("t{n}"))));
+        drop(harness.registry.subscribe(&TypeRef::resource("example.com", "v1", format!("t{n}"))));
     }
 
-    assert!(rig.registry.subscriptions() <= 128);
+    assert!(harness.registry.subscriptions() <= 128);
 }
 
 #[tokio::test(start_paused = true)]
 async fn metrics_count_types_by_state_and_requests_by_outcome() {
-    let rig = Rig::ready().await;
+    let harness = Harness::ready().await;
     let mut metrics = prometheus_client::registry::Registry::default();
-    rig.registry.register_metrics(&mut metrics);
-    rig.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
-    let mut status = rig.registry.subscribe(&widgets());
+    harness.registry.register_metrics(&mut metrics);
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    let mut status = harness.registry.subscribe(&widgets());
     until(&mut status, SERVED).await;
-    rig.server.delete_crd("widgets");
+    harness.server.delete_crd("widgets");
     until(&mut status, ABSENT).await;
 
     let mut text = String::new();

@@ -4,14 +4,14 @@ use serde_json::json;
 
 use crate::informer::{
     fixture::Fixture,
-    script::{Open, Rig, change, names, settle, stored, widget},
+    script::{Harness, Open, change, names, settle, stored, widget},
 };
 
 /// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects the error in that field.
 /// The object that follows proceeds, and so does `a` with its next event.
 async fn check(bad: &[u8], field: &str, has_name: bool) {
-    let mut rig = Rig::new();
-    let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
     let begin = br#"{"type":"MODIFIED","object":{"metadata":{"#.as_slice();
     watch.chunk(&[begin, bad, b"}}}\n"].concat());
@@ -19,7 +19,7 @@ async fn check(bad: &[u8], field: &str, has_name: bool) {
 
     assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12), "{field}");
     assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]), "{field}");
-    let status = rig.set.status().remove(0);
+    let status = harness.set.status().remove(0);
     let error = &status.quarantined[0];
     assert_eq!((error.field, status.quarantined.len()), (field, 1));
     assert_eq!(&*status.key.identity.plural, "widgets");
@@ -30,7 +30,7 @@ async fn check(bad: &[u8], field: &str, has_name: bool) {
 
     watch.event("MODIFIED", &widget("a", 13));
     assert_eq!(change(&mut subscription).await, ("a".into(), 1, 13), "{field}");
-    assert!(rig.set.status()[0].quarantined.is_empty(), "{field}");
+    assert!(harness.set.status()[0].quarantined.is_empty(), "{field}");
 }
 
 /// The metadata of `a` with one more field.
@@ -57,15 +57,15 @@ async fn object_that_cannot_be_read_is_told_of_and_hurts_no_other() {
 
 /// Sends `object`, of version 11, which is odd but can be read.
 async fn check_odd(object: &[u8]) {
-    let mut rig = Rig::new();
-    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
     watch.chunk(br#"{"type":"MODIFIED","object":"#);
     watch.chunk(object);
     watch.chunk(b"}\n");
 
     assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
-    assert!(rig.set.status()[0].quarantined.is_empty());
+    assert!(harness.set.status()[0].quarantined.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -85,26 +85,26 @@ async fn object_that_is_odd_where_nobody_looks_is_applied() {
 
 #[tokio::test(start_paused = true)]
 async fn object_without_a_name_is_forgotten_with_a_list_that_lacks_it() {
-    let mut rig = Rig::new();
-    let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
     watch.event("MODIFIED", &json!({"metadata": {"name": 7, "uid": "x", "resourceVersion": "11"}}));
     settle().await;
-    assert_eq!(rig.set.status()[0].quarantined.len(), 1);
+    assert_eq!(harness.set.status()[0].quarantined.len(), 1);
 
     watch.error(410, "Expired", "old");
-    let stream = rig.script.stream().await.open();
+    let stream = harness.script.stream().await.open();
     stream.event("ADDED", &widget("a", 1));
     stream.end_of_list(20);
     settle().await;
 
-    assert!(rig.set.status()[0].quarantined.is_empty());
+    assert!(harness.set.status()[0].quarantined.is_empty());
     assert_eq!(stored(&subscription), names(&[("a", 1)]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn object_of_twelve_mebibytes_is_applied() {
-    let mut rig = Rig::new();
-    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
     let long = "x".repeat(12 << 20);
     let object = Fixture::new("a").version(11).set("annotations", json!({"long": long})).json();
@@ -119,8 +119,8 @@ async fn object_of_twelve_mebibytes_is_applied() {
 
 #[tokio::test(start_paused = true)]
 async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
-    let mut rig = Rig::new();
-    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
     let send = async |watch: Open| {
         let chunk = vec![b'x'; 1 << 20];
@@ -138,8 +138,8 @@ async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
         assert_eq!(sent.await, 17);
     };
     send(watch).await;
-    send(rig.script.watch(10).await.open()).await;
-    let stream = rig.script.stream().await.open();
+    send(harness.script.watch(10).await.open()).await;
+    let stream = harness.script.stream().await.open();
     stream.event("ADDED", &widget("a", 15));
     stream.end_of_list(20);
 

@@ -10,9 +10,9 @@ use crate::informer::{
     ObjectError, ObjectKey,
     classify::{Failure, Phase},
     decode,
-    mark::Mark,
     metrics::EventKind,
     reader::{LineReader, Whole},
+    resume_version::ResumeVersion,
     wire::{self, Bookmark, Event, Page, Slot, error_event},
 };
 
@@ -66,14 +66,14 @@ impl Reflector {
                 tokio::task::yield_now().await;
             }
         }
-        self.metrics.cached(&self.hub.store);
+        self.metrics.cached(&self.informer.store);
         let metadata = page.metadata.unwrap_or_default();
         Ok((metadata.token.unwrap_or_default(), metadata.resource_version.unwrap_or_default()))
     }
 
     fn roll(&self) -> Roll {
         // Into an empty store a list cannot bring a deletion.
-        let nothing = self.hub.store.is_empty() && !self.hub.has_quarantined();
+        let nothing = self.informer.store.is_empty() && !self.informer.has_quarantined();
         let seen = (!nothing).then(HashSet::new);
         Roll { seen, unreadable: 0 }
     }
@@ -83,7 +83,7 @@ impl Reflector {
             Ok(object) => {
                 self.metrics.event(EventKind::Listed);
                 roll.seen(object.key());
-                self.hub.put(&object);
+                self.informer.put(&object);
             }
             Err(error) => {
                 match &error.key {
@@ -100,31 +100,31 @@ impl Reflector {
     fn complete(&mut self, version: &str, roll: Roll) {
         if let Some(seen) = &roll.seen {
             if roll.unreadable == 0 {
-                for object in self.hub.store.list() {
+                for object in self.informer.store.list() {
                     if !seen.contains(object.key()) {
-                        self.hub.remove(object.key());
+                        self.informer.remove(object.key());
                     }
                 }
-                self.hub.retain_quarantined(|key| seen.contains(key));
+                self.informer.retain_quarantined(|key| seen.contains(key));
             } else {
                 // One of those that cannot be read may be any of those that are missing.
                 let unreadable = roll.unreadable;
                 warn!(unreadable, "list has objects without a name; it deletes nothing");
             }
         }
-        self.metrics.cached(&self.hub.store);
+        self.metrics.cached(&self.informer.store);
         self.metrics.listed();
         self.backoff.answered();
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;
-        self.mark = Some(Mark::new(version, self.order));
+        self.resume_version = Some(ResumeVersion::new(version, self.order));
         if version.is_empty() {
             // A server without versions has no watch cache, and streams no lists.
             self.listing.never_stream = true;
         }
-        self.hub.complete();
-        debug!(resource_version = version, objects = self.hub.store.len(), "list is complete");
+        self.informer.complete();
+        debug!(resource_version = version, objects = self.informer.store.len(), "list is complete");
     }
 
     /// Lists by a watch, and goes on watching.
@@ -191,7 +191,7 @@ impl Reflector {
             }
             count += 1;
             if count % BATCH == 0 {
-                self.metrics.cached(&self.hub.store);
+                self.metrics.cached(&self.informer.store);
                 tokio::task::yield_now().await;
             }
         }
@@ -202,7 +202,7 @@ impl Reflector {
         if let Some(seen) = &mut roll.seen {
             seen.remove(key);
         }
-        self.hub.remove(key);
+        self.informer.remove(key);
     }
 }
 
@@ -223,17 +223,17 @@ mod tests {
     use crate::informer::{
         InformerOptions, Progress, Projection, Subscription,
         fixture::Fixture,
-        script::{Rig, change, names, progress, settle, stored, widget},
+        script::{Harness, change, names, progress, settle, stored, widget},
     };
 
     #[tokio::test(start_paused = true)]
     async fn a_store_is_filled_by_pages_and_then_watched() {
-        let mut rig = Rig::new();
-        rig.key.labels = Some("app in (a, b)".into());
-        rig.key.namespace = Some("ns".into());
-        let mut subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        harness.key.labels = Some("app in (a, b)".into());
+        harness.key.namespace = Some("ns".into());
+        let mut subscription = harness.subscribe();
 
-        let first = rig.script.list().await;
+        let first = harness.script.list().await;
         assert_eq!(first.path, "/apis/example.com/v1/namespaces/ns/widgets");
         assert_eq!(first.accept, "application/json");
         assert_eq!(first.query["limit"], "500");
@@ -241,12 +241,12 @@ mod tests {
         first.page(10, "more/1", &[widget("a", 1)]);
         // What a page brings is handed out before the list is complete.
         assert_eq!(change(&mut subscription).await, ("a".into(), 0, 1));
-        let second = rig.script.list().await;
+        let second = harness.script.list().await;
         assert_eq!(second.query["continue"], "more%2F1");
         let mut drained = Box::pin(subscription.drained());
         assert!(futures::poll!(&mut drained).is_pending());
         second.page(10, "", &[widget("b", 2)]);
-        let watch = rig.script.watch(10).await;
+        let watch = harness.script.watch(10).await;
         assert!(futures::poll!(&mut drained).is_pending());
         assert!(subscription.next().await.unwrap().initial);
         drained.await;
@@ -265,25 +265,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_empty_type_is_in_sync_at_once() {
-        let mut rig = Rig::new();
-        let subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let subscription = harness.subscribe();
 
-        rig.script.list().await.text(
+        harness.script.list().await.text(
             StatusCode::OK,
             r#"{"kind":"WidgetList","metadata":{"resourceVersion":"10"},"items":null}"#,
         );
 
         subscription.drained().await;
-        rig.script.watch(10).await;
+        harness.script.watch(10).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn metadata_alone_is_asked_for() {
-        let mut rig = Rig::new();
-        rig.key.projection = Projection::Keys;
-        let mut subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        harness.key.projection = Projection::Keys;
+        let mut subscription = harness.subscribe();
 
-        let list = rig.script.list().await;
+        let list = harness.script.list().await;
         let partial =
             |kind: &str| format!("application/json;as={kind};g=meta.k8s.io;v=v1,application/json");
         assert_eq!(list.accept, partial("PartialObjectMetadataList"));
@@ -291,13 +291,13 @@ mod tests {
 
         let delta = subscription.next().await.unwrap();
         assert!(delta.new.unwrap().json().is_empty());
-        assert_eq!(rig.script.watch(10).await.accept, partial("PartialObjectMetadata"));
+        assert_eq!(harness.script.watch(10).await.accept, partial("PartialObjectMetadata"));
         assert_eq!(subscription.store().bytes(), 0);
     }
 
     /// After an expired position, a streaming list brings the store up to date.
-    async fn check_relist(rig: &mut Rig, subscription: &mut Subscription) {
-        let stream = rig.script.stream().await;
+    async fn check_relist(harness: &mut Harness, subscription: &mut Subscription) {
+        let stream = harness.script.stream().await;
         assert_eq!(stream.query["resourceVersionMatch"], "NotOlderThan");
         assert_eq!(stream.query["allowWatchBookmarks"], "true");
         assert!(!stream.query.contains_key("resourceVersion"));
@@ -314,98 +314,98 @@ mod tests {
         assert_eq!(change(subscription).await, ("a".into(), 1, 31));
         assert_eq!(progress(subscription), Progress::Synced);
         drop(stream);
-        rig.script.watch(31).await;
-        rig.script.assert_quiet();
+        harness.script.watch(31).await;
+        harness.script.assert_quiet();
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_expired_watch_in_its_stream_lists_once_and_deletes_what_is_gone() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.error(410, "Expired", "too old resource version");
 
-        check_relist(&mut rig, &mut subscription).await;
+        check_relist(&mut harness, &mut subscription).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_expired_watch_by_its_status_lists_once_and_deletes_what_is_gone() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         drop(watch);
-        rig.script.watch(10).await.refuse(410, "Gone", "too old resource version");
+        harness.script.watch(10).await.refuse(410, "Gone", "too old resource version");
 
-        check_relist(&mut rig, &mut subscription).await;
+        check_relist(&mut harness, &mut subscription).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_without_streaming_lists_is_asked_for_one_once() {
         for (code, reason) in [(400, "BadRequest"), (422, "Invalid")] {
-            let mut rig = Rig::new();
-            let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+            let mut harness = Harness::new();
+            let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
             watch.error(410, "Expired", "old");
-            rig.script.stream().await.refuse(code, reason, "sendInitialEvents is forbidden");
-            rig.script.list().await.page(20, "", &[]);
+            harness.script.stream().await.refuse(code, reason, "sendInitialEvents is forbidden");
+            harness.script.list().await.page(20, "", &[]);
             assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
-            let watch = rig.script.watch(20).await.open();
+            let watch = harness.script.watch(20).await.open();
             tokio::time::sleep(Duration::from_secs(2)).await;
             watch.error(410, "Expired", "old");
 
-            rig.script.list().await.page(30, "", &[]);
-            rig.script.watch(30).await;
+            harness.script.list().await.page(30, "", &[]);
+            harness.script.watch(30).await;
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_streaming_list_without_an_end_is_given_up() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.error(410, "Expired", "old");
-        let stream = rig.script.stream().await.open();
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 1));
         stream.bookmark(20);
         let started = Instant::now();
-        let list = rig.script.list().await;
+        let list = harness.script.list().await;
 
         assert!(started.elapsed() < Duration::from_secs(15));
         assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 2)]));
         list.page(30, "", &[widget("a", 1)]);
-        rig.script.watch(30).await;
+        harness.script.watch(30).await;
         assert_eq!(stored(&subscription), names(&[("a", 1)]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_streaming_list_that_is_cut_deletes_nothing() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.error(410, "Expired", "old");
-        let stream = rig.script.stream().await.open();
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 15));
         settle().await;
         stream.reset();
-        let list = rig.script.list().await;
+        let list = harness.script.list().await;
 
         assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
         list.page(30, "", &[widget("a", 15), widget("b", 2)]);
-        rig.script.watch(30).await;
+        harness.script.watch(30).await;
         assert_eq!(stored(&subscription), names(&[("a", 15), ("b", 2)]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_fails_on_its_third_page_of_seven_begins_anew_and_deletes_nothing() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
         watch.error(410, "Expired", "old");
-        rig.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+        harness.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
 
-        rig.script.list().await.page(20, "1", &[widget("c", 3)]);
-        rig.script.list().await.page(20, "2", &[widget("d", 4)]);
-        rig.script.list().await.refuse(500, "InternalError", "etcd is away");
-        let again = rig.script.list().await;
+        harness.script.list().await.page(20, "1", &[widget("c", 3)]);
+        harness.script.list().await.page(20, "2", &[widget("d", 4)]);
+        harness.script.list().await.refuse(500, "InternalError", "etcd is away");
+        let again = harness.script.list().await;
         assert_eq!(again.query.get("continue"), None);
         let all = names(&[("a", 1), ("b", 2), ("c", 3), ("d", 4)]);
         assert_eq!(stored(&subscription), all);
@@ -414,13 +414,13 @@ mod tests {
         );
         again.page(21, "1", &[widget("a", 1)]);
         for page in 2..7_u32 {
-            let asked = rig.script.list().await;
+            let asked = harness.script.list().await;
             assert_eq!(asked.query["continue"], (page - 1).to_string());
             assert_eq!(stored(&subscription), all, "nothing goes before the last page");
             asked.page(21, &page.to_string(), &[]);
         }
-        rig.script.list().await.page(21, "", &[widget("c", 3)]);
-        rig.script.watch(21).await;
+        harness.script.list().await.page(21, "", &[widget("c", 3)]);
+        harness.script.watch(21).await;
 
         assert_eq!(stored(&subscription), names(&[("a", 1), ("c", 3)]));
         assert_eq!(change(&mut subscription).await, ("c".into(), 0, 3));
@@ -430,33 +430,33 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_relist_whose_token_expires_deletes_nothing_before_it_is_complete() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
         watch.error(410, "Expired", "old");
-        rig.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+        harness.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
 
-        rig.script.list().await.page(20, "1", &[widget("a", 1)]);
-        rig.script.list().await.refuse(410, "Expired", "the token has expired");
-        let whole = rig.script.list().await;
+        harness.script.list().await.page(20, "1", &[widget("a", 1)]);
+        harness.script.list().await.refuse(410, "Expired", "the token has expired");
+        let whole = harness.script.list().await;
         assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 2)]));
         whole.page(21, "", &[widget("b", 2)]);
 
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
-        rig.script.watch(21).await;
+        harness.script.watch(21).await;
         assert_eq!(stored(&subscription), names(&[("b", 2)]));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_whose_token_expires_is_made_in_one_piece() {
-        let mut rig = Rig::new();
-        let mut subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let mut subscription = harness.subscribe();
 
-        rig.script.list().await.page(10, "1", &[widget("a", 1), widget("b", 2)]);
-        rig.script.list().await.refuse(410, "Expired", "the token has expired");
-        let whole = rig.script.list().await;
+        harness.script.list().await.page(10, "1", &[widget("a", 1), widget("b", 2)]);
+        harness.script.list().await.refuse(410, "Expired", "the token has expired");
+        let whole = harness.script.list().await;
         assert_eq!(whole.query.get("limit"), None);
         whole.page(20, "", &[widget("b", 2)]);
-        rig.script.watch(20).await;
+        harness.script.watch(20).await;
 
         assert_eq!(stored(&subscription), names(&[("b", 2)]));
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
@@ -467,50 +467,50 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_page_over_budget_is_asked_for_in_smaller_ones() {
         let options = InformerOptions { max_page_bytes: 1000, ..InformerOptions::default() };
-        let mut rig = Rig::with(options);
-        let _subscription = rig.subscribe();
+        let mut harness = Harness::with(options);
+        let _subscription = harness.subscribe();
         let items: Vec<_> = (0..50).map(|index| widget(&index.to_string(), 1)).collect();
 
-        rig.script.list().await.page(10, "", &items);
+        harness.script.list().await.page(10, "", &items);
 
-        assert_eq!(rig.script.list().await.query["limit"], "125");
+        assert_eq!(harness.script.list().await.query["limit"], "125");
     }
 
     #[tokio::test(start_paused = true)]
     async fn page_that_finds_no_room_is_asked_for_in_smaller_ones() {
         let options = InformerOptions { max_list_bytes: 1000, ..InformerOptions::default() };
-        let mut rig = Rig::with(options);
-        let _subscription = rig.subscribe();
+        let mut harness = Harness::with(options);
+        let _subscription = harness.subscribe();
         let items: Vec<_> = (0..50).map(|index| widget(&index.to_string(), 1)).collect();
 
-        rig.script.list().await.page(10, "", &items);
+        harness.script.list().await.page(10, "", &items);
 
-        let smaller = rig.script.list().await;
+        let smaller = harness.script.list().await;
         assert_eq!(smaller.query["limit"], "125");
         smaller.page(10, "", &[widget("a", 1)]);
-        rig.script.watch(10).await;
+        harness.script.watch(10).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn objects_of_every_wrong_kind_do_not_stop_a_list() {
-        let mut rig = Rig::new();
-        let mut subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let mut subscription = harness.subscribe();
 
         let wrong = [json!(null), json!(7), json!({}), json!({"metadata": {"name": 7}})];
-        rig.script.list().await.page(10, "", &[&wrong[..], &[widget("a", 1)]].concat());
+        harness.script.list().await.page(10, "", &[&wrong[..], &[widget("a", 1)]].concat());
 
         assert_eq!(change(&mut subscription).await, ("a".into(), 0, 1));
         subscription.drained().await;
-        rig.script.watch(10).await;
+        harness.script.watch(10).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_with_an_object_that_has_no_name_deletes_nothing() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.error(410, "Expired", "old");
-        let stream = rig.script.stream().await.open();
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 15));
         stream.event("ADDED", &json!({"metadata": {"name": ["b"]}}));
         stream.end_of_list(20);
@@ -521,76 +521,76 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_is_no_list_is_repeated() {
-        let mut rig = Rig::new();
-        let subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let subscription = harness.subscribe();
 
-        rig.script.list().await.text(StatusCode::OK, "<html>");
+        harness.script.list().await.text(StatusCode::OK, "<html>");
         settle().await;
         assert!(matches!(progress(&subscription), Progress::Syncing(Some(_))));
 
-        rig.script.list().await.page(10, "", &[]);
+        harness.script.list().await.page(10, "", &[]);
         subscription.drained().await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_is_never_answered_is_given_up_and_holds_up_nobody() {
         let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
-        let mut rig = Rig::with(options);
-        let _first = rig.subscribe();
-        let black_hole = rig.script.list().await;
+        let mut harness = Harness::with(options);
+        let _first = harness.subscribe();
+        let black_hole = harness.script.list().await;
         let started = Instant::now();
 
-        rig.key.namespace = Some("ns".into());
-        let second = rig.subscribe();
-        rig.script.list().await.page(10, "", &[]);
+        harness.key.namespace = Some("ns".into());
+        let second = harness.subscribe();
+        harness.script.list().await.page(10, "", &[]);
         second.drained().await;
         assert!(started.elapsed() <= Duration::from_secs(1));
-        let _watch = rig.script.watch(10).await;
+        let _watch = harness.script.watch(10).await;
 
         black_hole.abandoned().await;
         let waited = started.elapsed();
         assert!(waited >= Duration::from_secs(30) && waited < Duration::from_secs(31));
-        let smaller = rig.script.list().await;
+        let smaller = harness.script.list().await;
         assert_eq!(smaller.query["limit"], "125");
         smaller.page(10, "more", &[]);
-        assert_eq!(rig.script.list().await.query["limit"], "250");
+        assert_eq!(harness.script.list().await.query["limit"], "250");
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_stops_in_the_middle_is_given_up() {
-        let mut rig = Rig::new();
-        let _subscription = rig.subscribe();
+        let mut harness = Harness::new();
+        let _subscription = harness.subscribe();
 
-        let half = rig.script.list().await.open();
+        let half = harness.script.list().await.open();
         half.text(r#"{"items":[{"#);
         let started = Instant::now();
         half.dropped().await;
 
         assert!(started.elapsed() < Duration::from_secs(31));
-        rig.script.list().await;
+        harness.script.list().await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_list_that_was_silent_waits_for_a_place_again() {
         let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
-        let mut rig = Rig::with(options);
-        let first = rig.subscribe();
-        let slow = rig.script.list().await;
-        rig.key.namespace = Some("ns".into());
-        let second = rig.subscribe();
-        let half = rig.script.list().await.open();
+        let mut harness = Harness::with(options);
+        let first = harness.subscribe();
+        let slow = harness.script.list().await;
+        harness.key.namespace = Some("ns".into());
+        let second = harness.subscribe();
+        let half = harness.script.list().await.open();
         half.text(r#"{"metadata":{"resourceVersion":"10"},"#);
 
         // Its bytes flow while the other one has the only place.
         slow.page(10, "more", &[widget("a", 1)]);
         settle().await;
         assert_eq!(stored(&first), names(&[]));
-        rig.script.assert_quiet();
+        harness.script.assert_quiet();
 
         half.text(r#""items":[]}"#);
         drop(half);
         second.drained().await;
-        let mut asked = [rig.script.next().await, rig.script.next().await];
+        let mut asked = [harness.script.next().await, harness.script.next().await];
         asked.sort_by_key(|asked| asked.is_watch());
         assert_eq!(asked[0].query.get("continue").map(String::as_str), Some("more"));
         assert_eq!(stored(&first), names(&[("a", 1)]));

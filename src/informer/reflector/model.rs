@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::informer::{
     Subscription,
     fixture::Fixture,
-    script::{Asked, Open, Rig, stored},
+    script::{Asked, Harness, Open, stored},
 };
 
 /// Name, then uid and resourceVersion.
@@ -215,9 +215,9 @@ impl View {
 }
 
 async fn check(seed: u64) {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let mut server = Server::new(seed);
-    let mut views = vec![View { subscription: rig.subscribe(), state: State::new() }];
+    let mut views = vec![View { subscription: harness.subscribe(), state: State::new() }];
 
     for _ in 0..150 {
         match server.rng.u32(0..20) {
@@ -225,7 +225,7 @@ async fn check(seed: u64) {
             9 => server.cut(),
             10 => server.compact(),
             11 if views.len() < 4 => {
-                views.push(View { subscription: rig.subscribe(), state: State::new() });
+                views.push(View { subscription: harness.subscribe(), state: State::new() });
             }
             12..15 => {
                 let view = server.rng.usize(0..views.len());
@@ -234,7 +234,7 @@ async fn check(seed: u64) {
             15 => tokio::time::sleep(Duration::from_secs(server.rng.u64(0..60))).await,
             _ => tokio::time::sleep(Duration::from_millis(server.rng.u64(0..2000))).await,
         }
-        while let Some(asked) = rig.script.try_next() {
+        while let Some(asked) = harness.script.try_next() {
             server.answer(asked);
         }
     }
@@ -247,7 +247,7 @@ async fn check(seed: u64) {
     }
     for _ in 0..200 {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        while let Some(asked) = rig.script.try_next() {
+        while let Some(asked) = harness.script.try_next() {
             server.answer(asked);
         }
     }

@@ -10,10 +10,10 @@ use crate::informer::{
     ObjectError, Progress,
     classify::{Failure, Step},
     decode,
-    hub::Change,
-    mark::{Mark, is_older},
     metrics::EventKind,
     reader::LineReader,
+    resume_version::{ResumeVersion, is_older},
+    shared_informer::Change,
     wire::{self, Bookmark, Event, Page, error_event},
 };
 
@@ -25,14 +25,16 @@ const SILENT: Duration = Duration::from_secs(90);
 const FIRST_LINE: Duration = Duration::from_millis(50);
 
 impl Reflector {
-    /// Watches from the mark until that ends, one way or the other.
+    /// Watches from the resume version until that ends, one way or the other.
     pub(super) async fn watch(&mut self) -> Failure {
         if let Some(failure) = self.look_again().await {
             return failure;
         }
-        let Some(mark) = &self.mark else { return Failure::Suspect("there is no position") };
+        let Some(resume_version) = &self.resume_version else {
+            return Failure::Suspect("there is no position");
+        };
         let deadline = Deadline::random();
-        match self.wire.watch(mark.version(), deadline.seconds).await {
+        match self.wire.watch(resume_version.version(), deadline.seconds).await {
             Ok(body) => {
                 let _watching = self.metrics.watching();
                 let lines = LineReader::new(body, self.options.max_line_bytes);
@@ -53,7 +55,7 @@ impl Reflector {
         let opened = Instant::now();
         // A watch that failed has recovered when it gets past its first line.
         let failed = matches!(
-            *self.hub.progress().borrow(),
+            *self.informer.progress().borrow(),
             Progress::Stale(_) | Progress::Forbidden(_) | Progress::ConversionFailed(_)
         );
         let mut announced = proven || !failed;
@@ -68,7 +70,7 @@ impl Reflector {
                     if let Err(failure) = self.line(&decode::text(&line)) {
                         break failure;
                     }
-                    self.metrics.cached(&self.hub.store);
+                    self.metrics.cached(&self.informer.store);
                     count += 1;
                     if count % BATCH == 0 {
                         tokio::task::yield_now().await;
@@ -127,7 +129,7 @@ impl Reflector {
                     return;
                 }
                 trace!(name = %object.key(), resource_version = %version, "object changed");
-                match self.hub.put(&object) {
+                match self.informer.put(&object) {
                     Change::Applied => self.metrics.event(EventKind::Changed),
                     Change::None => self.metrics.event(EventKind::Ignored),
                 }
@@ -162,9 +164,9 @@ impl Reflector {
                 return Err(self.lost("a deletion of an object without a name"));
             }
         };
-        // Judged against the object and not the mark: some servers send a deletion with the
+        // Judged against the object and not the resume version: some servers send a deletion with the
         // version of the last change.
-        let is_stale = self.hub.store.get(&key).is_some_and(|cached| {
+        let is_stale = self.informer.store.get(&key).is_some_and(|cached| {
             let cached = cached.header();
             let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
             let newer = is_older(&version, &cached.resource_version, self.order);
@@ -176,7 +178,7 @@ impl Reflector {
         } else {
             trace!(name = %key, resource_version = %version, "object deleted");
             self.metrics.event(EventKind::Deleted);
-            self.hub.remove(&key);
+            self.informer.remove(&key);
         }
         self.advance(&version);
         Ok(())
@@ -198,7 +200,7 @@ impl Reflector {
 
     /// What to do when the same line is over budget: a list may still get past it.
     pub(super) fn long_line(&mut self) -> Step {
-        let position = self.mark.as_ref().map(Mark::version).unwrap_or_default();
+        let position = self.resume_version.as_ref().map(ResumeVersion::version).unwrap_or_default();
         if self.long_lines.1 != position {
             self.long_lines = (0, position.to_owned());
         }
@@ -222,7 +224,7 @@ impl Reflector {
                 let page: Page<'_> = serde_json::from_str(&text).ok()?;
                 let version = page.metadata.unwrap_or_default().resource_version?;
                 let contradicted =
-                    self.mark.as_ref().is_some_and(|it| it.is_contradicted(&version));
+                    self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(&version));
                 contradicted.then_some(Failure::Suspect("the server is elsewhere than the watch"))
             }
         }
@@ -238,18 +240,18 @@ mod tests {
     use crate::informer::{
         InformerOptions,
         fixture::Fixture,
-        script::{Open, Rig, change, names, settle, stored, widget},
+        script::{Harness, Open, change, names, settle, stored, widget},
     };
 
     #[tokio::test(start_paused = true)]
     async fn a_lost_connection_resumes_without_a_list() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         watch.event("MODIFIED", &widget("a", 11));
         watch.bookmark(20);
         watch.reset();
-        let watch = rig.script.watch(20).await.open();
+        let watch = harness.script.watch(20).await.open();
         watch.event("MODIFIED", &widget("a", 21));
 
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11));
@@ -260,13 +262,13 @@ mod tests {
     async fn a_watch_cut_at_any_byte_loses_nothing() {
         let event = json!({"type": "MODIFIED", "object": widget("a", 11)}).to_string() + "\n";
         for end in 0..event.len() {
-            let mut rig = Rig::new();
-            let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+            let mut harness = Harness::new();
+            let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
             watch.text(&event[..end]);
             settle().await;
             drop(watch);
-            let watch = rig.script.watch(10).await.open();
+            let watch = harness.script.watch(10).await.open();
             watch.text(&event);
 
             assert_eq!(change(&mut subscription).await, ("a".into(), 1, 11), "cut after {end}");
@@ -276,8 +278,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_watch_that_arrives_byte_by_byte_loses_nothing() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         let event = json!({"type": "MODIFIED", "object": widget("a", 11)}).to_string() + "\n";
         for byte in event.as_bytes() {
@@ -290,8 +292,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_clean_end_is_followed_by_a_watch_at_once_but_not_in_a_loop() {
-        let mut rig = Rig::new();
-        let (_subscription, watch) = rig.synced(&[]).await;
+        let mut harness = Harness::new();
+        let (_subscription, watch) = harness.synced(&[]).await;
         watch.bookmark(10);
         tokio::time::sleep(Duration::from_secs(200)).await;
 
@@ -299,7 +301,7 @@ mod tests {
         drop(watch);
         let mut watches = 0;
         while ended.elapsed() < Duration::from_secs(60) {
-            rig.script.watch(10).await.text(StatusCode::OK, "");
+            harness.script.watch(10).await.text(StatusCode::OK, "");
             watches += 1;
             if watches == 1 {
                 assert!(ended.elapsed() < Duration::from_millis(10));
@@ -312,8 +314,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_line_over_budget_is_cut_and_then_got_past_by_a_list() {
         let options = InformerOptions { max_line_bytes: 1000, ..InformerOptions::default() };
-        let mut rig = Rig::with(options);
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::with(options);
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         let long = async |watch: Open| {
             for _ in 0..20 {
@@ -322,8 +324,8 @@ mod tests {
             watch.dropped().await;
         };
         long(watch).await;
-        long(rig.script.watch(10).await.open()).await;
-        let stream = rig.script.stream().await.open();
+        long(harness.script.watch(10).await.open()).await;
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 15));
         stream.end_of_list(20);
 
@@ -332,8 +334,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn old_and_repeated_events_change_nothing() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.event("MODIFIED", &widget("a", 12));
         watch.event("MODIFIED", &widget("a", 12));
@@ -352,8 +354,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_that_comes_before_its_creation_counts_once() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[]).await;
 
         watch.event("MODIFIED", &widget("a", 12));
         assert_eq!(change(&mut subscription).await, ("a".into(), 0, 12));
@@ -367,8 +369,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_deletion_with_the_version_of_the_last_change_counts() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         watch.event("MODIFIED", &widget("b", 12));
         watch.event("DELETED", &widget("a", 1));
@@ -379,8 +381,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_old_deletion_takes_nothing_away() {
-        let mut rig = Rig::new();
-        let (subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
         watch.event("MODIFIED", &widget("a", 12));
         watch.event("DELETED", &widget("b", 13));
         watch.event("ADDED", &Fixture::new("b").uid("second").version(14).json());
@@ -400,8 +402,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_object_created_again_is_seen_with_both_its_uids() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         watch.event("DELETED", &widget("a", 11));
         watch.event("ADDED", &Fixture::new("a").uid("second").version(12).json());
@@ -414,8 +416,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_bookmark_that_goes_back_is_ignored_and_looked_into() {
-        let mut rig = Rig::new();
-        let (_subscription, watch) = rig.synced(&[]).await;
+        let mut harness = Harness::new();
+        let (_subscription, watch) = harness.synced(&[]).await;
 
         watch.bookmark(50);
         watch.bookmark(40);
@@ -423,26 +425,26 @@ mod tests {
         drop(watch);
 
         // The server says where it is: ahead of us.
-        let probe = rig.script.list().await;
+        let probe = harness.script.list().await;
         assert_eq!(probe.query["limit"], "1");
         probe.page(60, "", &[]);
-        rig.script.watch(50).await;
+        harness.script.watch(50).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_restored_from_a_backup_is_listed_again() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         watch.event("ADDED", &widget("b", 1000));
         assert_eq!(change(&mut subscription).await, ("b".into(), 0, 1000));
         drop(watch);
 
         // A watch from a position that the server has not reached yet is silent.
-        let silent = rig.script.watch(1000).await.open();
+        let silent = harness.script.watch(1000).await.open();
         silent.dropped().await;
         drop(silent);
-        rig.script.list().await.page(500, "more", &[widget("a", 1)]);
-        let stream = rig.script.stream().await.open();
+        harness.script.list().await.page(500, "more", &[widget("a", 1)]);
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &widget("a", 1));
         stream.end_of_list(501);
         stream.event("MODIFIED", &widget("a", 502));
@@ -454,15 +456,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_event_that_nobody_can_read_is_made_up_for_at_once_and_not_when_the_watch_ends() {
         for line in [&b"{\"type\":\"MODIFIED\",\"object\":{\"metadata\n"[..], b"\xff\xfe\n"] {
-            let mut rig = Rig::new();
-            let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+            let mut harness = Harness::new();
+            let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
             let begin = Instant::now();
 
             // In the place of the only event about `b`.
             watch.chunk(line);
 
             watch.dropped().await;
-            let stream = rig.script.stream().await.open();
+            let stream = harness.script.stream().await.open();
             stream.event("ADDED", &widget("a", 1));
             stream.event("ADDED", &widget("b", 12));
             stream.end_of_list(12);
@@ -473,22 +475,22 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_bad_object_hurts_nobody_else_and_itself_only_until_it_is_good() {
-        let mut rig = Rig::new();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+        let mut harness = Harness::new();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
         let bad = Fixture::new("a").version(11).set("labels", json!(["x"])).json();
         watch.event("MODIFIED", &bad);
         watch.event("MODIFIED", &widget("b", 12));
         assert_eq!(change(&mut subscription).await, ("b".into(), 2, 12));
         assert_eq!(stored(&subscription), names(&[("a", 1), ("b", 12)]));
-        let status = &rig.set.status()[0];
+        let status = &harness.set.status()[0];
         assert_eq!(status.quarantined[0].field, "metadata.labels");
         assert_eq!(status.quarantined[0].key.as_ref().unwrap().to_string(), "a");
 
         // It has been seen: the watch goes on behind it, and a list finds it present.
         drop(watch);
-        rig.script.watch(12).await.refuse(410, "Expired", "old");
-        let stream = rig.script.stream().await.open();
+        harness.script.watch(12).await.refuse(410, "Expired", "old");
+        let stream = harness.script.stream().await.open();
         stream.event("ADDED", &bad);
         stream.event("ADDED", &widget("b", 12));
         stream.end_of_list(20);
@@ -497,7 +499,7 @@ mod tests {
 
         stream.event("MODIFIED", &widget("a", 21));
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 21));
-        assert!(rig.set.status()[0].quarantined.is_empty());
+        assert!(harness.set.status()[0].quarantined.is_empty());
 
         stream.event("DELETED", &Fixture::new("a").version(22).set("labels", json!(1)).json());
         assert_eq!(change(&mut subscription).await, ("a".into(), 21, 0));
@@ -505,10 +507,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_silent_watch_is_given_up_before_a_load_balancer_would() {
-        let mut rig = Rig::new();
-        let _subscription = rig.subscribe();
-        rig.script.list().await.page(10, "", &[]);
-        let watch = rig.script.watch(10).await;
+        let mut harness = Harness::new();
+        let _subscription = harness.subscribe();
+        harness.script.list().await.page(10, "", &[]);
+        let watch = harness.script.watch(10).await;
         let asked = Duration::from_secs(watch.query["timeoutSeconds"].parse().unwrap());
         let watch = watch.open();
         let opened = Instant::now();
@@ -517,24 +519,24 @@ mod tests {
 
         let lasted = opened.elapsed();
         assert!(lasted > asked && lasted <= asked + Duration::from_secs(5), "{lasted:?}");
-        let probe = rig.script.list().await;
+        let probe = harness.script.list().await;
         probe.page(10, "", &[]);
-        rig.script.watch(10).await;
+        harness.script.watch(10).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn lists_without_a_version_are_made_again_on_each_reconnect() {
-        let mut rig = Rig::opaque();
+        let mut harness = Harness::opaque();
         let list = |names: &[&str]| {
             let items: Vec<_> = names.iter().map(|name| widget(name, 1)).collect();
             json!({"kind": "WidgetList", "metadata": {}, "items": items}).to_string()
         };
-        let mut subscription = rig.subscribe();
-        rig.script.list().await.text(StatusCode::OK, &list(&["a", "b"]));
+        let mut subscription = harness.subscribe();
+        harness.script.list().await.text(StatusCode::OK, &list(&["a", "b"]));
         for _ in 0..2 {
             subscription.next().await.unwrap();
         }
-        let watch = rig.script.next().await;
+        let watch = harness.script.next().await;
         assert!(watch.is_watch());
         let watch = watch.open();
         // A version of an object is no position of the list.
@@ -544,20 +546,20 @@ mod tests {
         assert_eq!(change(&mut subscription).await, ("b".into(), 1, 3));
 
         watch.reset();
-        rig.script.list().await.text(StatusCode::OK, &list(&["a"]));
+        harness.script.list().await.text(StatusCode::OK, &list(&["a"]));
         assert_eq!(change(&mut subscription).await, ("a".into(), 7, 1));
         assert_eq!(change(&mut subscription).await, ("b".into(), 3, 0));
-        let watch = rig.script.next().await;
+        let watch = harness.script.next().await;
         assert!(watch.is_watch());
         drop(watch.open());
-        rig.script.list().await.text(StatusCode::OK, &list(&[]));
+        harness.script.list().await.text(StatusCode::OK, &list(&[]));
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_versions_are_opaque_only_equal_ones_are_dropped() {
-        let mut rig = Rig::opaque();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 9), widget("b", 2)]).await;
+        let mut harness = Harness::opaque();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 9), widget("b", 2)]).await;
 
         watch.event("MODIFIED", &widget("a", 3));
         assert_eq!(change(&mut subscription).await, ("a".into(), 9, 3));
@@ -571,20 +573,20 @@ mod tests {
         watch.reset();
 
         // The position is the one that came last.
-        rig.script.watch(4).await;
+        harness.script.watch(4).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn where_versions_are_opaque_a_silent_watch_is_followed_by_a_list_unless_nothing_moved() {
-        let mut rig = Rig::opaque();
-        let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let mut harness = Harness::opaque();
+        let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
 
         watch.dropped().await;
-        rig.script.list().await.page(10, "", &[]);
-        let watch = rig.script.watch(10).await.open();
+        harness.script.list().await.page(10, "", &[]);
+        let watch = harness.script.watch(10).await.open();
         watch.dropped().await;
-        rig.script.list().await.page(12, "", &[]);
-        let stream = rig.script.stream().await.open();
+        harness.script.list().await.page(12, "", &[]);
+        let stream = harness.script.stream().await.open();
         stream.end_of_list(12);
 
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 0));

@@ -1,6 +1,6 @@
 //! Subscribers, the informer's task and the set, in every schedule with few preemptions.
 //!
-//! A thread plays the informer's task: it alone writes to the hub, and drops [`Ending`] when it is
+//! A thread plays the informer's task: it alone writes to the informer, and drops [`Ending`] when it is
 //! told to stop. The task that the set spawns is never polled.
 
 #![expect(clippy::print_stderr, reason = "the figures of a search")]
@@ -19,13 +19,13 @@ use crate::informer::{
 };
 
 /// A set on a runtime that runs nothing.
-struct Stage {
+struct Model {
     runtime: Runtime,
     set: InformerSet,
     key: InformerKey,
 }
 
-impl Stage {
+impl Model {
     fn new() -> Arc<Self> {
         let runtime = Builder::new_current_thread().enable_time().build().unwrap();
         let entered = runtime.enter();
@@ -43,21 +43,25 @@ impl Stage {
         self.set.subscribe(&widgets(), self.key.clone())
     }
 
-    fn hub(&self) -> Option<Arc<Hub>> {
+    fn informer(&self) -> Option<Arc<SharedInformer>> {
         self.set.shared.lock().live.get(&self.key).cloned()
     }
 
     fn act(self: &Arc<Self>, act: impl FnOnce(&Self) + Send + 'static) -> Act {
-        let stage = self.clone();
-        Box::new(move || act(&stage))
+        let model = self.clone();
+        Box::new(move || act(&model))
     }
 
-    /// The informer's task of this hub, from now until it is told to stop.
-    fn task(self: &Arc<Self>, hub: &Arc<Hub>, work: impl FnOnce(&Hub) + Send + 'static) -> Act {
-        let ending = Ending { set: self.set.shared.clone(), hub: hub.clone() };
+    /// The informer's task of this informer, from now until it is told to stop.
+    fn task(
+        self: &Arc<Self>,
+        informer: &Arc<SharedInformer>,
+        work: impl FnOnce(&SharedInformer) + Send + 'static,
+    ) -> Act {
+        let ending = Ending { set: self.set.shared.clone(), informer: informer.clone() };
         Box::new(move || {
-            work(&ending.hub);
-            wait(ending.hub.stopped());
+            work(&ending.informer);
+            wait(ending.informer.stopped());
             drop(ending);
         })
     }
@@ -114,43 +118,46 @@ impl View {
 #[test]
 fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
     let schedules = explore(1, || {
-        let stage = Stage::new();
-        let first = stage.subscribe();
-        let hub = stage.hub().unwrap();
+        let model = Model::new();
+        let first = model.subscribe();
+        let informer = model.informer().unwrap();
         // Whoever joins looks at once, and again when everything is over.
         let late: Arc<Mutex<Vec<(Subscription, View)>>> = Arc::default();
         let joins = || {
             let late = late.clone();
-            stage.act(move |stage| {
-                let mut subscription = stage.subscribe();
+            model.act(move |model| {
+                let mut subscription = model.subscribe();
                 let mut view = View::default();
                 view.see_what_is_there(&mut subscription);
                 late.lock().unwrap().push((subscription, view));
             })
         };
         let writer = {
-            let hub = hub.clone();
-            stage.act(move |_| {
-                hub.put(&object("a", 1));
-                hub.put(&object("b", 2));
-                hub.complete();
-                hub.remove(&key("a"));
-                hub.put(&object("b", 3));
+            let informer = informer.clone();
+            model.act(move |_| {
+                informer.put(&object("a", 1));
+                informer.put(&object("b", 2));
+                informer.complete();
+                informer.remove(&key("a"));
+                informer.put(&object("b", 3));
             })
         };
         let acts = vec![writer, joins(), joins()];
         let after = {
-            let stage = stage.clone();
+            let model = model.clone();
             move || {
                 let mut all = std::mem::take(&mut *late.lock().unwrap());
                 all.push((first, View::default()));
                 for (mut subscription, mut view) in all {
                     view.see_what_is_there(&mut subscription);
-                    view.check(&hub.store);
-                    assert!(Arc::ptr_eq(&subscription.hub(), &hub), "one informer for one key");
+                    view.check(&informer.store);
+                    assert!(
+                        Arc::ptr_eq(&subscription.informer(), &informer),
+                        "one informer for one key"
+                    );
                     assert!(subscription.drained().now_or_never().is_some(), "in sync");
                 }
-                stage.check_counts();
+                model.check_counts();
             }
         };
         Scene { acts, after: Box::new(after) }
@@ -162,13 +169,13 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
 #[test]
 fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
     let schedules = explore(1, || {
-        let stage = Stage::new();
-        let mut subscription = stage.subscribe();
-        let hub = stage.hub().unwrap();
-        let (see, ended) = (CancellationToken::new(), stage.set.ended(&stage.key));
+        let model = Model::new();
+        let mut subscription = model.subscribe();
+        let informer = model.informer().unwrap();
+        let (see, ended) = (CancellationToken::new(), model.set.ended(&model.key));
         // What is not taken before the end is lost: the end waits for the reader.
         let seen = see.clone();
-        let reader = stage.act(move |_| {
+        let reader = model.act(move |_| {
             let mut view = View::default();
             while !view.0.contains_key("last") {
                 view.see(wait(subscription.next()).unwrap());
@@ -178,19 +185,19 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
             assert_eq!(wait(subscription.next()).unwrap_err(), Ended::TypeGone);
             assert_eq!(wait(subscription.ended()), Ended::TypeGone);
         });
-        let waits = stage.act(move |_| assert_eq!(wait(ended), Ended::TypeGone));
-        let set = stage.set.clone();
-        let task = stage.task(&hub, move |hub| {
-            hub.put(&object("a", 1));
-            hub.complete();
-            hub.put(&object("last", 2));
+        let waits = model.act(move |_| assert_eq!(wait(ended), Ended::TypeGone));
+        let set = model.set.clone();
+        let task = model.task(&informer, move |informer| {
+            informer.put(&object("a", 1));
+            informer.complete();
+            informer.put(&object("last", 2));
             wait(see.cancelled());
-            set.type_gone(&hub.key.identity);
+            set.type_gone(&informer.key.identity);
         });
         let acts = vec![reader, waits, task];
         let after = move || {
-            assert!(stage.hub().is_none());
-            stage.check_counts();
+            assert!(model.informer().is_none());
+            model.check_counts();
         };
         Scene { acts, after: Box::new(after) }
     });
@@ -201,14 +208,14 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
 #[test]
 fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
     let schedules = explore(2, || {
-        let stage = Stage::new();
-        let last = stage.subscribe();
-        let hub = stage.hub().unwrap();
-        hub.put(&object("a", 1));
+        let model = Model::new();
+        let last = model.subscribe();
+        let informer = model.informer().unwrap();
+        informer.put(&object("a", 1));
         let over = CancellationToken::new();
         let leaves = {
             let over = over.clone();
-            stage.act(move |_| {
+            model.act(move |_| {
                 wait(last.release(Linger::None));
                 over.cancel();
             })
@@ -216,18 +223,18 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
         let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
         let joins = {
             let joined = joined.clone();
-            stage.act(move |stage| *joined.lock().unwrap() = Some(stage.subscribe()))
+            model.act(move |model| *joined.lock().unwrap() = Some(model.subscribe()))
         };
         // The task ends when it is told to, and goes on otherwise.
         let going: Arc<Mutex<Option<Ending>>> = Arc::default();
         let task: Act = {
-            let ending = Ending { set: stage.set.shared.clone(), hub: hub.clone() };
+            let ending = Ending { set: model.set.shared.clone(), informer: informer.clone() };
             let going = going.clone();
             Box::new(move || {
                 let told = wait(async {
                     tokio::select! {
                         biased;
-                        () = ending.hub.stopped() => true,
+                        () = ending.informer.stopped() => true,
                         () = over.cancelled() => false,
                     }
                 });
@@ -239,26 +246,31 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
         };
         let acts = vec![leaves, joins, task];
         let after = {
-            let stage = stage.clone();
+            let model = model.clone();
             move || {
                 let subscription = joined.lock().unwrap().take().unwrap();
-                let its = subscription.hub();
+                let its = subscription.informer();
                 assert_eq!(its.closed(), None, "it lives");
-                assert!(Arc::ptr_eq(&its, &stage.hub().unwrap()), "and is the one to be found");
-                match hub.closed() {
+                assert!(
+                    Arc::ptr_eq(&its, &model.informer().unwrap()),
+                    "and is the one to be found"
+                );
+                match informer.closed() {
                     Some(reason) => {
                         assert_eq!(reason, Ended::TypeGone);
-                        assert_eq!(hub.done().now_or_never(), Some(Ended::TypeGone));
-                        assert!(hub.store.is_empty() && !Arc::ptr_eq(&its, &hub));
+                        assert_eq!(informer.done().now_or_never(), Some(Ended::TypeGone));
+                        assert!(informer.store.is_empty() && !Arc::ptr_eq(&its, &informer));
                     }
-                    None => assert!(Arc::ptr_eq(&its, &hub)),
+                    None => assert!(Arc::ptr_eq(&its, &informer)),
                 }
-                stage.check_counts();
+                model.check_counts();
                 // The last one leaves, and nothing is left.
                 let _going = going;
                 assert!(subscription.release(Linger::None).now_or_never().is_none(), "awaits it");
-                assert!(stage.hub().is_none() && its.store.is_empty() && its.subscribers() == 0);
-                stage.check_counts();
+                assert!(
+                    model.informer().is_none() && its.store.is_empty() && its.subscribers() == 0
+                );
+                model.check_counts();
             }
         };
         Scene { acts, after: Box::new(after) }
@@ -270,43 +282,43 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
 #[test]
 fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
     let schedules = explore(1, || {
-        let stage = Stage::new();
-        let first = stage.subscribe();
-        let hub = stage.hub().unwrap();
+        let model = Model::new();
+        let first = model.subscribe();
+        let informer = model.informer().unwrap();
         let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
         let joins = {
             let joined = joined.clone();
-            stage.act(move |stage| *joined.lock().unwrap() = Some(stage.subscribe()))
+            model.act(move |model| *joined.lock().unwrap() = Some(model.subscribe()))
         };
-        let gone = stage.act(|stage| stage.set.type_gone(&stage.key.identity));
-        let down = stage.act(|stage| {
+        let gone = model.act(|model| model.set.type_gone(&model.key.identity));
+        let down = model.act(|model| {
             // Waits for tasks that nobody polls here.
-            assert!(stage.set.shutdown().now_or_never().is_none());
+            assert!(model.set.shutdown().now_or_never().is_none());
         });
-        let task = stage.task(&hub, |hub| {
-            hub.put(&object("a", 1));
+        let task = model.task(&informer, |informer| {
+            informer.put(&object("a", 1));
         });
         let acts = vec![joins, gone, down, task];
         let after = {
-            let stage = stage.clone();
+            let model = model.clone();
             move || {
-                let reason = hub.closed().unwrap();
+                let reason = informer.closed().unwrap();
                 assert_eq!(
-                    hub.done().now_or_never(),
+                    informer.done().now_or_never(),
                     Some(reason.clone()),
                     "once, with its reason"
                 );
-                assert_eq!(*hub.progress().borrow(), Progress::Ended(reason.clone()));
+                assert_eq!(*informer.progress().borrow(), Progress::Ended(reason.clone()));
                 let mut first = first;
                 assert_eq!(first.next().now_or_never().unwrap().unwrap_err(), reason);
                 let mut second = joined.lock().unwrap().take().unwrap();
                 let end = second.next().now_or_never().unwrap().unwrap_err();
-                assert_eq!(Some(end), second.hub().closed());
-                assert_eq!(hub.closed(), Some(reason), "the first reason stands");
+                assert_eq!(Some(end), second.informer().closed());
+                assert_eq!(informer.closed(), Some(reason), "the first reason stands");
                 drop((first, second));
-                assert!(hub.store.is_empty(), "nothing is left");
-                assert!(stage.hub().is_none());
-                stage.check_counts();
+                assert!(informer.store.is_empty(), "nothing is left");
+                assert!(model.informer().is_none());
+                model.check_counts();
             }
         };
         Scene { acts, after: Box::new(after) }

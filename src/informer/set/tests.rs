@@ -6,7 +6,7 @@ use super::*;
 use crate::informer::{
     Index,
     fixture::widgets,
-    script::{Rig, change, settle, stored, widget},
+    script::{Harness, change, settle, stored, widget},
 };
 
 impl InformerSet {
@@ -17,20 +17,20 @@ impl InformerSet {
 
 #[tokio::test(start_paused = true)]
 async fn constructing_and_asking_starts_nothing() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
 
-    assert!(rig.set.status().is_empty());
-    assert_eq!(rig.set.ended(&rig.key).await, Ended::Released);
-    rig.set.type_gone(&rig.key.identity);
-    rig.script.assert_quiet();
+    assert!(harness.set.status().is_empty());
+    assert_eq!(harness.set.ended(&harness.key).await, Ended::Released);
+    harness.set.type_gone(&harness.key.identity);
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_late_joiner_gets_everything_and_then_every_change_without_a_request() {
-    let mut rig = Rig::new();
-    let (mut first, watch) = rig.synced(&[widget("a", 1), widget("b", 2)]).await;
+    let mut harness = Harness::new();
+    let (mut first, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 
-    let mut late = rig.subscribe();
+    let mut late = harness.subscribe();
     watch.event("DELETED", &widget("b", 11));
     watch.event("ADDED", &widget("c", 12));
     assert_eq!(change(&mut first).await, ("b".into(), 2, 0));
@@ -46,18 +46,18 @@ async fn a_late_joiner_gets_everything_and_then_every_change_without_a_request()
     assert_eq!(change(&mut late).await, ("c".into(), 0, 12));
     watch.event("DELETED", &widget("a", 13));
     assert_eq!(change(&mut late).await, ("a".into(), 1, 0));
-    rig.script.assert_quiet();
-    assert_eq!(rig.set.status()[0].subscribers, 2);
+    harness.script.assert_quiet();
+    assert_eq!(harness.set.status()[0].subscribers, 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_joins_before_the_first_list_waits_for_its_end() {
-    let mut rig = Rig::new();
-    let first = rig.subscribe();
-    rig.script.list().await.page(10, "more", &[widget("a", 1)]);
-    let last_page = rig.script.list().await;
+    let mut harness = Harness::new();
+    let first = harness.subscribe();
+    harness.script.list().await.page(10, "more", &[widget("a", 1)]);
+    let last_page = harness.script.list().await;
 
-    let mut second = rig.subscribe();
+    let mut second = harness.subscribe();
     assert_eq!(change(&mut second).await, ("a".into(), 0, 1));
     let mut drained = Box::pin(second.drained());
     assert!(futures::poll!(&mut drained).is_pending());
@@ -70,9 +70,9 @@ async fn who_joins_before_the_first_list_waits_for_its_end() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_subscriber_holds_up_nobody_and_sees_the_last_state() {
-    let mut rig = Rig::new();
-    let (mut fast, watch) = rig.synced(&[widget("a", 1)]).await;
-    let mut slow = rig.subscribe();
+    let mut harness = Harness::new();
+    let (mut fast, watch) = harness.synced(&[widget("a", 1)]).await;
+    let mut slow = harness.subscribe();
     assert_eq!(change(&mut slow).await, ("a".into(), 0, 1));
 
     for version in 11..1000 {
@@ -87,55 +87,55 @@ async fn a_slow_subscriber_holds_up_nobody_and_sees_the_last_state() {
 
 #[tokio::test(start_paused = true)]
 async fn the_last_to_leave_closes_the_watch_after_the_linger() {
-    let mut rig = Rig::new();
-    let (first, watch) = rig.synced(&[widget("a", 1)]).await;
-    let second = rig.subscribe();
+    let mut harness = Harness::new();
+    let (first, watch) = harness.synced(&[widget("a", 1)]).await;
+    let second = harness.subscribe();
     let store = second.store();
-    let ended = rig.set.ended(&rig.key);
+    let ended = harness.set.ended(&harness.key);
 
     drop(first);
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(rig.set.status().len(), 1);
+    assert_eq!(harness.set.status().len(), 1);
     second.release(Linger::Default).await;
     let left = tokio::time::Instant::now();
 
     assert_eq!(ended.await, Ended::Released);
     assert_eq!(left.elapsed(), Duration::from_secs(10));
     watch.dropped().await;
-    assert!(rig.set.status().is_empty() && store.is_empty());
+    assert!(harness.set.status().is_empty() && store.is_empty());
     settle().await;
-    assert_eq!(rig.set.tasks(), 0);
-    rig.script.assert_quiet();
+    assert_eq!(harness.set.tasks(), 0);
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_joins_while_it_lingers_costs_no_request() {
-    let mut rig = Rig::new();
-    let (first, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (first, watch) = harness.synced(&[widget("a", 1)]).await;
 
     drop(first);
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_secs(9)).await;
-        let mut next = rig.subscribe();
+        let mut next = harness.subscribe();
         assert_eq!(change(&mut next).await, ("a".into(), 0, 1));
         next.drained().await;
     }
-    let mut last = rig.subscribe();
+    let mut last = harness.subscribe();
     assert_eq!(change(&mut last).await, ("a".into(), 0, 1));
     tokio::time::sleep(Duration::from_secs(60)).await;
     watch.event("MODIFIED", &widget("a", 11));
 
     assert_eq!(change(&mut last).await.2, 11);
-    rig.script.assert_quiet();
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_release_without_linger_resolves_when_nothing_is_left() {
-    let mut rig = Rig::new();
-    let (first, watch) = rig.synced(&[widget("a", 1)]).await;
-    let second = rig.subscribe();
+    let mut harness = Harness::new();
+    let (first, watch) = harness.synced(&[widget("a", 1)]).await;
+    let second = harness.subscribe();
     let store = first.store();
-    let ended = rig.set.ended(&rig.key);
+    let ended = harness.set.ended(&harness.key);
 
     first.release(Linger::None).await;
     assert_eq!(store.len(), 1);
@@ -145,57 +145,57 @@ async fn a_release_without_linger_resolves_when_nothing_is_left() {
     assert_eq!((store.len(), store.bytes()), (0, 0));
     assert_eq!(ended.now_or_never(), Some(Ended::TypeGone));
     settle().await;
-    assert_eq!(rig.set.tasks(), 0);
+    assert_eq!(harness.set.tasks(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_release_drops_a_request_that_was_not_answered() {
-    let mut rig = Rig::new();
-    let subscription = rig.subscribe();
-    let list = rig.script.list().await;
+    let mut harness = Harness::new();
+    let subscription = harness.subscribe();
+    let list = harness.script.list().await;
 
     subscription.release(Linger::None).await;
 
     list.abandoned().await;
-    rig.script.assert_quiet();
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn who_joins_during_the_end_gets_another_informer() {
-    let mut rig = Rig::new();
-    let (first, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (first, watch) = harness.synced(&[widget("a", 1)]).await;
     let mut release = Box::pin(first.release(Linger::None));
     assert!(futures::poll!(&mut release).is_pending());
 
-    let mut second = rig.subscribe();
+    let mut second = harness.subscribe();
     release.await;
     watch.dropped().await;
-    rig.script.list().await.page(20, "", &[widget("a", 15)]);
+    harness.script.list().await.page(20, "", &[widget("a", 15)]);
 
     assert_eq!(change(&mut second).await, ("a".into(), 0, 15));
-    rig.script.watch(20).await;
-    assert_eq!(rig.set.status().len(), 1);
+    harness.script.watch(20).await;
+    assert_eq!(harness.set.status().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_type_that_is_gone_ends_its_informers_whoever_listens() {
-    let mut rig = Rig::new();
-    let (mut subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
     let (store, progress) = (subscription.store(), subscription.progress());
-    let ended = rig.set.ended(&rig.key);
+    let ended = harness.set.ended(&harness.key);
     watch.event("MODIFIED", &widget("a", 11));
     settle().await;
-    let mut other = rig.key.identity.clone();
+    let mut other = harness.key.identity.clone();
     other.uid = Some("another".into());
 
-    rig.set.type_gone(&other);
-    assert_eq!(rig.set.status().len(), 1);
-    rig.set.type_gone(&rig.key.identity);
+    harness.set.type_gone(&other);
+    assert_eq!(harness.set.status().len(), 1);
+    harness.set.type_gone(&harness.key.identity);
 
     assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
     assert_eq!(store.len(), 1, "what is still being worked on goes on over what is known");
     assert_eq!(*progress.borrow(), Progress::Ended(Ended::TypeGone));
-    assert!(rig.set.types().borrow().is_empty());
+    assert!(harness.set.types().borrow().is_empty());
     subscription.release(Linger::None).await;
     assert!(store.is_empty());
     assert!(watch.dropped().now_or_never().is_some());
@@ -204,50 +204,50 @@ async fn a_type_that_is_gone_ends_its_informers_whoever_listens() {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_ends_one_informer_and_is_told() {
-    let mut rig = Rig::new();
-    let (mut first, watch) = rig.synced(&[widget("a", 1)]).await;
+    let mut harness = Harness::new();
+    let (mut first, watch) = harness.synced(&[widget("a", 1)]).await;
     drop(watch);
-    let bystander_key = InformerKey { namespace: Some("ns".into()), ..rig.key.clone() };
-    rig.script.watch(10).await.explode();
+    let bystander_key = InformerKey { namespace: Some("ns".into()), ..harness.key.clone() };
+    harness.script.watch(10).await.explode();
 
     let ended = first.next().await.unwrap_err();
     assert_eq!(ended, Ended::Panicked("a defect of ours".into()));
     assert_eq!(first.ended().await, ended);
-    assert!(rig.set.status().is_empty());
+    assert!(harness.set.status().is_empty());
 
-    rig.key = bystander_key;
-    let (_bystander, _watch) = rig.synced(&[widget("b", 1)]).await;
+    harness.key = bystander_key;
+    let (_bystander, _watch) = harness.synced(&[widget("b", 1)]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_ends_all_and_lets_nobody_in() {
-    let mut rig = Rig::new();
-    let (mut first, watch) = rig.synced(&[widget("a", 1)]).await;
-    rig.key.namespace = Some("ns".into());
-    let mut second = rig.subscribe();
-    let list = rig.script.list().await;
+    let mut harness = Harness::new();
+    let (mut first, watch) = harness.synced(&[widget("a", 1)]).await;
+    harness.key.namespace = Some("ns".into());
+    let mut second = harness.subscribe();
+    let list = harness.script.list().await;
 
-    rig.set.shutdown().await;
+    harness.set.shutdown().await;
 
     assert_eq!(first.next().await.unwrap_err(), Ended::Shutdown);
     assert_eq!(second.next().await.unwrap_err(), Ended::Shutdown);
     watch.dropped().await;
     list.abandoned().await;
-    assert_eq!(rig.set.tasks(), 0);
-    let mut late = rig.subscribe();
+    assert_eq!(harness.set.tasks(), 0);
+    let mut late = harness.subscribe();
     assert_eq!(late.next().await.unwrap_err(), Ended::Shutdown);
     late.release(Linger::None).await;
-    rig.script.assert_quiet();
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_watch_that_ends_early_is_no_sync() {
-    let mut rig = Rig::new();
-    let subscription = rig.subscribe();
+    let mut harness = Harness::new();
+    let subscription = harness.subscribe();
     let drained = subscription.drained();
-    rig.script.list().await.page(10, "more", &[widget("a", 1)]);
+    harness.script.list().await.page(10, "more", &[widget("a", 1)]);
 
-    rig.set.type_gone(&rig.key.identity);
+    harness.set.type_gone(&harness.key.identity);
     drop(subscription);
 
     settle().await;
@@ -256,7 +256,7 @@ async fn a_watch_that_ends_early_is_no_sync() {
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_left_of_any_number_of_informers() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let encoded = |set: &InformerSet| {
         let mut registry = prometheus_client::registry::Registry::default();
         set.metrics().register(&mut registry);
@@ -264,20 +264,20 @@ async fn nothing_is_left_of_any_number_of_informers() {
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         text
     };
-    let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
+    let (first, _watch) = harness.synced(&[widget("a", 1)]).await;
     first.release(Linger::None).await;
     settle().await;
     let tasks = tokio::runtime::Handle::current().metrics().num_alive_tasks();
-    let metrics = encoded(&rig.set);
+    let metrics = encoded(&harness.set);
 
     for round in 0..100 {
-        let (subscription, watch) = rig.synced(&[widget("a", 1)]).await;
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
         match round % 4 {
             0 => subscription.release(Linger::None).await,
-            1 => rig.set.type_gone(&rig.key.identity),
+            1 => harness.set.type_gone(&harness.key.identity),
             2 => {
                 drop(watch);
-                rig.script.watch(10).await.explode();
+                harness.script.watch(10).await.explode();
                 subscription.ended().await;
             }
             _ => {
@@ -289,29 +289,29 @@ async fn nothing_is_left_of_any_number_of_informers() {
 
     settle().await;
     assert_eq!(tokio::runtime::Handle::current().metrics().num_alive_tasks(), tasks);
-    assert_eq!(encoded(&rig.set), metrics);
-    rig.script.assert_quiet();
+    assert_eq!(encoded(&harness.set), metrics);
+    harness.script.assert_quiet();
 }
 
 #[tokio::test(start_paused = true)]
 async fn unequal_keys_have_watches_of_their_own() {
-    let mut rig = Rig::new();
-    let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
-    rig.key.labels = Some("x=y".into());
-    let (second, _other) = rig.synced(&[]).await;
+    let mut harness = Harness::new();
+    let (first, _watch) = harness.synced(&[widget("a", 1)]).await;
+    harness.key.labels = Some("x=y".into());
+    let (second, _other) = harness.synced(&[]).await;
 
     assert_eq!(stored(&first).len(), 1);
     assert!(stored(&second).is_empty());
-    assert_eq!(rig.set.status().len(), 2);
+    assert_eq!(harness.set.status().len(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn any_number_of_threads_may_join_leave_and_end_it() {
-    let mut rig = Rig::new();
-    let set = rig.set.clone();
+    let mut harness = Harness::new();
+    let set = harness.set.clone();
     let mut users = tokio::task::JoinSet::new();
     for user in 0..8 {
-        let (set, key) = (set.clone(), rig.key.clone());
+        let (set, key) = (set.clone(), harness.key.clone());
         users.spawn(async move {
             for round in 0..200 {
                 let mut subscription = set.subscribe(&widgets(), key.clone());
@@ -332,7 +332,7 @@ async fn any_number_of_threads_may_join_leave_and_end_it() {
     let mut watches = Vec::new();
     loop {
         tokio::select! {
-            asked = rig.script.next() => {
+            asked = harness.script.next() => {
                 if asked.is_watch() {
                     watches.push(asked.open());
                 } else {
@@ -358,7 +358,7 @@ async fn a_runtime_that_ends_ends_its_informers() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut subscription = {
         let guard = runtime.enter();
-        let subscription = Rig::new().subscribe();
+        let subscription = Harness::new().subscribe();
         drop(guard);
         subscription
     };
@@ -371,9 +371,9 @@ async fn a_runtime_that_ends_ends_its_informers() {
 
 #[tokio::test(start_paused = true)]
 async fn indexes_of_one_name_are_each_subscribers_own() {
-    let mut rig = Rig::new();
-    let (one, _watch) = rig.synced(&[widget("a", 1)]).await;
-    let other = rig.subscribe();
+    let mut harness = Harness::new();
+    let (one, _watch) = harness.synced(&[widget("a", 1)]).await;
+    let other = harness.subscribe();
 
     one.store().add_index(Index::new("by", |object| vec![object.key().name.to_string()]));
     other.store().add_index(Index::new("by", |_object| vec!["all".to_owned()]));
@@ -384,9 +384,9 @@ async fn indexes_of_one_name_are_each_subscribers_own() {
 
 #[tokio::test(start_paused = true)]
 async fn an_index_leaves_with_who_asked_for_it() {
-    let mut rig = Rig::new();
-    let (one, _watch) = rig.synced(&[widget("a", 1)]).await;
-    let other = rig.subscribe();
+    let mut harness = Harness::new();
+    let (one, _watch) = harness.synced(&[widget("a", 1)]).await;
+    let other = harness.subscribe();
     let held = Arc::new(());
     let captured = Arc::clone(&held);
     one.store().add_index(Index::new("by", move |object| {
@@ -403,13 +403,13 @@ async fn an_index_leaves_with_who_asked_for_it() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
-    let mut rig = Rig::new();
-    let (first, _watch) = rig.synced(&[widget("a", 1)]).await;
-    let (hub, store) = (first.hub(), first.store());
+    let mut harness = Harness::new();
+    let (first, _watch) = harness.synced(&[widget("a", 1)]).await;
+    let (informer, store) = (first.informer(), first.store());
     drop(first);
 
-    let guard = rig.set.shared.lock();
-    assert!(hub.close_if_unused(Ended::Released));
+    let guard = harness.set.shared.lock();
+    assert!(informer.close_if_unused(Ended::Released));
     assert_eq!(store.len(), 1, "whoever holds the set's lock holds up everybody");
     drop(guard);
 

@@ -25,10 +25,10 @@ type Request = BoxFuture<'static, Result<Response<Body>, BoxError>>;
 
 /// Place of one exchange, shared by its caller and its fence.
 #[derive(Debug, Default)]
-pub(super) struct Slot(Mutex<Stage>);
+pub(super) struct Slot(Mutex<Phase>);
 
 #[derive(Default)]
-enum Stage {
+enum Phase {
     /// The caller's, who polls the content at this moment.
     #[default]
     Polled,
@@ -74,26 +74,26 @@ impl Slot {
     /// Cuts the exchange; whether nothing of its content is left. A body that was read to its end
     /// stays ended.
     pub(super) fn cut(&self) -> bool {
-        let mut stage = self.lock();
-        if matches!(&*stage, Stage::Held(held, _) if matches!(held.content, Content::Nothing)) {
+        let mut phase = self.lock();
+        if matches!(&*phase, Phase::Held(held, _) if matches!(held.content, Content::Nothing)) {
             return true;
         }
-        let (held, waker) = match mem::replace(&mut *stage, Stage::Cut) {
-            Stage::Held(held, waker) => (held, waker),
-            Stage::Polled | Stage::Late => {
-                *stage = Stage::Late;
+        let (held, waker) = match mem::replace(&mut *phase, Phase::Cut) {
+            Phase::Held(held, waker) => (held, waker),
+            Phase::Polled | Phase::Late => {
+                *phase = Phase::Late;
                 return false;
             }
-            Stage::Cut => return false,
+            Phase::Cut => return false,
         };
-        drop(stage);
+        drop(phase);
         drop_quietly(held);
         waker.wake();
         true
     }
 
     // No change of it can panic half-way, so a poisoned lock is still consistent.
-    fn lock(&self) -> MutexGuard<'_, Stage> {
+    fn lock(&self) -> MutexGuard<'_, Phase> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -118,11 +118,11 @@ impl Owned {
     }
 
     fn take(&self) -> Option<Held> {
-        let mut stage = self.slot.lock();
-        match mem::replace(&mut *stage, Stage::Polled) {
-            Stage::Held(held, _) => Some(held),
-            other @ (Stage::Polled | Stage::Late | Stage::Cut) => {
-                *stage = other;
+        let mut phase = self.slot.lock();
+        match mem::replace(&mut *phase, Phase::Polled) {
+            Phase::Held(held, _) => Some(held),
+            other @ (Phase::Polled | Phase::Late | Phase::Cut) => {
+                *phase = other;
                 None
             }
         }
@@ -130,33 +130,33 @@ impl Owned {
 
     /// Puts the content back; `false` if it has been cut meanwhile.
     fn put(&self, held: Held, waker: Waker) -> bool {
-        let mut stage = self.slot.lock();
-        if matches!(*stage, Stage::Late) {
-            drop(stage);
+        let mut phase = self.slot.lock();
+        if matches!(*phase, Phase::Late) {
+            drop(phase);
             drop(held);
             self.finished();
             return false;
         }
-        *stage = Stage::Held(held, waker);
+        *phase = Phase::Held(held, waker);
         true
     }
 
     /// The content is gone: the fence has nothing more to wait for.
     fn finished(&self) {
-        *self.slot.lock() = Stage::Cut;
+        *self.slot.lock() = Phase::Cut;
         self.fence.forget(self.id);
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let stage = mem::replace(&mut *self.slot.lock(), Stage::Cut);
-        match stage {
-            Stage::Held(held, _) => drop(held),
+        let phase = mem::replace(&mut *self.slot.lock(), Phase::Cut);
+        match phase {
+            Phase::Held(held, _) => drop(held),
             // A poll has panicked, and dropped the content.
-            Stage::Polled | Stage::Late => {}
+            Phase::Polled | Phase::Late => {}
             // The exchange was forgotten when its content was dropped.
-            Stage::Cut => return,
+            Phase::Cut => return,
         }
         self.fence.forget(self.id);
     }
@@ -283,21 +283,21 @@ impl HttpBody for Answer {
 
     fn is_end_stream(&self) -> bool {
         match &*self.owned.slot.lock() {
-            Stage::Held(held, _) => matches!(held.content, Content::Nothing),
-            Stage::Polled | Stage::Late | Stage::Cut => self.cut,
+            Phase::Held(held, _) => matches!(held.content, Content::Nothing),
+            Phase::Polled | Phase::Late | Phase::Cut => self.cut,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &*self.owned.slot.lock() {
-            Stage::Held(Held { content: Content::Body(body), .. }, _) => HttpBody::size_hint(body),
-            Stage::Held(Held { content: Content::Nothing, .. }, _) => SizeHint::with_exact(0),
-            Stage::Held(..) | Stage::Polled | Stage::Late | Stage::Cut => SizeHint::default(),
+            Phase::Held(Held { content: Content::Body(body), .. }, _) => HttpBody::size_hint(body),
+            Phase::Held(Held { content: Content::Nothing, .. }, _) => SizeHint::with_exact(0),
+            Phase::Held(..) | Phase::Polled | Phase::Late | Phase::Cut => SizeHint::default(),
         }
     }
 }
 
-impl std::fmt::Debug for Stage {
+impl std::fmt::Debug for Phase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Polled => "Polled",

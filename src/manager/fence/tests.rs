@@ -43,19 +43,19 @@ fn server(does: Does) -> Client {
 }
 
 /// Sends one request, reads the answer as far as it goes and lets go of it; how many outcomes are
-/// unknown by then, and how often the witness was told so.
+/// unknown by then, and how often the observer was told so.
 async fn check(method: Method, does: Does, expected: (usize, usize)) {
     let fence = Fence::new();
     let told = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&told);
-    let witness: Witness = Arc::new(move |write| {
+    let observer: WriteObserver = Arc::new(move |write| {
         assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
         let count = Arc::clone(&count);
         Box::new(move || {
             count.fetch_add(1, Ordering::SeqCst);
         })
     });
-    let client = fence.witnessed(&server(does), witness);
+    let client = fence.observed_client(&server(does), observer);
     let path = "/api/v1/namespaces/ns/pods?dryRun=no";
     let request = Request::builder().method(method.clone()).uri(path).body(Body::empty());
 

@@ -36,7 +36,7 @@ const EVENTS: [Event; 7] = [
 ];
 
 #[derive(Clone, Debug)]
-struct World {
+struct Model {
     machine: Lifecycle,
     now: Instant,
     wake: Option<Instant>,
@@ -44,7 +44,7 @@ struct World {
     starts: Option<(Instant, u32)>,
 }
 
-impl World {
+impl Model {
     fn new(now: Instant) -> Self {
         let backoff =
             RestartBackoff { flaps: BURST, flap_interval: INTERVAL, ..RestartBackoff::default() };
@@ -103,19 +103,19 @@ impl World {
 
     /// A condition that stays as it was last said to be is followed within the hold-down.
     fn comes_to_rest(&self) {
-        let mut world = self.clone();
-        world.happen(Event::Ended);
+        let mut model = self.clone();
+        model.happen(Event::Ended);
         for _ in 0..2 {
-            world.happen(Event::HalfAnInterval);
+            model.happen(Event::HalfAnInterval);
         }
-        match &world.machine.verdict {
+        match &model.machine.verdict {
             Verdict::Met(met) => {
-                assert_eq!(world.machine.basis(), Some(&**met), "what was said last runs");
+                assert_eq!(model.machine.basis(), Some(&**met), "what was said last runs");
             }
-            Verdict::Unmet(_) => assert_eq!(world.machine.state(), ControllerState::Waiting),
+            Verdict::Unmet(_) => assert_eq!(model.machine.state(), ControllerState::Waiting),
             Verdict::Unknown(_) => {
                 assert_ne!(
-                    world.machine.state(),
+                    model.machine.state(),
                     ControllerState::BackingOff,
                     "nothing to wait for"
                 );
@@ -142,17 +142,17 @@ impl World {
 
 #[test]
 fn however_a_condition_flaps_starts_are_bounded_and_the_last_word_is_followed() {
-    let first = World::new(Instant::now());
+    let first = Model::new(Instant::now());
     let mut known = HashSet::from([first.fingerprint()]);
     let mut queue = VecDeque::from([(first, 0)]);
 
-    while let Some((world, depth)) = queue.pop_front() {
-        world.comes_to_rest();
+    while let Some((model, depth)) = queue.pop_front() {
+        model.comes_to_rest();
         if depth == DEPTH {
             continue;
         }
         for event in EVENTS {
-            let mut next = world.clone();
+            let mut next = model.clone();
             next.happen(event);
             if known.insert(next.fingerprint()) {
                 queue.push_back((next, depth + 1));

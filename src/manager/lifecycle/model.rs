@@ -2,8 +2,8 @@
 //!
 //! Two states are one when no sequence of inputs can tell them apart: clocks count relative to
 //! now, and only as far as they decide something. So the search is finite, and complete for
-//! sequences of any length. What the machine says is judged by a [`World`] that knows its actions
-//! alone, and from every state the world is left in peace, to see where it comes to rest.
+//! sequences of any length. What the machine says is judged by a [`Model`] that knows its actions
+//! alone, and from every state the model is left in peace, to see where it comes to rest.
 
 #![expect(clippy::print_stderr, reason = "the figures of a search")]
 
@@ -146,7 +146,7 @@ fn events() -> Vec<Event> {
 
 /// A machine and what its owner knows of it, told by its actions and nothing else.
 #[derive(Clone, Debug)]
-struct World {
+struct Model {
     machine: Lifecycle,
     now: Instant,
     /// The one timer.
@@ -183,7 +183,7 @@ fn must(holds: bool, promise: &'static str) -> Judged {
     if holds { Ok(()) } else { Err(promise) }
 }
 
-impl World {
+impl Model {
     fn new(policy: RestartPolicy, now: Instant) -> Self {
         Self {
             machine: Lifecycle::new(policy, BACKOFF),
@@ -392,30 +392,30 @@ impl World {
     /// Leaves it in peace: runs end when they are asked to, start up, and timers go off. It rests
     /// in the one state that the last verdict and the last orders determine.
     fn converges(&self) -> Judged {
-        let mut world = self.clone();
+        let mut model = self.clone();
         let ran_on = self.epoch.as_ref().filter(|epoch| epoch.runs());
         for _ in 0..PATIENCE {
-            if world.machine.stopping().is_some() {
-                world.happen(&Event::Ended)?;
-            } else if world.machine.state() == ControllerState::Starting {
-                world.feed(Input::Running)?;
-            } else if let Some(at) = world.wake.take() {
-                world.now = world.now.max(at);
-                world.feed(Input::Wake)?;
+            if model.machine.stopping().is_some() {
+                model.happen(&Event::Ended)?;
+            } else if model.machine.state() == ControllerState::Starting {
+                model.feed(Input::Running)?;
+            } else if let Some(at) = model.wake.take() {
+                model.now = model.now.max(at);
+                model.feed(Input::Wake)?;
             }
         }
-        let rests = world.machine.state();
-        let basis = world.epoch.as_ref().map(|epoch| &epoch.basis);
-        if world.machine.removed {
-            return must(world.forgotten && world.epoch.is_none(), "P4: removed is forgotten");
+        let rests = model.machine.state();
+        let basis = model.epoch.as_ref().map(|epoch| &epoch.basis);
+        if model.machine.removed {
+            return must(model.forgotten && model.epoch.is_none(), "P4: removed is forgotten");
         }
-        must(world.wake.is_none(), "P4: no timer goes off for ever")?;
-        if !world.machine.allowed {
+        must(model.wake.is_none(), "P4: no timer goes off for ever")?;
+        if !model.machine.allowed {
             let quiet = matches!(rests, ControllerState::Waiting | ControllerState::Stopped);
             return must(quiet, "P4: what may not run rests");
         }
-        match &world.machine.verdict {
-            _ if world.retired => must(rests == ControllerState::Stopped, "P4: by its policy"),
+        match &model.machine.verdict {
+            _ if model.retired => must(rests == ControllerState::Stopped, "P4: by its policy"),
             Verdict::Met(met) => must(
                 rests == ControllerState::Running && basis == Some(met),
                 "P4: a condition that is met ends in a run on it",
@@ -469,9 +469,9 @@ fn every_life_keeps_the_promises_and_comes_to_rest() {
     let (mut transitions, mut deepest) = (0_u64, 0);
     let now = Instant::now();
     for policy in POLICIES {
-        let world = World::new(policy, now);
-        known.insert(world.fingerprint());
-        queue.push_back((world, origins.len(), 0));
+        let model = Model::new(policy, now);
+        known.insert(model.fingerprint());
+        queue.push_back((model, origins.len(), 0));
         origins.push(None);
     }
     let story = |origins: &[Option<(usize, usize)>], mut at: usize| {
@@ -484,20 +484,20 @@ fn every_life_keeps_the_promises_and_comes_to_rest() {
         story
     };
 
-    while let Some((world, at, depth)) = queue.pop_front() {
+    while let Some((model, at, depth)) = queue.pop_front() {
         deepest = deepest.max(depth);
-        if let Err(promise) = world.converges() {
-            panic!("{promise}, after {:?}, from {world:?}", story(&origins, at));
+        if let Err(promise) = model.converges() {
+            panic!("{promise}, after {:?}, from {model:?}", story(&origins, at));
         }
         // Nobody owns it any more.
-        if world.forgotten {
+        if model.forgotten {
             continue;
         }
         for (index, event) in events.iter().enumerate() {
-            if !world.possible(event) {
+            if !model.possible(event) {
                 continue;
             }
-            let mut next = world.clone();
+            let mut next = model.clone();
             transitions += 1;
             if let Err(promise) = next.happen(event) {
                 panic!("{promise}, after {:?} and {event:?}: {next:?}", story(&origins, at));

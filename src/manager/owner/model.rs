@@ -136,7 +136,7 @@ fn readiness(word: Word) -> Readiness {
 }
 
 /// An owner, and what its users have seen of it.
-struct World {
+struct Model {
     owner: Owner,
     transitions: broadcast::Receiver<Transition>,
     _commands: mpsc::Sender<Command>,
@@ -150,7 +150,7 @@ struct World {
     attempts: HashSet<u64>,
 }
 
-impl World {
+impl Model {
     fn new() -> Self {
         let (sender, commands) = mpsc::channel(1);
         let (snapshot, seen) = (watch::Sender::default(), broadcast::Sender::new(64));
@@ -494,12 +494,12 @@ impl World {
     }
 }
 
-async fn replay(path: &[Step]) -> World {
-    let mut world = World::new();
+async fn replay(path: &[Step]) -> Model {
+    let mut model = Model::new();
     for step in path {
-        world.play(step).await;
+        model.play(step).await;
     }
-    world
+    model
 }
 
 #[tokio::test(start_paused = true)]
@@ -514,14 +514,14 @@ async fn every_order_of_events_keeps_the_promises_and_comes_to_rest() {
             let mut longer: Vec<Step> = path.clone();
             longer.push(step);
             let told = Told(&longer);
-            let mut world = replay(&longer).await;
-            if !known.insert(world.fingerprint()) {
+            let mut model = replay(&longer).await;
+            if !known.insert(model.fingerprint()) {
                 told.well();
                 continue;
             }
-            let removed = world.entry().is_some_and(|(_, entry)| !entry.removers.is_empty());
-            world.rest().await;
-            world.rested(removed);
+            let removed = model.entry().is_some_and(|(_, entry)| !entry.removers.is_empty());
+            model.rest().await;
+            model.rested(removed);
             told.well();
             if longer.len() < DEPTH {
                 queue.push_back(longer);
@@ -552,14 +552,14 @@ impl Drop for Told<'_> {
 
 #[tokio::test(start_paused = true)]
 async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice() {
-    let mut world = World::new();
+    let mut model = Model::new();
     let mut last = std::collections::HashMap::new();
     for turn in 0..20_000 {
         // Each name is added twice.
         let name = ControllerName::from(format!("c{}", turn % 10_000));
-        let spec = world.spec(Word::A);
-        world.probes.clear();
-        let owner = &mut world.owner;
+        let spec = model.spec(Word::A);
+        model.probes.clear();
+        let owner = &mut model.owner;
         owner.add(name.clone(), spec).unwrap();
         let (&id, entry) = owner.entries.iter().next().unwrap();
         let epoch = entry.epoch_number;
@@ -570,7 +570,7 @@ async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice(
         owner.publish();
     }
 
-    let owner = &world.owner;
+    let owner = &model.owner;
     assert_eq!((owner.entries.len(), owner.names.len(), owner.timers.len()), (0, 0, 0));
     assert_eq!(owner.snapshot.borrow().len(), 0);
     assert!(owner.retired.len() <= 1024);

@@ -19,37 +19,38 @@ impl ConditionalRunnable for Broken {
 
 #[tokio::test(start_paused = true)]
 async fn a_condition_that_panics_keeps_its_own_runnable_waiting_and_no_other() {
-    let rig = Rig::new();
-    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let harness = Harness::new();
+    harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
 
-    rig.handle.add("broken", Arc::new(Broken), RunnableOptions::default()).await.unwrap();
+    harness.handle.add("broken", Arc::new(Broken), RunnableOptions::default()).await.unwrap();
 
-    let broken = rig.until("broken", ControllerState::Waiting).await;
+    let broken = harness.until("broken", ControllerState::Waiting).await;
     assert_eq!(broken.reason, "ConditionPanicked");
     assert!(broken.message.contains("no condition"), "{}", broken.message);
-    rig.until("well", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    harness.until("well", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_condition_that_flaps_a_thousand_times_starts_its_own_runnable_less_often() {
-    let rig = Rig::new();
-    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let harness = Harness::new();
+    harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
     let probe = Probe::new(Body::UntilStopped).arc();
-    rig.add("flaps", &probe).await;
+    harness.add("flaps", &probe).await;
     let begin = tokio::time::Instant::now();
 
     let mut spread = None;
     for _ in 0..1000 {
         probe.verdict.send_replace(unmet());
-        rig.handle
+        harness
+            .handle
             .watch()
             .wait_for(|it| it[&"flaps".into()].state != ControllerState::Running)
             .await
             .unwrap();
         probe.verdict.send_replace(met());
         tokio::time::sleep(Duration::from_millis(1)).await;
-        let status = rig.handle.status_of("flaps").unwrap();
+        let status = harness.handle.status_of("flaps").unwrap();
         if status.state == ControllerState::BackingOff {
             spread = Some(status);
         }
@@ -57,11 +58,11 @@ async fn a_condition_that_flaps_a_thousand_times_starts_its_own_runnable_less_of
 
     let spread = spread.expect("it backs off");
     assert_eq!((spread.reason.as_str(), spread.failures), ("ConditionFlaps", 0));
-    let epoch = rig.until("flaps", ControllerState::Running).await.epoch;
+    let epoch = harness.until("flaps", ControllerState::Running).await.epoch;
     let seconds = begin.elapsed().as_secs();
     assert!(epoch <= 252 + seconds, "{epoch} epochs in {seconds} s");
-    assert_eq!(rig.until("well", ControllerState::Running).await.epoch, 1);
-    rig.stop().await.unwrap();
+    assert_eq!(harness.until("well", ControllerState::Running).await.epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,20 +80,20 @@ async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone(
     }
     let (publisher, verdicts) = watch::channel(Verdict::Unknown(Vec::new()));
     let silent = Arc::new(Silent(Mutex::new(Some(publisher)), verdicts));
-    let rig = Rig::new();
-    rig.handle.add("silent", silent.clone(), RunnableOptions::default()).await.unwrap();
-    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let harness = Harness::new();
+    harness.handle.add("silent", silent.clone(), RunnableOptions::default()).await.unwrap();
+    harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    let status = rig.handle.status_of("silent").unwrap();
+    let status = harness.handle.status_of("silent").unwrap();
     assert_eq!(status.reason, "ConditionUnknown");
     assert_eq!(status.message, "its condition has not said anything");
 
     drop(silent.0.lock().unwrap().take());
     let gone = |it: &Arc<Snapshot>| it[&"silent".into()].reason == "ConditionAbandoned";
-    drop(rig.handle.watch().wait_for(gone).await.unwrap());
+    drop(harness.handle.watch().wait_for(gone).await.unwrap());
 
-    rig.until("well", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    harness.until("well", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,20 +114,20 @@ async fn an_epoch_runs_on_while_the_chosen_part_of_any_of_is_unknown() {
     }
     let chosen = watch::Sender::new(met_by("1"));
     let other = watch::Sender::new(met_by("2"));
-    let rig = Rig::new();
+    let harness = Harness::new();
     let either = Arc::new(Either([chosen.subscribe(), other.subscribe()]));
-    rig.handle.add("either", either, RunnableOptions::default()).await.unwrap();
-    rig.until("either", ControllerState::Running).await;
+    harness.handle.add("either", either, RunnableOptions::default()).await.unwrap();
+    harness.until("either", ControllerState::Running).await;
 
     chosen.send_replace(Verdict::Unknown(Vec::new()));
     tokio::time::sleep(Duration::from_secs(60)).await;
 
-    let status = rig.handle.status_of("either").unwrap();
+    let status = harness.handle.status_of("either").unwrap();
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     chosen.send_replace(unmet());
     let next = |it: &Arc<Snapshot>| it[&"either".into()].epoch == 2;
-    drop(rig.handle.watch().wait_for(next).await.unwrap());
-    rig.stop().await.unwrap();
+    drop(harness.handle.watch().wait_for(next).await.unwrap());
+    harness.stop().await.unwrap();
 }
 
 /// A condition of a user.
@@ -140,24 +141,24 @@ impl Condition for Switch {
 
 #[tokio::test(start_paused = true)]
 async fn any_runnable_runs_only_while_a_condition_of_the_user_is_met() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let switch = Arc::new(Switch(watch::Sender::new(unmet())));
     let probe = Probe::new(Body::UntilStopped).arc();
     let plain = Conditional::new(probe.clone(), switch.clone());
-    rig.handle.add("plain", Arc::new(plain), RunnableOptions::default()).await.unwrap();
+    harness.handle.add("plain", Arc::new(plain), RunnableOptions::default()).await.unwrap();
     let (own, also) = (probe.clone(), switch.clone());
     let both = Conditional::also(own, move || also.watch());
-    rig.handle.add("both", Arc::new(both), RunnableOptions::default()).await.unwrap();
-    rig.until("plain", ControllerState::Waiting).await;
-    rig.until("both", ControllerState::Waiting).await;
+    harness.handle.add("both", Arc::new(both), RunnableOptions::default()).await.unwrap();
+    harness.until("plain", ControllerState::Waiting).await;
+    harness.until("both", ControllerState::Waiting).await;
 
     switch.0.send_replace(met());
-    rig.until("plain", ControllerState::Running).await;
-    rig.until("both", ControllerState::Running).await;
+    harness.until("plain", ControllerState::Running).await;
+    harness.until("both", ControllerState::Running).await;
     probe.verdict.send_replace(unmet());
-    rig.until("both", ControllerState::Waiting).await;
-    rig.until("plain", ControllerState::Running).await;
+    harness.until("both", ControllerState::Waiting).await;
+    harness.until("plain", ControllerState::Running).await;
     switch.0.send_replace(unmet());
-    rig.until("plain", ControllerState::Waiting).await;
-    rig.stop().await.unwrap();
+    harness.until("plain", ControllerState::Waiting).await;
+    harness.stop().await.unwrap();
 }

@@ -59,38 +59,38 @@ async fn a_run_that_has_returned_is_stopping_and_its_tasks_are_aborted_after_the
         (Ends::Panics, DoneReason::Panicked("boom".into())),
         (Ends::Completes, DoneReason::Completed),
     ] {
-        let mut rig = Rig::new();
+        let mut harness = Harness::new();
         let options = RunnableOptions { restart: RestartPolicy::Never, ..Default::default() };
         let runnable = Leaving::new(ends, deaf);
-        rig.handle.add_runnable("leaving", runnable, options).await.unwrap();
-        rig.until("leaving", ControllerState::Running).await;
+        harness.handle.add_runnable("leaving", runnable, options).await.unwrap();
+        harness.until("leaving", ControllerState::Running).await;
         let asked = Instant::now();
 
-        let stopping = rig.until("leaving", ControllerState::Stopping).await;
+        let stopping = harness.until("leaving", ControllerState::Stopping).await;
         let returned = Instant::now();
         assert!(returned - asked <= Duration::from_millis(100), "{:?}", returned - asked);
         assert_eq!(stopping.reason, "Draining");
 
-        assert_eq!(rig.next_done().await, (1, reason));
+        assert_eq!(harness.next_done().await, (1, reason));
         assert_eq!(returned.elapsed().as_secs(), GRACE.as_secs());
-        rig.until("leaving", ControllerState::Stopped).await;
-        rig.stop().await.unwrap();
+        harness.until("leaving", ControllerState::Stopped).await;
+        harness.stop().await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_run_ends_the_manager_when_it_returns_and_not_when_it_is_done() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let others = Probe::new(Body::UntilStopped).arc();
-    rig.add("others", &others).await;
+    harness.add("others", &others).await;
     let runnable = Leaving::new(Ends::Fails, deaf);
-    rig.handle.add_runnable("leaving", runnable, RunnableOptions::fail_fast()).await.unwrap();
-    rig.until("leaving", ControllerState::Running).await;
+    harness.handle.add_runnable("leaving", runnable, RunnableOptions::fail_fast()).await.unwrap();
+    harness.until("leaving", ControllerState::Running).await;
     let begin = Instant::now();
 
-    assert_eq!(rig.next_done().await, (1, DoneReason::Cancelled), "of the other one");
+    assert_eq!(harness.next_done().await, (1, DoneReason::Cancelled), "of the other one");
     assert!(begin.elapsed() <= Duration::from_millis(100), "{:?}", begin.elapsed());
-    let end = timeout(Duration::from_secs(60), rig.running).await.expect("it ends").unwrap();
+    let end = timeout(Duration::from_secs(60), harness.running).await.expect("it ends").unwrap();
 
     assert!(
         matches!(end, Err(ManagerError::RunnableFailed { name, .. }) if name.as_str() == "leaving")
@@ -105,26 +105,26 @@ async fn the_next_epoch_begins_at_done_and_no_sooner_than_the_back_off_after_the
         let first = Duration::from_secs(first);
         let restart_backoff = RestartBackoff { first, ..Default::default() };
         let manager = Manager::new(ManagerOptions { restart_backoff, ..Default::default() });
-        let mut rig = Rig::start(manager);
+        let mut harness = Harness::start(manager);
         let runnable = Leaving::new(Ends::Fails, deaf);
-        rig.handle.add_runnable("leaving", runnable, Default::default()).await.unwrap();
-        rig.until("leaving", ControllerState::Stopping).await;
+        harness.handle.add_runnable("leaving", runnable, Default::default()).await.unwrap();
+        harness.until("leaving", ControllerState::Stopping).await;
         let returned = Instant::now();
 
-        assert_eq!(rig.next_done().await.0, 1);
+        assert_eq!(harness.next_done().await.0, 1);
         let done = returned.elapsed();
-        rig.until("leaving", ControllerState::Running).await;
+        harness.until("leaving", ControllerState::Running).await;
 
         let waited = returned.elapsed();
         assert!(done >= GRACE && waited >= first.mul_f64(0.8).max(done), "{waited:?}");
         assert!(waited <= longest, "{waited:?}");
-        drop(rig.stop().await);
+        drop(harness.stop().await);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_of_a_task_ends_that_task_alone() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let goes_on = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&goes_on);
     let runnable = Leaving::new(Ends::Completes, move |epoch| {
@@ -136,18 +136,18 @@ async fn a_panic_of_a_task_ends_that_task_alone() {
         });
     });
     let options = RunnableOptions { restart: RestartPolicy::Never, ..Default::default() };
-    rig.handle.add_runnable("leaving", runnable, options).await.unwrap();
-    rig.until("leaving", ControllerState::Stopped).await;
+    harness.handle.add_runnable("leaving", runnable, options).await.unwrap();
+    harness.until("leaving", ControllerState::Stopped).await;
 
     assert_eq!(goes_on.load(Ordering::SeqCst), 1);
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_what_is_late() {
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = Arc::new(Mutex::new(blocked));
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let runnable = Leaving::new(Ends::Fails, move |epoch| {
         let blocked = Arc::clone(&blocked);
         epoch.spawn(async move {
@@ -159,16 +159,16 @@ async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_w
         restart: RestartPolicy::Never,
         ..Default::default()
     };
-    rig.handle.add_runnable("leaving", runnable, options).await.unwrap();
+    harness.handle.add_runnable("leaving", runnable, options).await.unwrap();
 
     let reached = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.stuck);
-    let mut watch = rig.handle.watch();
+    let mut watch = harness.handle.watch();
     let stuck = timeout(Duration::from_secs(30), watch.wait_for(reached)).await;
     let status = stuck.expect("it is told").unwrap()[&ControllerName::from("leaving")].clone();
     assert_eq!((status.state, status.reason.as_str()), (ControllerState::Stopping, "Stuck"));
     assert!(status.message.contains("1 task"), "{}", status.message);
 
     unblock.send(()).unwrap();
-    assert_eq!(rig.next_done().await, (1, DoneReason::Failed("boom".into())));
-    rig.stop().await.unwrap();
+    assert_eq!(harness.next_done().await, (1, DoneReason::Failed("boom".into())));
+    harness.stop().await.unwrap();
 }

@@ -17,10 +17,10 @@ async fn groups_start_in_order_and_stop_in_reverse() {
         manager.add(format!("{group:?}"), probe, RunnableOptions::default()).unwrap();
     }
 
-    let rig = Rig::start(manager);
-    rig.until("LeaderElection", ControllerState::Running).await;
+    let harness = Harness::start(manager);
+    harness.until("LeaderElection", ControllerState::Running).await;
     tokio::task::yield_now().await;
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 
     assert_eq!(
         *log.lock().unwrap(),
@@ -56,28 +56,28 @@ async fn the_late_are_named_when_the_patience_is_over() {
         graceful_shutdown_timeout: Some(Duration::from_secs(1)),
         ..ManagerOptions::default()
     };
-    let rig = Rig::start(Manager::new(options));
-    rig.add("deaf", &Probe::new(Body::IgnoresStop).arc()).await;
-    rig.until("deaf", ControllerState::Running).await;
+    let harness = Harness::start(Manager::new(options));
+    harness.add("deaf", &Probe::new(Body::IgnoresStop).arc()).await;
+    harness.until("deaf", ControllerState::Running).await;
 
-    let error = rig.stop().await.unwrap_err();
+    let error = harness.stop().await.unwrap_err();
 
     assert_eq!(error.to_string(), "not stopped in time: deaf");
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_added_once_the_manager_stops() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let deaf = Probe::new(Body::Drains(Duration::from_secs(3))).arc();
-    rig.add("slow", &deaf).await;
-    rig.until("slow", ControllerState::Running).await;
-    rig.stop.cancel();
-    rig.until("slow", ControllerState::Stopping).await;
+    harness.add("slow", &deaf).await;
+    harness.until("slow", ControllerState::Running).await;
+    harness.stop.cancel();
+    harness.until("slow", ControllerState::Stopping).await;
 
-    let late = rig.handle.add("late", deaf.clone(), RunnableOptions::default()).await;
+    let late = harness.handle.add("late", deaf.clone(), RunnableOptions::default()).await;
 
     assert_eq!(late, Err(AddError::Stopping));
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,11 +88,11 @@ async fn one_that_never_comes_up_holds_up_no_later_group() {
     manager.add("slow", slow, RunnableOptions::default()).unwrap();
     manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
 
-    let rig = Rig::start(manager);
+    let harness = Harness::start(manager);
 
-    rig.until("last", ControllerState::Running).await;
-    assert_eq!(rig.handle.status_of("slow").unwrap().state, ControllerState::Starting);
-    rig.stop().await.unwrap();
+    harness.until("last", ControllerState::Running).await;
+    assert_eq!(harness.handle.status_of("slow").unwrap().state, ControllerState::Starting);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -112,10 +112,10 @@ async fn what_is_left_behind_sends_nothing_more() {
     let mut manager = Manager::new(options);
     let keeps = Arc::new(Keeps(epoch.clone()));
     manager.add_runnable("late", keeps, RunnableOptions::default()).unwrap();
-    let rig = Rig::start(manager);
-    rig.until("late", ControllerState::Running).await;
+    let harness = Harness::start(manager);
+    harness.until("late", ControllerState::Running).await;
 
-    rig.stop().await.unwrap_err();
+    harness.stop().await.unwrap_err();
 
     let epoch = epoch.lock().unwrap().take().unwrap();
     assert!(epoch.fence().pass().is_err());
@@ -129,14 +129,14 @@ async fn an_early_runnable_that_panics_starts_again_by_itself_and_holds_up_no_la
     manager.add("cache", cache, RunnableOptions::default()).unwrap();
     manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
 
-    let rig = Rig::start(manager);
+    let harness = Harness::start(manager);
 
-    rig.until("last", ControllerState::Running).await;
-    let cache = rig.until("cache", ControllerState::BackingOff).await;
+    harness.until("last", ControllerState::Running).await;
+    let cache = harness.until("cache", ControllerState::BackingOff).await;
     assert_eq!(cache.last_error(), Some("boom"));
     let again = |snapshot: &Arc<Snapshot>| snapshot[&"cache".into()].epoch == 2;
-    drop(rig.handle.watch().wait_for(again).await.unwrap());
-    rig.stop().await.unwrap();
+    drop(harness.handle.watch().wait_for(again).await.unwrap());
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -147,15 +147,15 @@ async fn an_early_runnable_that_never_reports_running_holds_up_later_groups_unti
     manager.add("silent", silent, RunnableOptions::default()).unwrap();
     manager.add("last", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default()).unwrap();
     let begin = tokio::time::Instant::now();
-    let rig = Rig::start(manager);
-    rig.until("silent", ControllerState::Starting).await;
+    let harness = Harness::start(manager);
+    harness.until("silent", ControllerState::Starting).await;
 
-    rig.until("last", ControllerState::Running).await;
+    harness.until("last", ControllerState::Running).await;
 
     assert_eq!(begin.elapsed().as_secs(), 120);
-    let silent = rig.handle.status_of("silent").unwrap();
+    let silent = harness.handle.status_of("silent").unwrap();
     assert_eq!(silent.state, ControllerState::Starting);
     assert_eq!(silent.reason, "StartTimeout");
     assert!(silent.message.contains("within 120s"), "{}", silent.message);
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }

@@ -117,8 +117,8 @@ impl ConditionalRunnable for Faulty {
 
 /// Runs a runnable that panics there beside a healthy one.
 async fn try_seam(seam: Seam) {
-    let rig = Rig::new();
-    rig.add("well", &Probe::new(Body::UntilStopped).arc()).await;
+    let harness = Harness::new();
+    harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
     let options = RunnableOptions::default;
     let faulty = Arc::new(Faulty(Some(seam)));
     let prepares = matches!(
@@ -131,32 +131,32 @@ async fn try_seam(seam: Seam) {
             | Seam::UnpreparePayload
     );
     if prepares {
-        rig.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
-        rig.until("faulty", ControllerState::Running).await;
-        rig.handle.replace("faulty", faulty, options()).await.unwrap();
+        harness.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
+        harness.until("faulty", ControllerState::Running).await;
+        harness.handle.replace("faulty", faulty, options()).await.unwrap();
     } else {
-        rig.handle.add("faulty", faulty, options()).await.unwrap();
+        harness.handle.add("faulty", faulty, options()).await.unwrap();
     }
 
     match seam {
         Seam::RunDropped | Seam::RunnableDropped => {
-            rig.until("faulty", ControllerState::Running).await;
+            harness.until("faulty", ControllerState::Running).await;
         }
         _ => {
             let named = |it: &Arc<Snapshot>| {
                 let status = format!("{:?}", it[&"faulty".into()]);
                 status.contains("boom") || status.contains("a panic without a message")
             };
-            let mut snapshots = rig.handle.watch();
+            let mut snapshots = harness.handle.watch();
             let named = timeout(Duration::from_secs(60), snapshots.wait_for(named)).await;
             drop(named.expect("the status names it").expect("the manager runs"));
         }
     }
-    rig.handle.remove("faulty").await;
-    rig.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
-    rig.until("faulty", ControllerState::Running).await;
-    assert_eq!(rig.until("well", ControllerState::Running).await.epoch, 1);
-    rig.stop().await.unwrap();
+    harness.handle.remove("faulty").await;
+    harness.handle.add("faulty", Arc::new(Faulty(None)), options()).await.unwrap();
+    harness.until("faulty", ControllerState::Running).await;
+    assert_eq!(harness.until("well", ControllerState::Running).await.epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,105 +4,105 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn a_replacement_takes_over_only_once_it_can_run() {
-    let mut rig = Rig::new();
+    let mut harness = Harness::new();
     let old = Probe::new(Body::UntilStopped).arc();
-    rig.add("widgets", &old).await;
-    rig.until("widgets", ControllerState::Running).await;
+    harness.add("widgets", &old).await;
+    harness.until("widgets", ControllerState::Running).await;
 
     let new = Probe::new(Body::UntilStopped).waiting().arc();
-    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
     let reached = |snapshot: &Arc<Snapshot>| snapshot.values().any(|s| s.pending.is_some());
-    let snapshot = rig.handle.watch().wait_for(reached).await.unwrap().clone();
+    let snapshot = harness.handle.watch().wait_for(reached).await.unwrap().clone();
     let status = &snapshot[&ControllerName::from("widgets")];
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     assert_eq!(status.pending.as_deref(), Some("widgets.example.com/v1 is not installed"));
 
     new.verdict.send_replace(met());
-    assert_eq!(rig.next_done().await, (1, DoneReason::Superseded));
-    let status = rig.until("widgets", ControllerState::Running).await;
+    assert_eq!(harness.next_done().await, (1, DoneReason::Superseded));
+    let status = harness.until("widgets", ControllerState::Running).await;
     assert_eq!((status.epoch, status.pending.clone()), (2, None));
 
     // The old specification's condition concerns nobody any more.
     old.verdict.send_replace(unmet());
     new.verdict.send_replace(unmet());
-    assert_eq!(rig.next_done().await, (2, DoneReason::TypeGone));
-    rig.stop().await.unwrap();
+    assert_eq!(harness.next_done().await, (2, DoneReason::TypeGone));
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replacement_that_waits_is_called_off_without_a_restart() {
-    let rig = Rig::new();
+    let harness = Harness::new();
     let old = Probe::new(Body::UntilStopped).arc();
-    rig.add("widgets", &old).await;
-    rig.until("widgets", ControllerState::Running).await;
+    harness.add("widgets", &old).await;
+    harness.until("widgets", ControllerState::Running).await;
     let new = Probe::new(Body::UntilStopped).waiting().arc();
-    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
-    let mut snapshots = rig.handle.watch();
+    harness.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    let mut snapshots = harness.handle.watch();
     let waits = |snapshot: &Arc<Snapshot>| snapshot.values().any(|s| s.pending.is_some());
     drop(snapshots.wait_for(waits).await.unwrap());
 
-    rig.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
 
     drop(snapshots.wait_for(|snapshot| !waits(snapshot)).await.unwrap());
     new.verdict.send_replace(met());
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 1);
-    rig.stop().await.unwrap();
+    assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replacement_of_what_does_not_run_takes_over_at_once() {
-    let rig = Rig::new();
-    rig.add("widgets", &Probe::new(Body::UntilStopped).waiting().arc()).await;
+    let harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::UntilStopped).waiting().arc()).await;
 
     let new = Probe::new(Body::UntilStopped).arc();
-    rig.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
 
-    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 1);
-    rig.stop().await.unwrap();
+    assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 1);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_replacement_whose_condition_is_lost_while_it_prepares_leaves_the_old_one_running() {
-    let mut rig = Rig::new();
-    rig.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
-    rig.until("widgets", ControllerState::Running).await;
+    let mut harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.until("widgets", ControllerState::Running).await;
     let new = Probe::new(Body::UntilStopped).prepares_when_told().arc();
-    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
 
     new.verdict.send_replace(unmet());
     let says = |snapshot: &Arc<Snapshot>| {
         let pending = snapshot.values().find_map(|status| status.pending.clone());
         pending.is_some_and(|why| why.contains("not installed"))
     };
-    rig.handle.watch().wait_for(says).await.unwrap();
+    harness.handle.watch().wait_for(says).await.unwrap();
     new.prepared.notify_one();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    let status = rig.until("widgets", ControllerState::Running).await;
+    let status = harness.until("widgets", ControllerState::Running).await;
     assert_eq!((status.epoch, new.given_back.load(Ordering::Relaxed)), (1, 1));
 
     new.prepared.notify_one();
     new.verdict.send_replace(met());
-    assert_eq!(rig.next_done().await, (1, DoneReason::Superseded));
-    assert_eq!(rig.until("widgets", ControllerState::Running).await.epoch, 2);
-    rig.stop().await.unwrap();
+    assert_eq!(harness.next_done().await, (1, DoneReason::Superseded));
+    assert_eq!(harness.until("widgets", ControllerState::Running).await.epoch, 2);
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_run_returns_while_its_replacement_cannot_start() {
-    let rig = Rig::new();
-    rig.add("widgets", &Probe::new(Body::Fails).arc()).await;
-    rig.until("widgets", ControllerState::BackingOff).await;
+    let harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::Fails).arc()).await;
+    harness.until("widgets", ControllerState::BackingOff).await;
 
     let new = Probe::new(Body::UntilStopped).waiting().arc();
-    rig.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
     let again = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.epoch == 2);
-    rig.handle.watch().wait_for(again).await.unwrap();
+    harness.handle.watch().wait_for(again).await.unwrap();
 
     new.verdict.send_replace(met());
-    let status = rig.until("widgets", ControllerState::Running).await;
+    let status = harness.until("widgets", ControllerState::Running).await;
     assert_eq!((status.pending.clone(), status.failures), (None, 0));
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,34 +114,34 @@ async fn a_replacement_of_a_group_that_is_open_starts_though_its_own_was_not() {
     manager
         .add("widgets", Probe::new(Body::UntilStopped).arc(), RunnableOptions::default())
         .unwrap();
-    let rig = Rig::start(manager);
-    rig.until("cache", ControllerState::Starting).await;
+    let harness = Harness::start(manager);
+    harness.until("cache", ControllerState::Starting).await;
 
     let early = Probe::new(Body::UntilStopped).group(RunnableGroup::HttpServers, &log).arc();
-    rig.handle.replace("widgets", early, RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", early, RunnableOptions::default()).await.unwrap();
 
-    rig.until("widgets", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    harness.until("widgets", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_preparation_that_panics_when_it_is_given_up_is_given_up_all_the_same() {
-    let rig = Rig::new();
-    rig.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
-    rig.until("widgets", ControllerState::Running).await;
+    let harness = Harness::new();
+    harness.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.until("widgets", ControllerState::Running).await;
     let new = Probe::new(Body::UntilStopped)
         .prepares_when_told()
         .preparing(Preparing::PanicsWhenDropped)
         .arc();
-    rig.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
 
-    rig.handle.remove("widgets").await;
+    harness.handle.remove("widgets").await;
 
     tokio::time::sleep(Duration::from_secs(1)).await;
-    rig.add("others", &Probe::new(Body::UntilStopped).arc()).await;
-    rig.until("others", ControllerState::Running).await;
-    rig.stop().await.unwrap();
+    harness.add("others", &Probe::new(Body::UntilStopped).arc()).await;
+    harness.until("others", ControllerState::Running).await;
+    harness.stop().await.unwrap();
 }
 
 /// The series of timers of one sort that there are.
@@ -158,28 +158,28 @@ fn timers(metrics: &ManagerMetrics, kind: &str) -> Vec<String> {
 async fn what_would_prepare_again_ends_with_what_it_would_prepare() {
     let options = ManagerOptions::default();
     let metrics = options.metrics.clone();
-    let rig = Rig::start(Manager::new(options));
+    let harness = Harness::start(Manager::new(options));
     let old = Probe::new(Body::UntilStopped).arc();
-    rig.add("widgets", &old).await;
-    rig.until("widgets", ControllerState::Running).await;
+    harness.add("widgets", &old).await;
+    harness.until("widgets", ControllerState::Running).await;
     let replaced = async || {
         let new = Probe::new(Body::UntilStopped).preparing(Preparing::Fails).arc();
-        rig.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
+        harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();
         let fails = |snapshot: &Arc<Snapshot>| {
             let pending = snapshot.values().find_map(|status| status.pending.clone());
             pending.is_some_and(|why| why.contains("nothing to prepare with"))
         };
-        drop(rig.handle.watch().wait_for(fails).await.unwrap());
+        drop(harness.handle.watch().wait_for(fails).await.unwrap());
         let label = r#"controller="widgets",kind="retry"} 1"#;
         assert!(timers(&metrics, "retry").concat().ends_with(label), "{:?}", timers(&metrics, ""));
     };
 
     replaced().await;
-    rig.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
+    harness.handle.replace("widgets", old, RunnableOptions::default()).await.unwrap();
     assert_eq!(timers(&metrics, "retry"), [""; 0], "called off");
 
     replaced().await;
-    rig.handle.remove("widgets").await;
+    harness.handle.remove("widgets").await;
     assert_eq!(timers(&metrics, ""), [""; 0], "removed");
-    rig.stop().await.unwrap();
+    harness.stop().await.unwrap();
 }

@@ -3,9 +3,8 @@
 use serde_json::Value;
 
 use super::{
-    Composite, PATIENCE, SyncError,
-    difference::{Difference, difference},
-    rehearsal,
+    Composite, PATIENCE, SyncError, dry_run_create,
+    dry_run_update::{DryRunUpdate, dry_run_update},
 };
 use crate::{
     controller::Context,
@@ -65,21 +64,21 @@ impl Composite {
                 },
                 Step::Recreate { uid, created, observed, merged } => {
                     let compared = resource.rehearse_update(key, merged.clone()).await;
-                    match difference(observed, &compared) {
-                        Difference::None => continue,
-                        Difference::Over => return Err(SyncError::Cancelled),
-                        Difference::Throttled(after) => {
+                    match dry_run_update(observed, &compared) {
+                        DryRunUpdate::None => continue,
+                        DryRunUpdate::Over => return Err(SyncError::Cancelled),
+                        DryRunUpdate::Throttled(after) => {
                             let message = format!("comparing {what}: the server asks to wait");
                             return Err(SyncError::Throttled { message, after });
                         }
                         // A cache that never catches up stops no replacement for ever.
-                        Difference::Behind if context.attempt() < PATIENCE => {
+                        DryRunUpdate::Behind if context.attempt() < PATIENCE => {
                             behind = Some(format!("comparing {what}: the cache is behind"));
                             continue;
                         }
-                        Difference::Behind | Difference::Some => {}
+                        DryRunUpdate::Behind | DryRunUpdate::Some => {}
                     }
-                    match rehearsal::rehearse(&resource, served, created).await {
+                    match dry_run_create::dry_run_create(&resource, served, created).await {
                         Ok(()) => {}
                         Err(SyncError::Failed(message)) => {
                             failed.push(message);

@@ -40,16 +40,16 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
             "hooks": {"sync": {"webhook": {"url": "http://scripted/"}}},
         },
     });
-    let blueprint = Arc::new(Blueprint::parse(&object.to_string().into()).unwrap());
+    let definition = Arc::new(Definition::parse(&object.to_string().into()).unwrap());
     let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
         std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
     });
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
-    let recorder = Recorder::new(cluster.unfenced_client().clone());
+    let recorder = EventRecorder::new(cluster.unfenced_client().clone());
     let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
     let budget = AnswerBudget::default().controller();
     let hook = CountedHook { hook, series, budget };
-    CompositeRunnable::new("a".into(), blueprint, hook, &cluster, recorder, 1, || {}).unwrap()
+    CompositeRunnable::new("a".into(), definition, hook, &cluster, recorder, 1, || {}).unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -17,7 +17,7 @@ struct Sent(Arc<Mutex<Vec<(Method, String)>>>);
 
 impl Sent {
     /// A recorder of an epoch, on a server that answers the first so many requests and no other.
-    fn recorder(&self, answered: usize) -> (Recorder, Context) {
+    fn recorder(&self, answered: usize) -> (EventRecorder, Context) {
         let sent = self.clone();
         let server = tower::service_fn(move |request: Request<Body>| {
             let sent = sent.clone();
@@ -38,7 +38,7 @@ impl Sent {
         });
         let client = Client::new(server, "default");
         let context = Context::new(Epoch::new("a", 1, Duration::from_secs(5)), &client);
-        (Recorder::new(client), context)
+        (EventRecorder::new(client), context)
     }
 
     fn messages(&self) -> Vec<String> {
@@ -55,7 +55,7 @@ async fn end(context: &Context, reason: StopReason) -> Duration {
     begin.elapsed()
 }
 
-fn tell(recorder: &Recorder, context: &Context, message: &str) {
+fn tell(recorder: &EventRecorder, context: &Context, message: &str) {
     recorder.publish(context, &subject("u"), Severity::Warning, "SyncError", message);
 }
 

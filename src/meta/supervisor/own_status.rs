@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::{keeper::Keeper, own_type, runnable_name};
+use super::{own_type, reconciler::DeclarationReconciler, runnable_name};
 use crate::{
     controller::{Context, ReconcileError},
     informer::Object,
@@ -32,7 +32,7 @@ const ECHO: Duration = Duration::from_secs(5);
 /// keeps it, and no event of the object tells of that.
 const PRUNED: Duration = Duration::from_secs(60);
 
-impl Keeper {
+impl DeclarationReconciler {
     /// Hands Events on: those that were noted, and one of a new rejection.
     pub(super) fn publish(
         &self,
@@ -89,7 +89,7 @@ impl Keeper {
         let wanted = View {
             generation: object.header().generation,
             judgement,
-            blueprint: shown.map(|run| &*run.blueprint),
+            definition: shown.map(|run| &*run.definition),
             run: run.as_deref(),
             health: health.as_ref().unwrap_or(&healthy),
             previous,

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{keeper::MISSING_GRACE, *};
+use super::{reconciler::MISSING_GRACE, *};
 use crate::{
     controller::ClusterOptions,
     manager::{
@@ -39,7 +39,7 @@ impl Hook for Content {
 }
 
 /// A manager with a supervisor.
-struct Rig {
+struct Harness {
     server: SimulatedServer,
     manager: ManagerHandle,
     // In the order in which they were made.
@@ -50,7 +50,7 @@ struct Rig {
     tasks: JoinSet<()>,
 }
 
-impl Rig {
+impl Harness {
     async fn start() -> Self {
         let server = SimulatedServer::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
@@ -67,8 +67,8 @@ impl Rig {
         let noted = Arc::clone(&periods);
         let options = MetaOptions {
             resync_period: Some(RESYNC),
-            hooks: Some(Arc::new(move |blueprint| {
-                noted.lock().unwrap().push(blueprint.resync_period);
+            hooks: Some(Arc::new(move |definition| {
+                noted.lock().unwrap().push(definition.resync_period);
                 let hook = Arc::new(Content);
                 made.lock().unwrap().push(Arc::downgrade(&hook));
                 hook
@@ -77,12 +77,12 @@ impl Rig {
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
-        let rig = Self { server, manager: handle, hooks, periods, stop, tasks };
-        rig.install_own();
+        let harness = Self { server, manager: handle, hooks, periods, stop, tasks };
+        harness.install_own();
         let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
-        rig.server.install(&things.build()).unwrap();
-        rig.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
-        rig
+        harness.server.install(&things.build()).unwrap();
+        harness.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
+        harness
     }
 
     fn install_own(&self) {
@@ -167,24 +167,26 @@ async fn settle() {
 
 #[tokio::test(start_paused = true)]
 async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
-    let rig = Rig::start().await;
-    rig.declare("back", good());
-    rig.declare("lost", good());
-    rig.running("back", 1).await;
-    rig.running("lost", 1).await;
-    let mut transitions = rig.manager.transitions();
+    let harness = Harness::start().await;
+    harness.declare("back", good());
+    harness.declare("lost", good());
+    harness.running("back", 1).await;
+    harness.running("lost", 1).await;
+    let mut transitions = harness.manager.transitions();
 
-    rig.lose_own().await;
+    harness.lose_own().await;
     let since = Instant::now();
-    rig.declare("back", good());
+    harness.declare("back", good());
 
     sleep(MISSING_GRACE - Duration::from_secs(1)).await;
-    assert_eq!(rig.epoch("lost"), Some(1), "it may still be restored");
-    rig.until_all("it is removed", |all| all.get(&format!("{PREFIX}lost").into()).is_none()).await;
+    assert_eq!(harness.epoch("lost"), Some(1), "it may still be restored");
+    harness
+        .until_all("it is removed", |all| all.get(&format!("{PREFIX}lost").into()).is_none())
+        .await;
     let waited = since.elapsed();
     assert!(waited < MISSING_GRACE + Duration::from_secs(5), "{waited:?}");
     settle().await;
-    assert_eq!(rig.epoch("back"), Some(1), "an equal one goes on");
+    assert_eq!(harness.epoch("back"), Some(1), "an equal one goes on");
     let done = std::iter::from_fn(|| transitions.try_recv().ok())
         .filter(|step| step.name.as_str().starts_with(PREFIX))
         .filter_map(|step| match step.kind {
@@ -192,87 +194,87 @@ async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
             TransitionKind::Entered(_) | TransitionKind::Removed => None,
         });
     assert_eq!(done.collect::<Vec<_>>(), [(format!("{PREFIX}lost").into(), DoneReason::Cancelled)]);
-    rig.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
-    let rig = Rig::start().await;
-    rig.declare("a", good());
-    rig.running("a", 1).await;
+    let harness = Harness::start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
 
-    rig.declare("a", rejected());
+    harness.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(rig.epoch("a"), Some(1), "an edit");
+    assert_eq!(harness.epoch("a"), Some(1), "an edit");
 
-    rig.declare("a", good());
+    harness.declare("a", good());
     settle().await;
-    rig.lose_own().await;
-    assert_eq!(rig.epoch("a"), Some(1), "its object is missing");
-    rig.declare("a", rejected());
+    harness.lose_own().await;
+    assert_eq!(harness.epoch("a"), Some(1), "its object is missing");
+    harness.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(rig.epoch("a"), None, "what the deleted one declared is over");
+    assert_eq!(harness.epoch("a"), None, "what the deleted one declared is over");
 
-    rig.declare("a", good());
-    rig.running("a", 2).await;
-    rig.end().await;
+    harness.declare("a", good());
+    harness.running("a", 2).await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_that_somebody_else_removed_is_there_again_at_once() {
-    let rig = Rig::start().await;
-    rig.declare("a", good());
-    rig.running("a", 1).await;
+    let harness = Harness::start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
 
-    rig.manager.remove(format!("{PREFIX}a")).await;
+    harness.manager.remove(format!("{PREFIX}a")).await;
 
     let since = Instant::now();
-    rig.running("a", 2).await;
+    harness.running("a", 2).await;
     assert!(since.elapsed() < Duration::from_secs(1), "{:?}", since.elapsed());
-    rig.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controllers_without_a_resync_period_have_that_of_all() {
-    let rig = Rig::start().await;
+    let harness = Harness::start().await;
     let mut own = good();
     own["resyncPeriodSeconds"] = json!(7);
 
-    rig.declare("a", good());
-    rig.running("a", 1).await;
-    rig.declare("b", own);
-    rig.running("b", 1).await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    harness.declare("b", own);
+    harness.running("b", 1).await;
 
-    assert_eq!(*rig.periods.lock().unwrap(), [Some(RESYNC), Some(Duration::from_secs(7))]);
-    rig.end().await;
+    assert_eq!(*harness.periods.lock().unwrap(), [Some(RESYNC), Some(Duration::from_secs(7))]);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
-    let rig = Rig::start().await;
-    rig.declare("a", good());
-    rig.running("a", 1).await;
+    let harness = Harness::start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
     let mut edited = good();
     edited["resyncPeriodSeconds"] = json!(3600);
 
-    rig.declare("a", edited);
-    rig.running("a", 2).await;
+    harness.declare("a", edited);
+    harness.running("a", 2).await;
     settle().await;
 
-    let hooks = rig.hooks.lock().unwrap().clone();
+    let hooks = harness.hooks.lock().unwrap().clone();
     let alive: Vec<_> = hooks.iter().map(|hook| hook.upgrade().is_some()).collect();
     assert_eq!(alive, [false, true]);
-    rig.end().await;
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
-    let rig = Rig::start().await;
-    rig.declare("a", good());
-    rig.running("a", 1).await;
-    let hooks = Arc::clone(&rig.hooks);
+    let harness = Harness::start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    let hooks = Arc::clone(&harness.hooks);
 
-    rig.end().await;
+    harness.end().await;
 
     let hooks = hooks.lock().unwrap();
     let alive: Vec<_> = hooks.iter().map(|hook| hook.upgrade().is_some()).collect();
@@ -281,7 +283,7 @@ async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
 
 #[tokio::test(start_paused = true)]
 async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute() {
-    let rig = Rig::start().await;
+    let harness = Harness::start().await;
     // As in Metacontroller's own CRD, the schema has no place for it.
     for mut crd in crds() {
         for version in &mut crd.spec.versions {
@@ -291,36 +293,36 @@ async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute()
                 JSONSchemaProps { type_: Some("object".to_owned()), ..JSONSchemaProps::default() },
             );
         }
-        rig.server.install(&crd).unwrap();
+        harness.server.install(&crd).unwrap();
     }
-    rig.declare("a", good());
-    rig.running("a", 1).await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
     sleep(Duration::from_secs(10)).await;
-    let offered = rig.statuses_offered();
+    let offered = harness.statuses_offered();
 
     sleep(Duration::from_secs(45)).await;
-    assert_eq!(rig.statuses_offered(), offered, "not all the time");
+    assert_eq!(harness.statuses_offered(), offered, "not all the time");
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(rig.statuses_offered(), offered + 1);
-    rig.end().await;
+    assert_eq!(harness.statuses_offered(), offered + 1);
+    harness.end().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
-    let rig = Rig::start().await;
-    rig.declare("a", good());
-    rig.running("a", 1).await;
+    let harness = Harness::start().await;
+    harness.declare("a", good());
+    harness.running("a", 1).await;
     let mut waits = good();
     waits["childResources"] = json!([{"apiVersion": "example.com/v1", "resource": "parts"}]);
-    rig.declare("a", waits);
-    rig.until(&format!("{PREFIX}a"), |status| status.pending.is_some()).await;
+    harness.declare("a", waits);
+    harness.until(&format!("{PREFIX}a"), |status| status.pending.is_some()).await;
 
-    rig.declare("a", rejected());
+    harness.declare("a", rejected());
     sleep(Duration::from_secs(5)).await;
-    rig.server.install(&CrdBuilder::new("example.com", "Part").build()).unwrap();
+    harness.server.install(&CrdBuilder::new("example.com", "Part").build()).unwrap();
     sleep(Duration::from_secs(5)).await;
 
     // What runs is neither what was replaced nor what the object declares.
-    assert_eq!(rig.epoch("a"), Some(1), "the old one keeps running");
-    rig.end().await;
+    assert_eq!(harness.epoch("a"), Some(1), "the old one keeps running");
+    harness.end().await;
 }

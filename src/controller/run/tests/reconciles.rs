@@ -9,7 +9,7 @@ async fn request_is_never_reconciled_twice_at_once_though_others_are() {
     let most = Arc::new(AtomicUsize::new(0));
     let count = Arc::new(AtomicUsize::new(0));
     let seen = (Arc::clone(&active), Arc::clone(&most), Arc::clone(&count));
-    let mut rig = make().input(Mode::Plain, channel).workers(3).run(move |request, _| {
+    let mut harness = make().input(InputMode::Plain, channel).workers(3).run(move |request, _| {
         let (active, most, count) = seen.clone();
         async move {
             let name = request.to_string();
@@ -25,7 +25,7 @@ async fn request_is_never_reconciled_twice_at_once_though_others_are() {
             ok()
         }
     });
-    rig.running().await;
+    harness.running().await;
 
     for _ in 0..6 {
         for name in ["a", "b", "c", "d", "e"] {
@@ -37,20 +37,21 @@ async fn request_is_never_reconciled_twice_at_once_though_others_are() {
 
     assert_eq!(most.load(Ordering::SeqCst), 3);
     assert!((5..30).contains(&count.load(Ordering::SeqCst)));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 /// Runs one request through these ends, and then to success.
-fn ends(ends: Vec<fn() -> Result<Outcome, ReconcileError>>) -> (Rig, Log) {
+fn ends(ends: Vec<fn() -> Result<Outcome, ReconcileError>>) -> (Harness, Log) {
     let log = Log::default();
     let (notes, start, ends) = (log.clone(), Instant::now(), Mutex::new(ends.into_iter()));
-    let rig =
-        make().input(Mode::Required, Fake::new("fake", &["a"])).run(move |request, context| {
+    let harness = make().input(InputMode::Required, Fake::new("fake", &["a"])).run(
+        move |request, context| {
             notes.note(&request, &context, start);
             let end = ends.lock().unwrap().next();
             async move { end.map_or_else(ok, |end| end()) }
-        });
-    (rig, log)
+        },
+    );
+    (harness, log)
 }
 
 fn conflict() -> Result<Outcome, ReconcileError> {
@@ -60,43 +61,46 @@ fn conflict() -> Result<Outcome, ReconcileError> {
 
 #[tokio::test(start_paused = true)]
 async fn failure_is_repeated_after_a_doubling_back_off() {
-    let (mut rig, log) = ends(vec![failed, failed, failed]);
+    let (mut harness, log) = ends(vec![failed, failed, failed]);
 
     sleep(Duration::from_secs(60)).await;
 
     // Milliseconds: timers go off with the next whole one.
     assert_eq!(log.attempts(), [(0, 0), (1, 5), (2, 15), (3, 35)]);
-    assert_eq!(rig.report().last_error, None);
+    assert_eq!(harness.report().last_error, None);
     assert_eq!(
-        rig.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
+        harness.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
         "3"
     );
-    assert_eq!(rig.metric("workqueue_retries_total{name=\"widgets\",controller=\"widgets\"}"), "3");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(
+        harness.metric("workqueue_retries_total{name=\"widgets\",controller=\"widgets\"}"),
+        "3"
+    );
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn error_stands_until_its_request_succeeds() {
-    let (mut rig, _log) = ends(vec![failed]);
+    let (mut harness, _log) = ends(vec![failed]);
 
-    rig.running().await;
+    harness.running().await;
     settle().await;
-    assert_eq!(rig.report().last_error.as_deref(), Some("ns/a: no luck"));
+    assert_eq!(harness.report().last_error.as_deref(), Some("ns/a: no luck"));
     sleep(Duration::from_millis(6)).await;
 
-    assert_eq!(rig.report().last_error, None);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.report().last_error, None);
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_of_many_requests_are_reported_one_a_second() {
     let names: Vec<_> = (0..500).map(|number| number.to_string()).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
-    let mut rig = make()
+    let mut harness = make()
         .workers(10)
-        .input(Mode::Required, Fake::new("fake", &names))
+        .input(InputMode::Required, Fake::new("fake", &names))
         .run(|_, context| async move { if context.attempt() < 9 { failed() } else { ok() } });
-    let mut reports = rig.epoch.subscribe();
+    let mut reports = harness.epoch.subscribe();
     let mut watcher = JoinSet::new();
     watcher.spawn(async move {
         let mut errors = std::collections::HashSet::new();
@@ -112,8 +116,8 @@ async fn errors_of_many_requests_are_reported_one_a_second() {
 
     sleep(Duration::from_secs(30)).await;
 
-    assert_eq!(rig.report().last_error, None);
-    rig.epoch.report(|report| {
+    assert_eq!(harness.report().last_error, None);
+    harness.epoch.report(|report| {
         let watch = crate::manager::WatchReport {
             type_ref: crate::kind::TypeRef::resource("", "v1", "pods"),
             state: crate::manager::WatchState::Synced,
@@ -123,7 +127,7 @@ async fn errors_of_many_requests_are_reported_one_a_second() {
     });
     let errors = watcher.join_next().await.unwrap().unwrap();
     assert!((1..=5).contains(&errors), "{errors}");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 fn throttled() -> Result<Outcome, ReconcileError> {
@@ -137,20 +141,20 @@ fn throttled() -> Result<Outcome, ReconcileError> {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_asks_to_wait_with_waits_and_is_no_error() {
-    let (mut rig, log) = ends(vec![throttled]);
-    rig.running().await;
+    let (mut harness, log) = ends(vec![throttled]);
+    harness.running().await;
     settle().await;
-    let error = rig.report().last_error.unwrap_or_default();
+    let error = harness.report().last_error.unwrap_or_default();
     assert!(error.contains("later"), "it is told: {error}");
 
     sleep(Duration::from_secs(60)).await;
 
     let [(0, 0), (1, again)] = log.attempts()[..] else { panic!("{:?}", log.attempts()) };
     assert!((20_000..=24_001).contains(&again), "{again}");
-    assert_eq!(rig.report().last_error, None);
+    assert_eq!(harness.report().last_error, None);
     let errors = "controller_runtime_reconcile_errors_total{controller=\"widgets\"}";
-    assert_eq!(rig.metric(errors), "0");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric(errors), "0");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -159,8 +163,8 @@ async fn those_that_wait_for_the_server_follow_the_first_that_it_takes() {
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let (storm, tries) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
     let (over, count) = (storm.subscribe(), Arc::clone(&tries));
-    let mut rig =
-        make().workers(5).input(Mode::Required, Fake::new("fake", &names)).run(move |_, _| {
+    let mut harness =
+        make().workers(5).input(InputMode::Required, Fake::new("fake", &names)).run(move |_, _| {
             let (over, count) = (over.clone(), count.clone());
             async move {
                 count.fetch_add(1, Ordering::SeqCst);
@@ -175,29 +179,29 @@ async fn those_that_wait_for_the_server_follow_the_first_that_it_takes() {
 
     assert!(during <= 200 + 10 + 600, "once each, a few, and then one a second: {during}");
     assert_eq!(tries.load(Ordering::SeqCst), 200);
-    assert_eq!(rig.report().last_error, None);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.report().last_error, None);
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wait_that_the_reconciler_names_counts_as_a_failure_and_does_not_double() {
     let again: fn() -> _ =
         || Err(ReconcileError::RetryAfter("it is out".into(), Duration::from_secs(1)));
-    let (mut rig, log) = ends(vec![again, again, again]);
+    let (mut harness, log) = ends(vec![again, again, again]);
 
     sleep(Duration::from_secs(60)).await;
 
     assert_eq!(log.attempts(), [(0, 0), (1, 1000), (2, 2000), (3, 3000)]);
     let errors = "controller_runtime_reconcile_errors_total{controller=\"widgets\"}";
-    assert_eq!(rig.metric(errors), "3");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric(errors), "3");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_reconciler_may_call_another_request_out_of_its_wait() {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
+    let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
         move |request, context| {
             notes.note(&request, &context, start);
             async move {
@@ -216,50 +220,50 @@ async fn a_reconciler_may_call_another_request_out_of_its_wait() {
 
     let attempts = log.attempts();
     assert_eq!(attempts.iter().filter(|(attempt, _)| *attempt == 1).count(), 1, "{attempts:?}");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn terminal_failure_is_not_repeated() {
-    let (mut rig, log) = ends(vec![|| Err(ReconcileError::Terminal("hopeless".into()))]);
+    let (mut harness, log) = ends(vec![|| Err(ReconcileError::Terminal("hopeless".into()))]);
 
     sleep(Duration::from_secs(3600)).await;
 
     assert_eq!(log.attempts(), [(0, 0)]);
-    assert_eq!(rig.report().last_error.as_deref(), Some("ns/a: hopeless"));
+    assert_eq!(harness.report().last_error.as_deref(), Some("ns/a: hopeless"));
     let terminal = "controller_runtime_terminal_reconcile_errors_total{controller=\"widgets\"}";
-    assert_eq!(rig.metric(terminal), "1");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric(terminal), "1");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn requeue_after_waits_as_told_and_forgets_the_back_off() {
     let again: fn() -> _ = || Ok(Outcome::RequeueAfter(Duration::from_secs(1)));
-    let (mut rig, log) = ends(vec![failed, again, failed]);
+    let (mut harness, log) = ends(vec![failed, again, failed]);
 
     sleep(Duration::from_secs(60)).await;
 
     assert_eq!(log.attempts(), [(0, 0), (1, 5), (0, 1005), (1, 1010)]);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn requeue_after_centuries_does_no_harm() {
-    let (mut rig, log) = ends(vec![|| Ok(Outcome::RequeueAfter(Duration::MAX))]);
+    let (mut harness, log) = ends(vec![|| Ok(Outcome::RequeueAfter(Duration::MAX))]);
 
     sleep(Duration::from_secs(60)).await;
 
     assert_eq!(log.attempts(), [(0, 0)]);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn conflict_is_repeated_without_being_an_error() {
-    let (mut rig, log) = ends(vec![conflict, conflict]);
-    let mut reports = rig.epoch.subscribe();
+    let (mut harness, log) = ends(vec![conflict, conflict]);
+    let mut reports = harness.epoch.subscribe();
     let mut errors = 0;
 
-    rig.running().await;
+    harness.running().await;
     for _ in 0..100 {
         errors += usize::from(reports.borrow_and_update().last_error.is_some());
         sleep(Duration::from_millis(1)).await;
@@ -267,21 +271,21 @@ async fn conflict_is_repeated_without_being_an_error() {
 
     assert_eq!((log.attempts().len(), errors), (3, 0));
     let total = "controller_runtime_reconcile_total{controller=\"widgets\",result=";
-    assert_eq!(rig.metric(&format!("{total}\"requeue\"}}")), "2");
-    assert_eq!(rig.metric(&format!("{total}\"success\"}}")), "1");
-    assert_eq!(rig.metric(&format!("{total}\"error\"}}")), "0");
+    assert_eq!(harness.metric(&format!("{total}\"requeue\"}}")), "2");
+    assert_eq!(harness.metric(&format!("{total}\"success\"}}")), "1");
+    assert_eq!(harness.metric(&format!("{total}\"error\"}}")), "0");
     assert_eq!(
-        rig.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
+        harness.metric("controller_runtime_reconcile_errors_total{controller=\"widgets\"}"),
         "0"
     );
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn panic_is_an_error_of_its_request_alone() {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
+    let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
         move |request, context| {
             // Not even the function that makes the future may do harm.
             assert!(&*request.name != "a" || context.attempt() > 0, "a is unbearable");
@@ -292,20 +296,20 @@ async fn panic_is_an_error_of_its_request_alone() {
             }
         },
     );
-    rig.running().await;
+    harness.running().await;
     settle().await;
-    let error = rig.report().last_error.unwrap();
+    let error = harness.report().last_error.unwrap();
     assert_eq!(error, "ns/a: the reconcile panicked: a is unbearable");
 
     sleep(Duration::from_secs(1)).await;
 
     assert_eq!(log.names(), ["ns/b", "ns/a", "ns/b", "ns/b"]);
     assert_eq!(
-        rig.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
+        harness.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
         "3"
     );
-    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[derive(Debug)]
@@ -321,29 +325,30 @@ impl std::error::Error for Unspeakable {}
 
 #[tokio::test(start_paused = true)]
 async fn error_that_panics_when_it_is_told_is_one_of_its_request_alone() {
-    let mut rig =
-        make().input(Mode::Required, Fake::new("fake", &["a", "b"])).run(|request, context| {
+    let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
+        |request, context| {
             let fails = &*request.name == "a" && context.attempt() == 0;
             async move { if fails { Err(Unspeakable.into()) } else { ok() } }
-        });
+        },
+    );
 
     sleep(Duration::from_secs(1)).await;
 
     assert_eq!(
-        rig.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
+        harness.metric("controller_runtime_reconcile_panics_total{controller=\"widgets\"}"),
         "1"
     );
-    assert_eq!(rig.report().last_error, None, "it was tried again");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.report().last_error, None, "it was tried again");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut spec = make().input(Mode::Required, Fake::new("fake", &["a"]));
+    let mut spec = make().input(InputMode::Required, Fake::new("fake", &["a"]));
     spec.reconcile_timeout = Some(Duration::from_secs(2));
-    let mut rig = spec.run(move |request, context| {
+    let mut harness = spec.run(move |request, context| {
         notes.note(&request, &context, start);
         async move { if context.attempt() == 0 { pending().await } else { ok() } }
     });
@@ -352,32 +357,32 @@ async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
 
     assert_eq!(log.attempts(), [(0, 0), (1, 2005)]);
     let timeouts = "controller_runtime_reconcile_timeouts_total{controller=\"widgets\"}";
-    assert_eq!(rig.metric(timeouts), "1");
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.metric(timeouts), "1");
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_error_that_lasts_is_not_forgotten_for_one_that_passed() {
     let late = Fake::new("late", &["passes"]).missing();
-    let mut rig = make()
-        .input(Mode::Required, Fake::new("first", &["lasts"]))
-        .input(Mode::Optional, late.clone())
+    let mut harness = make()
+        .input(InputMode::Required, Fake::new("first", &["lasts"]))
+        .input(InputMode::Optional, late.clone())
         .run(|request, context| async move {
             match &*request.name {
                 "passes" if context.attempt() > 0 => ok(),
                 _ => failed(),
             }
         });
-    rig.running().await;
+    harness.running().await;
     sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.report().last_error.as_deref(), Some("ns/lasts: no luck"));
+    assert_eq!(harness.report().last_error.as_deref(), Some("ns/lasts: no luck"));
 
     late.comes();
     sleep(Duration::from_secs(5)).await;
 
     // It is tried again in two minutes; until then it has failed all the same.
-    assert_eq!(rig.report().last_error.as_deref(), Some("ns/lasts: no luck"));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.report().last_error.as_deref(), Some("ns/lasts: no luck"));
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -387,9 +392,9 @@ async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reco
     let (sender, channel) = ChannelSource::new(1);
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make()
-        .input(Mode::Required, Fake::new("fake", &initial))
-        .input(Mode::Plain, channel)
+    let mut harness = make()
+        .input(InputMode::Required, Fake::new("fake", &initial))
+        .input(InputMode::Plain, channel)
         .run(move |request, context| {
             notes.note(&request, &context, start);
             async {
@@ -397,7 +402,7 @@ async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reco
                 ok()
             }
         });
-    rig.running().await;
+    harness.running().await;
     let mut changes = JoinSet::new();
     changes.spawn(async move {
         for number in 0..1000 {
@@ -413,5 +418,5 @@ async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reco
     for name in initial {
         assert!(names.contains(&format!("ns/{name}")), "{name}");
     }
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }

@@ -7,14 +7,14 @@ async fn optional_source_comes_and_goes_without_a_restart() {
     let optional = Fake::new("optional", &["o"]).missing();
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make()
-        .input(Mode::Required, Fake::new("required", &["r"]))
-        .input(Mode::Optional, optional.clone())
+    let mut harness = make()
+        .input(InputMode::Required, Fake::new("required", &["r"]))
+        .input(InputMode::Optional, optional.clone())
         .run(move |request, context| {
             notes.note(&request, &context, start);
             async { ok() }
         });
-    rig.running().await;
+    harness.running().await;
     settle().await;
     assert_eq!(log.names(), ["ns/r"]);
 
@@ -28,120 +28,123 @@ async fn optional_source_comes_and_goes_without_a_restart() {
     }
 
     assert_eq!(log.names(), ["ns/r", "ns/o", "ns/o"]);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn unknown_verdict_leaves_a_running_source_alone() {
     let optional = Fake::new("optional", &["o"]);
-    let mut rig = make().input(Mode::Optional, optional.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness =
+        make().input(InputMode::Optional, optional.clone()).run(|_, _| async { ok() });
+    harness.running().await;
 
     optional.shared.verdict.send_replace(Verdict::Unknown(Vec::new()));
     settle().await;
 
     assert_eq!((optional.starts(), optional.running()), (1, 1));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn optional_source_that_never_syncs_holds_nobody_up_for_longer_than_the_timeout() {
-    let mut rig = make()
-        .input(Mode::Optional, Fake::new("optional", &[]).unsynced())
+    let mut harness = make()
+        .input(InputMode::Optional, Fake::new("optional", &[]).unsynced())
         .run(|_, _| async { ok() });
 
-    rig.running().await;
+    harness.running().await;
 
-    assert_eq!(rig.start.elapsed().as_secs(), 120);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.start.elapsed().as_secs(), 120);
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn plain_source_that_is_not_ready_in_time_fails_the_run_and_says_why() {
     let missing = Fake::new("widgets.example.com/v1", &[]).missing();
-    let controller = make().input(Mode::Plain, missing);
+    let controller = make().input(InputMode::Plain, missing);
     let before = Handle::current().metrics().num_alive_tasks();
-    let mut rig = controller.run(|_, _| async { ok() });
+    let mut harness = controller.run(|_, _| async { ok() });
 
-    let error = rig.done().await.unwrap_err();
+    let error = harness.done().await.unwrap_err();
 
     assert_eq!(error, "sync timeout after 2 min: widgets.example.com/v1 is not installed");
-    assert_eq!(rig.start.elapsed().as_secs(), 120);
+    assert_eq!(harness.start.elapsed().as_secs(), 120);
     assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
 }
 
 #[tokio::test(start_paused = true)]
 async fn plain_source_that_becomes_ready_in_time_is_started() {
     let late = Fake::new("late", &["a"]).missing();
-    let mut rig = make().input(Mode::Plain, late.clone()).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Plain, late.clone()).run(|_, _| async { ok() });
 
     sleep(Duration::from_secs(119)).await;
     late.comes();
-    rig.running().await;
+    harness.running().await;
 
-    assert_eq!(rig.start.elapsed().as_secs(), 119);
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!(harness.start.elapsed().as_secs(), 119);
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn required_source_is_waited_for_without_a_limit() {
     let slow = Fake::new("slow", &["a"]).unsynced();
-    let mut rig = make().input(Mode::Required, slow.clone()).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Required, slow.clone()).run(|_, _| async { ok() });
 
     sleep(Duration::from_secs(3600)).await;
     slow.shared.synced.send_replace(true);
-    rig.running().await;
+    harness.running().await;
 
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_plain_source_is_reported_and_comes_back_in_the_same_run() {
     let plain = Fake::new("plain", &["a"]);
-    let mut rig = make().input(Mode::Plain, plain.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness = make().input(InputMode::Plain, plain.clone()).run(|_, _| async { ok() });
+    harness.running().await;
 
     plain.goes();
     settle().await;
-    assert_eq!((plain.running(), rig.report().stale), (0, true));
+    assert_eq!((plain.running(), harness.report().stale), (0, true));
     sleep(Duration::from_secs(3600)).await;
     plain.comes();
     settle().await;
 
-    assert_eq!((plain.starts(), plain.running(), rig.report().stale), (2, 1, false));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!((plain.starts(), plain.running(), harness.report().stale), (2, 1, false));
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn required_source_whose_type_is_gone_waits_for_the_verdict_of_the_manager() {
     let required = Fake::new("required", &["a"]);
-    let mut rig = make().input(Mode::Required, required.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness =
+        make().input(InputMode::Required, required.clone()).run(|_, _| async { ok() });
+    harness.running().await;
 
     required.goes();
     sleep(Duration::from_secs(60)).await;
 
     assert_eq!(required.running(), 1);
-    rig.stop(StopReason::TypeGone).await.unwrap();
+    harness.stop(StopReason::TypeGone).await.unwrap();
     assert_eq!(required.running(), 0);
 }
 
 #[tokio::test(start_paused = true)]
 async fn source_that_fails_ends_the_run_with_its_reason() {
-    for mode in [Mode::Required, Mode::Plain] {
+    for mode in [InputMode::Required, InputMode::Plain] {
         let fake = Fake::new("fake", &["a"]);
         let other = Fake::new("other", &[]);
-        let mut rig = make().input(mode, fake.clone()).input(Mode::Required, other.clone()).run(
-            |_, context| async move {
+        let mut harness = make()
+            .input(mode, fake.clone())
+            .input(InputMode::Required, other.clone())
+            .run(|_, context| async move {
                 context.cancelled().await;
                 ok()
-            },
-        );
-        rig.running().await;
+            });
+        harness.running().await;
 
         fake.shared.fails.send_replace(Some("the wire is cut"));
 
-        assert_eq!(rig.done().await.unwrap_err(), "source fake: the wire is cut");
+        assert_eq!(harness.done().await.unwrap_err(), "source fake: the wire is cut");
         assert_eq!(other.running(), 0);
     }
 }
@@ -149,8 +152,8 @@ async fn source_that_fails_ends_the_run_with_its_reason() {
 #[tokio::test(start_paused = true)]
 async fn optional_source_that_fails_is_started_again() {
     let fake = Fake::new("fake", &["a"]);
-    let mut rig = make().input(Mode::Optional, fake.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness = make().input(InputMode::Optional, fake.clone()).run(|_, _| async { ok() });
+    harness.running().await;
 
     fake.shared.fails.send_replace(Some("the wire is cut"));
     settle().await;
@@ -159,32 +162,32 @@ async fn optional_source_that_fails_is_started_again() {
     sleep(Duration::from_secs(1)).await;
 
     assert_eq!((fake.starts(), fake.running()), (2, 1));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn source_that_panics_ends_the_run_with_its_message() {
-    let mut rig = make().input(Mode::Plain, Bomb).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Plain, Bomb).run(|_, _| async { ok() });
 
-    assert_eq!(rig.done().await.unwrap_err(), "source bomb: it panicked: tick tock");
+    assert_eq!(harness.done().await.unwrap_err(), "source bomb: it panicked: tick tock");
 }
 
 #[tokio::test(start_paused = true)]
 async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     let plain = Fake::new("plain", &["a"]);
-    let mut rig = make().input(Mode::Plain, plain.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness = make().input(InputMode::Plain, plain.clone()).run(|_, _| async { ok() });
+    harness.running().await;
 
     let message = "outside of its hours".to_owned();
     let closed = Unmet { reason: "Closed".into(), message, type_ref: None };
     plain.shared.verdict.send_replace(Verdict::Unmet(vec![closed]));
     settle().await;
-    assert_eq!((plain.running(), rig.report().stale), (1, true));
+    assert_eq!((plain.running(), harness.report().stale), (1, true));
     plain.comes();
     sleep(Duration::from_secs(3600)).await;
 
-    assert_eq!((plain.running(), rig.report().stale), (1, false));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!((plain.running(), harness.report().stale), (1, false));
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 /// A source that ends as soon as it is started, or on request.
@@ -235,21 +238,21 @@ async fn required_source_that_is_done_while_its_condition_holds_ends_the_epoch()
         for holds in [Verdict::Met(Vec::new()), Verdict::Unknown(Vec::new())] {
             let (brief, other) = (Brief::new(end.clone()), Fake::new("other", &["a"]));
             brief.goes_on.send_replace(true);
-            let mut rig = make()
-                .input(Mode::Required, brief.clone())
-                .input(Mode::Required, other.clone())
+            let mut harness = make()
+                .input(InputMode::Required, brief.clone())
+                .input(InputMode::Required, other.clone())
                 .run(|_, _| async { ok() });
-            rig.running().await;
+            harness.running().await;
 
             brief.is(holds);
             brief.goes_on.send_replace(false);
 
-            let done = timeout(Duration::from_secs(1), rig.done()).await;
+            let done = timeout(Duration::from_secs(1), harness.done()).await;
             assert_eq!(done, Ok(Ok(())), "{end:?}");
             assert_eq!((brief.starts(), other.running()), (1, 0));
             brief.is(Verdict::Met(Vec::new()));
-            rig.start();
-            assert_eq!(rig.done().await, Ok(()), "also while the others sync");
+            harness.start();
+            assert_eq!(harness.done().await, Ok(()), "also while the others sync");
             assert_eq!(brief.starts(), 2);
         }
     }
@@ -260,15 +263,16 @@ async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the
     for end in ENDS {
         let brief = Brief::new(end);
         brief.goes_on.send_replace(true);
-        let mut rig = make().input(Mode::Required, brief.clone()).run(|_, _| async { ok() });
-        rig.running().await;
+        let mut harness =
+            make().input(InputMode::Required, brief.clone()).run(|_, _| async { ok() });
+        harness.running().await;
 
         brief.is(Verdict::Unmet(Vec::new()));
         brief.goes_on.send_replace(false);
         sleep(Duration::from_secs(60)).await;
 
-        assert_eq!((rig.runs.len(), brief.starts()), (1, 1));
-        rig.stop(StopReason::TypeGone).await.unwrap();
+        assert_eq!((harness.runs.len(), brief.starts()), (1, 1));
+        harness.stop(StopReason::TypeGone).await.unwrap();
     }
 }
 
@@ -276,8 +280,8 @@ async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the
 async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_epoch() {
     let brief = Brief::new(SourceEnd::TypeGone);
     brief.goes_on.send_replace(true);
-    let mut rig = make().input(Mode::Required, brief.clone()).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness = make().input(InputMode::Required, brief.clone()).run(|_, _| async { ok() });
+    harness.running().await;
     brief.is(Verdict::Unmet(Vec::new()));
     brief.goes_on.send_replace(false);
     settle().await;
@@ -285,7 +289,7 @@ async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_e
     // Before the manager has looked.
     brief.is(Verdict::Met(Vec::new()));
 
-    assert_eq!(timeout(Duration::from_secs(1), rig.done()).await, Ok(Ok(())));
+    assert_eq!(timeout(Duration::from_secs(1), harness.done()).await, Ok(Ok(())));
     assert_eq!(brief.starts(), 1);
 }
 
@@ -293,25 +297,26 @@ async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_e
 async fn optional_source_that_is_always_done_is_started_again_less_and_less_often() {
     for end in ENDS {
         let brief = Brief::new(end.clone());
-        let mut rig = make().input(Mode::Optional, brief.clone()).run(|_, _| async { ok() });
+        let mut harness =
+            make().input(InputMode::Optional, brief.clone()).run(|_, _| async { ok() });
 
         sleep(Duration::from_secs(62)).await;
         assert_eq!(brief.starts(), 6, "{end:?}: after 1, 3, 7, 15 and 31 s");
         sleep(Duration::from_secs(600)).await;
 
         assert_eq!(brief.starts(), 16, "{end:?}: once a minute");
-        assert_eq!(rig.runs.len(), 1);
-        rig.stop(StopReason::Cancelled).await.unwrap();
+        assert_eq!(harness.runs.len(), 1);
+        harness.stop(StopReason::Cancelled).await.unwrap();
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn plain_source_that_has_nothing_more_to_say_is_left_alone() {
     let brief = Brief::new(SourceEnd::Stopped);
-    let mut rig = make().input(Mode::Plain, brief.clone()).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Plain, brief.clone()).run(|_, _| async { ok() });
 
     sleep(Duration::from_secs(3600)).await;
 
-    assert_eq!((brief.starts(), rig.runs.len()), (1, 1));
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    assert_eq!((brief.starts(), harness.runs.len()), (1, 1));
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }

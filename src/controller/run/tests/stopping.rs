@@ -7,56 +7,59 @@ async fn stop_lets_running_reconciles_finish_and_starts_no_other() {
     let fake = Fake::new("fake", &["a", "b"]);
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
-    let mut rig = make().input(Mode::Required, fake.clone()).run(move |request, context| {
-        notes.note(&request, &context, start);
-        async move {
-            context.cancelled().await;
-            sleep(Duration::from_secs(3)).await;
-            // Within the grace the reconcile may still write.
-            send(&context).await?;
-            failed()
-        }
-    });
-    rig.running().await;
+    let mut harness =
+        make().input(InputMode::Required, fake.clone()).run(move |request, context| {
+            notes.note(&request, &context, start);
+            async move {
+                context.cancelled().await;
+                sleep(Duration::from_secs(3)).await;
+                // Within the grace the reconcile may still write.
+                send(&context).await?;
+                failed()
+            }
+        });
+    harness.running().await;
     settle().await;
 
     let asked = Instant::now();
-    rig.stop(StopReason::TypeGone).await.unwrap();
+    harness.stop(StopReason::TypeGone).await.unwrap();
 
     assert_eq!(asked.elapsed(), Duration::from_secs(3));
     assert_eq!(log.names(), ["ns/a"]);
     assert_eq!(*fake.shared.released.borrow(), Some(Instant::now()), "after the last reconcile");
-    assert_eq!(rig.report().last_error, None, "an error while stopping is no news");
-    assert!(rig.epoch.fence().pass().is_err());
+    assert_eq!(harness.report().last_error, None, "an error while stopping is no news");
+    assert!(harness.epoch.fence().pass().is_err());
 }
 
 #[tokio::test(start_paused = true)]
 async fn reconcile_that_outlasts_the_grace_is_dropped_with_its_request() {
     let fake = Fake::new("fake", &["a"]);
-    let mut spec = make().input(Mode::Required, fake.clone());
+    let mut spec = make().input(InputMode::Required, fake.clone());
     spec.client = client(pending);
-    let mut rig = spec.run(|_, context| async move {
+    let mut harness = spec.run(|_, context| async move {
         send(&context).await?;
         ok()
     });
-    rig.running().await;
+    harness.running().await;
     settle().await;
-    assert_eq!(rig.epoch.fence().under_way(), 1);
+    assert_eq!(harness.epoch.fence().under_way(), 1);
 
     let asked = Instant::now();
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 
     assert_eq!(asked.elapsed(), GRACE);
-    assert_eq!(rig.epoch.fence().under_way(), 0);
+    assert_eq!(harness.epoch.fence().under_way(), 0);
     assert_eq!(fake.running(), 0);
-    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+    assert_eq!(harness.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
 }
 
 #[tokio::test(start_paused = true)]
 async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
     let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
-    let mut rig = make().workers(2).input(Mode::Required, Fake::new("fake", &["a", "b"])).run(
-        move |request, context| {
+    let mut harness = make()
+        .workers(2)
+        .input(InputMode::Required, Fake::new("fake", &["a", "b"]))
+        .run(move |request, context| {
             let result = result.clone();
             async move {
                 if &*request.name == "a" {
@@ -66,13 +69,12 @@ async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
                 result.send(send(&context).await.map_err(|error| error.to_string())).ok();
                 pending().await
             }
-        },
-    );
-    rig.running().await;
+        });
+    harness.running().await;
     settle().await;
 
     let asked = Instant::now();
-    rig.stop(StopReason::LeaseLost).await.unwrap();
+    harness.stop(StopReason::LeaseLost).await.unwrap();
 
     assert_eq!(asked.elapsed(), Duration::ZERO);
     while let Some(result) = results.recv().now_or_never().flatten() {
@@ -82,21 +84,21 @@ async fn lost_lease_closes_the_fence_and_leaves_no_grace() {
 
 #[tokio::test(start_paused = true)]
 async fn stop_while_syncing_returns_at_once() {
-    for mode in [Mode::Required, Mode::Plain, Mode::Optional] {
+    for mode in [InputMode::Required, InputMode::Plain, InputMode::Optional] {
         let fake = Fake::new("fake", &["a"]).unsynced();
         let missing = Fake::new("missing", &[]).missing();
-        let mut rig = make()
+        let mut harness = make()
             .input(mode, fake.clone())
-            .input(Mode::Plain, missing.clone())
+            .input(InputMode::Plain, missing.clone())
             .run(|_, _| async { ok() });
         settle().await;
         assert_eq!((fake.running(), missing.starts()), (1, 0));
 
         let asked = Instant::now();
-        rig.stop(StopReason::TypeGone).await.unwrap();
+        harness.stop(StopReason::TypeGone).await.unwrap();
 
         assert_eq!(asked.elapsed(), Duration::ZERO);
-        assert!(!rig.report().running);
+        assert!(!harness.report().running);
         assert_eq!(fake.running(), 0);
     }
 }
@@ -106,13 +108,13 @@ async fn done_leaves_no_task() {
     for reason in [StopReason::Cancelled, StopReason::Superseded, StopReason::LeaseLost] {
         let controller = make()
             .workers(4)
-            .input(Mode::Required, Fake::new("one", &["a", "b", "c", "d"]))
-            .input(Mode::Optional, Fake::new("two", &[]).missing())
-            .input(Mode::Optional, Fake::new("three", &[]));
+            .input(InputMode::Required, Fake::new("one", &["a", "b", "c", "d"]))
+            .input(InputMode::Optional, Fake::new("two", &[]).missing())
+            .input(InputMode::Optional, Fake::new("three", &[]));
         // The client of the process has one, and the one before is leaving.
         settle().await;
         let before = Handle::current().metrics().num_alive_tasks();
-        let mut rig = controller.run(|request, context| async move {
+        let mut harness = controller.run(|request, context| async move {
             match &*request.name {
                 "a" => pending().await,
                 "b" => context.cancelled().await,
@@ -121,31 +123,31 @@ async fn done_leaves_no_task() {
             }
             failed()
         });
-        rig.running().await;
+        harness.running().await;
         settle().await;
         assert!(Handle::current().metrics().num_alive_tasks() > before);
 
-        rig.stop(reason).await.unwrap();
+        harness.stop(reason).await.unwrap();
 
         assert_eq!(Handle::current().metrics().num_alive_tasks(), before, "{reason:?}");
-        assert!(rig.epoch.tracker().is_empty());
+        assert!(harness.epoch.tracker().is_empty());
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn dropped_run_leaves_nothing() {
     let fake = Fake::new("fake", &["a"]);
-    let controller = make().input(Mode::Required, fake.clone());
+    let controller = make().input(InputMode::Required, fake.clone());
     let before = Handle::current().metrics().num_alive_tasks();
-    let mut rig = controller.run(|_, _| pending());
-    rig.running().await;
+    let mut harness = controller.run(|_, _| pending());
+    harness.running().await;
     settle().await;
 
-    rig.runs.shutdown().await;
+    harness.runs.shutdown().await;
     settle().await;
 
     assert_eq!(Handle::current().metrics().num_alive_tasks(), before);
-    assert_eq!(rig.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
+    assert_eq!(harness.metric("controller_runtime_active_workers{controller=\"widgets\"}"), "0");
     assert_eq!(Arc::strong_count(&fake.shared), 2, "the test's and the controller's");
 }
 
@@ -155,7 +157,7 @@ async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_s
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (blocked, entered) = (Arc::new(Mutex::new(blocked)), Arc::new(Notify::new()));
     let inside = Arc::clone(&entered);
-    let mut rig = make().input(Mode::Required, fake.clone()).run(move |_, _| {
+    let mut harness = make().input(InputMode::Required, fake.clone()).run(move |_, _| {
         let (blocked, inside) = (Arc::clone(&blocked), Arc::clone(&inside));
         async move {
             inside.notify_one();
@@ -165,20 +167,20 @@ async fn reconcile_that_blocks_its_thread_holds_up_done_but_not_the_release_of_s
     });
     entered.notified().await;
 
-    rig.epoch.stop(StopReason::LeaseLost);
+    harness.epoch.stop(StopReason::LeaseLost);
     fake.shared.released.subscribe().wait_for(Option::is_some).await.unwrap();
     fake.shared.running.subscribe().wait_for(|running| *running == 0).await.unwrap();
 
-    assert!(rig.runs.try_join_next().is_none(), "done has not fired");
+    assert!(harness.runs.try_join_next().is_none(), "done has not fired");
     unblock.send(()).unwrap();
-    rig.done().await.unwrap();
+    harness.done().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_aborted() {
     for (takes, expected) in [(GRACE / 2, Ok(true)), (GRACE * 2, Err(()))] {
         let (result, mut results) = tokio::sync::mpsc::unbounded_channel();
-        let mut rig = make().input(Mode::Required, Fake::new("fake", &["a"])).run(
+        let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a"])).run(
             move |_request, context| {
                 let (result, left) = (result.clone(), context.clone());
                 context.spawn(async move {
@@ -189,23 +191,23 @@ async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_abo
                 async { ok() }
             },
         );
-        rig.running().await;
+        harness.running().await;
         settle().await;
 
         let asked = Instant::now();
-        rig.stop(StopReason::Cancelled).await.unwrap();
+        harness.stop(StopReason::Cancelled).await.unwrap();
 
         assert_eq!(asked.elapsed(), takes.min(GRACE));
-        rig.epoch.ended().await;
+        harness.epoch.ended().await;
         assert_eq!(results.try_recv().map_err(drop), expected);
     }
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_write_of_a_reconciles_task_that_is_given_up_leaves_its_own_request_in_doubt() {
-    let mut spec = make().workers(2).input(Mode::Required, Fake::new("fake", &["a", "b"]));
+    let mut spec = make().workers(2).input(InputMode::Required, Fake::new("fake", &["a", "b"]));
     spec.client = client(pending);
-    let mut rig = spec.run(|request, context| async move {
+    let mut harness = spec.run(|request, context| async move {
         if &*request.name == "b" {
             context.cancelled().await;
             return ok();
@@ -219,17 +221,18 @@ async fn a_write_of_a_reconciles_task_that_is_given_up_leaves_its_own_request_in
         });
         ok()
     });
-    rig.running().await;
+    harness.running().await;
     settle().await;
     settle().await;
-    assert_eq!(rig.epoch.fence().under_way(), 1);
+    assert_eq!(harness.epoch.fence().under_way(), 1);
 
-    rig.stop(StopReason::Cancelled).await.unwrap();
-    rig.epoch.ended().await;
+    harness.stop(StopReason::Cancelled).await.unwrap();
+    harness.epoch.ended().await;
 
-    assert_eq!(rig.epoch.fence().unknown(), 1);
-    let doubts: Vec<_> = rig.handover.doubts.requests().iter().map(ToString::to_string).collect();
-    assert_eq!(doubts, ["ns/a"]);
+    assert_eq!(harness.epoch.fence().unknown(), 1);
+    let unconfirmed: Vec<_> =
+        harness.carried_over.unconfirmed.requests().iter().map(ToString::to_string).collect();
+    assert_eq!(unconfirmed, ["ns/a"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -238,7 +241,7 @@ async fn a_run_whose_source_fails_while_a_reconcile_blocks_is_stopping_and_then_
     let (unblock, blocked) = std::sync::mpsc::channel::<()>();
     let (blocked, entered) = (Arc::new(Mutex::new(blocked)), Arc::new(Notify::new()));
     let inside = Arc::clone(&entered);
-    let controller = make().input(Mode::Required, fake.clone()).controller(move |_, _| {
+    let controller = make().input(InputMode::Required, fake.clone()).controller(move |_, _| {
         let (blocked, inside) = (Arc::clone(&blocked), Arc::clone(&inside));
         async move {
             inside.notify_one();
@@ -288,11 +291,11 @@ where
 #[tokio::test(start_paused = true)]
 async fn source_that_ignores_its_release_is_aborted_after_the_grace() {
     let deaf = Scripted(|_| pending().boxed());
-    let mut rig = make().input(Mode::Plain, deaf).run(|_, _| async { ok() });
-    rig.running().await;
+    let mut harness = make().input(InputMode::Plain, deaf).run(|_, _| async { ok() });
+    harness.running().await;
     let asked = Instant::now();
 
-    let stopped = timeout(Duration::from_secs(60), rig.stop(StopReason::Cancelled)).await;
+    let stopped = timeout(Duration::from_secs(60), harness.stop(StopReason::Cancelled)).await;
 
     assert_eq!(stopped, Ok(Ok(())));
     assert!(asked.elapsed() >= Duration::from_secs(5), "it had its grace: {:?}", asked.elapsed());
@@ -322,11 +325,11 @@ async fn source_may_write_until_it_has_ended() {
             }
             .boxed()
         });
-        let mut rig = make().input(Mode::Plain, writes).run(|_, _| async { ok() });
-        rig.running().await;
+        let mut harness = make().input(InputMode::Plain, writes).run(|_, _| async { ok() });
+        harness.running().await;
         settle().await;
 
-        rig.stop(StopReason::Cancelled).await.unwrap();
+        harness.stop(StopReason::Cancelled).await.unwrap();
 
         assert_eq!(results.try_recv(), Ok(true), "spawns: {spawns}");
     }
@@ -345,9 +348,9 @@ async fn run_fails_though_a_source_that_could_not_sync_does_not_end() {
             SourceStart { synced: async { Err("no luck".into()) }.boxed(), done: pending().boxed() }
         }
     }
-    let mut rig = make().input(Mode::Required, Deaf).run(|_, _| async { ok() });
+    let mut harness = make().input(InputMode::Required, Deaf).run(|_, _| async { ok() });
 
-    let end = timeout(Duration::from_secs(60), rig.done()).await.expect("the run ends");
+    let end = timeout(Duration::from_secs(60), harness.done()).await.expect("the run ends");
 
     assert!(end.unwrap_err().contains("no luck"));
 }

@@ -24,7 +24,7 @@ const ENDS: [End; 6] = [
 
 /// A controller that is fed by a channel alone, and what it reconciles.
 struct Fed {
-    rig: Rig,
+    harness: Harness,
     log: Log,
     fake: Fake,
 }
@@ -48,31 +48,34 @@ impl Fed {
     fn by(channel: ChannelSource) -> Self {
         let (log, fake) = (Log::default(), Fake::new("fake", &[]));
         let (notes, start) = (log.clone(), Instant::now());
-        let made = make().workers(2).input(Mode::Plain, channel).input(Mode::Plain, fake.clone());
-        let rig = made.run(move |request, context| {
+        let made = make()
+            .workers(2)
+            .input(InputMode::Plain, channel)
+            .input(InputMode::Plain, fake.clone());
+        let harness = made.run(move |request, context| {
             notes.note(&request, &context, start);
             in_first_epoch(request, context)
         });
-        Self { rig, log, fake }
+        Self { harness, log, fake }
     }
 
     async fn end(&mut self, end: End) {
         match end {
-            End::Stop(reason) => self.rig.stop(reason).await.unwrap(),
+            End::Stop(reason) => self.harness.stop(reason).await.unwrap(),
             End::SourceFails => {
                 self.fake.shared.fails.send_replace(Some("the wire is cut"));
-                self.rig.done().await.unwrap_err();
+                self.harness.done().await.unwrap_err();
                 self.fake.shared.fails.send_replace(None);
             }
-            End::RunIsDropped => self.rig.runs.shutdown().await,
+            End::RunIsDropped => self.harness.runs.shutdown().await,
         }
     }
 
     /// Requests that the next epoch reconciles.
     async fn next_epoch(&mut self) -> Vec<String> {
         let before = self.log.names().len();
-        self.rig.start();
-        self.rig.running().await;
+        self.harness.start();
+        self.harness.running().await;
         sleep(Duration::from_secs(120)).await;
         let mut names = self.log.names().split_off(before);
         names.sort();
@@ -85,7 +88,7 @@ async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_o
     for end in ENDS {
         let (sender, channel) = ChannelSource::new(8);
         let mut fed = Fed::by(channel);
-        fed.rig.running().await;
+        fed.harness.running().await;
         for name in ["done", "terminal", "later", "failed", "stuck", "slow", "ready"] {
             sender.send(key(name)).await.unwrap();
         }
@@ -113,7 +116,7 @@ async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_o
 async fn a_request_that_comes_again_during_its_last_reconcile_is_for_the_next_epoch() {
     let (sender, channel) = ChannelSource::new(8);
     let mut fed = Fed::by(channel);
-    fed.rig.running().await;
+    fed.harness.running().await;
     sender.send(key("slow")).await.unwrap();
     settle().await;
     sender.send(key("slow")).await.unwrap();
@@ -130,14 +133,14 @@ async fn a_request_that_comes_again_during_its_last_reconcile_is_for_the_next_ep
 async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() {
     let (sender, channel) = ChannelSource::new(8);
     let mut fed = Fed::by(channel.clone());
-    fed.rig.running().await;
+    fed.harness.running().await;
     sender.send(key("stuck")).await.unwrap();
     settle().await;
     fed.end(End::Stop(StopReason::Cancelled)).await;
     drop(fed);
 
     let mut another = Fed::by(channel);
-    another.rig.running().await;
+    another.harness.running().await;
     settle().await;
 
     assert_eq!(another.log.names(), ["ns/stuck"]);
@@ -148,7 +151,7 @@ async fn a_channel_keeps_what_it_delivered_for_another_controller_of_its_name() 
 async fn a_stopped_controller_takes_nothing_and_its_senders_wait() {
     let (sender, channel) = ChannelSource::new(2);
     let mut fed = Fed::by(channel);
-    fed.rig.running().await;
+    fed.harness.running().await;
     fed.end(End::Stop(StopReason::TypeGone)).await;
 
     for name in ["a", "b"] {
@@ -167,7 +170,7 @@ async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
     let (sender, channel) = ChannelSource::new(1);
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let reconciled = Arc::clone(&seen);
-    let mut rig = make().input(Mode::Plain, channel).run(move |request, _| {
+    let mut harness = make().input(InputMode::Plain, channel).run(move |request, _| {
         reconciled.lock().unwrap().insert(request.name.to_string());
         async { ok() }
     });
@@ -179,9 +182,9 @@ async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
     });
 
     while senders.try_join_next().is_none() {
-        rig.running().await;
-        rig.stop(StopReason::TypeGone).await.unwrap();
-        rig.start();
+        harness.running().await;
+        harness.stop(StopReason::TypeGone).await.unwrap();
+        harness.start();
     }
 
     let all = async {
@@ -191,14 +194,14 @@ async fn no_request_is_lost_where_epochs_end_while_they_arrive() {
     };
     let in_time = timeout(Duration::from_secs(30), all).await;
     assert!(in_time.is_ok(), "{} of {REQUESTS}", seen.lock().unwrap().len());
-    rig.stop(StopReason::Cancelled).await.unwrap();
+    harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn senders_of_a_channel_wait_for_a_controller_that_is_busy() {
     let (sender, channel) = ChannelSource::new(2);
     let mut fed = Fed::by(channel);
-    fed.rig.running().await;
+    fed.harness.running().await;
     for name in ["stuck", "slow"] {
         sender.send(key(name)).await.unwrap();
     }

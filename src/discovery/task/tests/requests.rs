@@ -4,113 +4,114 @@ use super::*;
 
 #[tokio::test(start_paused = true)]
 async fn half_an_answer_and_a_failing_one_change_nothing() {
-    let rig = Rig::ready().await;
+    let harness = Harness::ready().await;
     let pods = TypeRef::resource("", "v1", "pods");
-    let mut watched = [rig.registry.subscribe(&pods), rig.registry.subscribe(&deployments())];
+    let mut watched =
+        [harness.registry.subscribe(&pods), harness.registry.subscribe(&deployments())];
     watched.iter_mut().for_each(Receiver::mark_unchanged);
 
     for (path, code) in [("/api", 503), ("/apis", 500)] {
-        rig.server.fail(&format!("get {path}"), code, Duration::ZERO);
+        harness.server.fail(&format!("get {path}"), code, Duration::ZERO);
         sleep(Duration::from_secs(900)).await;
-        assert!(rig.registry.health().discovery.stale_since.is_some());
+        assert!(harness.registry.health().discovery.stale_since.is_some());
     }
     assert!(watched.iter_mut().all(|status| !status.has_changed().unwrap()));
 
-    rig.server.discover("/apis", json!([]));
-    rig.server.heal("get /api");
-    rig.server.heal("get /apis");
+    harness.server.discover("/apis", json!([]));
+    harness.server.heal("get /api");
+    harness.server.heal("get /apis");
     sleep(Duration::from_secs(900)).await;
     assert!(watched.iter_mut().all(|status| !status.has_changed().unwrap()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_comes_fails_and_goes() {
-    let rig = Rig::ready().await;
-    let mut status = rig.registry.subscribe(&loads());
-    assert_eq!(rig.word(&loads()), ABSENT);
+    let harness = Harness::ready().await;
+    let mut status = harness.registry.subscribe(&loads());
+    assert_eq!(harness.word(&loads()), ABSENT);
 
-    rig.server.set_service("metrics.example.com", "v1", backend(None), false);
+    harness.server.set_service("metrics.example.com", "v1", backend(None), false);
     let waiting = until(&mut status, UNKNOWN).await;
     assert_eq!(waiting.state, TypeState::Unknown(Some(Box::new(TypeState::Absent))));
-    rig.server.discover("/apis", json!([apps(), metrics("Stale")]));
+    harness.server.discover("/apis", json!([apps(), metrics("Stale")]));
     sleep(Duration::from_secs(5)).await;
-    rig.server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
-    rig.server.discover("/apis", json!([apps(), metrics("Current")]));
+    harness.server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
+    harness.server.discover("/apis", json!([apps(), metrics("Current")]));
     let served = until(&mut status, SERVED).await.served.unwrap();
     assert_eq!(served.identity.uid.as_deref(), Some("uid-of-v1.metrics.example.com"));
 
-    rig.server.discover("/apis", json!([apps(), metrics("Stale")]));
-    rig.server.set_service("metrics.example.com", "v1", backend(Some(false)), false);
+    harness.server.discover("/apis", json!([apps(), metrics("Stale")]));
+    harness.server.set_service("metrics.example.com", "v1", backend(Some(false)), false);
     let lost = until(&mut status, UNKNOWN).await;
     assert_eq!(lost.state, TypeState::Unknown(Some(Box::new(TypeState::Served))));
     assert_eq!(lost.served.as_ref(), Some(&served));
 
-    rig.server.discover("/apis", json!([apps(), metrics("Current")]));
-    rig.server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
+    harness.server.discover("/apis", json!([apps(), metrics("Current")]));
+    harness.server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
     until(&mut status, SERVED).await;
 
-    rig.server.delete_service("metrics.example.com", "v1");
+    harness.server.delete_service("metrics.example.com", "v1");
     until(&mut status, UNKNOWN).await;
     sleep(Duration::from_secs(30)).await;
-    assert_eq!(rig.word(&loads()), UNKNOWN);
-    rig.server.discover("/apis", json!([apps()]));
+    assert_eq!(harness.word(&loads()), UNKNOWN);
+    harness.server.discover("/apis", json!([apps()]));
     until(&mut status, ABSENT).await;
-    assert_eq!(rig.word(&deployments()), SERVED);
+    assert_eq!(harness.word(&deployments()), SERVED);
 }
 
 #[tokio::test(start_paused = true)]
 async fn discovery_is_asked_at_growing_intervals_until_the_group_is_current() {
-    let rig = Rig::ready().await;
-    let before = rig.server.asked();
+    let harness = Harness::ready().await;
+    let before = harness.server.asked();
 
-    rig.server.set_service("metrics.example.com", "v1", backend(None), false);
+    harness.server.set_service("metrics.example.com", "v1", backend(None), false);
     sleep(Duration::from_secs(40)).await;
-    let times = rig.server.requests("get /apis").split_off(before);
+    let times = harness.server.requests("get /apis").split_off(before);
     let gaps: Vec<u128> = times.windows(2).map(|two| (two[1] - two[0]).as_millis()).collect();
     // A millisecond is the resolution of paused time.
     let rounded: Vec<u128> = gaps.iter().map(|gap| gap / 10 * 10).collect();
     assert_eq!(rounded, [100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000]);
 
-    rig.server.discover("/apis", json!([apps(), metrics("Current")]));
-    until(&mut rig.registry.subscribe(&loads()), SERVED).await;
-    let settled = rig.server.asked();
+    harness.server.discover("/apis", json!([apps(), metrics("Current")]));
+    until(&mut harness.registry.subscribe(&loads()), SERVED).await;
+    let settled = harness.server.asked();
     sleep(Duration::from_secs(500)).await;
-    assert_eq!(rig.server.asked(), settled);
+    assert_eq!(harness.server.asked(), settled);
     sleep(Duration::from_secs(200)).await;
-    assert_eq!(rig.server.asked(), settled + 1);
+    assert_eq!(harness.server.asked(), settled + 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_discovery_that_hangs_is_given_up_and_asked_again() {
     let server = Server::new();
     server.fail("get /apis", 200, Duration::from_secs(3600));
-    let rig = Rig::on(server);
+    let harness = Harness::on(server);
     sleep(Duration::from_secs(5)).await;
-    assert_eq!(rig.word(&deployments()), UNKNOWN);
+    assert_eq!(harness.word(&deployments()), UNKNOWN);
 
-    rig.server.heal("get /apis");
+    harness.server.heal("get /apis");
 
     let begun = Instant::now();
-    until(&mut rig.registry.subscribe(&deployments()), SERVED).await;
+    until(&mut harness.registry.subscribe(&deployments()), SERVED).await;
     assert!(begun.elapsed() < Duration::from_secs(6));
 }
 
 #[tokio::test(start_paused = true)]
 async fn hints_ask_for_what_the_server_does_not_push() {
-    let rig = Rig::ready().await;
-    rig.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
-    until(&mut rig.registry.subscribe(&widgets()), SERVED).await;
-    let asked = rig.server.asked();
+    let harness = Harness::ready().await;
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    until(&mut harness.registry.subscribe(&widgets()), SERVED).await;
+    let asked = harness.server.asked();
 
-    rig.registry.hint(&rig.identity(&widgets()));
+    harness.registry.hint(&harness.identity(&widgets()));
     sleep(Duration::from_secs(10)).await;
-    assert_eq!(rig.server.asked(), asked);
+    assert_eq!(harness.server.asked(), asked);
 
     for _ in 0..1000 {
-        rig.registry.hint(&rig.identity(&deployments()));
+        harness.registry.hint(&harness.identity(&deployments()));
         sleep(Duration::from_millis(10)).await;
     }
-    assert!((10..=12).contains(&(rig.server.asked() - asked)));
+    assert!((10..=12).contains(&(harness.server.asked() - asked)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -133,17 +134,17 @@ async fn an_old_server_is_asked_group_by_group_and_a_failing_one_keeps_its_state
     server.set_document("/api/v1", list("pods", "Pod"));
     server.set_document("/apis/apps/v1", list("deployments", "Deployment"));
     server.set_document("/apis/metrics.example.com/v1", list("loads", "Load"));
-    let rig = Rig::on(server);
-    let mut status = rig.registry.subscribe(&loads());
+    let harness = Harness::on(server);
+    let mut status = harness.registry.subscribe(&loads());
     until(&mut status, SERVED).await;
-    assert!(rig.registry.served(&deployments()).unwrap().subresources.status);
+    assert!(harness.registry.served(&deployments()).unwrap().subresources.status);
 
-    rig.server.fail("get /apis/metrics.example.com/v1", 503, Duration::ZERO);
-    rig.registry.hint(&rig.identity(&loads()));
+    harness.server.fail("get /apis/metrics.example.com/v1", 503, Duration::ZERO);
+    harness.registry.hint(&harness.identity(&loads()));
     until(&mut status, UNKNOWN).await;
-    assert_eq!(rig.word(&deployments()), SERVED);
+    assert_eq!(harness.word(&deployments()), SERVED);
 
-    rig.server.heal("get /apis/metrics.example.com/v1");
+    harness.server.heal("get /apis/metrics.example.com/v1");
     until(&mut status, SERVED).await;
 }
 
@@ -151,9 +152,9 @@ async fn an_old_server_is_asked_group_by_group_and_a_failing_one_keeps_its_state
 async fn a_refusal_of_aggregated_discovery_falls_back_to_plain() {
     let server = Server::new();
     server.fail("get /apis", 406, Duration::ZERO);
-    let rig = Rig::on(server);
+    let harness = Harness::on(server);
     sleep(Duration::from_secs(1)).await;
-    rig.server.heal("get /apis");
+    harness.server.heal("get /apis");
 
-    until(&mut rig.registry.subscribe(&deployments()), SERVED).await;
+    until(&mut harness.registry.subscribe(&deployments()), SERVED).await;
 }

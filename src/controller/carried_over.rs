@@ -1,0 +1,58 @@
+//! What an epoch leaves to the next one of the same name.
+
+use std::{
+    collections::HashMap,
+    mem,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
+use super::{Request, queue::Delayed, unconfirmed::UnconfirmedWrites};
+use crate::manager::ControllerName;
+
+/// Requests on their way from one epoch to the next.
+#[derive(Debug, Default)]
+pub(super) struct CarriedOver {
+    // Of an epoch that was superseded.
+    delayed: Mutex<Vec<Delayed<Request>>>,
+    /// Of every epoch.
+    pub(super) unconfirmed: Arc<UnconfirmedWrites>,
+}
+
+/// The handovers of all controller names that are in use, and the doubts of those that were until
+/// a while ago: a controller may be removed and added again.
+#[derive(Clone, Debug, Default)]
+pub(super) struct CarriedOverByName(Arc<Mutex<HashMap<ControllerName, Entry>>>);
+
+#[derive(Debug)]
+struct Entry {
+    carried_over: Weak<CarriedOver>,
+    unconfirmed: Arc<UnconfirmedWrites>,
+}
+
+impl CarriedOver {
+    pub(super) fn leave(&self, requests: Vec<Delayed<Request>>) {
+        *self.delayed.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+    }
+
+    pub(super) fn take(&self) -> Vec<Delayed<Request>> {
+        mem::take(&mut *self.delayed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl CarriedOverByName {
+    /// The handover that all controllers of this name share.
+    pub(super) fn of(&self, name: &ControllerName) -> Arc<CarriedOver> {
+        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        live.retain(|_, entry| entry.carried_over.strong_count() > 0 || entry.unconfirmed.matter());
+        let entry = live
+            .entry(name.clone())
+            .or_insert_with(|| Entry { carried_over: Weak::new(), unconfirmed: Arc::default() });
+        if let Some(carried_over) = entry.carried_over.upgrade() {
+            return carried_over;
+        }
+        let unconfirmed = Arc::clone(&entry.unconfirmed);
+        let carried_over = Arc::new(CarriedOver { delayed: Mutex::default(), unconfirmed });
+        entry.carried_over = Arc::downgrade(&carried_over);
+        carried_over
+    }
+}

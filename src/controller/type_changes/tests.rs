@@ -1,0 +1,91 @@
+//! Propagation of type changes to informers, and the wake-ups it costs.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Wake, Waker},
+};
+
+use k8s_openapi::jiff::Timestamp;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::{
+    discovery::{DiscoveryOptions, InstallingReason},
+    informer::{InformerKey, InformerOptions, fixture},
+    kind::ServedType,
+    testing::{CrdBuilder, simulated::SimulatedServer},
+};
+
+fn widgets(uid: &str) -> ServedType {
+    let mut widgets = fixture::widgets();
+    widgets.identity.uid = Some(uid.into());
+    widgets
+}
+
+#[track_caller]
+fn check(state: TypeState, uid: Option<&str>, expected: TypeChange) {
+    let served = uid.map(|uid| Arc::new(widgets(uid)));
+    let status = TypeStatus { state, served, since: Timestamp::UNIX_EPOCH };
+
+    assert_eq!(TypeChange::of(&widgets("old").identity, &status), expected);
+}
+
+#[test]
+fn only_proof_of_another_or_no_type_is_the_end() {
+    check(TypeState::Served, Some("old"), TypeChange::Served);
+    check(TypeState::Terminating, Some("old"), TypeChange::Served);
+    check(TypeState::Served, Some("new"), TypeChange::Gone);
+    check(TypeState::Absent, None, TypeChange::Gone);
+    let unserved = InstallingReason::VersionNotServed { served: vec!["v2".into()] };
+    check(TypeState::Installing(unserved), None, TypeChange::Gone);
+    check(TypeState::Unknown(None), None, TypeChange::Unknown);
+    check(TypeState::Unknown(Some(Box::new(TypeState::Served))), Some("old"), TypeChange::Unknown);
+    check(TypeState::Unknown(Some(Box::new(TypeState::Absent))), None, TypeChange::Unknown);
+}
+
+struct Woken(AtomicBool);
+
+impl Wake for Woken {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_of_a_type_that_no_informer_watches_wakes_nobody() {
+    let server = SimulatedServer::new();
+    let (types, discovery) = TypeRegistry::new(server.client(), DiscoveryOptions::default());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(discovery.run(CancellationToken::new()));
+    let crd = |kind: &str| CrdBuilder::new("example.com", kind).version("v1").build();
+    let install = async |kind: &str, plural: &str| {
+        let mut status = types.subscribe(&TypeRef::resource("example.com", "v1", plural));
+        server.install(&crd(kind)).unwrap();
+        status.wait_for(|status| status.state == TypeState::Served).await.unwrap();
+    };
+    install("Widget", "widgets").await;
+    let served = types.served(&TypeRef::resource("example.com", "v1", "widgets")).unwrap();
+    let informers = InformerSet::new(server.client(), InformerOptions::default());
+    let _widgets = informers.subscribe(&served, InformerKey::new(served.identity.clone()));
+    let mut propagate = Box::pin(propagate(types.clone(), informers.clone()));
+    let woken = Arc::new(Woken(AtomicBool::new(true)));
+    let waker = Waker::from(Arc::clone(&woken));
+    while woken.0.swap(false, Ordering::SeqCst) {
+        assert!(propagate.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+
+    install("Gadget", "gadgets").await;
+    assert!(!woken.0.load(Ordering::SeqCst), "it is asked about another type");
+
+    server.uninstall("widgets.example.com").unwrap();
+    let mut status = types.subscribe(&at_its_version(&served.identity));
+    status.wait_for(|status| status.state == TypeState::Absent).await.unwrap();
+    while woken.0.swap(false, Ordering::SeqCst) {
+        assert!(propagate.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    }
+    assert!(informers.status().is_empty());
+}

@@ -1,0 +1,313 @@
+//! Whether a cache has what the server has.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use http::{HeaderValue, header::ACCEPT};
+use kube::{
+    Client,
+    api::ListParams,
+    core::{Request, request},
+};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::time::timeout;
+
+use super::target::Target;
+use crate::{
+    controller::{Context, input_status::Attached},
+    informer::{Object, ObjectKey, Projection},
+    kind::{Scope, TypeIdentity, VersionOrder},
+    manager::{ask, retry_after},
+    redaction,
+};
+
+/// The longest that one answer may take.
+const DEADLINE: Duration = Duration::from_secs(30);
+const PAGE: u32 = 500;
+/// Servers that know no projection send whole objects, which do as well.
+const METADATA: HeaderValue = HeaderValue::from_static(
+    "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
+);
+
+/// What the server has.
+#[derive(Debug, Default)]
+pub(super) struct Live {
+    version: String,
+    order: VersionOrder,
+    // Cached objects are whole, so that their content can be compared.
+    whole: bool,
+    objects: HashMap<ObjectKey, Object>,
+    // No cache has these, or not as they are.
+    unreadable: HashSet<ObjectKey>,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    metadata: PageMetadata,
+    items: Vec<Box<RawValue>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PageMetadata {
+    #[serde(default)]
+    resource_version: String,
+    #[serde(rename = "continue")]
+    token: Option<String>,
+}
+
+/// Why nobody knows yet what became of a write.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::controller) enum Unconfirmed {
+    /// The watch will tell it sooner or later.
+    #[error("the cache of {resource} has not caught up with {key}")]
+    Behind { resource: TypeIdentity, key: ObjectKey },
+    /// Mend what the reason names; it is asked again.
+    #[error("{resource} cannot be read from the server: {source}")]
+    Unread { resource: TypeIdentity, source: AskError },
+}
+
+/// Why the server could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::controller) enum AskError {
+    #[error(transparent)]
+    Path(#[from] request::Error),
+    #[error("{}", redaction::error(.0))]
+    Server(#[from] kube::Error),
+    #[error("there was no answer within {DEADLINE:?}")]
+    Late(#[from] tokio::time::error::Elapsed),
+}
+
+/// Asks the server for what a write was about, and compares every cache that may have it.
+///
+/// A collection is listed once, by its metadata: the answer are those of its objects that a cache
+/// lacks, each as it was `seen` there. A single object is listed by its name, unless the caches
+/// have what was seen of it.
+///
+/// # Errors
+///
+/// A cache is behind a single object, or that could not be found out.
+pub(super) async fn caught_up(
+    target: &Target,
+    seen: Option<&Live>,
+    context: &Context,
+) -> Result<Vec<(Target, Live)>, Unconfirmed> {
+    let mut missed = Vec::new();
+    for cache in context.caches(&target.group, &target.plural) {
+        let only = cache.key.namespace.as_ref();
+        if only.is_some_and(|only| target.namespace.as_ref().is_some_and(|it| it != only)) {
+            // Nothing of that namespace is in it.
+            continue;
+        }
+        if seen.is_some_and(|seen| seen.missed_by(&cached(target, &cache)).is_empty()) {
+            continue;
+        }
+        let resource = &cache.served.identity;
+        let live = live(target, &cache, context.client())
+            .await
+            .map_err(|source| Unconfirmed::Unread { resource: resource.clone(), source })?;
+        let keys = live.missed_by(&cached(target, &cache));
+        if target.name.is_none() {
+            missed.extend(live.parted(keys).map(|(key, live)| (target.object(key), live)));
+        } else if let Some(key) = keys.into_iter().next() {
+            return Err(Unconfirmed::Behind { resource: resource.clone(), key });
+        }
+    }
+    Ok(missed)
+}
+
+/// Lists, since whoever watches may list, but perhaps not get. Without a resourceVersion the
+/// answer is what the server has at this moment.
+async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live, AskError> {
+    let namespace = target.namespace.as_deref().or(cache.key.namespace.as_deref());
+    let path = cache.served.identity.path(namespace);
+    let by_name = target.name.as_ref().map(|name| format!("metadata.name={name}"));
+    let fields: Vec<&str> =
+        cache.key.fields.as_deref().into_iter().chain(by_name.as_deref()).collect();
+    let mut parameters = ListParams {
+        label_selector: cache.key.labels.as_deref().map(str::to_owned),
+        field_selector: (!fields.is_empty()).then(|| fields.join(",")),
+        limit: target.name.is_none().then_some(PAGE),
+        ..ListParams::default()
+    };
+    let mut live = Live {
+        order: cache.served.version_order,
+        // A collection is read as metadata.
+        whole: target.name.is_some()
+            && cache.key.projection == Projection::Full
+            && !cache.key.managed_fields,
+        ..Live::default()
+    };
+    loop {
+        let mut request = Request::new(path.as_str()).list(&parameters)?;
+        if target.name.is_none() {
+            request.headers_mut().insert(ACCEPT, METADATA);
+        }
+        let page: Page = timeout(DEADLINE, ask(client, request)).await??;
+        live.version = page.metadata.resource_version;
+        for item in page.items {
+            match Object::from_json(item.get(), &cache.served) {
+                Ok(object) if target.is(object.key()) => {
+                    live.objects.insert(object.key().clone(), object);
+                }
+                Ok(_) => {}
+                Err(error) => live.unreadable.extend(error.key),
+            }
+        }
+        parameters.continue_token = page.metadata.token.filter(|token| !token.is_empty());
+        if parameters.continue_token.is_none() {
+            return Ok(live);
+        }
+    }
+}
+
+/// What a cache has of it.
+fn cached(target: &Target, cache: &Attached) -> Vec<Object> {
+    let (store, scope) = (&cache.store, cache.served.identity.scope);
+    let mut objects = match (&target.name, &target.namespace) {
+        (Some(name), namespace) if namespace.is_some() || scope == Scope::Cluster => {
+            let key = ObjectKey { namespace: namespace.clone(), name: name.clone() };
+            store.get(&key).into_iter().collect()
+        }
+        (_, Some(namespace)) => store.in_namespace(namespace),
+        (_, None) => store.list(),
+    };
+    objects.retain(|object| target.is(object.key()));
+    objects
+}
+
+impl Unconfirmed {
+    /// The server did not answer; how long it asks to wait, which may be no time.
+    pub(super) fn unanswered(&self) -> Option<Duration> {
+        match self {
+            Self::Behind { .. } => None,
+            Self::Unread { source: AskError::Server(kube::Error::Api(status)), .. } => {
+                Some(retry_after(status).unwrap_or_default())
+            }
+            Self::Unread { .. } => Some(Duration::ZERO),
+        }
+    }
+}
+
+impl Live {
+    /// Objects that are newer than their cached form, and those that are gone.
+    fn missed_by(&self, cached: &[Object]) -> Vec<ObjectKey> {
+        let known: HashMap<&ObjectKey, &Object> =
+            cached.iter().map(|object| (object.key(), object)).collect();
+        let newer = self.objects.values().filter(|live| {
+            let cached = known.get(live.key());
+            cached.is_none_or(|cached| !self.is_as_new(cached, live))
+        });
+        let gone = cached.iter().filter(|cached| {
+            let key = cached.key();
+            !self.objects.contains_key(key)
+                && !self.unreadable.contains(key)
+                && !self.is_newer(&cached.header().resource_version, &self.version)
+        });
+        newer.chain(gone).map(|object| object.key().clone()).collect()
+    }
+
+    /// Splits it into one part for each of these objects; a part may be empty.
+    fn parted(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
+        let Self { version, order, whole, mut objects, unreadable: _ } = self;
+        keys.into_iter().map(move |key| {
+            let object = objects.remove_entry(&key);
+            let version = version.clone();
+            let objects = object.into_iter().collect();
+            (key, Self { version, order, whole, objects, ..Self::default() })
+        })
+    }
+
+    fn is_as_new(&self, cached: &Object, live: &Object) -> bool {
+        let (mine, theirs) = (cached.header(), live.header());
+        let is_same = if self.whole {
+            cached.is_same_version(live)
+        } else {
+            (&mine.uid, &mine.resource_version) == (&theirs.uid, &theirs.resource_version)
+        };
+        is_same || self.is_newer(&mine.resource_version, &theirs.resource_version)
+    }
+
+    /// Opaque versions, and those that are no numbers, cannot be compared; the next look will do.
+    fn is_newer(&self, version: &str, than: &str) -> bool {
+        match (self.order, version.parse::<u64>(), than.parse::<u64>()) {
+            (VersionOrder::Comparable, Ok(version), Ok(than)) => version > than,
+            (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::widget;
+
+    fn object(name: &str, uid: &str, version: &str) -> Object {
+        widget(json!({"name": name, "uid": uid, "resourceVersion": version}))
+    }
+
+    #[track_caller]
+    fn check(live: &[Object], cached: &[Object], missed: Option<&str>) {
+        let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
+        let order = VersionOrder::Comparable;
+        let live = Live { version: "10".to_owned(), order, objects, ..Live::default() };
+
+        let keys: Vec<_> = live.missed_by(cached).iter().map(ToString::to_string).collect();
+
+        assert_eq!(keys, Vec::from_iter(missed));
+    }
+
+    #[test]
+    fn opaque_versions_are_not_compared() {
+        let check = |live: &[Object], cached: &[Object], missed: Option<&str>| {
+            let objects = live.iter().map(|it| (it.key().clone(), it.clone())).collect();
+            let order = VersionOrder::Opaque;
+            let (version, whole) = ("10".to_owned(), true);
+            let live = Live { version, order, whole, objects, ..Live::default() };
+            let keys: Vec<_> = live.missed_by(cached).iter().map(ToString::to_string).collect();
+            assert_eq!(keys, Vec::from_iter(missed));
+        };
+        check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "12")], Some("ns/a"));
+        check(&[], &[object("a", "a", "11")], Some("ns/a"));
+        let bare = |labels: Value| {
+            widget(json!({"name": "a", "uid": "a", "resourceVersion": "", "labels": labels}))
+        };
+        let (plain, labelled) = (bare(json!({})), bare(json!({"x": "y"})));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&plain), Some("ns/a"));
+        check(std::slice::from_ref(&labelled), std::slice::from_ref(&labelled), None);
+    }
+
+    #[test]
+    fn cache_has_caught_up_when_it_has_everything_at_least_as_new() {
+        check(&[], &[], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
+        check(&[object("a", "a", "7")], &[object("a", "a", "12")], None);
+        check(&[object("a", "a", "x")], &[object("a", "a", "x")], None);
+        // Created after the look.
+        check(&[], &[object("a", "a", "11")], None);
+        check(&[object("a", "a", "7")], &[object("a", "b", "12")], None);
+    }
+
+    #[test]
+    fn cache_is_behind_what_it_has_not_seen_come_change_or_go() {
+        check(&[object("a", "a", "7")], &[], Some("ns/a"));
+        check(&[object("a", "a", "7")], &[object("a", "a", "6")], Some("ns/a"));
+        check(&[object("a", "b", "7")], &[object("a", "a", "6")], Some("ns/a"));
+        check(&[object("a", "a", "y")], &[object("a", "a", "x")], Some("ns/a"));
+        check(&[], &[object("a", "a", "6")], Some("ns/a"));
+    }
+
+    #[test]
+    fn object_that_no_cache_can_read_is_not_waited_for() {
+        let key = ObjectKey::namespaced("ns", "a");
+        let live = Live { version: "10".to_owned(), unreadable: [key].into(), ..Live::default() };
+
+        assert_eq!(live.missed_by(&[object("a", "a", "6")]), []);
+    }
+}

@@ -1,0 +1,118 @@
+//! How far an informer has come: the highest resourceVersion it has seen.
+
+use std::sync::Arc;
+
+use crate::kind::VersionOrder;
+
+/// The position from which a watch resumes.
+///
+/// Where versions are comparable it never goes back but by a complete list. Where they are opaque,
+/// the version that arrived last is the position. After a list without a version there is no
+/// position: nothing says which changes between that list and an event were missed.
+#[derive(Clone, Debug)]
+pub(super) struct ResumeVersion {
+    version: Arc<str>,
+    order: VersionOrder,
+}
+
+impl ResumeVersion {
+    /// The position of a list, which may be none.
+    pub(super) fn new(version: &str, order: VersionOrder) -> Self {
+        Self { version: version.into(), order }
+    }
+
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Returns whether a watch can resume from here.
+    pub(super) fn is_position(&self) -> bool {
+        !self.version.is_empty()
+    }
+
+    /// Returns whether a version is known to be from before this one.
+    pub(super) fn is_past(&self, version: &str) -> bool {
+        is_older(version, &self.version, self.order)
+    }
+
+    /// Returns whether a list of this version shows that a silent watch from here misses changes:
+    /// the server is behind, or, where that cannot be known, not where the watch is.
+    pub(super) fn is_contradicted(&self, version: &str) -> bool {
+        match self.order {
+            VersionOrder::Comparable => self.is_past(version),
+            VersionOrder::Opaque => !version.is_empty() && *self.version != *version,
+        }
+    }
+
+    /// Moves to a version, unless that is older or none at all; whether it is not older.
+    pub(super) fn advance(&mut self, version: &str) -> bool {
+        if version.is_empty() || !self.is_position() || self.is_past(version) {
+            return false;
+        }
+        if *self.version != *version {
+            self.version = version.into();
+        }
+        true
+    }
+}
+
+/// Whether one version is older than another; no, when they cannot be compared.
+pub(super) fn is_older(version: &str, than: &str, order: VersionOrder) -> bool {
+    match (order, version.parse::<u64>(), than.parse::<u64>()) {
+        (VersionOrder::Comparable, Ok(version), Ok(than)) => version < than,
+        (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(from: &str, to: &str, expected: &str) {
+        check_by(VersionOrder::Comparable, from, to, expected);
+    }
+
+    #[track_caller]
+    fn check_by(order: VersionOrder, from: &str, to: &str, expected: &str) {
+        let mut resume_version = ResumeVersion::new(from, order);
+
+        let advanced = resume_version.advance(to);
+
+        assert_eq!(resume_version.version(), expected);
+        assert_eq!(advanced, expected == to);
+    }
+
+    #[test]
+    fn it_goes_forward_only() {
+        check("9", "10", "10");
+        check("10", "9", "10");
+        check("10", "10", "10");
+        check("10", "", "10");
+    }
+
+    #[test]
+    fn a_list_without_a_version_has_no_position_whatever_comes_after_it() {
+        for order in [VersionOrder::Comparable, VersionOrder::Opaque] {
+            check_by(order, "", "7", "");
+            assert!(!ResumeVersion::new("", order).is_position());
+        }
+    }
+
+    #[test]
+    fn where_versions_are_opaque_the_last_to_arrive_counts() {
+        check_by(VersionOrder::Opaque, "10", "9", "9");
+        check_by(VersionOrder::Opaque, "10", "", "10");
+        let resume_version = ResumeVersion::new("10", VersionOrder::Opaque);
+        assert!(!resume_version.is_past("9"));
+        assert!(resume_version.is_contradicted("9") && resume_version.is_contradicted("11"));
+        assert!(!resume_version.is_contradicted("10") && !resume_version.is_contradicted(""));
+    }
+
+    #[test]
+    fn what_is_no_number_is_not_compared() {
+        check("b", "a", "a");
+        check("10", "a", "a");
+        check("99999999999999999999", "1", "1");
+    }
+}

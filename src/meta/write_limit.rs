@@ -1,0 +1,208 @@
+//! How often one object is written for one parent, so that a hook whose answer differs on every
+//! call cannot make a loop of writes.
+//!
+//! Each write takes a token, and tokens come back with time. Objects are told apart by what they
+//! are called and not by uid: one that is recreated has another uid each time.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use tokio::time::Instant;
+
+/// Writes of one object that may follow each other at once.
+const BURST: f64 = 20.0;
+/// The time after which one more may follow.
+const REFILL: Duration = Duration::from_secs(3);
+/// Tokens at which one that was held back counts as calm again: half a minute without a write.
+const CALM: f64 = 10.0;
+
+/// The writes of one parent.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WriteLimit {
+    // Those that were written within the last minute.
+    written: BTreeMap<String, Bucket>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Bucket {
+    tokens: f64,
+    at: Instant,
+    flapping: bool,
+}
+
+/// An object that is wanted differently again and again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flapping {
+    /// What it is called.
+    pub(crate) what: String,
+    /// When to look again: it may be written then, or counts as calm.
+    pub(crate) again: Duration,
+}
+
+impl Bucket {
+    fn level(&self, now: Instant) -> f64 {
+        let refilled = now.duration_since(self.at).as_secs_f64() / REFILL.as_secs_f64();
+        (self.tokens + refilled).min(BURST)
+    }
+}
+
+impl WriteLimit {
+    /// Whether an object may be written now.
+    pub(crate) fn may_write(&mut self, what: &str, now: Instant) -> bool {
+        let Some(bucket) = self.written.get_mut(what) else { return true };
+        let may = bucket.level(now) >= 1.0;
+        bucket.flapping |= !may;
+        may
+    }
+
+    /// Notes that somebody else wrote an object first. That counts like two writes, ours and his:
+    /// each of his is an event and so a reason to try again at once.
+    pub(crate) fn outwritten(&mut self, what: &str, now: Instant) {
+        for _ in 0..2 {
+            self.wrote(what.to_owned(), now);
+        }
+    }
+
+    /// Notes that an object was written. A write that failed is no such, unless somebody else was
+    /// first: it changed nothing, and the work queue waits before it is tried again.
+    pub(crate) fn wrote(&mut self, what: String, now: Instant) {
+        self.written.retain(|_, bucket| bucket.level(now) < BURST);
+        let full = Bucket { tokens: BURST, at: now, flapping: false };
+        let bucket = self.written.entry(what).or_insert(full);
+        let level = bucket.level(now);
+        let flapping = bucket.flapping && level < CALM;
+        *bucket = Bucket { tokens: (level - 1.0).max(0.0), at: now, flapping };
+    }
+
+    /// The first object that was held back and is not calm yet; when to look at any of them again.
+    pub(crate) fn flapping(&self, now: Instant) -> Option<Flapping> {
+        let levels = self
+            .written
+            .iter()
+            .filter(|(_, bucket)| bucket.flapping)
+            .map(|(what, bucket)| (what, bucket.level(now)))
+            .filter(|(_, level)| *level < CALM);
+        let again = |level: f64| {
+            let missing = if level < 1.0 { 1.0 - level } else { CALM - level };
+            // Never a moment too early, by rounding.
+            REFILL.mul_f64(missing) + Duration::from_millis(1)
+        };
+        let soonest = levels.clone().map(|(_, level)| again(level)).min()?;
+        let (what, _) = { levels }.next()?;
+        Some(Flapping { what: what.clone(), again: soonest })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes if that is allowed, and says whether it was.
+    fn write(write_limit: &mut WriteLimit, what: &str, now: Instant) -> bool {
+        let may = write_limit.may_write(what, now);
+        if may {
+            write_limit.wrote(what.to_owned(), now);
+        }
+        may
+    }
+
+    /// Writes as often as it may at each of these seconds, and says how often that was.
+    #[track_caller]
+    fn check(wanted: &[(u64, usize)], expected: &[usize]) {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+
+        let written: Vec<_> = wanted
+            .iter()
+            .map(|(second, times)| {
+                let now = start + Duration::from_secs(*second);
+                (0..*times).filter(|_| write(&mut write_limit, "ConfigMap ns/a", now)).count()
+            })
+            .collect();
+
+        assert_eq!(written, expected, "{wanted:?}");
+    }
+
+    #[test]
+    fn writes_of_one_object_are_bounded() {
+        check(&[(0, 5)], &[5]);
+        check(&[(0, 1000)], &[20]);
+        check(&[(0, 1000), (2, 1000), (3, 1000), (9, 1000)], &[20, 0, 1, 2]);
+        check(&[(0, 1000), (60, 1000), (120, 1000)], &[20, 20, 20]);
+        check(&[(0, 1), (5, 1), (10, 1), (15, 1)], &[1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn no_minute_sees_more_than_forty() {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+        let written: Vec<_> = (0..3000)
+            .map(|tenth| start + Duration::from_millis(100 * tenth))
+            .filter(|now| write(&mut write_limit, "a", *now))
+            .collect();
+
+        for from in &written {
+            let minute = Duration::from_secs(60);
+            let within = written.iter().filter(|at| *at >= from && **at - *from < minute);
+            assert!(within.count() <= 40);
+        }
+    }
+
+    #[test]
+    fn objects_do_not_pay_for_each_other() {
+        let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
+        while write(&mut write_limit, "a", now) {}
+
+        assert!(write(&mut write_limit, "b", now));
+        assert_eq!(write_limit.flapping(now).unwrap().what, "a");
+    }
+
+    #[test]
+    fn what_was_held_back_is_flapping_until_it_is_calm() {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+        let after = |seconds: u64| start + Duration::from_secs(seconds);
+        for _ in 0..20 {
+            assert!(write(&mut write_limit, "a", start));
+        }
+        assert_eq!(write_limit.flapping(start), None, "nothing was held back");
+
+        assert!(!write(&mut write_limit, "a", start));
+        let Flapping { what, again } = write_limit.flapping(start).unwrap();
+        assert_eq!((what.as_str(), again.as_secs()), ("a", 3));
+        assert!(write(&mut write_limit, "a", start + again));
+        assert!(write_limit.flapping(start + again).is_some(), "still, though it was written");
+
+        assert!(write_limit.flapping(after(30)).is_some());
+        assert_eq!(write_limit.flapping(after(40)), None);
+        assert!(write(&mut write_limit, "a", after(40)));
+        assert_eq!(write_limit.flapping(after(40)), None);
+    }
+
+    #[test]
+    fn a_rival_is_met_ten_times_at_once_and_then_every_three_seconds() {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+        let attempts: Vec<_> = (0..600)
+            .map(|tenth| start + Duration::from_millis(100 * tenth))
+            .filter(|now| {
+                let may = write_limit.may_write("a", *now);
+                if may {
+                    write_limit.outwritten("a", *now);
+                }
+                may
+            })
+            .collect();
+
+        let at_once = attempts.iter().filter(|at| **at - start < Duration::from_secs(2)).count();
+        assert_eq!(at_once, 10);
+        assert!(attempts[11..].windows(2).all(|pair| pair[1] - pair[0] >= REFILL));
+    }
+
+    #[test]
+    fn what_is_quiet_is_forgotten() {
+        let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
+        for index in 0..100 {
+            write(&mut write_limit, &index.to_string(), start);
+        }
+
+        write_limit.wrote("a".to_owned(), start + Duration::from_secs(60));
+
+        assert_eq!(write_limit.written.len(), 1);
+    }
+}

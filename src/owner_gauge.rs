@@ -1,0 +1,260 @@
+//! Counts what there is, by its owner: tasks that are alive, timers that are set.
+//!
+//! What is counted holds its count, and gives it back when it is dropped, however that comes about.
+//! A series is there while there is something to count, so none outlives its owner, and an owner
+//! that is gone is still named by what it has left behind.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+use tokio_util::task::TaskTracker;
+
+/// How many there are of each owner `L`; a gauge for a registry. Cheap to clone.
+pub(crate) struct OwnerGauge<L> {
+    owners: Arc<Mutex<HashMap<L, Count>>>,
+}
+
+/// What one owner has.
+#[derive(Default)]
+struct Count {
+    counted: usize,
+    trackers: Vec<Tracked>,
+}
+
+/// A tracker says itself how many tasks it has.
+struct Tracked {
+    tasks: TaskTracker,
+    /// Whoever spawns more of them is still there.
+    followed: bool,
+}
+
+/// One owner's part of a owner_gauge.
+#[derive(Debug)]
+pub(crate) struct Part<L> {
+    owner_gauge: OwnerGauge<L>,
+    owner: L,
+}
+
+/// Counts as one until dropped.
+#[derive(Debug)]
+pub(crate) struct Counted<L: Clone + Eq + Hash>(Part<L>);
+
+/// Counts as many as a tracker has tasks; those that are left when this is dropped count on.
+#[derive(Debug)]
+pub(crate) struct Followed<L: Clone + Eq + Hash> {
+    part: Part<L>,
+    tasks: TaskTracker,
+}
+
+impl<L: Clone + Eq + Hash> OwnerGauge<L> {
+    /// The part of this owner.
+    pub(crate) fn of(&self, owner: L) -> Part<L> {
+        Part { owner_gauge: self.clone(), owner }
+    }
+}
+
+impl<L: Clone + Eq + Hash> Part<L> {
+    /// One more.
+    pub(crate) fn count(&self) -> Counted<L> {
+        self.owner_gauge.lock().entry(self.owner.clone()).or_default().counted += 1;
+        Counted(self.clone())
+    }
+
+    /// The tasks of this tracker.
+    pub(crate) fn follow(&self, tasks: &TaskTracker) -> Followed<L> {
+        let tracked = Tracked { tasks: tasks.clone(), followed: true };
+        let mut owners = self.owner_gauge.lock();
+        owners.entry(self.owner.clone()).or_default().trackers.push(tracked);
+        drop(owners);
+        Followed { part: self.clone(), tasks: tasks.clone() }
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Count)) {
+        let mut owners = self.owner_gauge.lock();
+        if let Some(count) = owners.get_mut(&self.owner) {
+            change(count);
+            count.tidy();
+            if count.is_idle() {
+                owners.remove(&self.owner);
+            }
+        }
+    }
+}
+
+impl<L> OwnerGauge<L> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<L, Count>> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Count {
+    fn total(&self) -> usize {
+        self.counted + self.trackers.iter().map(|tracked| tracked.tasks.len()).sum::<usize>()
+    }
+
+    /// Lets go of trackers that will have no task any more.
+    fn tidy(&mut self) {
+        self.trackers.retain(|tracked| tracked.followed || !tracked.tasks.is_empty());
+    }
+
+    fn is_idle(&self) -> bool {
+        self.counted == 0 && self.trackers.is_empty()
+    }
+}
+
+impl<L: Clone + Eq + Hash> Drop for Counted<L> {
+    fn drop(&mut self) {
+        self.0.change(|count| count.counted -= 1);
+    }
+}
+
+impl<L: Clone + Eq + Hash> Drop for Followed<L> {
+    fn drop(&mut self) {
+        self.part.change(|count| {
+            let same = |tracked: &&mut Tracked| {
+                tracked.followed && TaskTracker::ptr_eq(&tracked.tasks, &self.tasks)
+            };
+            if let Some(tracked) = count.trackers.iter_mut().find(same) {
+                tracked.followed = false;
+            }
+        });
+    }
+}
+
+impl<L> EncodeMetric for OwnerGauge<L>
+where
+    L: EncodeLabelSet + Eq + Hash,
+{
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
+        let mut owners = self.lock();
+        owners.retain(|_, count| {
+            count.tidy();
+            !count.is_idle()
+        });
+        for (owner, count) in owners.iter() {
+            let total = count.total();
+            if total > 0 {
+                let gauge = ConstGauge::new(i64::try_from(total).unwrap_or(i64::MAX));
+                gauge.encode(encoder.encode_family(owner)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn metric_type(&self) -> MetricType {
+        MetricType::Gauge
+    }
+}
+
+impl<L> Clone for OwnerGauge<L> {
+    fn clone(&self) -> Self {
+        Self { owners: Arc::clone(&self.owners) }
+    }
+}
+
+impl<L: Clone> Clone for Part<L> {
+    fn clone(&self) -> Self {
+        Self { owner_gauge: self.owner_gauge.clone(), owner: self.owner.clone() }
+    }
+}
+
+impl<L> Default for OwnerGauge<L> {
+    fn default() -> Self {
+        Self { owners: Arc::default() }
+    }
+}
+
+impl<L> fmt::Debug for OwnerGauge<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnerGauge").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use prometheus_client::{encoding::text::encode, registry::Registry};
+    use tokio::task::JoinSet;
+
+    use super::*;
+
+    type Labels = [(&'static str, &'static str); 1];
+
+    const A: Labels = [("owner", "a")];
+
+    fn registered() -> (OwnerGauge<Labels>, Registry) {
+        let (owner_gauge, mut registry) = (OwnerGauge::default(), Registry::default());
+        registry.register("things", "Things", owner_gauge.clone());
+        (owner_gauge, registry)
+    }
+
+    /// The series there are, without the words around them.
+    fn series(registry: &Registry) -> Vec<String> {
+        let mut text = String::new();
+        encode(&mut text, registry).unwrap();
+        text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_series_is_there_while_something_is_counted() {
+        let (owner_gauge, registry) = registered();
+
+        let (one, other) = (owner_gauge.of(A).count(), owner_gauge.of(A).count());
+        assert_eq!(series(&registry), [r#"things{owner="a"} 2"#]);
+        drop(one);
+        assert_eq!(series(&registry), [r#"things{owner="a"} 1"#]);
+
+        drop(other);
+        assert!(series(&registry).is_empty());
+        assert!(owner_gauge.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_task_counts_until_it_has_ended_aborted_or_panicked() {
+        let (owner_gauge, registry) = registered();
+        let mut tasks = JoinSet::new();
+        let (aborted, panics) = (owner_gauge.of(A).count(), owner_gauge.of(A).count());
+        tasks.spawn(async move {
+            let _counted = aborted;
+            pending::<()>().await;
+        });
+        tasks.spawn(async move {
+            let _counted = panics;
+            panic!("as the test wants it");
+        });
+        assert_eq!(series(&registry), [r#"things{owner="a"} 2"#]);
+
+        assert!(tasks.join_next().await.unwrap().unwrap_err().is_panic());
+        assert_eq!(series(&registry), [r#"things{owner="a"} 1"#]);
+        tasks.shutdown().await;
+
+        assert!(series(&registry).is_empty());
+    }
+
+    #[tokio::test]
+    async fn tasks_that_outlive_whoever_spawned_them_are_still_named() {
+        let (owner_gauge, registry) = registered();
+        let tracker = TaskTracker::new();
+        let followed = owner_gauge.of(A).follow(&tracker);
+        assert!(series(&registry).is_empty());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(tracker.track_future(pending::<()>()));
+        assert_eq!(series(&registry), [r#"things{owner="a"} 1"#]);
+
+        drop(followed);
+        assert_eq!(series(&registry), [r#"things{owner="a"} 1"#]);
+
+        tasks.shutdown().await;
+        assert!(series(&registry).is_empty());
+        assert!(owner_gauge.lock().is_empty());
+    }
+}

@@ -1,0 +1,289 @@
+//! Every fault is told of within ten seconds, by a line of the log that says of which type or
+//! controller, and not in a flood: under paused time, on the simulated server.
+
+use std::{ops::Range, time::Duration};
+
+use pilotlight::{
+    meta::HookError,
+    testing::{Action, CrdBuilder, Reply, RequestInfo, Rule, Verb, simulated::Delays},
+};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::support::{Bench, Line, Logs};
+
+/// Within this time a fault is told of.
+const TOLD: Duration = Duration::from_secs(10);
+/// For so long each fault lasts.
+const LASTS: Duration = Duration::from_secs(600);
+
+/// A fault, and how it is told of.
+struct Case {
+    what: &'static str,
+    /// Brings it about.
+    begin: fn(&Bench),
+    /// The line that tells of it, and a part of its error.
+    message: &'static str,
+    error: &'static str,
+    /// What the line is about, by its fields.
+    fields: &'static [(&'static str, &'static str)],
+    /// Within this time.
+    within: Duration,
+    /// The most warnings and errors in all the time that it lasts.
+    most: usize,
+}
+
+/// As the informer of the controller's parents tells of itself.
+const OF_THE_TYPE: &[(&str, &str)] =
+    // Of none of the controllers that share it.
+    &[("group", "bench.test"), ("version", "v1"), ("resource", "widgets"), ("controller", "")];
+/// As the controller tells of one reconcile.
+const OF_THE_PARENT: &[(&str, &str)] =
+    &[("controller", "CompositeController-a"), ("namespace", "default"), ("name", "p")];
+
+fn of_parents(action: Action, verb: Verb) -> Rule {
+    Rule::new(action).verb(verb).resource("bench.test", "widgets")
+}
+
+fn status(code: u16, reason: &str, message: &str) -> Action {
+    Action::Reply(Reply::status(code, reason, message))
+}
+
+/// Ends the watches of the parents, so that the next ones meet what stands in their way.
+fn cut(bench: &Bench) {
+    let of_parents = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
+    assert_eq!(bench.faults.cut_open(of_parents), 1);
+}
+
+/// The next watch has expired, so that there is a list, of a server that knows no streaming ones.
+fn list_again(bench: &Bench) {
+    let invalid = status(422, "Invalid", "sendInitialEvents is forbidden");
+    bench.faults.add(of_parents(invalid, Verb::Watch).query_contains("sendInitialEvents"));
+    let expired = status(410, "Expired", "too old resource version");
+    bench.faults.add(of_parents(expired, Verb::Watch).times(1));
+    cut(bench);
+}
+
+/// The next watch has this as its first line.
+fn watch_line(bench: &Bench, line: Vec<u8>) {
+    let garbage = Action::Garbage { line: Some(1), bytes: line.into() };
+    bench.faults.add(of_parents(garbage, Verb::Watch).times(1));
+    cut(bench);
+    // The line that it stands instead of.
+    bench.parent("q", 0, "one");
+}
+
+fn cases() -> Vec<Case> {
+    let of_the_type = Case {
+        what: "",
+        begin: |_| {},
+        message: "watch fails",
+        error: "",
+        fields: OF_THE_TYPE,
+        within: TOLD,
+        // That the watch broke, and what came then.
+        most: 3,
+    };
+    let of_the_parent = |what, begin, error| Case {
+        what,
+        begin,
+        message: "reconcile failed",
+        error,
+        fields: OF_THE_PARENT,
+        within: TOLD,
+        // 5 ms doubled, and from a second on once in ten.
+        most: 80,
+    };
+    vec![
+        Case {
+            what: "the watch is forbidden",
+            begin: |bench| {
+                bench.faults.add(of_parents(status(403, "Forbidden", "no right"), Verb::Watch));
+                cut(bench);
+            },
+            message: "not permitted",
+            error: "grant watch on widgets.bench.test",
+            ..of_the_type
+        },
+        Case {
+            what: "the list fails",
+            begin: |bench| {
+                bench.faults.add(of_parents(status(500, "InternalError", "broken"), Verb::List));
+                list_again(bench);
+            },
+            error: "500 InternalError: broken",
+            ..of_the_type
+        },
+        Case {
+            what: "the list is never answered",
+            begin: |bench| {
+                bench.faults.add(of_parents(Action::Hang, Verb::List));
+                list_again(bench);
+            },
+            error: "within 30s",
+            // It is no fault before its deadline.
+            within: Duration::from_secs(30) + TOLD,
+            ..of_the_type
+        },
+        Case {
+            what: "the watch is refused a connection",
+            begin: |bench| {
+                let refused = Action::Fail("connection refused".to_owned());
+                bench.faults.add(of_parents(refused, Verb::Watch));
+                cut(bench);
+            },
+            error: "connection refused",
+            ..of_the_type
+        },
+        Case {
+            what: "an object cannot be read",
+            begin: |bench| {
+                // Of the object that is written next.
+                let version = bench.server.resource_version() + 1;
+                let object = json!({
+                    "apiVersion": "bench.test/v1", "kind": "Widget",
+                    "metadata": {
+                        "name": "q", "namespace": "default", "uid": "of-q",
+                        "resourceVersion": version.to_string(), "labels": ["no", "map"],
+                    },
+                });
+                let event = json!({ "type": "ADDED", "object": object });
+                watch_line(bench, event.to_string().into_bytes());
+            },
+            message: "object cannot be read and is left out",
+            error: "labels",
+            ..of_the_type
+        },
+        Case {
+            what: "a line of the watch is longer than any may be",
+            begin: |bench| watch_line(bench, vec![b'x'; (16 << 20) + 1]),
+            error: "longer than 16777216 bytes",
+            ..of_the_type
+        },
+        Case {
+            what: "the API server is down",
+            begin: |bench| bench.server.stop(),
+            error: "",
+            // One of each type, once, and what the discovery says.
+            most: 8,
+            ..of_the_type
+        },
+        of_the_parent(
+            "the hook is refused a connection",
+            |bench| {
+                let refused = "connection refused".to_owned();
+                let answer = HookError::Transport(refused);
+                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+                bench.parent("p", 2, "one");
+            },
+            "connection refused",
+        ),
+        of_the_parent(
+            "the hook fails",
+            |bench| {
+                let answer = HookError::Status { code: 500, body: "broken".to_owned() };
+                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+                bench.parent("p", 2, "one");
+            },
+            "status 500",
+        ),
+        Case {
+            what: "Events are refused",
+            begin: |bench| {
+                let refusal = status(403, "Forbidden", "no right to tell");
+                bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
+                // What there would be an Event about, in two namespaces' worth of parents.
+                let answer = HookError::Status { code: 400, body: "never".to_owned() };
+                bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
+                bench.parent("p", 2, "one");
+            },
+            message: "an Event was not written; others that fail alike are logged at debug",
+            error: "no right to tell",
+            fields: &[("reason", "SyncError"), ("name", "p")],
+            within: TOLD,
+            most: 20,
+        },
+    ]
+}
+
+fn tells(case: &Case, line: &Line) -> bool {
+    let of = |(name, value): &(&str, &str)| line.field(name) == *value;
+    line.message == case.message
+        && line.field("error").contains(case.error)
+        && case.fields.iter().all(of)
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
+    let mut wrong = Vec::new();
+    for case in cases() {
+        let what = case.what;
+        // Before there are spans: their fields are noted when they begin.
+        let logs = Logs::capture();
+        let bench = Bench::start().await;
+        bench.parent("p", 1, "one");
+        bench.settled(&["p"], 1, "one").await;
+        assert!(logs.troubles().is_empty(), "{what}: {:#?}", logs.troubles());
+
+        (case.begin)(&bench);
+        sleep(case.within).await;
+
+        let early = logs.troubles();
+        let told = early.iter().filter(|line| tells(&case, line)).count();
+        // One reconcile after the other fails for itself, ever less often.
+        let repeats = case.message == "reconcile failed";
+        if told == 0 || told > 1 && !repeats {
+            wrong.push(format!("{what}: told {told} times: {early:#?}"));
+        }
+        sleep(LASTS).await;
+        let all = logs.troubles();
+        let minutes = all.iter().map(|from| from.at..from.at + Duration::from_secs(60));
+        let within =
+            |minute: Range<Instant>| all.iter().filter(|line| minute.contains(&line.at)).count();
+        let in_a_minute = minutes.map(within).max();
+        if all.len() > case.most || in_a_minute > Some(20) {
+            let all: Vec<_> = all.iter().map(|it| (it.at, &it.message, &it.fields)).collect();
+            wrong.push(format!("{what}: {} in all, {in_a_minute:?}: {all:#?}", all.len()));
+        }
+        bench.server.start();
+        bench.faults.clear();
+        bench.end().await;
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_type_that_is_established_late_is_waited_for_without_a_word() {
+    let logs = Logs::capture();
+    let bench = Bench::start().await;
+    let late = Duration::from_secs(3);
+    bench.server.set_delays(Delays { established: late, ..Delays::default() });
+    let crd = CrdBuilder::new("late.test", "Widget");
+    bench.declare("late", &crd, "http://function/");
+    bench.server.install(&crd.build()).unwrap();
+    let installed = Instant::now();
+    bench.server.wait_established(&crd.name()).await;
+    assert!(installed.elapsed() >= late, "{:?}", installed.elapsed());
+    let established = Instant::now();
+    bench
+        .server
+        .apply(json!({
+            "apiVersion": "late.test/v1", "kind": "Widget",
+            "metadata": { "name": "l", "namespace": "default" },
+            "spec": { "size": 1, "text": "late" },
+        }))
+        .unwrap();
+
+    bench.until("its child is made", |bench| bench.children().contains_key("l-0")).await;
+
+    assert!(established.elapsed() < Duration::from_secs(1), "{:?}", established.elapsed());
+    sleep(TOLD).await;
+    assert!(logs.troubles().is_empty(), "{:#?}", logs.troubles());
+    let not_found = bench.server.requests().into_iter();
+    let not_found: Vec<_> = not_found
+        .filter(|request| request.code == Some(404) && request.user == "pilotlight")
+        .filter(|request| request.info.group == "late.test")
+        .collect();
+    assert!(not_found.is_empty(), "nor is it asked for before: {not_found:#?}");
+    bench.end().await;
+}

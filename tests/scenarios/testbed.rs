@@ -1,0 +1,485 @@
+//! A harness on either server, and the end that every scenario has.
+
+use std::{
+    ops::Deref,
+    sync::{Arc, Mutex},
+    thread,
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::{BoxFuture, join_all};
+use k8s_openapi::{
+    api::core::v1::ConfigMap,
+    apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition,
+};
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use pilotlight::{
+    controller::{Controller, Handler},
+    informer::InformerOptions,
+    manager::ControllerName,
+    meta::{CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor},
+    testing::{CrdBuilder, LeakOracle, Measure, open_watches},
+};
+use serde_json::{Value, json};
+use tokio::time::{self, Instant};
+
+use crate::support::{
+    Carrier, Embedded, Harness, HarnessOptions, Mark, PATIENCE, Recorder, Server, eventually,
+    install_own_crds_on, type_of, until,
+};
+
+/// By this label the declared controllers of one scenario are told from all others.
+const LABEL: &str = "pilotlight.test/scope";
+
+/// What is promised to happen at once; the simulated server's own delays are shorter.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// Where a scenario takes place. It is a [`Harness`], whose leak oracle has taken its measure.
+pub(crate) struct Testbed {
+    harness: Harness<'static>,
+    leaks: LeakOracle,
+    baseline: Measure,
+    /// Alive before there was a harness.
+    tasks_before: usize,
+    /// Where the record of a server that was killed goes on.
+    restarted: Mutex<Option<Mark>>,
+    end: End,
+}
+
+/// Sees to it that a scenario has one: the judgement of what is left over.
+#[derive(Default)]
+struct End {
+    is_judged: bool,
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let is_missed = !self.is_judged && !thread::panicking();
+        assert!(!is_missed, "a scenario ends with Testbed::finish or Testbed::terminate");
+    }
+}
+
+impl Deref for Testbed {
+    type Target = Harness<'static>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.harness
+    }
+}
+
+impl Testbed {
+    pub(crate) async fn on(server: Server<'static>, name: &str) -> Self {
+        Self::with(server, name, HarnessOptions::default()).await
+    }
+
+    /// With other options; what nobody wants any more is always forgotten soon.
+    pub(crate) async fn with(server: Server<'static>, name: &str, options: HarnessOptions) -> Self {
+        let linger = Duration::from_millis(500);
+        let informers = InformerOptions { linger, ..options.informers };
+        // On the control plane Pilotlight's runtime is another one, and ends with the harness.
+        let tasks_before = tasks();
+        let harness = Harness::at(server, name, HarnessOptions { informers, ..options }).await;
+        if !harness.server.is_simulated() {
+            harness.warm_up().await;
+        }
+        let leaks = harness.leaks();
+        let baseline = leaks.baseline().await;
+        let (restarted, end) = (Mutex::default(), End::default());
+        Self { harness, leaks, baseline, tasks_before, restarted, end }
+    }
+
+    /// Adds an embedded controller of a CRD's objects, which are recorded.
+    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
+        let recorder = Recorder::new(type_of(crd, "v1"));
+        Embedded.add(self, name, &recorder).await;
+        recorder
+    }
+
+    /// One of a type that it waits for, which also reconciles each object of another, if there is
+    /// that type.
+    pub(crate) async fn controller_with_optional(
+        &self,
+        name: &str,
+        crd: &CrdBuilder,
+        optional: &CrdBuilder,
+    ) -> Recorder {
+        let recorder = Recorder::new(type_of(crd, "v1"));
+        let controller = Controller::builder(name)
+            .for_type(type_of(crd, "v1"))
+            .conditional()
+            .watches_type(type_of(optional, "v1"), Handler::Object)
+            .optional()
+            .build(&self.cluster, recorder.clone())
+            .unwrap();
+        self.add(name, Arc::new(controller)).await;
+        recorder
+    }
+
+    /// Tasks alive before the scenario began.
+    pub(crate) fn tasks(&self) -> usize {
+        usize::try_from(self.baseline.total("tasks")).unwrap()
+    }
+
+    /// What happens at once: on the simulated server, whose time is exact, within a tenth of a
+    /// second from now.
+    pub(crate) async fn at_once<T>(&self, happens: impl Future<Output = T>) -> T {
+        self.within(AT_ONCE, happens).await
+    }
+
+    /// As [`Testbed::at_once`], within a time.
+    pub(crate) async fn within<T>(&self, most: Duration, happens: impl Future<Output = T>) -> T {
+        let begin = Instant::now();
+        let what = happens.await;
+        let took = begin.elapsed();
+        assert!(took <= most || !self.server.is_simulated(), "it took {took:?}, not {most:?}");
+        what
+    }
+
+    /// Asserts that nothing is left of what the scenario did once its controllers are removed, and
+    /// that the manager ends well. Let go of every client first, `scope.api()` included: each has a
+    /// task.
+    pub(crate) async fn finish(self) {
+        let names: Vec<_> = self.manager.status().keys().cloned().collect();
+        let removals = names.iter().filter(|name| !is_the_cluster(name)).map(async |name| {
+            let removed = time::timeout(PATIENCE, self.manager.remove(name.as_str())).await;
+            assert!(removed.is_ok(), "{name} is not removed in time");
+        });
+        join_all(removals).await;
+        let Self { harness, mut leaks, baseline, tasks_before, restarted, mut end } = self;
+        end.is_judged = true;
+        if let Some(mark) = restarted.into_inner().unwrap() {
+            // Only those that were asked for since: those of before ended without a word.
+            leaks = leaks.expect_more("watches", "");
+            until("every watch is closed", async || {
+                let events = harness.events(mark).await;
+                let mut open = open_watches(&events);
+                open.retain(|event| event.group.ends_with(&harness.scope.group));
+                if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
+            })
+            .await;
+        }
+        assert_nothing_grew(leaks, &baseline).await;
+        let server = harness.server.clone();
+        harness.end().await.unwrap();
+        nothing_is_left(&server, tasks_before).await;
+    }
+
+    /// Stops the manager with whatever runs, as the end of the process does; how long that took.
+    pub(crate) async fn terminate(self) -> Duration {
+        let Self { harness, leaks, baseline, tasks_before, restarted: _, mut end } = self;
+        end.is_judged = true;
+        let server = harness.server.clone();
+        let begin = Instant::now();
+        harness.stopped().await.unwrap();
+        let took = begin.elapsed();
+        assert_nothing_grew(leaks, &baseline).await;
+        drop(harness);
+        nothing_is_left(&server, tasks_before).await;
+        took
+    }
+
+    // --- the cluster's part
+
+    /// Ends the API server.
+    pub(crate) async fn stop_server(&self) {
+        match self.server.script() {
+            Some(script) => script.stop(),
+            None => self.plane().stop_api_server().await,
+        }
+    }
+
+    /// Starts it again; where its record of requests goes on. The record of one that was killed
+    /// does not say that its watches have ended.
+    pub(crate) async fn start_server(&self) -> Mark {
+        match self.server.script() {
+            Some(script) => {
+                let mark = self.mark();
+                script.start();
+                mark
+            }
+            None => {
+                self.plane().start_api_server().await.unwrap();
+                let mark = self.mark();
+                *self.restarted.lock().unwrap() = Some(mark);
+                mark
+            }
+        }
+    }
+
+    pub(crate) fn crds(&self) -> Api<CustomResourceDefinition> {
+        Api::all(self.scope.client())
+    }
+
+    /// Installs a CRD, and waits until objects of it can be asked for.
+    pub(crate) async fn install(&self, crd: &CrdBuilder) {
+        self.scope.install_crd(crd).await.unwrap();
+        self.scope.wait_established(crd).await.unwrap();
+        self.scope.wait_served(crd, "v1").await.unwrap();
+    }
+
+    /// Deletes a CRD, and waits until it is gone.
+    pub(crate) async fn uninstall(&self, crd: &CrdBuilder) {
+        self.scope.delete_crd(crd).await.unwrap();
+        self.scope.wait_gone(crd).await.unwrap();
+    }
+
+    /// Merges into a CRD.
+    pub(crate) async fn edit_crd(&self, crd: &CrdBuilder, change: Value) {
+        let by = PatchParams::default();
+        self.crds().patch(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// Merges into the status of a CRD, as no one but a test does.
+    pub(crate) async fn edit_crd_status(&self, crd: &CrdBuilder, change: Value) {
+        let by = PatchParams::default();
+        self.crds().patch_status(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
+    }
+
+    /// Creates an object with this finalizer; its uid.
+    pub(crate) async fn create_held(
+        &self,
+        crd: &CrdBuilder,
+        name: &str,
+        finalizer: &str,
+    ) -> String {
+        let mut object = crd.object(name, json!({ "size": 1 }));
+        object.metadata.finalizers = Some(vec![finalizer.to_owned()]);
+        let api = self.scope.api(crd, "v1");
+        let created = api.create(&PostParams::default(), &object).await.unwrap();
+        created.metadata.uid.unwrap()
+    }
+
+    /// Merges into an object.
+    pub(crate) async fn edit(&self, crd: &CrdBuilder, name: &str, change: Value) {
+        let api = self.scope.api(crd, "v1");
+        api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
+    }
+
+    pub(crate) async fn resize(&self, crd: &CrdBuilder, name: &str, size: i64) {
+        self.edit(crd, name, json!({ "spec": { "size": size } })).await;
+    }
+
+    pub(crate) async fn delete(&self, crd: &CrdBuilder, name: &str) {
+        let api = self.scope.api(crd, "v1");
+        api.delete(name, &DeleteParams::default()).await.unwrap();
+    }
+
+    pub(crate) fn config_maps(&self) -> Api<ConfigMap> {
+        Api::namespaced(self.scope.client(), &self.scope.namespace)
+    }
+
+    // --- declared controllers
+
+    /// Runs declared controllers, whose hooks are asked in this process.
+    pub(crate) async fn supervise(&self, hook: &InProcessHook) {
+        install_own_crds_on(self.scope.client()).await;
+        self.supervise_without_crds(hook).await;
+    }
+
+    /// As [`Testbed::supervise`], where the CRD of what is declared may be missing.
+    pub(crate) async fn supervise_without_crds(&self, hook: &InProcessHook) {
+        let shared: Arc<dyn Hook> = Arc::new(hook.clone());
+        let options = MetaOptions {
+            hooks: Some(Arc::new(move |_| Arc::clone(&shared))),
+            target: Selector::label(LABEL, &self.scope.namespace),
+            ..MetaOptions::default()
+        };
+        let supervisor =
+            self.enter(|| Supervisor::new(&self.cluster, self.manager.clone(), options)).unwrap();
+        self.add(SUPERVISOR, Arc::new(supervisor)).await;
+    }
+
+    /// What a declared controller is called, by its last name.
+    pub(crate) fn declared_name(&self, last: &str) -> String {
+        format!("{}-{last}", self.scope.namespace)
+    }
+
+    /// What it is called in the manager.
+    pub(crate) fn runnable(&self, last: &str) -> String {
+        format!("CompositeController-{}", self.declared_name(last))
+    }
+
+    pub(crate) fn declarations(&self) -> Api<DynamicObject> {
+        Api::all_with(self.scope.client(), &ApiResource::erase::<CompositeController>(&()))
+    }
+
+    /// Declares a controller of a CRD's objects, with ConfigMaps as children.
+    pub(crate) async fn declare(&self, last: &str, crd: &CrdBuilder) {
+        self.declare_with(last, crd, |_| ()).await;
+    }
+
+    /// As [`Testbed::declare`], with a specification that is edited.
+    pub(crate) async fn declare_with(
+        &self,
+        last: &str,
+        crd: &CrdBuilder,
+        edit: impl FnOnce(&mut Value),
+    ) {
+        let parent = crd.api_resource("v1");
+        let mut object = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": {
+                "name": self.declared_name(last),
+                "labels": { LABEL: self.scope.namespace },
+            },
+            "spec": {
+                "generateSelector": true,
+                "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+                "childResources": [{
+                    "apiVersion": "v1",
+                    "resource": "configmaps",
+                    "updateStrategy": { "method": "InPlace" },
+                }],
+                "hooks": { "sync": { "webhook": { "url": "http://in-process.test/" } } },
+            },
+        });
+        edit(&mut object["spec"]);
+        let object = serde_json::from_value(object).unwrap();
+        self.declarations().create(&PostParams::default(), &object).await.unwrap();
+    }
+
+    /// Withdraws what was declared; waits until its controller is no more.
+    pub(crate) async fn withdraw(&self, last: &str) {
+        let name = self.declared_name(last);
+        self.declarations().delete(&name, &DeleteParams::default()).await.unwrap();
+        let gone = ControllerName::from(self.runnable(last).as_str());
+        let mut snapshots = self.manager.watch();
+        let gone = snapshots.wait_for(|snapshot| snapshot.get(&gone).is_none());
+        let late = time::timeout(PATIENCE, gone).await.is_err();
+        assert!(!late, "{name} is not removed in time");
+    }
+}
+
+/// The oracle holds what it asks, so it ends here.
+async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
+    // One connection may serve what several watches share, and is kept for what comes next; and a
+    // state or a verb that was once seen keeps its series.
+    let leaks = leaks
+        .expect_more("connections", "")
+        .expect_more("series", "pilotlight_discovery_watch_failures_total")
+        .expect_more("series", "rest_client_")
+        .expect_more("series", "pilotlight_types{")
+        .expect_more("series", "pilotlight_informers{");
+    leaks.assert_baseline(baseline).await;
+    let most = baseline.total("connections") + 1;
+    eventually("one connection more at most", || match leaks.measure().total("connections") {
+        open if open <= most => Ok(()),
+        open => Err(format!("{open} are open, {most} at most")),
+    })
+    .await;
+}
+
+/// Of what ran in the test's own runtime, and of what it asked.
+async fn nothing_is_left(server: &Server<'_>, tasks_before: usize) {
+    let Some(script) = server.script() else { return };
+    eventually("nothing is asked for when the manager has ended", || {
+        let open: Vec<_> = script.requests().into_iter().filter(|it| it.is_open()).collect();
+        if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
+    })
+    .await;
+    eventually("no task outlives the manager", || match tasks() {
+        alive if alive <= tasks_before => Ok(()),
+        alive => Err(format!("{alive} tasks, {tasks_before} before")),
+    })
+    .await;
+}
+
+fn is_the_cluster(name: &ControllerName) -> bool {
+    name.as_str() == "cluster"
+}
+
+/// Alive in the test's own runtime.
+fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}
+
+type Answers = dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync;
+
+/// A hook in the test's process, which remembers what it was asked. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct InProcessHook {
+    answers: Arc<Answers>,
+    calls: Arc<Mutex<Vec<HookCall>>>,
+}
+
+/// One call of a hook.
+#[derive(Clone, Debug)]
+pub(crate) struct HookCall {
+    /// Of the parent.
+    pub(crate) name: String,
+    /// Whether it was answered; one that was given up never is.
+    pub(crate) answered: bool,
+}
+
+impl InProcessHook {
+    pub(crate) fn new<F>(answers: impl Fn(Value) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Result<Value, HookError>> + Send + 'static,
+    {
+        let answers = move |request| Box::pin(answers(request)) as BoxFuture<'static, _>;
+        Self { answers: Arc::new(answers), calls: Arc::default() }
+    }
+
+    /// Wants one ConfigMap of the parent's name, which holds its size.
+    pub(crate) fn one_config_map() -> Self {
+        Self::new(|request| async move { Ok(one_config_map(&request)) })
+    }
+
+    /// The calls so far.
+    pub(crate) fn calls(&self) -> Vec<HookCall> {
+        self.calls.lock().unwrap().clone()
+    }
+
+    /// Waits until it was called so many times about a parent.
+    pub(crate) async fn asked(&self, name: &str, times: usize) {
+        eventually(&format!("{times} calls about {name}"), || {
+            let calls = self.calls();
+            let count = calls.iter().filter(|call| call.name == name).count();
+            if count >= times { Ok(()) } else { Err(format!("{count} calls")) }
+        })
+        .await;
+    }
+}
+
+impl Hook for InProcessHook {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        let request: Value = serde_json::from_slice(&request).unwrap();
+        let name = request["parent"]["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+        let number = {
+            let mut calls = self.calls.lock().unwrap();
+            calls.push(HookCall { name, answered: false });
+            calls.len() - 1
+        };
+        let (answer, calls) = ((self.answers)(request), Arc::clone(&self.calls));
+        Box::pin(async move {
+            let answer = answer.await;
+            calls.lock().unwrap()[number].answered = true;
+            answer.map(|answer| answer.to_string().into())
+        })
+    }
+}
+
+/// The answer of a hook that wants one ConfigMap of the parent's name, which holds its size.
+pub(crate) fn one_config_map(request: &Value) -> Value {
+    let parent = &request["parent"];
+    json!({
+        "status": { "size": parent["spec"]["size"] },
+        "children": [{
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": parent["metadata"]["name"] },
+            "data": { "size": parent["spec"]["size"].to_string() },
+        }],
+    })
+}
+
+#[test]
+#[should_panic(expected = "a scenario ends with")]
+fn a_scenario_that_forgets_its_end_fails() {
+    drop(End::default());
+}

@@ -1,0 +1,90 @@
+//! An API server whose process is stopped for a while, and goes on: it keeps its connections and
+//! answers nothing.
+
+use std::time::Duration;
+
+use kube::api::PostParams;
+use pilotlight::{
+    informer::Progress,
+    manager::ControllerState,
+    testing::{Binary, ControlPlane, ControlPlaneOptions, CrdBuilder},
+};
+use serde_json::json;
+use tokio::{
+    process::Command,
+    time::{self, Instant},
+};
+
+use crate::support::{Carrier, Embedded, Harness, HarnessOptions, Recorder, type_of};
+
+/// Longer than it takes until connections that nobody answers on are given up (30 s until they are
+/// asked, 10 s for an answer), and those that are opened instead (5 s); shorter than a watch may be
+/// silent.
+const STANDSTILL: Duration = Duration::from_secs(65);
+
+/// What waits for the server then tries again within half a minute.
+const FOUND_AGAIN: Duration = Duration::from_secs(40);
+
+#[tokio::test]
+async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
+    // All others need theirs.
+    let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
+    let harness = Harness::on(&plane, "standstill", HarnessOptions::default()).await;
+    let crd = harness.widgets();
+    let recorder = Recorder::new(type_of(&crd, "v1"));
+    Embedded.add(&harness, "patient", &recorder).await;
+    harness.scope.install_crd(&crd).await.unwrap();
+    harness.running("patient", 1).await;
+    harness.create(&crd, "before", 1).await;
+    recorder.saw("before", 1).await;
+    let (_, server) =
+        plane.processes().into_iter().find(|(binary, _)| *binary == Binary::KubeApiserver).unwrap();
+
+    signal(server, "STOP").await;
+    let create = async {
+        created(&harness, &crd, "meanwhile").await;
+        Instant::now()
+    };
+    let stands = async {
+        time::sleep(STANDSTILL).await;
+        assert_eq!(harness.status("patient").state, ControllerState::Running);
+        let informer = &harness.cluster.informers.status()[0];
+        assert_eq!(informer.objects, 1, "the cache is as it was");
+        assert!(matches!(informer.progress, Progress::Stale(_)), "told: {informer:?}");
+        assert!(harness.status("patient").report.stale, "told of the controller, too");
+        signal(server, "CONT").await;
+        Instant::now()
+    };
+    let (there, goes_on) = tokio::join!(create, stands);
+
+    recorder.saw("meanwhile", 1).await;
+    let since = there.max(goes_on);
+    assert!(since.elapsed() < FOUND_AGAIN, "{:?}", since.elapsed());
+    created(&harness, &crd, "after").await;
+    recorder.saw("after", 1).await;
+    let status = harness.status("patient");
+    assert_eq!((status.state, status.epoch, status.failures), (ControllerState::Running, 1, 0));
+    assert_eq!(harness.assert_orderly("patient"), 0);
+    harness.end().await.unwrap();
+    plane.stop().await;
+}
+
+/// Creates an object of size 1. To a server that has stood still its own time has passed, too: it may
+/// refuse a request that it has just begun.
+async fn created(harness: &Harness<'_>, crd: &CrdBuilder, name: &str) {
+    let (api, object) = (harness.scope.api(crd, "v1"), crd.object(name, json!({ "size": 1 })));
+    let begin = Instant::now();
+    loop {
+        match api.create(&PostParams::default(), &object).await {
+            Ok(_) => return,
+            Err(kube::Error::Api(status)) if status.code == 409 => return,
+            Err(error) => assert!(begin.elapsed() < STANDSTILL + FOUND_AGAIN, "{error}"),
+        }
+        time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+async fn signal(process: u32, signal: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &process.to_string()]).status();
+    assert!(sent.await.unwrap().success(), "{signal} to {process}");
+}

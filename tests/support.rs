@@ -1,0 +1,523 @@
+//! A manager on the control plane, its client that the audit log tells apart, and what a test can
+//! see of both.
+//!
+//! On the control plane, everything of Pilotlight's runs in a runtime of its own, so that the count
+//! of its tasks is not the test's. On the simulated server it runs in the test's own, whose time is
+//! paused.
+
+mod absence;
+mod alone;
+#[cfg(feature = "meta")]
+mod bench;
+mod carrier;
+mod counts;
+#[cfg(feature = "cli")]
+mod declared;
+#[cfg(feature = "meta")]
+mod deletions;
+#[cfg(feature = "cli")]
+mod hook_server;
+mod life;
+#[cfg(feature = "meta")]
+mod logs;
+mod metrics;
+#[cfg(feature = "cli")]
+mod process;
+mod recorder;
+mod rights;
+mod server;
+#[cfg(feature = "cli")]
+mod supervised;
+#[cfg(feature = "cli")]
+pub(crate) mod workload;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use http::Request;
+use kube::{Client, api::PostParams, client::Body};
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    discovery::{DiscoveryOptions, TypeState},
+    informer::InformerOptions,
+    kind::TypeRef,
+    manager::{
+        ConditionalRunnable, ControllerName, ControllerState, DoneReason, Manager, ManagerHandle,
+        ManagerMetrics, ManagerOptions, RestartBackoff, RunnableOptions, RunnableStatus,
+        Transition, TransitionKind,
+    },
+    testing::{
+        AuditEvent, ControlPlane, CrdBuilder, Faults, RequestInfo, TestScope, open_watches,
+        proxy::Proxy,
+    },
+    transport::{Transport, TransportMetrics, TransportOptions},
+};
+use prometheus_client::registry::Registry;
+use serde_json::json;
+use tokio::{
+    runtime::{self, Handle, Runtime},
+    sync::watch,
+    task::JoinSet,
+    time::{self, Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+#[cfg(feature = "cli")]
+pub(crate) use self::metrics::{of_type as metric_of_type, text as metrics_text};
+use self::rights::Rights;
+pub(crate) use self::{
+    alone::{alone, alone_where},
+    carrier::{Carrier, Embedded, Listening},
+    counts::counted,
+    recorder::{Act, Recorder, Seen},
+    rights::Rule,
+    server::{Mark, Server},
+};
+#[cfg(feature = "meta")]
+pub(crate) use self::{
+    bench::{Bench, sized},
+    logs::{Line, Logs},
+};
+#[cfg(feature = "cli")]
+pub(crate) use self::{
+    declared::Declared,
+    deletions::Deletions,
+    hook_server::{Answer, Call, HookServer, config_map, one_config_map, status_of},
+    process::Process,
+    supervised::{
+        Supervised, condition, install_own_crds, install_own_crds_on, until, until_within,
+    },
+    workload::Workload,
+};
+
+/// Only bounds tests that fail.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How a harness is set up.
+pub(crate) struct HarnessOptions {
+    /// Groups of the user; all rights by default.
+    pub(crate) groups: Vec<&'static str>,
+    /// What it may do from the start, beyond what its groups may.
+    pub(crate) rights: Vec<Rule>,
+    pub(crate) discovery: DiscoveryOptions,
+    pub(crate) informers: InformerOptions,
+    pub(crate) restart_backoff: RestartBackoff,
+    /// Watches namespaced types in its own namespace alone.
+    pub(crate) restricted: bool,
+    /// A proxy stands between the manager and the server.
+    pub(crate) proxied: bool,
+    /// How long a connection to the control plane is kept that nobody uses.
+    pub(crate) idle_timeout: Duration,
+}
+
+impl Default for HarnessOptions {
+    fn default() -> Self {
+        Self {
+            groups: vec!["system:masters"],
+            rights: Vec::new(),
+            discovery: DiscoveryOptions::default(),
+            informers: InformerOptions::default(),
+            restart_backoff: RestartBackoff::default(),
+            restricted: false,
+            proxied: false,
+            idle_timeout: TransportOptions::default().idle_timeout,
+        }
+    }
+}
+
+impl HarnessOptions {
+    /// Of a user who may watch what types there are, and nothing else.
+    pub(crate) fn unprivileged() -> Self {
+        let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
+        let services = Rule::to_watch("apiregistration.k8s.io", "apiservices");
+        Self { rights: vec![crds, services], ..Self::powerless() }
+    }
+
+    /// As [`HarnessOptions::unprivileged`], of one who also runs declared controllers of ConfigMaps.
+    #[cfg(feature = "cli")]
+    pub(crate) fn declaring() -> Self {
+        let mut options = Self::unprivileged();
+        options.rights.extend([
+            Rule::all_of("metacontroller.k8s.io", "*"),
+            Rule::all_of("", "configmaps"),
+            Rule::all_of("", "events"),
+        ]);
+        options
+    }
+
+    /// Of a user who has no rights.
+    pub(crate) fn powerless() -> Self {
+        Self { groups: Vec::new(), ..Self::default() }
+    }
+}
+
+/// One manager and its surroundings.
+pub(crate) struct Harness<'plane> {
+    pub(crate) server: Server<'plane>,
+    pub(crate) scope: TestScope,
+    pub(crate) user: String,
+    /// Between the client and the server.
+    pub(crate) faults: Faults,
+    /// On the wire, of a harness that is proxied.
+    pub(crate) wire: Faults,
+    // Puts them there while the harness stands.
+    _proxy: Option<Proxy>,
+    /// To the control plane.
+    transport: Option<Transport>,
+    pub(crate) cluster: Cluster,
+    pub(crate) manager: ManagerHandle,
+    pub(crate) metrics: Arc<Registry>,
+    /// Where the user's requests begin.
+    pub(crate) begin: Mark,
+    rights: Rights,
+    transitions: watch::Receiver<Vec<(Instant, Transition)>>,
+    // Aborted with the harness.
+    _tasks: JoinSet<()>,
+    stop: CancellationToken,
+    result: Arc<Mutex<Option<Result<(), String>>>>,
+    /// Where Pilotlight runs.
+    handle: Handle,
+    runtime: Option<Runtime>,
+}
+
+impl Harness<'static> {
+    /// A harness on the shared control plane.
+    pub(crate) async fn start(name: &str) -> Self {
+        Self::with(name, HarnessOptions::default()).await
+    }
+
+    pub(crate) async fn with(name: &str, options: HarnessOptions) -> Self {
+        Harness::on(ControlPlane::shared(), name, options).await
+    }
+}
+
+impl<'plane> Harness<'plane> {
+    pub(crate) async fn on(
+        plane: &'plane ControlPlane,
+        name: &str,
+        options: HarnessOptions,
+    ) -> Self {
+        Self::at(Server::Real(plane), name, options).await
+    }
+
+    pub(crate) async fn at(server: Server<'plane>, name: &str, options: HarnessOptions) -> Self {
+        let scope = server.scope(name).await;
+        let user = format!("pilot-{}", scope.namespace);
+        let begin = server.mark();
+        let rights = Rights::new(&server, &user, &options.groups);
+        if !options.rights.is_empty() {
+            rights.grant(scope.client(), "rights", &options.rights).await;
+        }
+        let (faults, wire) = (Faults::default(), Faults::default());
+        let connection = TransportMetrics::default();
+        let (mut proxy, mut transport, mut runtime) = (None, None, None);
+        let client = match &server {
+            Server::Real(plane) => {
+                let mut config = plane.user(&user, &options.groups).unwrap();
+                if options.proxied {
+                    let between = Proxy::to_api_server(config, &wire).await.unwrap();
+                    config = between.config();
+                    proxy = Some(between);
+                }
+                let own = own_runtime(name);
+                let _runtime = own.enter();
+                let (metrics, idle_timeout) = (connection.clone(), options.idle_timeout);
+                let kept = TransportOptions { metrics, idle_timeout, ..Default::default() };
+                let to_server = Transport::new(config, kept).unwrap();
+                let client = disturbed(to_server.client().unwrap(), &faults);
+                transport = Some(to_server);
+                drop(_runtime);
+                runtime = Some(own);
+                client
+            }
+            Server::Simulated(simulated) => {
+                assert!(!options.proxied, "no wire leads to a simulated server");
+                disturbed(simulated.client_as(&user), &faults)
+            }
+        };
+        let handle = runtime.as_ref().map_or_else(Handle::current, |own| own.handle().clone());
+        let HarnessOptions { discovery, informers, .. } = options;
+        let namespace = options.restricted.then(|| scope.namespace.as_str().into());
+        let options_of_cluster = ClusterOptions { discovery, informers, namespace };
+        let (cluster, runnable) = Cluster::new(client, options_of_cluster);
+        let manager_metrics = ManagerMetrics::default();
+        let mut metrics = Registry::default();
+        manager_metrics.register(&mut metrics);
+        connection.register(&mut metrics);
+        cluster.metrics.register(&mut metrics);
+        cluster.informers.metrics().register(&mut metrics);
+        cluster.types.register_metrics(&mut metrics);
+        let mut manager = Manager::new(ManagerOptions {
+            metrics: manager_metrics,
+            restart_backoff: options.restart_backoff,
+            ..ManagerOptions::default()
+        });
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        let managed = manager.handle();
+        let stop = CancellationToken::new();
+        let result = Arc::new(Mutex::new(None));
+        let mut tasks = JoinSet::new();
+        let transitions = record(&managed, &mut tasks);
+        let (stopping, ended) = (stop.clone(), result.clone());
+        tasks.spawn_on(
+            async move {
+                let end = manager.run(stopping).await.map_err(|error| error.to_string());
+                *ended.lock().unwrap() = Some(end);
+            },
+            &handle,
+        );
+        Self {
+            server,
+            scope,
+            user,
+            faults,
+            wire,
+            _proxy: proxy,
+            transport,
+            cluster,
+            manager: managed,
+            metrics: Arc::new(metrics),
+            begin,
+            rights,
+            transitions,
+            _tasks: tasks,
+            stop,
+            result,
+            handle,
+            runtime,
+        }
+    }
+
+    /// A CRD in this harness's group.
+    pub(crate) fn widgets(&self) -> CrdBuilder {
+        CrdBuilder::new(&self.scope.group, "Widget")
+    }
+
+    /// Creates an object of `spec.size`; its uid.
+    pub(crate) async fn create(&self, crd: &CrdBuilder, name: &str, size: i64) -> String {
+        let object = crd.object(name, json!({ "size": size }));
+        let api = self.scope.api(crd, "v1");
+        let created = api.create(&PostParams::default(), &object).await.unwrap();
+        created.metadata.uid.unwrap()
+    }
+
+    pub(crate) async fn add(&self, name: &str, runnable: Arc<dyn ConditionalRunnable>) {
+        self.manager.add(name, runnable, RunnableOptions::default()).await.unwrap();
+    }
+
+    /// How the manager ended.
+    pub(crate) async fn end(self) -> Result<(), String> {
+        self.stopped().await
+    }
+
+    /// Stops the manager; how it ended.
+    pub(crate) async fn stopped(&self) -> Result<(), String> {
+        self.stop.cancel();
+        let result = self.result.clone();
+        eventually("the manager ends", || {
+            result.lock().unwrap().is_some().then_some(()).ok_or_else(String::new)
+        })
+        .await;
+        self.result.lock().unwrap().take().unwrap()
+    }
+
+    // --- what is seen of the manager
+
+    pub(crate) fn status(&self, name: &str) -> Arc<RunnableStatus> {
+        self.manager.status_of(name).unwrap_or_else(|| panic!("no runnable is named {name}"))
+    }
+
+    /// Waits until the status of a runnable is as wanted.
+    pub(crate) async fn until(
+        &self,
+        name: &str,
+        what: &str,
+        wanted: impl Fn(&RunnableStatus) -> bool,
+    ) -> Arc<RunnableStatus> {
+        let mut snapshots = self.manager.watch();
+        let name = ControllerName::from(name);
+        let seen = async {
+            loop {
+                let status = snapshots.borrow_and_update().get(&name).cloned();
+                if let Some(status) = status.filter(|status| wanted(status)) {
+                    return status;
+                }
+                snapshots.changed().await.expect("the manager runs");
+            }
+        };
+        timeout(PATIENCE, seen).await.unwrap_or_else(|_| {
+            panic!("{name}: {what}: not in time, but {:#?}", self.status(name.as_str()))
+        })
+    }
+
+    pub(crate) async fn state(&self, name: &str, state: ControllerState) -> Arc<RunnableStatus> {
+        self.until(name, state.word(), |status| status.state == state).await
+    }
+
+    pub(crate) async fn running(&self, name: &str, epoch: u64) -> Arc<RunnableStatus> {
+        let running = |status: &RunnableStatus| {
+            status.state == ControllerState::Running && status.epoch == epoch
+        };
+        self.until(name, &format!("running epoch {epoch}"), running).await
+    }
+
+    /// Waits until a runnable is no more.
+    #[cfg(feature = "cli")]
+    pub(crate) async fn until_removed(&self, name: &str) {
+        let mut snapshots = self.manager.watch();
+        let name = ControllerName::from(name);
+        let gone = snapshots.wait_for(|snapshot| snapshot.get(&name).is_none());
+        let late = timeout(PATIENCE, gone).await.is_err();
+        assert!(!late, "{name} is not removed in time");
+    }
+
+    /// Waits until an epoch is done, and says why.
+    pub(crate) async fn done(&self, name: &str, epoch: u64) -> DoneReason {
+        let mut transitions = self.transitions.clone();
+        let found = transitions.wait_for(|all| reason(all, name, epoch).is_some());
+        let all = timeout(PATIENCE, found).await.unwrap_or_else(|_| {
+            panic!("{name}: epoch {epoch} is not done in time: {:#?}", self.status(name))
+        });
+        reason(&all.unwrap(), name, epoch).unwrap()
+    }
+
+    // --- what is seen of discovery
+
+    pub(crate) async fn type_state(
+        &self,
+        type_ref: &TypeRef,
+        what: &str,
+        wanted: impl Fn(&TypeState) -> bool,
+    ) {
+        let mut status = self.cluster.types.subscribe(type_ref);
+        let found = status.wait_for(|status| wanted(&status.state));
+        let late = timeout(PATIENCE, found).await.is_err();
+        assert!(
+            !late,
+            "{type_ref} {what}: not in time, but {:?}",
+            self.cluster.types.get(type_ref)
+        );
+    }
+
+    // --- what is seen of the server
+
+    /// The control plane.
+    pub(crate) fn plane(&self) -> &'plane ControlPlane {
+        self.server.plane()
+    }
+
+    /// The user's requests since `mark`, as the server has them.
+    pub(crate) async fn events(&self, mark: Mark) -> Vec<AuditEvent> {
+        let mut events = self.server.events(mark).await;
+        events.retain(|event| event.user == self.user);
+        events
+    }
+
+    /// Those about a type.
+    pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: Mark) -> Vec<AuditEvent> {
+        let resource = crd.api_resource("v1");
+        let mut events = self.events(mark).await;
+        events.retain(|event| event.is_about(&resource.group, &resource.plural));
+        events
+    }
+
+    /// The user's watches of a type that the server has open.
+    pub(crate) async fn open_watches(&self, crd: &CrdBuilder) -> usize {
+        open_watches(&self.requests(crd, self.begin).await).len()
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        self.server.mark()
+    }
+
+    /// Tasks alive in the runtime where Pilotlight runs.
+    pub(crate) fn alive_tasks(&self) -> usize {
+        self.handle.metrics().num_alive_tasks()
+    }
+
+    /// Connections to the control plane.
+    fn connections(&self) -> usize {
+        self.transport.as_ref().map_or(0, Transport::connections)
+    }
+
+    /// Calls something that starts tasks of Pilotlight's.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
+        let _runtime = self.handle.enter();
+        call()
+    }
+}
+
+impl Drop for Harness<'_> {
+    fn drop(&mut self) {
+        self.stop.cancel();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// Whether a request is about the objects of this CRD.
+pub(crate) fn about(crd: &CrdBuilder) -> impl Fn(&RequestInfo) -> bool + use<> {
+    let resource = crd.api_resource("v1");
+    move |info| info.group == resource.group && info.resource == resource.plural
+}
+
+/// The type of a CRD at a version, by plural name.
+pub(crate) fn type_of(crd: &CrdBuilder, version: &str) -> TypeRef {
+    let resource = crd.api_resource(version);
+    TypeRef::resource(resource.group, resource.version, resource.plural)
+}
+
+/// Asks again and again, for what nothing announces.
+pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(problem) => assert!(Instant::now() < deadline, "{what}: not in time: {problem}"),
+        }
+        time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn own_runtime(name: &str) -> Runtime {
+    let mut builder = runtime::Builder::new_multi_thread();
+    builder.worker_threads(1).thread_name(name).enable_all().build().unwrap()
+}
+
+/// A client whose requests pass by the faults. It belongs to the runtime in which it is made.
+fn disturbed(inner: Client, faults: &Faults) -> Client {
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move { inner.send(request).await }
+    });
+    let service = tower::ServiceBuilder::new().layer(faults.layer()).service(service);
+    Client::new(service, "default")
+}
+
+fn record(
+    manager: &ManagerHandle,
+    tasks: &mut JoinSet<()>,
+) -> watch::Receiver<Vec<(Instant, Transition)>> {
+    let (all, seen) = watch::channel(Vec::new());
+    let mut transitions = manager.transitions();
+    tasks.spawn(async move {
+        // The end of the manager; a test that lags by over a thousand fails for want of a step.
+        while let Ok(transition) = transitions.recv().await {
+            all.send_modify(|all| all.push((Instant::now(), transition)));
+        }
+        std::future::pending::<()>().await;
+    });
+    seen
+}
+
+fn reason(all: &[(Instant, Transition)], name: &str, epoch: u64) -> Option<DoneReason> {
+    all.iter().find_map(|(_, step)| match &step.kind {
+        TransitionKind::Done(reason) if step.name.as_str() == name && step.epoch == epoch => {
+            Some(reason.clone())
+        }
+        TransitionKind::Done(_) | TransitionKind::Entered(_) | TransitionKind::Removed => None,
+    })
+}

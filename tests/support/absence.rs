@@ -1,0 +1,164 @@
+//! Nothing is left: asserted at the moment when an epoch is done, of the time after it, and of all that
+//! is counted.
+
+use std::collections::BTreeMap;
+
+use futures::StreamExt;
+use k8s_openapi::{api::core::v1::Namespace, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, WatchParams},
+};
+use pilotlight::{
+    informer::InformerStatus,
+    testing::{CrdBuilder, LeakOracle, Measure},
+};
+use tokio::task::JoinSet;
+
+use super::{Harness, Mark, PATIENCE, about, eventually, metrics};
+
+/// Of every task that is ready, before what is left is counted.
+const TURNS: usize = 100;
+
+/// Series that show how many things there are, rather than what happened.
+const GAUGES: &[&str] = &[
+    "workqueue_depth",
+    "pilotlight_informer_watches",
+    "pilotlight_informer_objects",
+    "pilotlight_informer_cached_bytes",
+];
+
+/// A time in which a type is left alone.
+#[must_use = "ask for its end"]
+pub(crate) struct Absence {
+    crd: CrdBuilder,
+    begin: Mark,
+    since: Timestamp,
+}
+
+impl Harness<'_> {
+    /// Finds what is left of Pilotlight's: asks the runtime, the server, and Pilotlight itself.
+    pub(crate) fn leaks(&self) -> LeakOracle {
+        let metrics = self.metrics.clone();
+        let informers = self.cluster.informers.clone();
+        let cached = move |number: fn(&InformerStatus) -> usize| {
+            let informers = informers.clone();
+            move || {
+                let all = informers.status();
+                let named = all.iter().map(|it| (format!("{:?}", it.key), number(it) as u64));
+                named.collect::<BTreeMap<_, _>>()
+            }
+        };
+        let oracle = LeakOracle::new()
+            .patience(PATIENCE)
+            .tasks("Pilotlight", &self.handle)
+            .requests(&self.faults);
+        let oracle = self.server.watched(oracle, &self.user, self.begin);
+        let oracle = match self.transport.clone() {
+            Some(transport) => oracle.probe("connections", move || {
+                BTreeMap::from([("the transport".to_owned(), transport.connections() as u64)])
+            }),
+            None => oracle,
+        };
+        oracle
+            .probe("informers", cached(|_| 1))
+            .probe("cached objects", cached(|it| it.objects))
+            .probe("cached bytes", cached(|it| it.bytes))
+            .series(move || metrics::text(&metrics), GAUGES)
+            // One for each status code that the server has ever answered with.
+            .expect_more("series", "rest_client_requests_total")
+            // One for each verb.
+            .expect_more("series", "rest_client_request_duration_seconds")
+            // One for each way in which discovery has ever failed.
+            .expect_more("series", "pilotlight_discovery_requests_total")
+            .expect_more("series", "pilotlight_discovery_watch_failures_total")
+            .memory()
+    }
+
+    /// Opens the connections that are kept, so that they are there before anything is counted; from
+    /// where Pilotlight runs, since their tasks are where they were opened.
+    pub(crate) async fn warm_up(&self) {
+        let namespaces = Api::<Namespace>::all(self.cluster.unfenced_client().clone());
+        let mut opening = JoinSet::new();
+        let opened = async move {
+            let listed = namespaces.list(&ListParams::default().limit(1)).await.unwrap();
+            let version = listed.metadata.resource_version.unwrap();
+            let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
+            drop(watch);
+            // A write has series of its own; whether this one is allowed is no matter.
+            drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
+        };
+        opening.spawn_on(opened, &self.handle);
+        opening.join_next().await.unwrap().unwrap();
+    }
+
+    /// Asserts that whatever was spawned since the baseline is told by name: the runtime counts no
+    /// more than the metrics do.
+    pub(crate) async fn every_task_has_a_name(&self, leaks: &LeakOracle, baseline: &Measure) {
+        let nameless = |it: &Measure| it.total("tasks").checked_sub(it.total("named tasks"));
+        eventually("every task has a name", || {
+            let now = leaks.measure();
+            let named = now.total("named tasks") > baseline.total("named tasks");
+            match nameless(&now) == nameless(baseline) && named {
+                true => Ok(()),
+                false => Err(format!("{now:#?}, {baseline:#?} before")),
+            }
+        })
+        .await;
+    }
+
+    /// Asserts that nothing of a type is left: call it when done has fired.
+    pub(crate) async fn assert_absent(&self, crd: &CrdBuilder, tasks: usize) -> Absence {
+        // At once: what done promises.
+        let since = self.server.clock();
+        let begin = self.mark();
+        self.faults.forget_seen();
+        let is_about = about(crd);
+        let mut open = self.faults.open();
+        open.retain(|open| is_about(&open.info));
+        assert!(open.is_empty(), "requests are under way after done: {open:?}");
+        let resource = crd.api_resource("v1");
+        let mut informers = self.cluster.informers.status();
+        informers.retain(|it| {
+            *it.key.identity.group == *resource.group && *it.key.identity.plural == *resource.plural
+        });
+        assert!(informers.is_empty(), "informers outlive their type: {informers:?}");
+
+        // In one thread, what has ended is gone as soon as all had their turn: no time passes.
+        if self.server.script().is_some() {
+            for _ in 0..TURNS {
+                tokio::task::yield_now().await;
+            }
+            let alive = self.alive_tasks();
+            assert!(alive <= tasks, "{alive} tasks at done, {tasks} before");
+        }
+        // What has ended is reaped by the runtime's other thread, and by the server.
+        eventually("tasks return to the baseline", || match self.alive_tasks() {
+            alive if alive <= tasks => Ok(()),
+            alive => {
+                Err(format!("{alive} tasks, {tasks} before; {} connections", self.connections()))
+            }
+        })
+        .await;
+        let mut open = self.open_watches(crd).await;
+        for _ in 0..200 {
+            if open == 0 {
+                break;
+            }
+            open = self.open_watches(crd).await;
+        }
+        assert_eq!(open, 0, "the server has watches open after done");
+        Absence { crd: crd.clone(), begin, since }
+    }
+}
+
+impl Absence {
+    /// Asserts that until now no request about the type was sent since the absence began.
+    pub(crate) async fn end(self, harness: &Harness<'_>) {
+        let sent: Vec<_> = harness.faults.seen().into_iter().filter(about(&self.crd)).collect();
+        assert!(sent.is_empty(), "requests after done: {sent:#?}");
+        let mut received = harness.requests(&self.crd, self.begin).await;
+        received.retain(|event| event.received.0 > self.since);
+        assert!(received.is_empty(), "the server got requests after done: {received:#?}");
+    }
+}

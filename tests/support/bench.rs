@@ -1,0 +1,378 @@
+//! A declared controller on the simulated API server, under paused time: its hook is a function,
+//! and faults lie between it and the server.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{Request, Uri};
+use kube::{Client, ResourceExt, client::Body};
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    informer::{InformerStatus, ObjectKey},
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    meta::{self, Hook, HookError, HookFactory, MetaOptions, SUPERVISOR, Supervisor},
+    testing::{
+        CrdBuilder, Faults, LeakOracle, Measure, RequestInfo, Verb, simulated::SimulatedServer,
+    },
+};
+use serde_json::{Value, json};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+use super::deletions::Deletions;
+
+/// Virtual time, so it costs nothing; only bounds tests that fail.
+const PATIENCE: Duration = Duration::from_secs(6 * 3600);
+
+type Respond = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync>;
+
+/// A hook that is a function, and what was asked of it.
+pub(crate) struct FunctionHook {
+    respond: Mutex<Respond>,
+    asked: Mutex<Asked>,
+}
+
+#[derive(Default)]
+struct Asked {
+    /// When, and about which parent.
+    calls: Vec<(Instant, String)>,
+    /// Parents that are asked about at this moment.
+    running: BTreeSet<String>,
+    /// Parents of which it may keep something.
+    kept: BTreeSet<String>,
+    most: usize,
+    overlapped: bool,
+}
+
+impl FunctionHook {
+    fn new() -> Self {
+        let respond: Respond = Arc::new(|request| Box::pin(async move { Ok(sized(&request)) }));
+        Self { respond: Mutex::new(respond), asked: Mutex::default() }
+    }
+
+    /// From now on it answers so.
+    pub(crate) fn answers<F>(&self, respond: impl Fn(Value) -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = Result<Value, HookError>> + Send + 'static,
+    {
+        *self.respond.lock().unwrap() = Arc::new(move |request| Box::pin(respond(request)));
+    }
+
+    /// When it was asked, and about which parent.
+    pub(crate) fn calls(&self) -> Vec<(Instant, String)> {
+        self.asked.lock().unwrap().calls.clone()
+    }
+
+    /// The most parents that it was asked about at the same time.
+    pub(crate) fn most(&self) -> usize {
+        self.asked.lock().unwrap().most
+    }
+
+    /// The parents of which it may keep something.
+    pub(crate) fn kept(&self) -> BTreeSet<String> {
+        self.asked.lock().unwrap().kept.clone()
+    }
+
+    /// Whether it was ever asked about a parent while it was asked about the same one.
+    pub(crate) fn overlapped(&self) -> bool {
+        self.asked.lock().unwrap().overlapped
+    }
+}
+
+impl Hook for FunctionHook {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        Box::pin(async move {
+            let request: Value = serde_json::from_slice(&request).unwrap();
+            let parent = request["parent"]["metadata"]["name"].as_str().unwrap().to_owned();
+            let _running = Running::begin(&self.asked, parent);
+            let respond = self.respond.lock().unwrap().clone();
+            let answer = respond(request).await?;
+            Ok(answer.to_string().into())
+        })
+    }
+
+    fn call_about<'a>(
+        &'a self,
+        parent: &'a ObjectKey,
+        _uid: &'a str,
+        request: Bytes,
+    ) -> BoxFuture<'a, Result<Bytes, HookError>> {
+        self.asked.lock().unwrap().kept.insert(parent.to_string());
+        self.call(request)
+    }
+
+    fn forget(&self, parent: &ObjectKey) {
+        self.asked.lock().unwrap().kept.remove(&parent.to_string());
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        self.asked.lock().unwrap().kept.clear();
+        Box::pin(std::future::ready(()))
+    }
+}
+
+/// Also ends when the call is given up.
+struct Running<'a>(&'a Mutex<Asked>, String);
+
+impl<'a> Running<'a> {
+    fn begin(asked: &'a Mutex<Asked>, parent: String) -> Self {
+        let mut state = asked.lock().unwrap();
+        state.calls.push((Instant::now(), parent.clone()));
+        state.overlapped |= !state.running.insert(parent.clone());
+        state.most = state.most.max(state.running.len());
+        Self(asked, parent)
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.0.lock().unwrap().running.remove(&self.1);
+    }
+}
+
+/// Wants `spec.size` ConfigMaps that hold the parent's `spec.text`.
+pub(crate) fn sized(request: &Value) -> Value {
+    let parent = &request["parent"];
+    let name = parent["metadata"]["name"].as_str().unwrap_or_default();
+    let size = parent["spec"]["size"].as_i64().unwrap_or_default();
+    let children = (0..size).map(|number| {
+        json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": format!("{name}-{number}") },
+            "data": { "text": parent["spec"]["text"] },
+        })
+    });
+    json!({ "status": { "size": size }, "children": children.collect::<Vec<_>>() })
+}
+
+/// The same request of a client that wants none.
+fn without_bookmarks(uri: &Uri) -> Uri {
+    let wanted = "allowWatchBookmarks=true";
+    uri.to_string().replace(wanted, "allowWatchBookmarks=false").parse().unwrap()
+}
+
+/// The manager with one declared controller of widgets, and its server.
+pub(crate) struct Bench {
+    pub(crate) server: SimulatedServer,
+    pub(crate) faults: Faults,
+    pub(crate) hook: Arc<FunctionHook>,
+    crd: CrdBuilder,
+    sent: Arc<Mutex<Vec<(Instant, RequestInfo)>>>,
+    deletions: Deletions,
+    bookmarks: Arc<AtomicBool>,
+    // Let go of with the manager.
+    cluster: Option<Cluster>,
+    leaks: LeakOracle,
+    baseline: Measure,
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Bench {
+    /// The controller runs; there are no parents.
+    pub(crate) async fn start() -> Self {
+        let hook = Arc::new(FunctionHook::new());
+        let made = Arc::clone(&hook);
+        let hooks: HookFactory = Arc::new(move |_| made.clone());
+        let bench = Self::begin(hook, Some(hooks)).await;
+        bench.declare("a", &bench.crd, "http://function/");
+        bench
+    }
+
+    /// No controller is declared yet; those that will be ask their hooks at their URLs.
+    pub(crate) async fn with_web_hooks() -> Self {
+        Self::begin(Arc::new(FunctionHook::new()), None).await
+    }
+
+    async fn begin(hook: Arc<FunctionHook>, hooks: Option<HookFactory>) -> Self {
+        let server = SimulatedServer::new();
+        let crd = CrdBuilder::new("bench.test", "Widget");
+        for own in meta::crds() {
+            server.install(&own).unwrap();
+            server.wait_established(&own.name_any()).await;
+        }
+        server.install(&crd.build()).unwrap();
+        server.wait_established(&crd.name()).await;
+        let (faults, sent) = (Faults::default(), Arc::<Mutex<Vec<_>>>::default());
+        let leaks = LeakOracle::new()
+            .tasks("this test", &tokio::runtime::Handle::current())
+            .requests(&faults);
+        let baseline = leaks.baseline().await;
+        let (log, deletions) = (Arc::clone(&sent), Deletions::default());
+        let disturbed = tower::ServiceBuilder::new()
+            .layer(faults.layer())
+            .service(server.service("pilotlight"));
+        let deleting = deletions.clone();
+        let bookmarks = Arc::new(AtomicBool::new(true));
+        let wanted = Arc::clone(&bookmarks);
+        let service = tower::service_fn(move |mut request: Request<Body>| {
+            if !wanted.load(Ordering::Relaxed) {
+                *request.uri_mut() = without_bookmarks(request.uri());
+            }
+            let info = RequestInfo::new(request.method(), request.uri());
+            log.lock().unwrap().push((Instant::now(), info));
+            let (disturbed, deleting) = (disturbed.clone(), deleting.clone());
+            async move { disturbed.oneshot(deleting.note(request).await).await }
+        });
+        let client = Client::new(service, "default");
+        let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+        let mut manager = Manager::new(ManagerOptions::default());
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        let handle = manager.handle();
+        let options = MetaOptions { hooks, ..MetaOptions::default() };
+        let supervisor = Supervisor::new(&cluster, handle, options).unwrap();
+        manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let stopping = stop.clone();
+        tasks.spawn(async move { manager.run(stopping).await.unwrap() });
+        let cluster = Some(cluster);
+        Self {
+            server,
+            faults,
+            hook,
+            crd,
+            sent,
+            deletions,
+            bookmarks,
+            cluster,
+            leaks,
+            baseline,
+            stop,
+            tasks,
+        }
+    }
+
+    /// Declares a controller of these parents, whose hook is at this URL.
+    pub(crate) fn declare(&self, name: &str, parents: &CrdBuilder, url: &str) {
+        let parent = parents.api_resource("v1");
+        let controller = json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1",
+            "kind": "CompositeController",
+            "metadata": { "name": name },
+            "spec": {
+                "generateSelector": true,
+                "parentResource": { "apiVersion": parent.api_version, "resource": parent.plural },
+                "childResources": [{
+                    "apiVersion": "v1",
+                    "resource": "configmaps",
+                    "updateStrategy": { "method": "InPlace" },
+                }],
+                "hooks": { "sync": { "webhook": { "url": url } } },
+            },
+        });
+        self.server.apply(controller).unwrap();
+    }
+
+    /// Creates a parent, or changes it.
+    pub(crate) fn parent(&self, name: &str, size: i64, text: &str) {
+        let parent = json!({
+            "apiVersion": "bench.test/v1",
+            "kind": "Widget",
+            "metadata": { "name": name, "namespace": "default" },
+            "spec": { "size": size, "text": text },
+        });
+        self.server.apply(parent).unwrap();
+    }
+
+    /// Nothing, while a type has just begun to be served and nobody may list it.
+    pub(crate) fn list(&self, api_version: &str, kind: &str) -> Vec<Value> {
+        self.server.list(api_version, kind).unwrap_or_default()
+    }
+
+    /// The texts of the children, by name.
+    pub(crate) fn children(&self) -> BTreeMap<String, String> {
+        let all = self.list("v1", "ConfigMap");
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        all.iter().map(|it| (text(&it["metadata"]["name"]), text(&it["data"]["text"]))).collect()
+    }
+
+    /// Waits until the server is as wanted; how long that took.
+    pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Self) -> bool) -> Duration {
+        let begin = Instant::now();
+        let seen = timeout(PATIENCE, self.server.wait_until(|_| wanted(self))).await;
+        assert!(seen.is_ok(), "{what}: not in time, but {:#?}", self.children());
+        begin.elapsed()
+    }
+
+    /// Waits until each of these parents has so many children with this text, and a status.
+    pub(crate) async fn settled(&self, parents: &[&str], size: i64, text: &str) -> Duration {
+        self.until(&format!("{size} children that say {text:?}"), |bench| {
+            let children = bench.children();
+            let widgets = bench.list("bench.test/v1", "Widget");
+            parents.iter().all(|parent| {
+                let own = (0..size).map(|number| format!("{parent}-{number}"));
+                let widget = widgets.iter().find(|it| it["metadata"]["name"] == *parent);
+                own.map(|name| children.get(&name)).all(|it| it.is_some_and(|it| it == text))
+                    && widget.is_some_and(|it| it["status"]["size"] == size)
+            })
+        })
+        .await
+    }
+
+    /// What the Events of this reason say.
+    pub(crate) fn events(&self, reason: &str) -> Vec<String> {
+        let all = self.list("v1", "Event");
+        let of_reason = all.iter().filter(|event| event["reason"] == reason);
+        of_reason.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
+    }
+
+    /// From now on no watch is opened that has bookmarks.
+    pub(crate) fn withholds_bookmarks(&self) {
+        self.bookmarks.store(false, Ordering::Relaxed);
+    }
+
+    /// The informer of the parents, once there is one.
+    pub(crate) fn informer(&self) -> Option<InformerStatus> {
+        let all = self.cluster.as_ref().unwrap().informers.status();
+        let of_parents = self.crd.name();
+        all.into_iter().find(|it| it.key.identity.group_resource().to_string() == of_parents)
+    }
+
+    /// Lists of the parents, or watches. A streaming list is a list.
+    pub(crate) fn asked_for_parents(&self, verb: Verb) -> usize {
+        let sent = self.sent.lock().unwrap();
+        let of_parents = sent.iter().filter(|(_, info)| info.resource == "widgets");
+        let verbs = of_parents.map(|(_, info)| match info.query.contains("sendInitialEvents") {
+            true => Verb::List,
+            false => info.verb,
+        });
+        verbs.filter(|it| *it == verb).count()
+    }
+
+    /// When such requests about ConfigMaps were sent, whatever became of them.
+    pub(crate) fn sent(&self, verb: Verb) -> Vec<Instant> {
+        let of_children = |info: &RequestInfo| info.verb == verb && info.resource == "configmaps";
+        let sent = self.sent.lock().unwrap();
+        sent.iter().filter(|(_, info)| of_children(info)).map(|(at, _)| *at).collect()
+    }
+
+    /// Every request so far, and when it was sent.
+    pub(crate) fn requests(&self) -> Vec<(Instant, RequestInfo)> {
+        self.sent.lock().unwrap().clone()
+    }
+
+    /// Asserts that the manager ends well, that it has deleted nothing by its name alone, and that
+    /// nothing is left of it here or at the server.
+    pub(crate) async fn end(mut self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
+        self.deletions.assert_guarded();
+        self.cluster = None;
+        let closed = self.server.wait_until(|server| server.open_watches().is_empty());
+        timeout(PATIENCE, closed).await.unwrap();
+        self.leaks.assert_baseline(&self.baseline).await;
+    }
+}

@@ -1,0 +1,166 @@
+//! Declared controllers that carry a promise: their hook is a function of this process, and
+//! records what it is asked about.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use kube::{
+    Api,
+    api::{ApiResource, DeleteParams, DynamicObject, PostParams},
+};
+use pilotlight::{
+    discovery::TypeRegistry,
+    informer::{InformerKey, InformerSet, Linger},
+    kind::TypeName,
+    manager::ManagerHandle,
+    meta::{
+        CompositeController, Definition, Hook, HookError, MetaOptions, SUPERVISOR, Selector,
+        Supervisor,
+    },
+    testing::LeakOracle,
+};
+use serde_json::{Value, json};
+
+use super::{
+    Carrier, Harness, Recorder,
+    supervised::{LABEL, install_own_crds},
+};
+
+/// A CompositeController; all clones are run by one supervisor, of one harness.
+#[derive(Clone, Default)]
+pub(crate) struct Declared {
+    hooks: Arc<Mutex<BTreeMap<String, Arc<Recording>>>>,
+}
+
+impl Carrier for Declared {
+    async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String {
+        if harness.manager.status_of(SUPERVISOR).is_none() {
+            self.supervise(harness).await;
+        }
+        let declared = format!("{}-{name}", harness.scope.namespace);
+        let runnable = format!("CompositeController-{declared}");
+        let hook = Recording {
+            runnable: runnable.clone(),
+            manager: harness.manager.clone(),
+            types: harness.cluster.types.clone(),
+            informers: harness.cluster.informers.clone(),
+            recorder: recorder.clone(),
+        };
+        self.hooks.lock().unwrap().insert(declared.clone(), Arc::new(hook));
+        let object = object(&declared, &harness.scope.namespace, recorder);
+        controllers(harness).create(&PostParams::default(), &object).await.unwrap();
+        harness.until(&runnable, "is known to the manager", |_| true).await;
+        runnable
+    }
+
+    async fn remove(&self, harness: &Harness<'_>, name: &str) {
+        let declared = format!("{}-{name}", harness.scope.namespace);
+        controllers(harness).delete(&declared, &DeleteParams::default()).await.unwrap();
+        harness.until_removed(&format!("CompositeController-{declared}")).await;
+    }
+
+    fn leaks(&self, harness: &Harness<'_>) -> LeakOracle {
+        // Those that other tests declare are seen, too, and the status of each counts its epochs.
+        let group = "metacontroller.k8s.io";
+        let key = format!("InformerKey {{ identity: TypeIdentity {{ group: \"{group}\"");
+        let series = |name: &str| format!("pilotlight_informer_{name}{{group=\"{group}\"");
+        harness
+            .leaks()
+            .expect_more("cached objects", key.clone())
+            .expect_more("cached bytes", key)
+            .expect_more("series", series("objects"))
+            .expect_more("series", series("cached_bytes"))
+    }
+}
+
+impl Declared {
+    async fn supervise(&self, harness: &Harness<'_>) {
+        install_own_crds(harness.plane()).await;
+        let hooks = Arc::clone(&self.hooks);
+        let made = move |definition: &Definition| -> Arc<dyn Hook> {
+            let hooks = hooks.lock().unwrap();
+            Arc::clone(hooks.get(&definition.name).expect("its hook came before it"))
+                as Arc<dyn Hook>
+        };
+        let options = MetaOptions {
+            hooks: Some(Arc::new(made)),
+            target: Selector::label(LABEL, &harness.scope.namespace),
+            ..MetaOptions::default()
+        };
+        let supervisor = harness
+            .enter(|| Supervisor::new(&harness.cluster, harness.manager.clone(), options))
+            .unwrap();
+        harness.add(SUPERVISOR, Arc::new(supervisor)).await;
+        harness.running(SUPERVISOR, 1).await;
+    }
+}
+
+fn controllers(harness: &Harness<'_>) -> Api<DynamicObject> {
+    let resource = ApiResource::erase::<CompositeController>(&());
+    Api::all_with(harness.scope.client(), &resource)
+}
+
+fn object(name: &str, scope: &str, recorder: &Recorder) -> DynamicObject {
+    let parent = recorder.type_ref();
+    let version = parent.version.as_deref().unwrap();
+    let TypeName::Resource(resource) = &parent.name else { panic!("{parent:?} has no plural") };
+    serde_json::from_value(json!({
+        "apiVersion": "metacontroller.k8s.io/v1alpha1",
+        "kind": "CompositeController",
+        "metadata": { "name": name, "labels": { LABEL: scope } },
+        "spec": {
+            "generateSelector": true,
+            "parentResource": {
+                "apiVersion": format!("{}/{version}", parent.group),
+                "resource": resource,
+            },
+            "hooks": { "sync": { "webhook": { "url": "http://function/" } } },
+        },
+    }))
+    .unwrap()
+}
+
+/// Wants nothing.
+struct Recording {
+    runnable: String,
+    manager: ManagerHandle,
+    types: TypeRegistry,
+    informers: InformerSet,
+    recorder: Recorder,
+}
+
+impl Recording {
+    /// Remembers the cache that an epoch reads from.
+    async fn keep_store(&self, epoch: u64) {
+        if self.recorder.store(epoch).is_some() {
+            return;
+        }
+        let Some(served) = self.types.served(self.recorder.type_ref()) else { return };
+        let key = InformerKey::new(served.identity.clone());
+        // Only one that is there: none is started for this.
+        if self.informers.status().iter().any(|it| it.key == key) {
+            let subscription = self.informers.subscribe(&served, key);
+            self.recorder.keep_store(epoch, &subscription.store());
+            subscription.release(Linger::Default).await;
+        }
+    }
+}
+
+impl Hook for Recording {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        Box::pin(async move {
+            let mut request: Value = serde_json::from_slice(&request).unwrap();
+            // No request says so: what an old epoch asks counts as the new one's, and a test
+            // that looks for what is old finds it there.
+            let epoch = self.manager.status_of(self.runnable.as_str()).unwrap().epoch;
+            self.keep_store(epoch).await;
+            let parent = serde_json::from_value(request["parent"].take()).unwrap();
+            self.recorder.note(&self.runnable, epoch, parent);
+            Ok(json!({ "status": {}, "children": [] }).to_string().into())
+        })
+    }
+}

@@ -1,0 +1,63 @@
+//! A "process" on the simulated server: a manager with all its tasks, and the workload's hook.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use kube::Client;
+use pilotlight::{
+    controller::{Cluster, ClusterOptions},
+    manager::{Manager, ManagerOptions, RunnableOptions},
+    meta::{Hook, HookError, MetaOptions, SUPERVISOR, Supervisor},
+};
+use tokio::{task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{Answer, PATIENCE, workload};
+
+/// A manager and what it runs.
+pub(crate) struct Process {
+    stop: CancellationToken,
+    tasks: JoinSet<()>,
+}
+
+impl Process {
+    pub(crate) fn start(client: Client) -> Self {
+        let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+        let mut manager = Manager::new(ManagerOptions::default());
+        manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::default()).unwrap();
+        let options =
+            MetaOptions { hooks: Some(Arc::new(|_| Arc::new(Sized))), ..MetaOptions::default() };
+        let supervisor = Supervisor::new(&cluster, manager.handle(), options).unwrap();
+        manager.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).unwrap();
+        let (stop, mut tasks) = (CancellationToken::new(), JoinSet::new());
+        let stopping = stop.clone();
+        tasks.spawn(async move {
+            manager.run(stopping).await.unwrap();
+            drop(cluster);
+        });
+        Self { stop, tasks }
+    }
+
+    /// As SIGTERM does.
+    pub(crate) async fn end(mut self) {
+        self.stop.cancel();
+        timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
+    }
+
+    /// As SIGKILL does: nothing of it is polled again.
+    pub(crate) async fn kill(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+/// The workload's hook, in process.
+struct Sized;
+
+impl Hook for Sized {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        let request = serde_json::from_slice(&request).unwrap();
+        let Answer::Json(answer) = workload::sized(&request) else { unreachable!("it is JSON") };
+        Box::pin(async move { Ok(Bytes::from(answer.to_string())) })
+    }
+}

@@ -1,0 +1,154 @@
+//! The servers that a test can run on.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
+use pilotlight::testing::{
+    AuditEvent, AuditMark, AuditStage, ControlPlane, ControlPlaneOptions, LeakOracle, TestScope,
+    simulated::{SimulatedRequest, SimulatedServer},
+};
+
+/// A server that a harness stands before.
+#[derive(Clone, Debug)]
+pub(crate) enum Server<'plane> {
+    Real(&'plane ControlPlane),
+    /// In a runtime whose time is paused.
+    Simulated(SimulatedServer),
+}
+
+/// A place in a server's record of requests.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Mark {
+    Audit(AuditMark),
+    /// So many came before.
+    Count(usize),
+}
+
+#[cfg(feature = "cli")]
+impl Server<'static> {
+    /// The shared control plane.
+    pub(crate) fn real() -> Self {
+        Self::Real(ControlPlane::shared())
+    }
+
+    /// A control plane that nobody else uses, with these flags of its API server. It ends with the
+    /// process, which is the test's own.
+    pub(crate) async fn own(flags: &[&str]) -> Self {
+        let api_server_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let options = ControlPlaneOptions { api_server_flags, ..ControlPlaneOptions::default() };
+        Self::Real(Box::leak(Box::new(ControlPlane::start(options).await.unwrap())))
+    }
+
+    /// A new simulated server.
+    pub(crate) fn simulated() -> Self {
+        Self::Simulated(SimulatedServer::new())
+    }
+}
+
+impl<'plane> Server<'plane> {
+    #[cfg(feature = "cli")]
+    pub(crate) fn is_simulated(&self) -> bool {
+        matches!(self, Self::Simulated(_))
+    }
+
+    /// The script of a simulated server.
+    pub(crate) fn script(&self) -> Option<&SimulatedServer> {
+        match self {
+            Self::Real(_) => None,
+            Self::Simulated(server) => Some(server),
+        }
+    }
+
+    /// The control plane of a test that runs on nothing else.
+    pub(crate) fn plane(&self) -> &'plane ControlPlane {
+        match self {
+            Self::Real(plane) => plane,
+            Self::Simulated(_) => panic!("a simulated server has no control plane"),
+        }
+    }
+
+    pub(crate) async fn scope(&self, name: &str) -> TestScope {
+        match self {
+            Self::Real(plane) => plane.scope(name).await.unwrap(),
+            Self::Simulated(server) => TestScope::create(name, server.client()).await.unwrap(),
+        }
+    }
+
+    /// Where its record of requests has come to.
+    pub(crate) fn mark(&self) -> Mark {
+        match self {
+            Self::Real(plane) => Mark::Audit(plane.audit().unwrap().mark().unwrap()),
+            Self::Simulated(server) => Mark::Count(server.requests().len()),
+        }
+    }
+
+    /// What its clock shows, of which the times of its events are.
+    pub(crate) fn clock(&self) -> Timestamp {
+        match self {
+            Self::Real(_) => Timestamp::now(),
+            // Before all of its events: a mark tells them apart exactly.
+            Self::Simulated(_) => Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    /// All requests since then.
+    pub(crate) async fn events(&self, since: Mark) -> Vec<AuditEvent> {
+        match (self, since) {
+            (Self::Real(plane), Mark::Audit(mark)) => {
+                plane.audit_settled().await.unwrap();
+                plane.audit().unwrap().since(mark).unwrap()
+            }
+            (Self::Simulated(server), Mark::Count(before)) => {
+                let all = server.requests().into_iter().enumerate().skip(before);
+                all.map(|(number, request)| event(number, request)).collect()
+            }
+            (Self::Real(_), Mark::Count(_)) | (Self::Simulated(_), Mark::Audit(_)) => {
+                panic!("a mark of another server")
+            }
+        }
+    }
+
+    /// An oracle that asks the server for the watches it has open.
+    pub(crate) fn watched(&self, oracle: LeakOracle, user: &str, since: Mark) -> LeakOracle {
+        match (self, since) {
+            (Self::Real(plane), Mark::Audit(mark)) => {
+                oracle.watches(plane.audit().unwrap(), user, mark)
+            }
+            (Self::Simulated(server), _) => {
+                let server = server.clone();
+                oracle.probe("watches", move || {
+                    let open = server.open_watches().into_iter();
+                    open.map(|(name, number)| (name, number as u64)).collect::<BTreeMap<_, _>>()
+                })
+            }
+            (Self::Real(_), Mark::Count(_)) => panic!("a mark of another server"),
+        }
+    }
+}
+
+/// As the audit log of a control plane has it.
+fn event(number: usize, request: SimulatedRequest) -> AuditEvent {
+    let SimulatedRequest { user, info, at, code, ended, .. } = request;
+    let at = Timestamp::UNIX_EPOCH + at + std::time::Duration::from_micros(1);
+    let query = if info.query.is_empty() { "" } else { "?" };
+    AuditEvent {
+        audit_id: number.to_string(),
+        stage: match ended {
+            Some(_) => AuditStage::ResponseComplete,
+            None => AuditStage::ResponseStarted,
+        },
+        user,
+        user_agent: String::new(),
+        verb: format!("{:?}", info.verb).to_lowercase(),
+        uri: format!("{}{query}{}", info.path, info.query),
+        group: info.group,
+        version: info.version,
+        resource: info.resource,
+        subresource: info.subresource,
+        namespace: info.namespace,
+        name: info.name,
+        code,
+        received: MicroTime(at),
+        reached: MicroTime(at),
+    }
+}
