@@ -11,16 +11,19 @@ mod definition;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hook;
+mod hook_health;
 mod hook_metrics;
 mod hook_rule;
 mod last_applied;
 mod manager_source;
 mod merge;
+mod parent_index;
+mod parent_writes;
+mod parents;
 mod protocol;
 mod recorder;
 mod resource;
 mod rewrite;
-mod roster;
 mod selection;
 mod status;
 mod supervisor;
@@ -40,9 +43,13 @@ pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
 };
 pub use hook::{Hook, HookError};
+pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookRule, HookVersion};
 pub use last_applied::LAST_APPLIED;
+pub(crate) use parent_index::ParentIndex;
+pub(crate) use parent_writes::ParentWrites;
+pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use selection::{Selector, SelectorError};
 pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};

@@ -20,14 +20,14 @@ use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    ControllerBudget, Definition, Hook, HookError, HookSeries, Selector,
+    ControllerBudget, Definition, Hook, HookError, HookSeries, Parents, Selector,
     children::{Desired, Group, Parent, Rules},
     claim, hook,
+    hook_health::{Failure, Health},
     hook_metrics::CallOutcome,
     protocol,
     recorder::{EventRecorder, Severity, Subject},
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found, throttled},
-    roster::{Failure, Health, Roster},
     write_limit::Flapping,
 };
 use crate::{
@@ -52,7 +52,7 @@ pub(crate) struct CompositeRunnable {
     controller: Controller,
     parent: TypeRef,
     cluster: Cluster,
-    roster: Arc<Roster>,
+    parents: Arc<Parents>,
     hook: Arc<dyn Hook>,
 }
 
@@ -69,7 +69,7 @@ struct Composite {
     series: HookSeries,
     budget: ControllerBudget,
     recorder: EventRecorder,
-    roster: Arc<Roster>,
+    parents: Arc<Parents>,
     backoff: Backoff,
     /// The one namespace that is watched.
     restricted: Option<Arc<str>>,
@@ -87,7 +87,7 @@ impl CompositeRunnable {
         health_changed: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, BuildError> {
         let CountedHook { hook, series, budget } = hook;
-        let roster = Arc::new(Roster::new(health_changed));
+        let parents = Arc::new(Parents::new(health_changed));
         let (selector, ignore) =
             (definition.parent_selector.clone(), definition.ignore_status_changes);
         let backoff = backoff(definition.resync_period);
@@ -98,18 +98,18 @@ impl CompositeRunnable {
             .backoff(backoff)
             .max_concurrent_reconciles(workers);
         for rule in &definition.children {
-            let (roster, known) = (Arc::clone(&roster), Arc::clone(&roster));
+            let (parents, known) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {
-                for parent in roster.concerned(delta) {
+                for parent in parents.index.concerned(delta) {
                     enqueue.add(parent);
                 }
             });
             builder = builder.watches_type(rule.type_ref.clone(), handler);
             builder = if rule.optional {
-                let roster = Arc::clone(&known);
+                let parents = Arc::clone(&known);
                 // Children of this type were left out as long as it was missing.
                 builder.optional().on_synced(move |enqueue| {
-                    for parent in roster.parents() {
+                    for parent in parents.index.keys() {
                         enqueue.add(parent);
                     }
                 })
@@ -123,7 +123,7 @@ impl CompositeRunnable {
             series,
             budget,
             recorder,
-            roster: Arc::clone(&roster),
+            parents: Arc::clone(&parents),
             backoff,
             restricted: cluster.namespace.clone(),
         };
@@ -131,20 +131,20 @@ impl CompositeRunnable {
             controller: builder.build(cluster, reconciler)?,
             parent: definition.parent.clone(),
             cluster: cluster.clone(),
-            roster,
+            parents,
             hook,
         })
     }
 
     /// Whether its hook answers.
     pub(crate) fn health(&self) -> tokio::sync::watch::Receiver<Health> {
-        self.roster.health()
+        self.parents.hook.subscribe()
     }
 }
 
 /// What a run leaves behind, cleared away also when the run is dropped after its grace.
 struct Remains {
-    roster: Arc<Roster>,
+    parents: Arc<Parents>,
     // Taken once it is released.
     hook: Option<Arc<dyn Hook>>,
     tasks: TaskTracker,
@@ -152,7 +152,7 @@ struct Remains {
 
 impl Remains {
     async fn clear(mut self) {
-        self.roster.clear();
+        self.parents.clear();
         if let Some(hook) = &self.hook {
             hook.release().await;
         }
@@ -163,7 +163,7 @@ impl Remains {
 impl Drop for Remains {
     fn drop(&mut self) {
         let Some(hook) = self.hook.take() else { return };
-        self.roster.clear();
+        self.parents.clear();
         // Awaited by the epoch: it is not done before the hook has let go.
         if let Ok(runtime) = Handle::try_current() {
             drop(self.tasks.spawn_on(async move { hook.release().await }, &runtime));
@@ -174,7 +174,7 @@ impl Drop for Remains {
 impl Runnable for CompositeRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let remains = Remains {
-            roster: Arc::clone(&self.roster),
+            parents: Arc::clone(&self.parents),
             hook: Some(Arc::clone(&self.hook)),
             tasks: epoch.tracker().clone(),
         };
@@ -338,7 +338,7 @@ impl Reconciler for Composite {
             .get(&request)
             .filter(|object| self.definition.parent_selector.matches(&object.header().labels));
         let Some(object) = object else {
-            self.roster.forget(&request);
+            self.parents.forget(&request);
             self.hook.forget(&request);
             return Err(ReconcileError::Terminal(ObjectGone.into()));
         };
@@ -354,7 +354,7 @@ impl Reconciler for Composite {
             resume_unwind(Box::new(redaction::panic_message(&*panic).to_owned()))
         });
         if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
-            self.roster.hook_told_otherwise(&parent.key);
+            self.parents.hook.stop_waiting(&parent.key);
         }
         let mut reason = "SyncError";
         let (message, after) = match synced.map_err(|error| error.after(context.attempt())) {
@@ -365,7 +365,7 @@ impl Reconciler for Composite {
                 // Without the time, which may be another one with each answer.
                 let message = "the hook is busy and wants to be asked again later".to_owned();
                 let reason = HookError::Busy(after).reason();
-                self.roster.failing(&parent.key, Failure { reason, message });
+                self.parents.hook.failed(&parent.key, Failure { reason, message });
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
             }
             Err(SyncError::Behind(message)) => {
@@ -377,18 +377,18 @@ impl Reconciler for Composite {
             }
             Err(SyncError::Out(failure)) => {
                 let message = failure.message.clone();
-                self.roster.failing(&parent.key, failure);
+                self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
-                (message, Some(self.roster.hook_out(&parent.key, self.backoff, failures)))
+                (message, Some(self.parents.hook.wait(&parent.key, self.backoff, failures)))
             }
             Err(SyncError::Hook(failure)) => {
                 let message = failure.message.clone();
-                self.roster.failing(&parent.key, failure);
+                self.parents.hook.failed(&parent.key, failure);
                 (message, None)
             }
             Err(SyncError::TooDeep(message)) => {
                 reason = owner_chain::TOO_DEEP;
-                self.roster.failing(&parent.key, Failure { reason, message: message.clone() });
+                self.parents.hook.failed(&parent.key, Failure { reason, message: message.clone() });
                 (message, None)
             }
             Err(SyncError::Failed(message)) => (message, None),
@@ -414,7 +414,8 @@ impl Composite {
         let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
         // Before any child is read: a change from now on finds its parent.
-        self.roster.enrol(&parent.key, &parent.uid, &selector);
+        self.parents.index.insert(&parent.key, &parent.uid, &selector);
+        self.parents.writes.track(&parent.key, &parent.uid);
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for rule in &definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
@@ -451,7 +452,7 @@ impl Composite {
         );
         let (answer, call) =
             hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
-        for waiting in self.roster.hook_answered(&parent.key) {
+        for waiting in self.parents.hook.responded(&parent.key) {
             context.enqueue(waiting);
         }
         let unusable = |message| {
@@ -528,15 +529,15 @@ impl Composite {
     /// The hook answered: says so, or that it wants something else each time. Returns when to look
     /// at that again.
     fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
-        let Some(Flapping { what, again }) = self.roster.flapping(&parent.key) else {
-            self.roster.healthy(&parent.key);
+        let Some(Flapping { what, again }) = self.parents.writes.flapping(&parent.key) else {
+            self.parents.hook.succeeded(&parent.key);
             return None;
         };
         let message = format!(
             "the hook wants {what} to be another one again and again, or somebody else does"
         );
         let failure = Failure { reason: "Flapping", message: message.clone() };
-        if self.roster.failing(&parent.key, failure) {
+        if self.parents.hook.failed(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));
             self.recorder.publish(context, &subject, Severity::Warning, "Flapping", &text);
         }

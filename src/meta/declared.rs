@@ -11,8 +11,8 @@ use tokio::{
 };
 
 use super::{
-    CompositeControllerStatus, Definition, composite::CompositeRunnable, recorder::Severity,
-    roster::Health,
+    CompositeControllerStatus, Definition, composite::CompositeRunnable, hook_health::Health,
+    recorder::Severity,
 };
 
 /// Events of one controller that wait to be written; a crash loop drops the oldest.

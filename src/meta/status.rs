@@ -3,7 +3,8 @@
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus, roster::Health,
+    CompositeControllerStatus, Definition, Rejected, StatusCondition, WatchStatus,
+    hook_health::Health,
 };
 use crate::{
     kind::{TypeName, TypeRef},
@@ -320,7 +321,7 @@ mod tests {
         let mut running = run(ControllerState::Running, "Running");
         running.report.failing = true;
         running.report.last_error = Some("ns/p: creating ConfigMap ns/a: quota".to_owned());
-        let failure = super::super::roster::Failure {
+        let failure = super::super::hook_health::Failure {
             reason: "HookTimeout",
             message: "hook did not answer within 10s".to_owned(),
         };

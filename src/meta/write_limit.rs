@@ -56,7 +56,7 @@ impl WriteLimit {
 
     /// Notes that somebody else wrote an object first. That counts like two writes, ours and his:
     /// each of his is an event and so a reason to try again at once.
-    pub(crate) fn outwritten(&mut self, what: &str, now: Instant) {
+    pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
         for _ in 0..2 {
             self.wrote(what.to_owned(), now);
         }
@@ -183,7 +183,7 @@ mod tests {
             .filter(|now| {
                 let may = write_limit.may_write("a", *now);
                 if may {
-                    write_limit.outwritten("a", *now);
+                    write_limit.conflicted("a", *now);
                 }
                 may
             })

@@ -52,7 +52,7 @@ impl Composite {
             let what = format!("{} {key}", served.kind);
             // What is wanted no more may always go.
             let goes = matches!(step, Step::Delete { .. });
-            if !goes && !self.roster.may_write(&parent.key, &what) {
+            if !goes && !self.parents.writes.may_write(&parent.key, &what) {
                 continue;
             }
             let resource = Resource::new(context.client(), served);
@@ -104,7 +104,7 @@ impl Composite {
                 Ok(changed) => {
                     tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
                     if changed {
-                        self.roster.wrote(&parent.key, what);
+                        self.parents.writes.wrote(&parent.key, what);
                     }
                     continue;
                 }
@@ -116,13 +116,13 @@ impl Composite {
             } else if is_gone(&error) && matches!(step, Step::Update(_)) {
                 SyncError::Behind(format!("{doing}: it is gone"))
             } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
-                self.roster.outwritten(&parent.key, &what);
+                self.parents.writes.conflicted(&parent.key, &what);
                 let error = SyncError::of_write(&doing, &error);
                 // Not worth a request before somebody is told.
                 if context.attempt() < PATIENCE {
                     error
                 } else {
-                    outwritten(error, &resource, key).await
+                    conflicted(error, &resource, key).await
                 }
             } else {
                 SyncError::of_write(&doing, &error)
@@ -174,7 +174,7 @@ impl Failures {
 }
 
 /// The error, with who it is that keeps writing first, if the server knows.
-async fn outwritten(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) -> SyncError {
+async fn conflicted(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) -> SyncError {
     let SyncError::Behind(message) = error else { return error };
     let live = resource.get(key).await.unwrap_or_default();
     SyncError::Behind(match rival(&live) {

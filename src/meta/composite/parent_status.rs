@@ -52,13 +52,13 @@ impl Composite {
             let digest_wanted = digest(Some(&wanted));
             let known = digest(cached.get("status"));
             // Its schema keeps something else of it.
-            if self.roster.status_settled(&parent.key, digest_wanted, known) {
+            if self.parents.writes.status_settled(&parent.key, digest_wanted, known) {
                 return Ok(());
             }
             (with_status(cached, wanted), digest_wanted)
         };
         // A hook that says something else each time would be asked again by its own status.
-        if !self.roster.may_write(&parent.key, STATUS) {
+        if !self.parents.writes.may_write(&parent.key, STATUS) {
             return Ok(());
         }
         let resource = Resource::new(context.client(), &parent.served);
@@ -82,9 +82,9 @@ impl Composite {
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
-                    self.roster.wrote(&parent.key, STATUS.to_owned());
+                    self.parents.writes.wrote(&parent.key, STATUS.to_owned());
                     let stored = digest(stored.get("status"));
-                    self.roster.settle_status(&parent.key, digest_wanted, stored);
+                    self.parents.writes.settle_status(&parent.key, digest_wanted, stored);
                     return Ok(());
                 }
                 Err(error) if is_gone(&error) => return Ok(()),

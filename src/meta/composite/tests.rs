@@ -59,11 +59,11 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let key = ObjectKey::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    runnable.roster.enrol(&key, &"u".into(), &Selector::default());
-    runnable.roster.failing(&key, Failure { reason: "HookTimeout", message: String::new() });
+    runnable.parents.index.insert(&key, &"u".into(), &Selector::default());
+    runnable.parents.hook.failed(&key, Failure { reason: "HookTimeout", message: String::new() });
 
     drop(run);
-    assert!(runnable.roster.parents().is_empty());
+    assert!(runnable.parents.index.keys().is_empty());
     assert_eq!(runnable.health().borrow().failing, 0);
     epoch.drain().await;
     epoch.ended().await;

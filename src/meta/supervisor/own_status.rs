@@ -14,9 +14,9 @@ use crate::{
     meta::{
         CompositeControllerStatus,
         declared::{Declared, Waiting},
+        hook_health::Health,
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
-        roster::Health,
         status::{Judgement, View},
     },
 };

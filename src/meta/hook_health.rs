@@ -1,0 +1,201 @@
+//! Hook health: which parents the hook fails for, and when to call it again while it is down.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::Instant};
+
+use crate::{
+    controller::{Backoff, Pace, RetryGate, Wait},
+    informer::ObjectKey,
+};
+
+/// Retries of a hook that is down: ten at once, then one a second however many parents wait, and
+/// at least one in ten seconds.
+const DOWN: Pace = Pace {
+    gap: Duration::from_secs(1),
+    burst: 10,
+    probe: Some(Duration::from_secs(10)),
+    longest: Duration::from_secs(1000),
+};
+
+/// Health of the hook of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct HookHealth {
+    parents: Mutex<Parents>,
+    health: watch::Sender<Health>,
+    changed: OnChange,
+}
+
+/// Callback for each change of the health.
+struct OnChange(Box<dyn Fn() + Send + Sync>);
+
+#[derive(Debug, Default)]
+struct Parents {
+    // Failure of the last sync.
+    failing: BTreeMap<ObjectKey, Failure>,
+    // Parents for which the hook was down at the last call.
+    gate: RetryGate<ObjectKey>,
+}
+
+/// Failure of the hook for one parent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Failure {
+    /// CamelCase.
+    pub(crate) reason: &'static str,
+    /// A sentence.
+    pub(crate) message: String,
+}
+
+/// Sum over all parents.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Health {
+    /// At least one response was usable.
+    pub(crate) proven: bool,
+    /// Number of parents whose last response was not usable.
+    pub(crate) failing: usize,
+    /// First of them, with its failure.
+    pub(crate) example: Option<(ObjectKey, Failure)>,
+}
+
+impl HookHealth {
+    /// Health that calls `changed` after each change; the callback must not block.
+    pub(crate) fn new(changed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { changed: OnChange(Box::new(changed)), ..Self::default() }
+    }
+
+    /// Current health, and each later change.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+
+    /// Records a usable response for a parent.
+    pub(crate) fn succeeded(&self, key: &ObjectKey) {
+        let mut parents = self.lock();
+        if parents.failing.remove(key).is_some() || !self.health.borrow().proven {
+            self.publish(&parents, true);
+        }
+    }
+
+    /// Records that a parent got no usable response. Returns whether the failure is a new one.
+    pub(crate) fn failed(&self, key: &ObjectKey, failure: Failure) -> bool {
+        let mut parents = self.lock();
+        let new = parents.failing.get(key) != Some(&failure);
+        parents.failing.insert(key.clone(), failure);
+        self.publish(&parents, false);
+        new
+    }
+
+    /// Puts a parent at the retry gate, because the hook was down when it was called. Returns the
+    /// time until the retry.
+    pub(crate) fn wait(&self, key: &ObjectKey, backoff: Backoff, failures: u32) -> Duration {
+        let pace = Pace { longest: backoff.max, ..DOWN };
+        let wait = Wait { backoff: backoff.delay(failures), at_least: Duration::ZERO };
+        let (spread, now) = (fastrand::f64(), Instant::now());
+        self.lock().gate.failed(key.clone(), wait, &pace, spread, now)
+    }
+
+    /// Takes a parent from the gate: the hook was not called for it, or it failed otherwise.
+    pub(crate) fn stop_waiting(&self, key: &ObjectKey) {
+        self.lock().gate.forget(key);
+    }
+
+    /// Records that the hook responded for a parent. Returns the parents to sync at once.
+    pub(crate) fn responded(&self, key: &ObjectKey) -> Vec<ObjectKey> {
+        // None of them was asked to wait.
+        let next = self.lock().gate.answered(key, Instant::now());
+        next.into_iter().map(|(key, _)| key).collect()
+    }
+
+    /// Forgets a parent that is gone, or that the controller no longer selects.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        let mut parents = self.lock();
+        parents.gate.forget(key);
+        if parents.failing.remove(key).is_some() {
+            self.publish(&parents, false);
+        }
+    }
+
+    /// Forgets all parents at the end of an epoch.
+    pub(crate) fn clear(&self) {
+        *self.lock() = Parents::default();
+        self.health.send_replace(Health::default());
+        (self.changed.0)();
+    }
+
+    fn publish(&self, parents: &Parents, proven: bool) {
+        let changed = self.health.send_if_modified(|health| {
+            let first = parents.failing.first_key_value();
+            let now = Health {
+                proven: proven || health.proven,
+                failing: parents.failing.len(),
+                example: first.map(|(key, failure)| (key.clone(), failure.clone())),
+            };
+            let changed = *health != now;
+            *health = now;
+            changed
+        });
+        if changed {
+            (self.changed.0)();
+        }
+    }
+
+    // No change of the maps can panic half-way.
+    fn lock(&self) -> MutexGuard<'_, Parents> {
+        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for OnChange {
+    fn default() -> Self {
+        Self(Box::new(|| {}))
+    }
+}
+
+impl fmt::Debug for OnChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnChange")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn timeout() -> Failure {
+        Failure { reason: "HookTimeout", message: "late".to_owned() }
+    }
+
+    #[test]
+    fn health_is_the_sum_of_the_parents() {
+        let (hook, key) = (HookHealth::default(), ObjectKey::namespaced("ns", "a"));
+        let health = hook.subscribe();
+
+        assert!(hook.failed(&key, timeout()));
+        assert!(!hook.failed(&key, timeout()), "the same failure");
+        assert_eq!(health.borrow().failing, 1);
+        assert!(!health.borrow().proven);
+
+        hook.succeeded(&key);
+        assert_eq!(*health.borrow(), Health { proven: true, failing: 0, example: None });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_that_is_gone_is_neither_counted_nor_retried() {
+        let hook = HookHealth::default();
+        let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
+        for key in [&a, &b] {
+            hook.failed(key, timeout());
+            hook.wait(key, Backoff::default(), 0);
+        }
+
+        hook.forget(&b);
+
+        assert_eq!(hook.subscribe().borrow().failing, 1);
+        assert!(hook.responded(&a).is_empty(), "no other parent waits");
+    }
+}

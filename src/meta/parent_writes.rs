@@ -1,0 +1,133 @@
+//! Writes for each parent: their limit, and what the server made of the last status.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::write_limit::{Flapping, WriteLimit};
+use crate::informer::ObjectKey;
+
+/// Time for which a pruned status counts as written. After it the status is written again, since
+/// the schema may have gained the field.
+const SETTLED: Duration = Duration::from_secs(60);
+
+/// Writes for the parents of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, Entry>>);
+
+#[derive(Debug)]
+struct Entry {
+    uid: Arc<str>,
+    limit: WriteLimit,
+    status: Option<SettledStatus>,
+}
+
+/// Digests of a status: as it was sent, and as the server stored it.
+#[derive(Debug)]
+struct SettledStatus {
+    sent: u64,
+    stored: u64,
+    at: Instant,
+}
+
+impl ParentWrites {
+    /// Begins to count for a parent; a parent of another uid starts anew.
+    pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
+        let mut parents = self.lock();
+        if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
+            let entry = Entry { uid: uid.clone(), limit: WriteLimit::default(), status: None };
+            parents.insert(key.clone(), entry);
+        }
+    }
+
+    /// Forgets a parent that is gone, or that the controller no longer selects.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        self.lock().remove(key);
+    }
+
+    /// Forgets all parents.
+    pub(crate) fn clear(&self) {
+        self.lock().clear();
+    }
+
+    /// Returns whether the limit admits a write of `what` for a parent.
+    pub(crate) fn may_write(&self, key: &ObjectKey, what: &str) -> bool {
+        let mut parents = self.lock();
+        parents.get_mut(key).is_none_or(|entry| entry.limit.may_write(what, Instant::now()))
+    }
+
+    /// Counts a write.
+    pub(crate) fn wrote(&self, key: &ObjectKey, what: String) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.limit.wrote(what, Instant::now());
+        }
+    }
+
+    /// Counts a conflict: another client wrote `what` first.
+    pub(crate) fn conflicted(&self, key: &ObjectKey, what: &str) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.limit.conflicted(what, Instant::now());
+        }
+    }
+
+    /// Object that is written too often for a parent.
+    pub(crate) fn flapping(&self, key: &ObjectKey) -> Option<Flapping> {
+        self.lock().get(key)?.limit.flapping(Instant::now())
+    }
+
+    /// Returns whether the server stored `stored` when `sent` was written, within the last minute.
+    pub(crate) fn status_settled(&self, key: &ObjectKey, sent: u64, stored: u64) -> bool {
+        let parents = self.lock();
+        let known = parents.get(key).and_then(|entry| entry.status.as_ref());
+        known.is_some_and(|known| {
+            (known.sent, known.stored) == (sent, stored) && known.at.elapsed() < SETTLED
+        })
+    }
+
+    /// Records what the server stored when `sent` was written.
+    pub(crate) fn settle_status(&self, key: &ObjectKey, sent: u64, stored: u64) {
+        if let Some(entry) = self.lock().get_mut(key) {
+            entry.status = Some(SettledStatus { sent, stored, at: Instant::now() });
+        }
+    }
+
+    // No change of the map can panic half-way.
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Entry>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {
+        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        writes.track(&key, &"u".into());
+
+        writes.settle_status(&key, 1, 2);
+
+        assert!(writes.status_settled(&key, 1, 2));
+        assert!(!writes.status_settled(&key, 1, 3) && !writes.status_settled(&key, 3, 2));
+        tokio::time::advance(SETTLED).await;
+        assert!(!writes.status_settled(&key, 1, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_parent_of_another_uid_starts_anew() {
+        let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        writes.track(&key, &"u".into());
+        writes.settle_status(&key, 1, 2);
+
+        writes.track(&key, &"u".into());
+        assert!(writes.status_settled(&key, 1, 2));
+        writes.track(&key, &"v".into());
+
+        assert!(!writes.status_settled(&key, 1, 2));
+    }
+}

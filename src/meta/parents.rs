@@ -1,0 +1,36 @@
+//! State that a controller keeps for its parents, each part with its own lock.
+
+use super::{HookHealth, ParentIndex, ParentWrites};
+use crate::informer::ObjectKey;
+
+/// Parents of one controller.
+#[derive(Debug, Default)]
+pub(crate) struct Parents {
+    /// Maps a child to its parents.
+    pub(crate) index: ParentIndex,
+    /// Failures of the hook.
+    pub(crate) hook: HookHealth,
+    /// Limits of writes, and the last status.
+    pub(crate) writes: ParentWrites,
+}
+
+impl Parents {
+    /// No parents; `health_changed` is called after each change of the hook's health.
+    pub(crate) fn new(health_changed: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { hook: HookHealth::new(health_changed), ..Self::default() }
+    }
+
+    /// Forgets a parent that is gone, or that the controller no longer selects.
+    pub(crate) fn forget(&self, key: &ObjectKey) {
+        self.index.remove(key);
+        self.writes.forget(key);
+        self.hook.forget(key);
+    }
+
+    /// Forgets all parents at the end of an epoch.
+    pub(crate) fn clear(&self) {
+        self.index.clear();
+        self.writes.clear();
+        self.hook.clear();
+    }
+}
