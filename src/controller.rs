@@ -51,9 +51,7 @@ mod carried_over;
 mod channel_source;
 mod cluster;
 mod context;
-mod crowd;
 mod delivery;
-mod failing;
 mod failure_streak;
 #[cfg(test)]
 mod fixture;
@@ -62,6 +60,7 @@ mod input;
 mod input_status;
 mod instance;
 mod kind_source;
+mod last_error;
 mod metrics;
 mod outcome;
 mod predicate;

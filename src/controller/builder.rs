@@ -375,7 +375,6 @@ impl Builder {
             queue: self.queue,
             series: cluster.metrics.series(&name),
             carried_over: cluster.carried_over.of(&name),
-            crowd: Arc::clone(&cluster.crowd),
             name,
         };
         Ok(Controller::new(spec, self.group).with(self.conditions))

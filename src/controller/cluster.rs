@@ -9,9 +9,7 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use tokio::time::timeout;
 
-use super::{
-    carried_over::CarriedOverByName, crowd::Crowd, metrics::ControllerMetrics, type_changes,
-};
+use super::{carried_over::CarriedOverByName, metrics::ControllerMetrics, type_changes};
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},
@@ -38,7 +36,6 @@ pub struct Cluster {
     /// Metrics of its controllers, to be registered once.
     pub metrics: ControllerMetrics,
     pub(super) carried_over: CarriedOverByName,
-    pub(super) crowd: Arc<Crowd>,
 }
 
 /// How a cluster is looked at.
@@ -134,8 +131,7 @@ impl Cluster {
         let runnable =
             ClusterRunnable { types: types.clone(), keeps, informers: informers.clone() };
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
-        let crowd = Arc::default();
-        (Self { client, types, informers, namespace, metrics, carried_over, crowd }, runnable)
+        (Self { client, types, informers, namespace, metrics, carried_over }, runnable)
     }
 }
 

@@ -149,11 +149,6 @@ impl<K: Clone + Ord> RetryGate<K> {
         self.failed.contains_key(key)
     }
 
-    /// Whether none failed when it was tried last.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.failed.is_empty()
-    }
-
     /// How long a request has to wait before anybody tries it, whatever happens to it meanwhile.
     pub(crate) fn left(&self, key: &K, now: Instant) -> Option<Duration> {
         let left = self.failed.get(key)?.not_before.saturating_duration_since(now);

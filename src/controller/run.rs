@@ -17,12 +17,11 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
     Context, Request,
-    crowd::Member,
     delivery::{Deliveries, Receipt},
-    failing::Failing,
     failure_streak::FailureStreak,
     input::{Follower, InputEnd},
     input_status::{InputMode, InputStatus, InputStatuses},
+    last_error::LastError,
     metrics::Series,
     outcome::{Attempt, Next},
     queue::{Add, Item, Queue},
@@ -62,8 +61,7 @@ struct Run {
     context: Context,
     // What the API server has asked to wait.
     throttled: RetryGate<Request>,
-    crowd: Member,
-    failing: Failing,
+    last_error: LastError,
     deliveries: Arc<Deliveries>,
     streak: FailureStreak,
 }
@@ -119,7 +117,6 @@ impl Run {
             epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
         let (own_board, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
         let context = Context::of(epoch.clone(), client, cancel.clone(), own_board, own_queue);
-        let crowd = spec.crowd.join();
         let mut run = Self {
             spec,
             epoch,
@@ -133,8 +130,7 @@ impl Run {
             active: HashMap::new(),
             context,
             throttled: RetryGate::default(),
-            crowd,
-            failing: Failing::default(),
+            last_error: LastError::default(),
             deliveries: Arc::default(),
             streak: FailureStreak::default(),
         };
@@ -392,10 +388,7 @@ impl Run {
     /// The API server takes nothing of this request now; says how long it waits.
     fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
         let now = Instant::now();
-        let gap = self.crowd.refused(now);
-        let burst = u32::try_from(BURST.as_millis() / gap.as_millis()).unwrap_or(u32::MAX);
-        // The server has more clients than these, so nobody probes.
-        let pace = Pace { gap, burst, probe: None, longest: self.spec.queue.backoff.max };
+        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
         let wait = Wait { backoff, at_least };
         self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
     }
@@ -404,7 +397,6 @@ impl Run {
     fn update_gate(&mut self, key: &Request, next: &Next) {
         match next {
             Next::Done | Next::After(_) if self.throttled.holds(key) => {
-                self.crowd.taken();
                 for (next, after) in self.throttled.answered(key, Instant::now()) {
                     self.queue.add_with(next, Add { after, ..Add::default() });
                 }
@@ -418,30 +410,26 @@ impl Run {
             }
             Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
         }
-        if self.throttled.is_empty() {
-            self.crowd.rests();
-        }
     }
 
     fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
         self.streak.failed(Instant::now());
-        let message = format!("{key}: {error}");
-        if let Some(shown) = self.failing.failed(key, message, last, Instant::now()) {
-            let shown = shown.to_owned();
-            self.epoch.report(|report| report.last_error = Some(shown));
+        if self.last_error.failed(key, last, Instant::now()) {
+            let message = format!("{key}: {error}");
+            self.epoch.report(|report| report.last_error = Some(message));
         }
     }
 
-    /// An error stands until the request that had it succeeds.
+    /// Clears the request's error, and ends the streak of failures.
     fn succeeded(&mut self, key: &Request) {
         self.end_streak();
         self.clear_error(key);
     }
 
-    /// The object of a request is gone, and its error with it. That of others stands.
+    /// Clears the error of a request whose object is gone.
     fn gone(&mut self, key: &Request) {
         self.clear_error(key);
-        if self.failing.is_empty() {
+        if !self.last_error.is_shown() {
             self.end_streak();
         }
     }
@@ -454,9 +442,8 @@ impl Run {
     }
 
     fn clear_error(&mut self, key: &Request) {
-        if let Some(shown) = self.failing.succeeded(key) {
-            let shown = shown.map(str::to_owned);
-            self.epoch.report(|report| report.last_error = shown);
+        if self.last_error.succeeded(key) {
+            self.epoch.report(|report| report.last_error = None);
         }
     }
 
@@ -556,9 +543,10 @@ impl Run {
 /// without it.
 const SLACK: Duration = Duration::from_millis(100);
 
-/// An API server that asks to wait is tried as it says, and by the requests' own back-offs, before
-/// so many tries as belong to this time were made; and then one after the other.
-const BURST: Duration = Duration::from_secs(10);
+/// Retries of requests that the API server throttled: ten by their own back-offs, then at most one
+/// a second for each controller. No probes, since other clients keep the server informed.
+const THROTTLED: Pace =
+    Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };
 
 /// A cache that has not caught up by the time it is looked at this seldom is worth a word.
 const LONG_WAIT: Duration = Duration::from_secs(1);

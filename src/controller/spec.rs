@@ -6,8 +6,8 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, carried_over::CarriedOver, crowd::Crowd,
-    input::Input, metrics::Series, queue::QueueOptions,
+    Context, Outcome, ReconcileError, Reconciler, Request, carried_over::CarriedOver, input::Input,
+    metrics::Series, queue::QueueOptions,
 };
 use crate::{kind::TypeRef, manager::ControllerName};
 
@@ -30,7 +30,6 @@ pub(super) struct Spec {
     pub(super) queue: QueueOptions,
     pub(super) series: Arc<Series>,
     pub(super) carried_over: Arc<CarriedOver>,
-    pub(super) crowd: Arc<Crowd>,
 }
 
 /// Forgets the type of a reconciler.

@@ -237,7 +237,6 @@ impl Make {
             queue: QueueOptions::default(),
             series: metrics.series(&name),
             carried_over: CarriedOverByName::default().of(&name),
-            crowd: Arc::default(),
             name,
         }
     }

@@ -362,30 +362,6 @@ async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_that_lasts_is_not_forgotten_for_one_that_passed() {
-    let late = Fake::new("late", &["passes"]).missing();
-    let mut harness = make()
-        .input(InputMode::Required, Fake::new("first", &["lasts"]))
-        .input(InputMode::Optional, late.clone())
-        .run(|request, context| async move {
-            match &*request.name {
-                "passes" if context.attempt() > 0 => ok(),
-                _ => failed(),
-            }
-        });
-    harness.running().await;
-    sleep(Duration::from_secs(200)).await;
-    assert_eq!(harness.report().last_error.as_deref(), Some("ns/lasts: no luck"));
-
-    late.comes();
-    sleep(Duration::from_secs(5)).await;
-
-    // It is tried again in two minutes; until then it has failed all the same.
-    assert_eq!(harness.report().last_error.as_deref(), Some("ns/lasts: no luck"));
-    harness.stop(StopReason::Cancelled).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
 async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reconciled() {
     const EACH: Duration = Duration::from_millis(100);
     let initial = ["a", "b", "c", "d", "e", "f", "g", "h"];
