@@ -47,26 +47,16 @@
 //! ```
 
 mod builder;
-mod carried_over;
-mod channel_source;
 mod cluster;
 mod context;
-mod delivery;
-mod failure_streak;
 #[cfg(test)]
 mod fixture;
 mod handler;
-mod input;
-mod input_status;
 mod instance;
-mod kind_source;
-mod last_error;
 mod metrics;
-mod outcome;
 mod predicate;
 mod queue;
 mod reconciler;
-mod retry_gate;
 mod run;
 mod source;
 mod spec;
@@ -74,20 +64,19 @@ mod spec;
 #[cfg(feature = "testing")]
 mod tests;
 mod type_changes;
-mod unconfirmed;
 
 pub use builder::{BuildError, Builder};
-pub use channel_source::ChannelSource;
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
 pub use context::{Context, Lister, ListerError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;
-#[cfg(feature = "meta")]
-pub(crate) use outcome::{ObjectGone, Postponed};
 pub use predicate::Predicate;
+#[cfg(feature = "meta")]
+pub(crate) use queue::retry_gate::{Pace, RetryGate, Wait};
 pub use queue::{Add, Backoff, Delayed, Item, LOW_PRIORITY, Limit, Queue, QueueOptions};
 pub use reconciler::{Outcome, ReconcileError, Reconciler, Request};
 #[cfg(feature = "meta")]
-pub(crate) use retry_gate::{Pace, RetryGate, Wait};
+pub(crate) use run::outcome::{ObjectGone, Postponed};
+pub use source::channel::ChannelSource;
 pub use source::{ConditionalSource, SourceContext, SourceDone, SourceEnd, SourceStart};

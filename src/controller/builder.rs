@@ -8,10 +8,10 @@ use tokio::sync::watch;
 use super::{
     Cluster, ConditionalSource, Controller, Enqueue, Handler, Predicate, Reconciler,
     handler::OnSynced,
-    input::{Input, InputSource},
-    input_status::InputMode,
-    kind_source::{Concern, Filter, KindSource},
     queue::{Backoff, Limit, QueueOptions},
+    run::input::{Input, InputSource},
+    run::input_status::InputMode,
+    source::kind::{Concern, Filter, KindSource},
     spec::{Spec, erase},
 };
 use crate::{

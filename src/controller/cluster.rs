@@ -9,7 +9,7 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 use tokio::time::timeout;
 
-use super::{carried_over::CarriedOverByName, metrics::ControllerMetrics, type_changes};
+use super::{metrics::ControllerMetrics, run::carried_over::CarriedOverByName, type_changes};
 use crate::{
     discovery::{Discovery, DiscoveryOptions, TypeRegistry},
     informer::{InformerOptions, InformerSet},

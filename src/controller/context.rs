@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Queue, Request,
-    input_status::{Attached, InputMode, InputStatus, InputStatuses},
-    unconfirmed,
+    run::input_status::{Attached, InputMode, InputStatus, InputStatuses},
+    run::unconfirmed,
 };
 use crate::{
     informer::{InformerKey, Object, ObjectKey, Projection, Store},

@@ -14,10 +14,10 @@ use tokio::time::timeout;
 
 use super::{
     Builder,
-    input::InputSource,
-    input_status::InputMode,
-    kind_source::KindSource,
+    run::input::InputSource,
+    run::input_status::InputMode,
     run::{self, human},
+    source::kind::KindSource,
     spec::Spec,
 };
 use crate::{

@@ -10,6 +10,8 @@
 //! became ready after it. So it is handed out after a minute and what was ready before it, however
 //! many keys of priority 0 are added. Keys with a priority above 0 precede it without a limit.
 
+pub(in crate::controller) mod retry_gate;
+
 mod core;
 mod limit;
 

@@ -1,5 +1,14 @@
 //! One epoch of a controller: sources, then workers, then the stop in its order.
 
+pub(in crate::controller) mod carried_over;
+pub(in crate::controller) mod delivery;
+pub(in crate::controller) mod failure_streak;
+pub(in crate::controller) mod input;
+pub(in crate::controller) mod input_status;
+pub(in crate::controller) mod last_error;
+pub(in crate::controller) mod outcome;
+pub(in crate::controller) mod unconfirmed;
+
 use std::{
     collections::{BTreeSet, HashMap},
     sync::Arc,
@@ -17,15 +26,15 @@ use tracing::{Instrument, Span, debug, error, info, info_span, warn};
 
 use super::{
     Context, Request,
-    delivery::{Deliveries, Receipt},
-    failure_streak::FailureStreak,
-    input::{Follower, InputEnd},
-    input_status::{InputMode, InputStatus, InputStatuses},
-    last_error::LastError,
     metrics::Series,
-    outcome::{Attempt, Next},
+    queue::retry_gate::{Pace, RetryGate, Wait},
     queue::{Add, Item, Queue},
-    retry_gate::{Pace, RetryGate, Wait},
+    run::delivery::{Deliveries, Receipt},
+    run::failure_streak::FailureStreak,
+    run::input::{Follower, InputEnd},
+    run::input_status::{InputMode, InputStatus, InputStatuses},
+    run::last_error::LastError,
+    run::outcome::{Attempt, Next},
     spec::Spec,
 };
 use crate::{

@@ -1,5 +1,8 @@
 //! Sources: where changes come from, each with a condition of its own.
 
+pub(in crate::controller) mod channel;
+pub(in crate::controller) mod kind;
+
 use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
@@ -7,10 +10,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Request,
-    delivery::Deliveries,
-    input_status::InputStatuses,
     metrics::Series,
     queue::{Add, Queue},
+    run::delivery::Deliveries,
+    run::input_status::InputStatuses,
 };
 use crate::manager::{BoxError, Epoch, Readiness};
 

@@ -6,8 +6,8 @@ use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
 
 use super::{
-    Context, Outcome, ReconcileError, Reconciler, Request, carried_over::CarriedOver, input::Input,
-    metrics::Series, queue::QueueOptions,
+    Context, Outcome, ReconcileError, Reconciler, Request, metrics::Series, queue::QueueOptions,
+    run::carried_over::CarriedOver, run::input::Input,
 };
 use crate::{kind::TypeRef, manager::ControllerName};
 

@@ -23,9 +23,9 @@ use crate::{
     controller::{
         ChannelSource, ConditionalSource, Controller, ControllerMetrics, LOW_PRIORITY, Outcome,
         ReconcileError, SourceContext, SourceEnd, SourceStart,
-        carried_over::{CarriedOver, CarriedOverByName},
-        input::{Input, InputSource},
         queue::QueueOptions,
+        run::carried_over::{CarriedOver, CarriedOverByName},
+        run::input::{Input, InputSource},
     },
     informer::ObjectKey,
     manager::{

@@ -9,15 +9,15 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
-use super::{
-    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
-    delivery::Deliveries,
-    input_status::{InputMode, InputStatus, InputStatuses},
-    kind_source::KindSource,
-    metrics::Series,
-    queue::Queue,
-};
 use crate::{
+    controller::{
+        ConditionalSource, Request, SourceContext, SourceEnd, SourceStart,
+        metrics::Series,
+        queue::Queue,
+        run::delivery::Deliveries,
+        run::input_status::{InputMode, InputStatus, InputStatuses},
+        source::kind::KindSource,
+    },
     duration::after,
     guard,
     kind::TypeRef,
@@ -32,13 +32,13 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What a controller is told to listen to: a description, started anew in every epoch.
 #[derive(Clone)]
-pub(super) struct Input {
-    pub(super) source: InputSource,
-    pub(super) mode: InputMode,
+pub(in crate::controller) struct Input {
+    pub(in crate::controller) source: InputSource,
+    pub(in crate::controller) mode: InputMode,
 }
 
 #[derive(Clone)]
-pub(super) enum InputSource {
+pub(in crate::controller) enum InputSource {
     /// The built-in one, whose type and cache the run knows.
     Kind(Arc<KindSource>),
     /// A user's.
@@ -47,7 +47,7 @@ pub(super) enum InputSource {
 
 /// End of an input in an epoch.
 #[derive(Debug)]
-pub(super) enum InputEnd {
+pub(in crate::controller) enum InputEnd {
     /// The epoch stops.
     Stopped,
     /// A required source is done, and with it the epoch.
@@ -57,20 +57,20 @@ pub(super) enum InputEnd {
 }
 
 /// Follows one input through an epoch.
-pub(super) struct Follower {
-    pub(super) input: Input,
-    pub(super) number: usize,
-    pub(super) epoch: Epoch,
-    pub(super) queue: Queue<Request>,
-    pub(super) feed: CancellationToken,
-    pub(super) release: CancellationToken,
-    pub(super) statuses: Arc<InputStatuses>,
-    pub(super) series: Arc<Series>,
-    pub(super) deliveries: Arc<Deliveries>,
+pub(in crate::controller) struct Follower {
+    pub(in crate::controller) input: Input,
+    pub(in crate::controller) number: usize,
+    pub(in crate::controller) epoch: Epoch,
+    pub(in crate::controller) queue: Queue<Request>,
+    pub(in crate::controller) feed: CancellationToken,
+    pub(in crate::controller) release: CancellationToken,
+    pub(in crate::controller) statuses: Arc<InputStatuses>,
+    pub(in crate::controller) series: Arc<Series>,
+    pub(in crate::controller) deliveries: Arc<Deliveries>,
 }
 
 impl Input {
-    pub(super) fn source(&self) -> Arc<dyn ConditionalSource> {
+    pub(in crate::controller) fn source(&self) -> Arc<dyn ConditionalSource> {
         match &self.source {
             InputSource::Kind(source) => Arc::new(Arc::clone(source)),
             InputSource::Other(source) => Arc::clone(source),
@@ -82,13 +82,13 @@ impl Input {
     }
 
     /// Name of the source in messages.
-    pub(super) fn name(&self) -> String {
+    pub(in crate::controller) fn name(&self) -> String {
         // The builder has asked before: a source that panics then is refused.
         let unnamed = |panic| format!("a source whose name panicked: {panic}");
         guard::run(|| self.source().name()).unwrap_or_else(unnamed)
     }
 
-    pub(super) fn type_ref(&self) -> Option<&TypeRef> {
+    pub(in crate::controller) fn type_ref(&self) -> Option<&TypeRef> {
         match &self.source {
             InputSource::Kind(source) => Some(source.type_ref()),
             InputSource::Other(_) => None,
@@ -98,7 +98,7 @@ impl Input {
 
 impl Follower {
     /// Runs until the epoch stops, or until the source ends in a way that ends the run.
-    pub(super) async fn run(self) -> InputEnd {
+    pub(in crate::controller) async fn run(self) -> InputEnd {
         let (source, name) = (self.input.source(), self.input.name());
         let mut readiness = match guard::run(|| source.ready()) {
             Ok(readiness) => readiness,

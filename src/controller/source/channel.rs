@@ -8,7 +8,9 @@ use tokio::{
     sync::{Mutex, mpsc},
 };
 
-use super::{ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, delivery::Taken};
+use crate::controller::{
+    ConditionalSource, Request, SourceContext, SourceEnd, SourceStart, run::delivery::Taken,
+};
 use crate::manager::{Readiness, always};
 
 /// Requests that arrive over a channel, from outside of Kubernetes perhaps.

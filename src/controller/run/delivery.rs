@@ -11,11 +11,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-use super::Request;
+use crate::controller::Request;
 
 /// Requests that one source has taken and no reconcile has finished, merged by key.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(in crate::controller) struct Taken {
     numbers: Mutex<Numbers>,
     // Notified when a reconcile of one begins.
     begins: Notify,
@@ -38,15 +38,15 @@ struct Kept {
 
 /// All sources of an epoch that keep what they take.
 #[derive(Debug, Default)]
-pub(super) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
+pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
 
 /// Confirms what was taken before a reconcile began, and nothing that came later.
 #[derive(Debug, Default)]
-pub(super) struct Receipt(Vec<(Arc<Taken>, u64)>);
+pub(in crate::controller) struct Receipt(Vec<(Arc<Taken>, u64)>);
 
 impl Taken {
     /// Keeps a request; to be called before it is added to a queue.
-    pub(super) fn take(&self, request: Request) {
+    pub(in crate::controller) fn take(&self, request: Request) {
         let mut numbers = self.numbers();
         numbers.last += 1;
         let kept = Kept { number: numbers.last, waits: true };
@@ -55,7 +55,7 @@ impl Taken {
     }
 
     /// Resolves when fewer than so many wait for a reconcile to begin. Cancel safe.
-    pub(super) async fn room(&self, capacity: usize) {
+    pub(in crate::controller) async fn room(&self, capacity: usize) {
         loop {
             let begins = self.begins.notified();
             if self.numbers().waiting < capacity {
@@ -66,7 +66,7 @@ impl Taken {
     }
 
     /// Requests that are not confirmed, in the order in which they were taken.
-    pub(super) fn requests(&self) -> Vec<Request> {
+    pub(in crate::controller) fn requests(&self) -> Vec<Request> {
         let numbers = self.numbers();
         let mut requests: Vec<_> = numbers.by_request.iter().collect();
         requests.sort_unstable_by_key(|(_, kept)| kept.number);
@@ -74,7 +74,7 @@ impl Taken {
     }
 
     /// Sets whether a request waits for a reconcile to begin, rather than for a time of its own.
-    pub(super) fn set_waits(&self, request: &Request, waits: bool) {
+    pub(in crate::controller) fn set_waits(&self, request: &Request, waits: bool) {
         let mut numbers = self.numbers();
         let Some(kept) = numbers.by_request.get_mut(request) else { return };
         let before = std::mem::replace(&mut kept.waits, waits);
@@ -107,7 +107,7 @@ impl Taken {
 
 impl Deliveries {
     /// Asks for the confirmations of one more source.
-    pub(super) fn join(&self, taken: &Arc<Taken>) {
+    pub(in crate::controller) fn join(&self, taken: &Arc<Taken>) {
         let mut sources = self.sources();
         if !sources.iter().any(|it| Arc::ptr_eq(it, taken)) {
             sources.push(Arc::clone(taken));
@@ -115,7 +115,7 @@ impl Deliveries {
     }
 
     /// Receipt of a reconcile that begins now.
-    pub(super) fn receipt(&self, request: &Request) -> Receipt {
+    pub(in crate::controller) fn receipt(&self, request: &Request) -> Receipt {
         let sources = self.sources();
         let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.begin(request)?)));
         Receipt(taken.collect())
@@ -128,7 +128,7 @@ impl Deliveries {
 
 impl Receipt {
     /// Nothing more is to be done about the request.
-    pub(super) fn confirm(self, request: &Request) {
+    pub(in crate::controller) fn confirm(self, request: &Request) {
         for (taken, number) in self.0 {
             taken.confirm(request, number);
         }

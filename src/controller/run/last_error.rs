@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Request;
+use crate::controller::Request;
 
 /// Least time between the errors of two requests, so that thousands that fail together do not
 /// change the status thousands of times.
@@ -12,7 +12,7 @@ const GAP: Duration = Duration::from_secs(1);
 
 /// Error of the request that failed last, until that request succeeds.
 #[derive(Debug, Default)]
-pub(super) struct LastError {
+pub(in crate::controller) struct LastError {
     request: Option<Request>,
     shown: Option<Instant>,
 }
@@ -20,7 +20,12 @@ pub(super) struct LastError {
 impl LastError {
     /// Records a failure. Returns whether its error is to be shown: at once for the request that
     /// is shown already, for a `final_attempt`, and while none is shown; otherwise once a second.
-    pub(super) fn failed(&mut self, key: &Request, final_attempt: bool, now: Instant) -> bool {
+    pub(in crate::controller) fn failed(
+        &mut self,
+        key: &Request,
+        final_attempt: bool,
+        now: Instant,
+    ) -> bool {
         let just_now = self.shown.is_some_and(|shown| now.duration_since(shown) < GAP);
         let shows = !just_now
             || final_attempt
@@ -34,12 +39,12 @@ impl LastError {
 
     /// Records that a request succeeded, or that its object is gone. Returns whether its error was
     /// shown until now.
-    pub(super) fn succeeded(&mut self, key: &Request) -> bool {
+    pub(in crate::controller) fn succeeded(&mut self, key: &Request) -> bool {
         self.request.take_if(|request| request == key).is_some()
     }
 
     /// Returns whether an error is shown.
-    pub(super) fn is_shown(&self) -> bool {
+    pub(in crate::controller) fn is_shown(&self) -> bool {
         self.request.is_some()
     }
 }

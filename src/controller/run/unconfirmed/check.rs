@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use super::target::Target;
 use crate::{
-    controller::{Context, input_status::Attached},
+    controller::{Context, run::input_status::Attached},
     informer::{Object, ObjectKey, Projection},
     kind::{Scope, TypeIdentity, VersionOrder},
     manager::{ask, retry_after},

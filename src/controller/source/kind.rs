@@ -10,13 +10,14 @@ use tokio::{
 };
 use tracing::error;
 
-use super::{
-    ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd, SourceStart,
-    handler::OnSynced,
-    input_status::{Attached, InputMode, InputStatus},
-    queue::{Add, LOW_PRIORITY},
-};
 use crate::{
+    controller::{
+        ConditionalSource, Enqueue, Handler, Predicate, Request, SourceContext, SourceEnd,
+        SourceStart,
+        handler::OnSynced,
+        queue::{Add, LOW_PRIORITY},
+        run::input_status::{Attached, InputMode, InputStatus},
+    },
     discovery::{TypeRegistry, TypeState, TypeStatus},
     guard,
     informer::{
@@ -28,32 +29,32 @@ use crate::{
 };
 
 /// Describes which objects are listened to, and whom their changes concern.
-pub(super) struct KindSource {
-    pub(super) filter: Filter,
-    pub(super) predicates: Vec<Predicate>,
-    pub(super) concern: Concern,
-    pub(super) indexes: Vec<Index>,
+pub(in crate::controller) struct KindSource {
+    pub(in crate::controller) filter: Filter,
+    pub(in crate::controller) predicates: Vec<Predicate>,
+    pub(in crate::controller) concern: Concern,
+    pub(in crate::controller) indexes: Vec<Index>,
     /// Last panic of an index function: which index, at which object, and the message.
-    pub(super) panics: watch::Sender<Option<IndexPanic>>,
-    pub(super) synced: Option<OnSynced>,
-    pub(super) mode: InputMode,
-    pub(super) types: TypeRegistry,
-    pub(super) informers: InformerSet,
+    pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
+    pub(in crate::controller) synced: Option<OnSynced>,
+    pub(in crate::controller) mode: InputMode,
+    pub(in crate::controller) types: TypeRegistry,
+    pub(in crate::controller) informers: InformerSet,
 }
 
 /// Which objects, and what of them.
 #[derive(Clone, Debug)]
-pub(super) struct Filter {
-    pub(super) type_ref: TypeRef,
-    pub(super) namespace: Option<Arc<str>>,
-    pub(super) labels: Option<Arc<str>>,
-    pub(super) fields: Option<Arc<str>>,
-    pub(super) projection: Projection,
-    pub(super) managed_fields: bool,
+pub(in crate::controller) struct Filter {
+    pub(in crate::controller) type_ref: TypeRef,
+    pub(in crate::controller) namespace: Option<Arc<str>>,
+    pub(in crate::controller) labels: Option<Arc<str>>,
+    pub(in crate::controller) fields: Option<Arc<str>>,
+    pub(in crate::controller) projection: Projection,
+    pub(in crate::controller) managed_fields: bool,
 }
 
 /// Whom a change concerns.
-pub(super) enum Concern {
+pub(in crate::controller) enum Concern {
     /// As the user's handler says.
     Handler(Handler),
     /// The owner, of the type that the controller is for. What its kind is shows only when it is
@@ -93,12 +94,12 @@ struct Pump<'a> {
 }
 
 impl KindSource {
-    pub(super) fn type_ref(&self) -> &TypeRef {
+    pub(in crate::controller) fn type_ref(&self) -> &TypeRef {
         &self.filter.type_ref
     }
 
     /// The informer that this source reads from.
-    pub(super) fn key(&self, served: &ServedType) -> InformerKey {
+    pub(in crate::controller) fn key(&self, served: &ServedType) -> InformerKey {
         let filter = &self.filter;
         let namespaced = served.identity.scope == Scope::Namespaced;
         InformerKey {
@@ -112,7 +113,7 @@ impl KindSource {
     }
 
     /// Joins the informer.
-    pub(super) fn subscribe(&self, served: &ServedType) -> Subscription {
+    pub(in crate::controller) fn subscribe(&self, served: &ServedType) -> Subscription {
         let subscription = self.informers.subscribe(served, self.key(served));
         self.panics.send_replace(None);
         for index in &self.indexes {

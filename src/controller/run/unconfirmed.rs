@@ -19,8 +19,9 @@ use self::{
     check::{Live, Unconfirmed},
     target::Target,
 };
-use super::{Context, Request};
+
 use crate::{
+    controller::{Context, Request},
     kind::TypeRef,
     manager::{Write, WriteObserver},
 };
@@ -38,7 +39,7 @@ task_local! {
 
 /// The doubts of a controller. They outlive its epochs.
 #[derive(Debug, Default)]
-pub(super) struct UnconfirmedWrites(Mutex<State>);
+pub(in crate::controller) struct UnconfirmedWrites(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -60,7 +61,7 @@ struct RequestWrites {
 
 /// Marks a request as being reconciled until dropped, and holds its doubt.
 #[derive(Debug)]
-pub(super) struct Reconciling {
+pub(in crate::controller) struct Reconciling {
     unconfirmed: Arc<UnconfirmedWrites>,
     request: Request,
     writes: Option<RequestWrites>,
@@ -69,15 +70,15 @@ pub(super) struct Reconciling {
 /// The caches are behind what the server has, or it could not be asked. The request waits.
 #[derive(Debug, thiserror::Error)]
 #[error("the outcome of an earlier write is unknown, and {why}")]
-pub(super) struct Behind {
+pub(in crate::controller) struct Behind {
     why: Unconfirmed,
     /// When to look again.
-    pub(super) after: Duration,
+    pub(in crate::controller) after: Duration,
 }
 
 impl Behind {
     /// The server did not answer what it was asked; how long it asks to wait, if it does.
-    pub(super) fn unanswered(&self) -> Option<Duration> {
+    pub(in crate::controller) fn unanswered(&self) -> Option<Duration> {
         self.why.unanswered()
     }
 }
@@ -86,7 +87,7 @@ impl UnconfirmedWrites {
     /// Hears of writes for the requests whose reconciles send them.
     ///
     /// What a task of the reconciler's own sends may be for any of those that are running.
-    pub(super) fn observer(self: &Arc<Self>) -> WriteObserver {
+    pub(in crate::controller) fn observer(self: &Arc<Self>) -> WriteObserver {
         let unconfirmed = Arc::clone(self);
         Arc::new(move |write| {
             let unconfirmed = Arc::clone(&unconfirmed);
@@ -99,7 +100,7 @@ impl UnconfirmedWrites {
     }
 
     /// The turn of a request, which has one at a time.
-    pub(super) fn begin(self: &Arc<Self>, request: &Request) -> Reconciling {
+    pub(in crate::controller) fn begin(self: &Arc<Self>, request: &Request) -> Reconciling {
         let mut state = self.state();
         state.active.insert(request.clone());
         let writes = state.open.remove(request);
@@ -108,12 +109,12 @@ impl UnconfirmedWrites {
     }
 
     /// The requests in doubt: they are reconciled in the next epoch, whatever else happens.
-    pub(super) fn requests(&self) -> Vec<Request> {
+    pub(in crate::controller) fn requests(&self) -> Vec<Request> {
         self.state().open.keys().cloned().collect()
     }
 
     /// Whether a controller of the same name has to know of them, when there is none now.
-    pub(super) fn matter(&self) -> bool {
+    pub(in crate::controller) fn matter(&self) -> bool {
         let state = self.state();
         !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < MEMORY)
     }
@@ -137,7 +138,7 @@ impl UnconfirmedWrites {
 
 impl Reconciling {
     /// Whether the outcome of an earlier write is unknown.
-    pub(super) fn has_unconfirmed(&self) -> bool {
+    pub(in crate::controller) fn has_unconfirmed(&self) -> bool {
         self.writes.is_some()
     }
 
@@ -147,7 +148,7 @@ impl Reconciling {
     /// # Cancel safety
     ///
     /// Cancel safe: the doubt stays.
-    pub(super) async fn settle(
+    pub(in crate::controller) async fn settle(
         &mut self,
         context: &Context,
         primary: Option<&TypeRef>,
@@ -166,7 +167,7 @@ impl Reconciling {
     }
 
     /// Runs what a request is reconciled with, so that its writes are known as this request's.
-    pub(super) async fn take<T>(&self, reconcile: impl Future<Output = T>) -> T {
+    pub(in crate::controller) async fn take<T>(&self, reconcile: impl Future<Output = T>) -> T {
         asking(self.request.clone(), reconcile).await
     }
 }
@@ -195,7 +196,10 @@ impl RequestWrites {
 }
 
 /// Runs work of a request, so that its writes are known as this request's.
-pub(super) fn asking<F: Future>(request: Request, work: F) -> impl Future<Output = F::Output> {
+pub(in crate::controller) fn asking<F: Future>(
+    request: Request,
+    work: F,
+) -> impl Future<Output = F::Output> {
     ASKING.scope(request, work)
 }
 

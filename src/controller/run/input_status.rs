@@ -19,7 +19,7 @@ use crate::{
 
 /// How an input follows its condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum InputMode {
+pub(in crate::controller) enum InputMode {
     /// The controller runs only while it holds.
     Required,
     /// The input comes and goes with it.
@@ -30,7 +30,7 @@ pub(super) enum InputMode {
 
 /// The inputs of one epoch.
 #[derive(Debug)]
-pub(super) struct InputStatuses {
+pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
     // The time to sync is over.
     overdue: AtomicBool,
@@ -42,20 +42,20 @@ pub(super) struct InputStatuses {
 
 /// One input of a run.
 #[derive(Debug)]
-pub(super) struct InputStatus {
+pub(in crate::controller) struct InputStatus {
     /// What it is called in messages.
-    pub(super) label: String,
+    pub(in crate::controller) label: String,
     /// What it is a type of, if it is the built-in source.
-    pub(super) type_ref: Option<TypeRef>,
-    pub(super) mode: InputMode,
-    pub(super) state: State,
+    pub(in crate::controller) type_ref: Option<TypeRef>,
+    pub(in crate::controller) mode: InputMode,
+    pub(in crate::controller) state: State,
     /// What is wrong, while something is.
-    pub(super) error: Option<String>,
-    pub(super) attached: Option<Attached>,
+    pub(in crate::controller) error: Option<String>,
+    pub(in crate::controller) attached: Option<Attached>,
     /// What is read from until the informer that takes its place is synced.
-    pub(super) held: Option<Subscription>,
+    pub(in crate::controller) held: Option<Subscription>,
     /// Acquired before the epoch began.
-    pub(super) prepared: Option<Subscription>,
+    pub(in crate::controller) prepared: Option<Subscription>,
     // How it was doing when its condition was lost, while nothing newer is known.
     interrupted: Option<(State, Option<String>)>,
     synced: bool,
@@ -64,18 +64,21 @@ pub(super) struct InputStatus {
 
 /// A cache of an input.
 #[derive(Clone, Debug)]
-pub(super) struct Attached {
-    pub(super) served: Arc<ServedType>,
-    pub(super) store: Store,
+pub(in crate::controller) struct Attached {
+    pub(in crate::controller) served: Arc<ServedType>,
+    pub(in crate::controller) store: Store,
     /// Which objects are in it.
-    pub(super) key: InformerKey,
+    pub(in crate::controller) key: InformerKey,
     /// What has become of the type since.
-    pub(super) status: Option<watch::Receiver<TypeStatus>>,
+    pub(in crate::controller) status: Option<watch::Receiver<TypeStatus>>,
 }
 
 impl InputStatuses {
     /// The statuses of an epoch, and the inputs that settle, by number.
-    pub(super) fn new(epoch: Epoch, rows: Vec<InputStatus>) -> (Arc<Self>, mpsc::Receiver<usize>) {
+    pub(in crate::controller) fn new(
+        epoch: Epoch,
+        rows: Vec<InputStatus>,
+    ) -> (Arc<Self>, mpsc::Receiver<usize>) {
         let (settled, inputs) = mpsc::channel(rows.len().max(1));
         let statuses =
             Self { epoch, overdue: AtomicBool::new(false), rows: Mutex::new(rows), settled };
@@ -84,12 +87,16 @@ impl InputStatuses {
     }
 
     /// One more input.
-    pub(super) fn push(&self, row: InputStatus) {
+    pub(in crate::controller) fn push(&self, row: InputStatus) {
         self.rows().push(row);
     }
 
     /// Changes what is known of an input, and reports it.
-    pub(super) fn change<T>(&self, input: usize, change: impl FnOnce(&mut InputStatus) -> T) -> T {
+    pub(in crate::controller) fn change<T>(
+        &self,
+        input: usize,
+        change: impl FnOnce(&mut InputStatus) -> T,
+    ) -> T {
         let mut rows = self.rows();
         let row = &mut rows[input];
         let changed = change(row);
@@ -108,7 +115,7 @@ impl InputStatuses {
     }
 
     /// The cache of an input, as it was named or as it turned out to be served.
-    pub(super) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
+    pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
         let rows = self.rows();
         let named =
             |row: &&InputStatus| row.attached.is_some() && row.type_ref.as_ref() == Some(type_ref);
@@ -121,7 +128,7 @@ impl InputStatuses {
     }
 
     /// Every cache there is of a type, at whatever version.
-    pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
+    pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
         let rows = self.rows();
         let attached = rows.iter().filter_map(|row| row.attached.as_ref());
         let is = |it: &&Attached| {
@@ -132,30 +139,30 @@ impl InputStatuses {
     }
 
     /// Whether a cache is known to be behind.
-    pub(super) fn stale(&self) -> bool {
+    pub(in crate::controller) fn stale(&self) -> bool {
         self.rows().iter().any(InputStatus::stale)
     }
 
     /// Why an input is not synced.
-    pub(super) fn why(&self, input: usize) -> String {
+    pub(in crate::controller) fn why(&self, input: usize) -> String {
         self.rows()[input].why()
     }
 
     /// From now on the report names those that are still waited for.
-    pub(super) fn overdue(&self) {
+    pub(in crate::controller) fn overdue(&self) {
         self.overdue.store(true, Ordering::Relaxed);
         self.report(&self.rows());
     }
 
     /// Lets go of every cache, whoever still holds a context.
-    pub(super) fn clear(&self) {
+    pub(in crate::controller) fn clear(&self) {
         let mut rows = self.rows();
         let held: Vec<_> = rows.iter_mut().map(|row| (row.detach(), row.prepared.take())).collect();
         drop(rows);
         drop(held);
     }
 
-    pub(super) fn mode(&self, input: usize) -> InputMode {
+    pub(in crate::controller) fn mode(&self, input: usize) -> InputMode {
         self.rows()[input].mode
     }
 
@@ -203,7 +210,7 @@ impl InputStatuses {
 impl Attached {
     /// How to talk to the type now. Subresources come and go while it stays the same one, and who
     /// serves it may become known later; nothing else changes.
-    pub(super) fn current(&self) -> Arc<ServedType> {
+    pub(in crate::controller) fn current(&self) -> Arc<ServedType> {
         let now = self.status.as_ref().and_then(|status| status.borrow().served.clone());
         let is_same = |now: &Arc<ServedType>| {
             let ServedType { subresources, version_order, .. } = *self.served;
@@ -214,7 +221,11 @@ impl Attached {
 }
 
 impl InputStatus {
-    pub(super) fn new(label: String, type_ref: Option<TypeRef>, mode: InputMode) -> Self {
+    pub(in crate::controller) fn new(
+        label: String,
+        type_ref: Option<TypeRef>,
+        mode: InputMode,
+    ) -> Self {
         Self {
             label,
             type_ref,
@@ -230,7 +241,7 @@ impl InputStatus {
         }
     }
 
-    pub(super) fn set(&mut self, state: State, error: Option<String>) {
+    pub(in crate::controller) fn set(&mut self, state: State, error: Option<String>) {
         self.state = state;
         self.synced |= state == State::Synced;
         self.error = error;
@@ -246,27 +257,27 @@ impl InputStatus {
     }
 
     /// Its condition does not hold. What was cached is behind from now on.
-    pub(super) fn wait(&mut self, why: String) {
+    pub(in crate::controller) fn wait(&mut self, why: String) {
         let state = if self.synced { State::Stale } else { State::Waiting };
         self.set(state, Some(why));
     }
 
     /// Its condition does not hold for now, and its source goes on.
-    pub(super) fn interrupt(&mut self, why: String) {
+    pub(in crate::controller) fn interrupt(&mut self, why: String) {
         let before = self.interrupted.take().unwrap_or_else(|| (self.state, self.error.take()));
         self.wait(why);
         self.interrupted = Some(before);
     }
 
     /// Its condition holds again, as it did when the source was started.
-    pub(super) fn resume(&mut self) {
+    pub(in crate::controller) fn resume(&mut self) {
         if let Some((state, error)) = self.interrupted.take() {
             self.set(state, error);
         }
     }
 
     /// Nothing of it can be read from now on. Without an optional one nothing is behind.
-    pub(super) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
+    pub(in crate::controller) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
         self.synced &= self.mode != InputMode::Optional;
         (self.attached.take(), self.held.take())
     }

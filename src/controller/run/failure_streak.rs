@@ -5,33 +5,33 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A controller whose reconciles have all failed for so long is not ready.
-pub(super) const LIMIT: Duration = Duration::from_secs(60);
+pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Failures since the last success.
 #[derive(Debug, Default)]
-pub(super) struct FailureStreak {
+pub(in crate::controller) struct FailureStreak {
     since: Option<Instant>,
     reported: bool,
 }
 
 impl FailureStreak {
     /// A reconcile failed.
-    pub(super) fn failed(&mut self, now: Instant) {
+    pub(in crate::controller) fn failed(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
     /// A reconcile succeeded, which ends the streak. Returns whether it had been reported.
-    pub(super) fn succeeded(&mut self) -> bool {
+    pub(in crate::controller) fn succeeded(&mut self) -> bool {
         std::mem::take(self).reported
     }
 
     /// Time at which the streak is to be reported; `None` without one, or once it is.
-    pub(super) fn due(&self) -> Option<Instant> {
+    pub(in crate::controller) fn due(&self) -> Option<Instant> {
         self.since.filter(|_| !self.reported)?.checked_add(LIMIT)
     }
 
     /// The streak is reported.
-    pub(super) fn report(&mut self) {
+    pub(in crate::controller) fn report(&mut self) {
         self.reported = self.since.is_some();
     }
 }

@@ -4,15 +4,15 @@ use std::{error::Error, iter, sync::Arc, time::Duration};
 
 use kube::core::Status;
 
-use super::{Outcome, ReconcileError, metrics::ReconcileResult, unconfirmed::Behind};
 use crate::{
+    controller::{Outcome, ReconcileError, metrics::ReconcileResult, run::unconfirmed::Behind},
     manager::{BoxError, retry_after},
     redaction,
 };
 
 /// How a reconcile ended.
 #[derive(Debug)]
-pub(super) enum Attempt {
+pub(in crate::controller) enum Attempt {
     /// It returned, and this becomes of the request.
     Returned(Next),
     /// It outlasted the reconcile timeout.
@@ -27,7 +27,7 @@ pub(super) enum Attempt {
 
 /// What becomes of the request.
 #[derive(Debug)]
-pub(super) enum Next {
+pub(in crate::controller) enum Next {
     /// Nothing until something changes.
     Done,
     /// As `Done`, and no success: its object is not there.
@@ -77,7 +77,7 @@ impl Attempt {
     /// that a conflict is no error.
     ///
     /// Called where the reconciler is: what its error says, and how that is dropped, is its code.
-    pub(super) fn of(result: Result<Outcome, ReconcileError>) -> Self {
+    pub(in crate::controller) fn of(result: Result<Outcome, ReconcileError>) -> Self {
         let told = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
         Self::Returned(match result {
             Ok(Outcome::Done) => Next::Done,
@@ -101,7 +101,7 @@ impl Attempt {
         })
     }
 
-    pub(super) fn next(self) -> Next {
+    pub(in crate::controller) fn next(self) -> Next {
         match self {
             Self::Returned(next) => next,
             Self::TimedOut(timeout) => Next::Retry(Some(TimeoutError(timeout).into())),
@@ -114,7 +114,7 @@ impl Attempt {
 
 impl Next {
     /// Returns whether nothing is left to be done until something changes.
-    pub(super) fn is_final(&self) -> bool {
+    pub(in crate::controller) fn is_final(&self) -> bool {
         match self {
             Self::Done | Self::Gone | Self::GiveUp(_) => true,
             Self::After(_)
@@ -128,7 +128,7 @@ impl Next {
     }
 
     /// How it is counted, if it is.
-    pub(super) fn result(&self) -> Option<ReconcileResult> {
+    pub(in crate::controller) fn result(&self) -> Option<ReconcileResult> {
         match self {
             Self::Done | Self::Gone => Some(ReconcileResult::Success),
             Self::After(_) | Self::Postponed(_) => Some(ReconcileResult::RequeueAfter),

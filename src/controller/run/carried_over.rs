@@ -6,22 +6,22 @@ use std::{
     sync::{Arc, Mutex, PoisonError, Weak},
 };
 
-use super::{Request, queue::Delayed, unconfirmed::UnconfirmedWrites};
+use crate::controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites};
 use crate::manager::ControllerName;
 
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
-pub(super) struct CarriedOver {
+pub(in crate::controller) struct CarriedOver {
     // Of an epoch that was superseded.
     delayed: Mutex<Vec<Delayed<Request>>>,
     /// Of every epoch.
-    pub(super) unconfirmed: Arc<UnconfirmedWrites>,
+    pub(in crate::controller) unconfirmed: Arc<UnconfirmedWrites>,
 }
 
 /// The handovers of all controller names that are in use, and the doubts of those that were until
 /// a while ago: a controller may be removed and added again.
 #[derive(Clone, Debug, Default)]
-pub(super) struct CarriedOverByName(Arc<Mutex<HashMap<ControllerName, Entry>>>);
+pub(in crate::controller) struct CarriedOverByName(Arc<Mutex<HashMap<ControllerName, Entry>>>);
 
 #[derive(Debug)]
 struct Entry {
@@ -30,18 +30,18 @@ struct Entry {
 }
 
 impl CarriedOver {
-    pub(super) fn leave(&self, requests: Vec<Delayed<Request>>) {
+    pub(in crate::controller) fn leave(&self, requests: Vec<Delayed<Request>>) {
         *self.delayed.lock().unwrap_or_else(PoisonError::into_inner) = requests;
     }
 
-    pub(super) fn take(&self) -> Vec<Delayed<Request>> {
+    pub(in crate::controller) fn take(&self) -> Vec<Delayed<Request>> {
         mem::take(&mut *self.delayed.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 impl CarriedOverByName {
     /// The handover that all controllers of this name share.
-    pub(super) fn of(&self, name: &ControllerName) -> Arc<CarriedOver> {
+    pub(in crate::controller) fn of(&self, name: &ControllerName) -> Arc<CarriedOver> {
         let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         live.retain(|_, entry| entry.carried_over.strong_count() > 0 || entry.unconfirmed.matter());
         let entry = live
