@@ -112,6 +112,24 @@ impl Context {
     /// none of that: its writes end when the last task of the epoch does, and count for every
     /// request that is being reconciled.
     ///
+    /// ```
+    /// # use k8s_openapi::api::core::v1::ConfigMap;
+    /// # use kube::{Api, api::{Patch, PatchParams}};
+    /// # use pilotlight::controller::{Context, Outcome, ReconcileError, Request};
+    /// # use serde_json::json;
+    /// # async fn probe(_: &Request) -> String { String::new() }
+    /// async fn reconcile(request: Request, context: Context) -> Result<Outcome, ReconcileError> {
+    ///     let maps = Api::<ConfigMap>::namespaced(context.client().clone(), "default");
+    ///     context.spawn(async move {
+    ///         let patch = Patch::Merge(json!({ "data": { "probed": probe(&request).await } }));
+    ///         if let Err(error) = maps.patch("probe", &PatchParams::default(), &patch).await {
+    ///             tracing::warn!(%error, "probe not recorded");
+    ///         }
+    ///     });
+    ///     Ok(Outcome::Done)
+    /// }
+    /// ```
+    ///
     /// # Panics
     ///
     /// Outside a tokio runtime.

@@ -30,6 +30,10 @@ pub struct DiscoveryOptions {
     /// The same while CRDs may not be watched. A type is absent then when two complete answers
     /// that are this far apart, and at least 5 s, are without it. Less than 100 ms counts as
     /// 100 ms, more than a year as a year. Default: 30 seconds.
+    ///
+    /// `Duration::MAX` in effect turns polling off: discovery is asked after changes of APIServices
+    /// and for types that a request did not find. These answers show new types; the absence of a
+    /// type takes two answers almost a year apart.
     pub static_interval: Duration,
     /// How long a request to discovery may take. Default: 10 seconds.
     pub request_deadline: Duration,

@@ -22,6 +22,7 @@ use super::{
     schedule::{Schedule, Unsettled},
     watch::{Change, Watched, watch},
 };
+use crate::duration::LONGEST;
 
 /// A server that has just started refuses at first: RBAC is read a moment later. Static mode
 /// gives new types another identity, so it is not entered lightly: so many take six seconds.
@@ -237,9 +238,7 @@ impl Running {
         let reading = match &*self.shared.mode.borrow() {
             DiscoveryMode::Watching => Reading::Watching,
             DiscoveryMode::Static(_) => {
-                // The schedule may ask a tenth earlier.
-                let interval = self.options.static_interval;
-                let period = (interval - interval / 10).max(SHORTEST_PERIOD);
+                let period = agreement_period(self.options.static_interval);
                 Reading::Static(Polled { now: Instant::now(), period })
             }
         };
@@ -287,6 +286,13 @@ impl Running {
     fn count_failure(&self, resource: &'static str) {
         self.shared.metrics.watch_failures.get_or_create(&Resource { resource }).inc();
     }
+}
+
+/// Time between two answers that agree on an absence, for an interval of polling. The schedule may
+/// ask a tenth earlier.
+fn agreement_period(interval: Duration) -> Duration {
+    let interval = interval.min(LONGEST);
+    (interval - interval / 10).max(SHORTEST_PERIOD)
 }
 
 #[cfg(test)]

@@ -25,7 +25,8 @@ const MESSAGE_MAX: usize = 1024;
 /// A list that has been silent for this long does not count among those under way until the server
 /// goes on: a server that does not answer for one type must not hold up the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest one page may take, however steadily it trickles.
+/// The longest one page may take, however steadily it trickles. Time in the queue for a place does
+/// not count.
 const PAGE_MAX: Duration = Duration::from_secs(300);
 
 /// Makes the requests of one informer.
@@ -47,12 +48,14 @@ pub(super) struct Slot {
     lists: Arc<Semaphore>,
     /// None while the server is silent.
     permit: Option<OwnedSemaphorePermit>,
+    /// Time spent in the queue for a place.
+    queued: Duration,
 }
 
 impl Slot {
     /// Waits for a place, in the order in which lists ask.
     pub(super) async fn acquire(lists: Arc<Semaphore>) -> Self {
-        let mut slot = Self { lists, permit: None };
+        let mut slot = Self { lists, permit: None, queued: Duration::ZERO };
         slot.resume().await;
         slot
     }
@@ -74,8 +77,10 @@ impl Slot {
     }
 
     async fn resume(&mut self) {
+        let since = Instant::now();
         // The semaphore is never closed.
         self.permit = self.lists.clone().acquire_owned().await.ok();
+        self.queued += since.elapsed();
     }
 }
 
@@ -110,10 +115,11 @@ impl Wire {
             query.push('&');
             push_parameter(&mut query, "continue", token);
         }
-        let end = Instant::now() + PAGE_MAX;
+        let (sent, queued) = (Instant::now(), slot.queued);
         let response = slot.wait(self.send(&query, "PartialObjectMetadataList")).await?;
         let mut reader = WholeReader::new(response.into_body(), budget).within(&self.room);
         loop {
+            let end = sent + PAGE_MAX + (slot.queued - queued);
             let chunk = async {
                 let idle = end.min(after(Instant::now(), self.deadline));
                 match timeout_at(idle, reader.more()).await {

@@ -39,6 +39,8 @@ struct Progress {
     end: Instant,
     // What it fails with then.
     error: Error,
+    /// Arrival of what the reader has got last, until it asks for more.
+    arrived: Option<Instant>,
 }
 
 /// What keeps the connection of a body open.
@@ -62,7 +64,8 @@ impl ResponseBody {
     }
 
     /// Fails with `paused` when nothing arrives for so long, and with `late` when it is not
-    /// complete at the end, however steadily it arrives.
+    /// complete at the end, however steadily it arrives. Time until the reader asks for more does
+    /// not count.
     pub(super) fn arriving(
         mut self,
         pause: Duration,
@@ -70,22 +73,37 @@ impl ResponseBody {
         end: Instant,
         late: Error,
     ) -> Self {
-        let sleep = Box::pin(sleep_until(end.min(Instant::now() + pause)));
-        let progress = Some(Progress { pause, end, error: late });
-        self.deadline = Some(Deadline { sleep, error: paused, progress });
+        self.deadline = Some(Deadline::arriving(pause, paused, end, late));
         self
     }
 }
 
 impl Deadline {
-    /// Something has arrived: there is time for more, unless it is the end.
+    /// Deadline of a body whose head has arrived.
+    fn arriving(pause: Duration, paused: Error, end: Instant, late: Error) -> Self {
+        let now = Instant::now();
+        let sleep = Box::pin(sleep_until(end.min(now + pause)));
+        let progress = Progress { pause, end, error: late, arrived: Some(now) };
+        Self { sleep, error: paused, progress: Some(progress) }
+    }
+
+    /// The reader asks for more: there is time for it from now on.
+    fn asked(&mut self) {
+        let Some(progress) = &mut self.progress else { return };
+        let Some(arrived) = progress.arrived.take() else { return };
+        let now = Instant::now();
+        progress.end += now - arrived;
+        self.sleep.as_mut().reset(progress.end.min(now + progress.pause));
+    }
+
+    /// Something has arrived, in time unless it is the end.
     fn arrived(&mut self) -> Result<(), Error> {
-        let Some(progress) = &self.progress else { return Ok(()) };
+        let Some(progress) = &mut self.progress else { return Ok(()) };
         let now = Instant::now();
         if now >= progress.end {
             return Err(progress.error.clone());
         }
-        self.sleep.as_mut().reset(progress.end.min(now + progress.pause));
+        progress.arrived = Some(now);
         Ok(())
     }
 
@@ -106,6 +124,9 @@ impl Body for ResponseBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        if let Some(deadline) = &mut self.deadline {
+            deadline.asked();
+        }
         match Pin::new(&mut self.incoming).poll_frame(context) {
             Poll::Ready(Some(Ok(frame))) => {
                 let arrived = self.deadline.as_mut().map_or(Ok(()), Deadline::arrived);
@@ -141,5 +162,62 @@ impl Body for ResponseBody {
 impl fmt::Debug for ResponseBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+
+    /// Deadline with 30 s for a pause and 300 s in all.
+    fn deadline() -> Deadline {
+        let error = |message: &str| Error::Credentials { message: message.to_owned() };
+        let end = Instant::now() + Duration::from_secs(300);
+        Deadline::arriving(Duration::from_secs(30), error("paused"), end, error("late"))
+    }
+
+    /// Time for which the reader waits before the deadline ends the body.
+    async fn wait(deadline: &mut Deadline) -> (u64, String) {
+        let asked = Instant::now();
+        deadline.asked();
+        let error = poll_fn(|context| deadline.poll(context)).await;
+        (asked.elapsed().as_secs(), error.to_string())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_until_the_reader_asks_for_more_does_not_count() {
+        let mut deadline = deadline();
+        for _ in 0..9 {
+            // The reader is busy, then it waits.
+            advance(Duration::from_secs(1000)).await;
+            deadline.asked();
+            let pause = poll_fn(|context| deadline.poll(context));
+            timeout(Duration::from_secs(29), pause).await.unwrap_err();
+            deadline.arrived().unwrap();
+        }
+
+        let (waited, error) = wait(&mut deadline).await;
+
+        assert_eq!(waited, 30, "{error}");
+        assert!(error.ends_with("paused"), "{error}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_keeps_arriving_ends_in_the_end() {
+        let mut deadline = deadline();
+        for _ in 0..29 {
+            deadline.asked();
+            advance(Duration::from_secs(10)).await;
+            deadline.arrived().unwrap();
+        }
+
+        let (waited, error) = wait(&mut deadline).await;
+
+        assert_eq!(waited, 10, "{error}");
+        assert!(error.ends_with("late"), "{error}");
     }
 }

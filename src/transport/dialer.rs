@@ -7,8 +7,11 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
+    time::Duration,
 };
 
+use futures::future::BoxFuture;
 use http::Uri;
 use hyper::client::conn::http2;
 use hyper_rustls::{HttpsConnector, MaybeHttpsStream};
@@ -18,7 +21,7 @@ use hyper_util::{
 };
 use kube::client::Body;
 use tokio::{net::TcpStream, sync::Notify, time::timeout};
-use tower::ServiceExt;
+use tower::{BoxError, Service, ServiceExt};
 use tracing::debug;
 
 use super::{
@@ -30,6 +33,14 @@ use super::{
 };
 
 pub(super) type Connector = HttpsConnector<Tunnel>;
+
+/// Connector whose connections are open, their TLS session included, within a time.
+#[derive(Clone)]
+pub(super) struct Bounded {
+    connector: Connector,
+    within: Duration,
+}
+
 // Of the server, over that of a proxy.
 type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
 type Driver = http2::Connection<Stream, Body, Watched>;
@@ -46,10 +57,31 @@ const NOT_SAID: usize = 0x5eed;
 pub(super) struct Dialer {
     pub(super) server: Uri,
     pub(super) host: Arc<str>,
-    pub(super) connector: Connector,
+    connector: Connector,
     pub(super) options: TransportOptions,
     // Streams on a connection, as far as is known: what is counted on while one is being opened.
     pub(super) allowed: Arc<AtomicUsize>,
+}
+
+impl Service<Uri> for Bounded {
+    type Response = Stream;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Stream, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.connector.poll_ready(context)
+    }
+
+    fn call(&mut self, server: Uri) -> Self::Future {
+        let (opened, within) = (self.connector.call(server), self.within);
+        Box::pin(async move {
+            timeout(within, opened).await.unwrap_or_else(|_| Err(not_open(within).into()))
+        })
+    }
+}
+
+fn not_open(within: Duration) -> String {
+    format!("not open within {within:?}")
 }
 
 impl Dialer {
@@ -68,7 +100,7 @@ impl Dialer {
         let within = self.options.connect_timeout;
         let opened = match timeout(within, self.open(lane, executor, polled)).await {
             Ok(opened) => opened,
-            Err(_) => Err(self.error(format!("not open within {within:?}"))),
+            Err(_) => Err(self.error(not_open(within))),
         };
         let (sender, driver) = match opened {
             Ok(Some(opened)) => opened,
@@ -154,6 +186,11 @@ impl Dialer {
             }
         }
         Ok(Some((sender, driver)))
+    }
+
+    /// Connector for HTTP/1.1, whose connections the client of hyper-util drives.
+    pub(super) fn http1(&self) -> Bounded {
+        Bounded { connector: self.connector.clone(), within: self.options.connect_timeout }
     }
 
     pub(super) fn error(&self, message: String) -> Error {

@@ -23,7 +23,7 @@ use super::{
     body::{Held, ResponseBody},
     connection::{Connection, Opened, Origin, Slot},
     describe,
-    dialer::{Connector, Dialer},
+    dialer::{Bounded, Dialer},
     identity::Identity,
     tasks::Tasks,
 };
@@ -49,7 +49,7 @@ pub(super) struct Pool {
 
 /// State of the fallback to HTTP/1.1.
 struct Http1 {
-    client: legacy::Client<Connector, Body>,
+    client: legacy::Client<Bounded, Body>,
     /// Generation of the client certificate with which the client's connections are opened.
     identity: u64,
     until: Until,
@@ -152,7 +152,10 @@ impl Pool {
             }
             if let Some(client) = self.http1() {
                 let answer = client.request(request).await;
-                let response = answer.map_err(|error| self.broken(&error))?;
+                let response = answer.map_err(|error| match error.is_connect() {
+                    true => self.dialer.error(describe(&error)),
+                    false => self.broken(&error),
+                })?;
                 let (host, held) = (self.dialer.host.clone(), Held::Pool(self));
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
@@ -191,7 +194,7 @@ impl Pool {
     }
 
     /// The client for HTTP/1.1, if that is what the server speaks.
-    fn http1(&self) -> Option<legacy::Client<Connector, Body>> {
+    fn http1(&self) -> Option<legacy::Client<Bounded, Body>> {
         let mut http1 = self.http1_state();
         match http1.until {
             Until::Past => return None,
@@ -238,12 +241,12 @@ impl Drop for Pool {
 }
 
 /// The pool of hyper-util does well with HTTP/1.1, where a connection has one request.
-fn http1_client(dialer: &Dialer, tasks: &Tasks) -> legacy::Client<Connector, Body> {
+fn http1_client(dialer: &Dialer, tasks: &Tasks) -> legacy::Client<Bounded, Body> {
     legacy::Client::builder(tasks.clone())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
         .pool_idle_timeout(dialer.options.idle_timeout)
-        .build(dialer.connector.clone())
+        .build(dialer.http1())
 }
 
 /// The request once more, where its body allows it.

@@ -51,8 +51,21 @@ pub(super) struct ClientPem {
     pub(super) key: String,
 }
 
+/// Request that a server has received.
+#[derive(Clone, Debug)]
+pub(super) struct Received {
+    /// Method and path with its query.
+    pub(super) line: String,
+    pub(super) user_agent: String,
+}
+
 pub(super) struct Server {
     config: Config,
+    received: Arc<Mutex<Vec<Received>>>,
+    /// True while TLS handshakes wait.
+    held: watch::Sender<bool>,
+    /// TCP connections whose TLS handshake waits.
+    waiting: watch::Sender<usize>,
     opened: Arc<AtomicUsize>,
     refused: Arc<AtomicUsize>,
     open: watch::Sender<usize>,
@@ -94,6 +107,9 @@ impl Server {
 
         let server = Self {
             config,
+            received: Arc::default(),
+            held: watch::Sender::new(false),
+            waiting: watch::Sender::new(0),
             opened: Arc::default(),
             refused: Arc::default(),
             open: watch::Sender::new(0),
@@ -107,6 +123,8 @@ impl Server {
         let order = server.order.clone();
         let refused = server.refused.clone();
         let (tls, unauthorized) = (server.tls.clone(), server.unauthorized.clone());
+        let (held, waiting) = (server.held.clone(), server.waiting.clone());
+        let received = server.received.clone();
         let mut accepting = JoinSet::new();
         accepting.spawn(async move {
             let mut connections = JoinSet::new();
@@ -117,7 +135,13 @@ impl Server {
                 let (refused, unauthorized) = (refused.clone(), unauthorized.clone());
                 let mut order = order.subscribe();
                 order.mark_unchanged();
+                let (mut held, waiting) = (held.subscribe(), waiting.clone());
+                let received = received.clone();
                 connections.spawn(async move {
+                    waiting.send_modify(|waiting| *waiting += 1);
+                    // The sender lives as long as the server.
+                    drop(held.wait_for(|held| !held).await);
+                    waiting.send_modify(|waiting| *waiting -= 1);
                     let Ok(stream) = acceptor.accept(stream).await else { return };
                     opened.fetch_add(1, Ordering::SeqCst);
                     open.send_modify(|open| *open += 1);
@@ -126,6 +150,7 @@ impl Server {
                     let peer = Peer {
                         certificate: certificate
                             .map(|chain| String::from_utf8_lossy(&chain[0]).into_owned()),
+                        received,
                         refused,
                         refusing: refusing.clone(),
                         unauthorized,
@@ -165,6 +190,32 @@ impl Server {
 
     pub(super) fn config(&self) -> Config {
         self.config.clone()
+    }
+
+    /// Requests ever received, in their order.
+    pub(super) fn received(&self) -> Vec<Received> {
+        self.received.lock().unwrap().clone()
+    }
+
+    /// Waits until a request with this line has been received.
+    pub(super) async fn receives(&self, line: &str) {
+        while !self.received().iter().any(|received| received.line == line) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Finishes no TLS handshake from now on, until [`Server::resume_handshakes`].
+    pub(super) fn hold_handshakes(&self) {
+        self.held.send_replace(true);
+    }
+
+    pub(super) fn resume_handshakes(&self) {
+        self.held.send_replace(false);
+    }
+
+    /// Waits until so many connections wait for their TLS handshake.
+    pub(super) async fn waiting(&self, wanted: usize) {
+        self.waiting.subscribe().wait_for(|waiting| *waiting == wanted).await.unwrap();
     }
 
     /// Streams ever refused.
@@ -220,12 +271,13 @@ impl Server {
 struct Peer {
     /// Bytes of the client certificate, which contain its common name.
     certificate: Option<String>,
+    received: Arc<Mutex<Vec<Received>>>,
     refused: Arc<AtomicUsize>,
     refusing: Arc<AtomicBool>,
     unauthorized: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Answers by path: `/certificate` with the client's certificate, `/headers` with its
+/// Notes each request, and answers by path: `/certificate` with the client's certificate, `/headers` with its
 /// `Authorization` and `User-Agent`, `/silent` never, `/stuck` with a head alone, `/flood` without
 /// end, `/trickle` with eight bytes in two seconds, a watch and a followed log with one line and
 /// then nothing, and anything else with `ok`. Refuses the first stream that asks for
@@ -235,6 +287,10 @@ async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answe
         let value = request.headers().get(name);
         value.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
     };
+    peer.received.lock().unwrap().push(Received {
+        line: format!("{} {}", request.method(), request.uri().path_and_query().unwrap()),
+        user_agent: header(USER_AGENT),
+    });
     if peer.refusing.load(Ordering::SeqCst) {
         peer.refused.fetch_add(1, Ordering::SeqCst);
         return Err(h2::Reason::REFUSED_STREAM.into());

@@ -13,11 +13,17 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::super::{
-    DiscoveryMode, DiscoveryOptions, Origin, TypeRegistry, TypeState, TypeStatus,
-    script::{CRDS, SERVICES, Server, apps, crd, group},
+use super::{
+    super::{
+        DiscoveryMode, DiscoveryOptions, Origin, TypeRegistry, TypeState, TypeStatus,
+        script::{CRDS, SERVICES, Server, apps, crd, group},
+    },
+    agreement_period,
 };
-use crate::kind::{TypeIdentity, TypeRef};
+use crate::{
+    duration::LONGEST,
+    kind::{TypeIdentity, TypeRef},
+};
 
 const SERVED: &str = "Served";
 const ABSENT: &str = "Absent";
@@ -100,6 +106,18 @@ fn backend(available: Option<bool>) -> Value {
 
 fn metrics(freshness: &str) -> Value {
     group("metrics.example.com", freshness, &[("loads", "Load")])
+}
+
+#[test]
+fn two_answers_of_the_longest_interval_agree_on_an_absence() {
+    for (interval, expected) in [
+        (Duration::MAX, LONGEST - LONGEST / 10),
+        (LONGEST, LONGEST - LONGEST / 10),
+        (Duration::from_secs(30), Duration::from_secs(27)),
+        (Duration::ZERO, Duration::from_secs(5)),
+    ] {
+        assert_eq!(agreement_period(interval), expected, "{interval:?}");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -595,4 +595,47 @@ mod tests {
         assert_eq!(asked[0].query.get("continue").map(String::as_str), Some("more"));
         assert_eq!(stored(&first), names(&[("a", 1)]));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_the_queue_for_a_place_does_not_count_against_a_page() {
+        let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
+        let mut harness = Harness::with(options);
+        let queued = harness.subscribe();
+        let slow = harness.script.list().await;
+        let started = Instant::now();
+        let mut others = Vec::new();
+        for namespace in ["a", "b"] {
+            harness.key.namespace = Some(namespace.into());
+            others.push(harness.subscribe());
+        }
+
+        // The first other list gets the place; the second one waits before the slow list.
+        let mut open = harness.script.list().await.open();
+        let rest = slow.open();
+        rest.text(r#"{"metadata":{"resourceVersion":"10"},"#);
+        for other in &others {
+            // One byte in each second keeps a place.
+            for _ in 0..200 {
+                open.text(" ");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            open.text(r#"{"metadata":{"resourceVersion":"10"},"items":[]}"#);
+            drop(open);
+            other.drained().await;
+            settle().await;
+            let mut asked: Vec<_> = std::iter::from_fn(|| harness.script.try_next()).collect();
+            asked.retain(|asked| !asked.is_watch());
+            match asked.pop() {
+                Some(list) => open = list.open(),
+                None => break,
+            }
+        }
+        assert!(started.elapsed() > Duration::from_secs(400));
+        tokio::time::sleep(Duration::from_millis(100)).await;
+
+        assert!(!rest.is_dropped(), "the list is cut off after its time in the queue");
+        rest.text(r#""items":[]}"#);
+        drop(rest);
+        queued.drained().await;
+    }
 }

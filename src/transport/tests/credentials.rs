@@ -12,34 +12,34 @@ use super::*;
 use crate::transport::server::ClientPem;
 
 /// Bounds tests that fail.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Configuration for `server` as this `user` of a kubeconfig.
-fn as_user(server: &Server, user: Value) -> Config {
+pub(super) fn as_user(server: &Server, user: Value) -> Config {
     let mut config = server.config();
     config.auth_info = serde_json::from_value::<AuthInfo>(user).unwrap();
     config
 }
 
 /// Exec plugin: a shell script that counts its runs.
-struct Plugin {
+pub(super) struct Plugin {
     folder: TempDir,
 }
 
 impl Plugin {
     /// A plugin that prints the content of its file `answer`.
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let plugin = Self { folder: tempfile::tempdir().unwrap() };
         plugin.script("cat \"$folder/answer\"");
         plugin
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(super) fn path(&self, name: &str) -> std::path::PathBuf {
         self.folder.path().join(name)
     }
 
     /// From now on it does this.
-    fn script(&self, body: &str) {
+    pub(super) fn script(&self, body: &str) {
         let folder = self.folder.path().display();
         let script = format!("folder={folder}\necho run >> \"$folder/runs\"\n{body}\n");
         fs::write(self.path("next"), script).unwrap();
@@ -47,7 +47,7 @@ impl Plugin {
     }
 
     /// From now on it prints this status.
-    fn answer(&self, status: &Value) {
+    pub(super) fn answer(&self, status: &Value) {
         let credential = json!({
             "apiVersion": "client.authentication.k8s.io/v1",
             "kind": "ExecCredential",
@@ -56,7 +56,7 @@ impl Plugin {
         fs::write(self.path("answer"), credential.to_string()).unwrap();
     }
 
-    fn runs(&self) -> usize {
+    pub(super) fn runs(&self) -> usize {
         fs::read_to_string(self.path("runs")).unwrap_or_default().lines().count()
     }
 
@@ -64,7 +64,7 @@ impl Plugin {
         fs::write(self.path("runs"), "").unwrap();
     }
 
-    fn user(&self) -> Value {
+    pub(super) fn user(&self) -> Value {
         json!({ "exec": {
             "apiVersion": "client.authentication.k8s.io/v1",
             "command": "/bin/sh",
@@ -204,6 +204,18 @@ async fn a_plugin_that_hangs_is_started_once_for_all_that_wait() {
 
     assert_eq!(plugin.runs(), 1);
     transport.close().await;
+}
+
+#[tokio::test]
+async fn a_plugin_without_a_limit_is_waited_for() {
+    let server = Server::start(H2, 100).await;
+    let plugin = Plugin::new();
+    plugin.answer(&json!({ "token": "late" }));
+    plugin.script("sleep 0.2; cat \"$folder/answer\"");
+    let options = TransportOptions { exec_timeout: Duration::MAX, ..TransportOptions::default() };
+    let client = client(as_user(&server, plugin.user()), options).unwrap();
+
+    assert!(text(&client, "/headers").await.starts_with("Bearer late\n"));
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use http::header::{CONNECTION, UPGRADE};
 
-use super::*;
+use super::{credentials::PATIENCE, *};
 
 const FOLLOWED: &str = "/api/v1/namespaces/a/pods/b/log?follow=true&container=c";
 
@@ -78,12 +78,24 @@ async fn limits_without_an_end_are_taken() {
 }
 
 #[tokio::test]
-async fn each_request_names_the_program() {
-    let server = Server::start(H2, 100).await;
-    let client = client(server.config(), TransportOptions::default()).unwrap();
+async fn a_log_is_given_up_when_its_connection_cannot_be_opened() {
+    for protocols in [H2, &[b"http/1.1"]] {
+        let server = Server::start(protocols, 100).await;
+        let options = TransportOptions {
+            connect_timeout: Duration::from_millis(500),
+            ..TransportOptions::default()
+        };
+        let transport = Transport::new(server.config(), options).unwrap();
+        let client = transport.client().unwrap();
+        // The protocol is known, and over HTTP/1.1 the only connection is in use.
+        let other = client.send(get("/flood")).await.unwrap();
+        server.hold_handshakes();
 
-    let headers = text(&client, "/headers").await;
+        let followed = tokio::time::timeout(PATIENCE, client.send(get(FOLLOWED))).await;
 
-    let program = format!("\npilotlight/{} (", env!("CARGO_PKG_VERSION"));
-    assert!(headers.contains(&program), "{headers}");
+        let error = followed.expect("the time to connect is bounded").unwrap_err().to_string();
+        assert!(error.starts_with("ServiceError: connecting to 127.0.0.1:"), "{error}");
+        assert!(error.contains("not open within 500ms"), "{error}");
+        drop(other);
+    }
 }

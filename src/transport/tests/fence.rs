@@ -1,0 +1,207 @@
+//! Requests of an epoch whose end closes its fence, over real connections.
+
+use futures::future::BoxFuture;
+use serde_json::json;
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    credentials::{PATIENCE, Plugin, as_user},
+    *,
+};
+use crate::manager::{
+    Done, Epoch, Manager, ManagerHandle, ManagerOptions, RestartPolicy, RunResult, Runnable,
+    RunnableOptions,
+};
+
+/// A run that hands its epoch to the test and ends at a signal.
+struct Lent {
+    epoch: mpsc::UnboundedSender<Epoch>,
+    end: Arc<Notify>,
+}
+
+impl Runnable for Lent {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        let end = self.end.clone();
+        self.epoch.send(epoch).unwrap();
+        Box::pin(async move {
+            end.notified().await;
+            Ok(())
+        })
+    }
+}
+
+/// A manager with one epoch, which the test ends.
+struct Rig {
+    epoch: Epoch,
+    end: Arc<Notify>,
+    handle: ManagerHandle,
+    _tasks: JoinSet<()>,
+}
+
+impl Rig {
+    async fn start() -> Self {
+        let (sender, mut epochs) = mpsc::unbounded_channel();
+        let end = Arc::new(Notify::new());
+        let mut manager = Manager::new(ManagerOptions::default());
+        let options = RunnableOptions {
+            restart: RestartPolicy::Never,
+            grace: Duration::from_millis(50),
+            ..RunnableOptions::default()
+        };
+        let lent = Arc::new(Lent { epoch: sender, end: end.clone() });
+        manager.add_runnable("lent", lent, options).unwrap();
+        let handle = manager.handle();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move { manager.run(CancellationToken::new()).await.unwrap() });
+        Self { epoch: epochs.recv().await.unwrap(), end, handle, _tasks: tasks }
+    }
+
+    /// Ends the run, and waits until its epoch is done.
+    async fn done(&self) -> Done {
+        self.end.notify_one();
+        let mut snapshots = self.handle.watch();
+        let done = async {
+            loop {
+                let status = self.handle.status_of("lent").unwrap();
+                if let Some(done) = &status.last_done {
+                    return done.clone();
+                }
+                snapshots.changed().await.unwrap();
+            }
+        };
+        timeout(PATIENCE, done).await.expect("it is done within its grace")
+    }
+}
+
+fn post(path: &str) -> Request<Body> {
+    Request::post(path).body(Body::from(b"{}".to_vec())).unwrap()
+}
+
+fn lines(server: &Server) -> Vec<String> {
+    server.received().into_iter().map(|received| received.line).collect()
+}
+
+/// Lets a detached task and a future that is polled no more send a write, waits until both
+/// `wait`, and ends their epoch. Only then `open`s their way, and sends a request without a fence.
+async fn check(
+    server: &Server,
+    transport: &Transport,
+    waits: impl AsyncFnOnce(),
+    open: impl FnOnce(),
+) {
+    let client = transport.client().unwrap();
+    let rig = Rig::start().await;
+    let fenced = rig.epoch.client(&client);
+    let mut detached = JoinSet::new();
+    let escaped = fenced.clone();
+    detached.spawn(async move { escaped.send(post("/detached")).await.map(drop) });
+    let mut unpolled = Box::pin(fenced.send(post("/unpolled")));
+    while rig.epoch.fence().under_way() < 2 {
+        assert!(futures::poll!(&mut unpolled).is_pending());
+        sleep(Duration::from_millis(1)).await;
+    }
+    let waiting = async {
+        tokio::select! {
+            biased;
+            _ = &mut unpolled => panic!("it is answered"),
+            () = waits() => {}
+        }
+    };
+    timeout(PATIENCE, waiting).await.expect("both wait");
+    let before = lines(server);
+
+    let done = rig.done().await;
+    open();
+    assert_eq!(text(&client, "/after").await, "ok");
+    let end = timeout(PATIENCE, detached.join_next()).await.expect("its caller is told");
+    // The server has seen all that was sent on a connection when the connection has ended.
+    transport.close().await;
+    timeout(PATIENCE, server.open(0)).await.expect("no connection is left");
+
+    let after = lines(server).split_off(before.len());
+    assert_eq!(after, ["GET /after"], "requests received after done");
+    assert_eq!(done.unknown_requests, 2);
+    let error = end.unwrap().unwrap().unwrap_err().to_string();
+    assert!(error.contains("the epoch is over"), "{error}");
+    assert!(unpolled.await.is_err());
+}
+
+#[tokio::test]
+async fn no_request_that_waits_for_an_http_2_connection_is_sent_after_done() {
+    let server = Server::start(H2, 100).await;
+    let transport = transport(&server);
+    server.hold_handshakes();
+
+    check(&server, &transport, async || server.waiting(1).await, || server.resume_handshakes())
+        .await;
+}
+
+#[tokio::test]
+async fn no_request_that_waits_for_an_http_1_connection_is_sent_after_done() {
+    let server = Server::start(&[b"http/1.1"], 100).await;
+    let transport = transport(&server);
+    let client = transport.client().unwrap();
+    // The only connection is in use, and the protocol is known.
+    let watch = watch(&client).await;
+    server.hold_handshakes();
+
+    let open = || {
+        server.resume_handshakes();
+        drop(watch);
+    };
+    check(&server, &transport, async || server.waiting(2).await, open).await;
+}
+
+#[tokio::test]
+async fn no_request_that_waits_for_credentials_is_sent_after_done() {
+    let server = Server::start(H2, 100).await;
+    let plugin = Plugin::new();
+    plugin.answer(&json!({ "token": "late" }));
+    plugin.script("while [ ! -e \"$folder/gate\" ]; do sleep 0.02; done; cat \"$folder/answer\"");
+    let config = as_user(&server, plugin.user());
+    let transport = Transport::new(config, TransportOptions::default()).unwrap();
+
+    let waits = async || {
+        while plugin.runs() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let open = || std::fs::write(plugin.path("gate"), "").unwrap();
+    check(&server, &transport, waits, open).await;
+}
+
+#[tokio::test]
+async fn what_was_sent_before_done_is_cut_and_its_write_is_unknown() {
+    for protocols in [H2, &[b"http/1.1"]] {
+        let server = Server::start(protocols, 100).await;
+        let transport = transport(&server);
+        let rig = Rig::start().await;
+        let client = rig.epoch.client(&transport.client().unwrap());
+        let mut watch = watch(&client).await;
+        let mut read = client.send(get("/flood")).await.unwrap().into_body();
+        read.frame().await.unwrap().unwrap();
+        let mut write = Box::pin(client.send(post("/silent")));
+        let received = async {
+            tokio::select! {
+                _ = &mut write => panic!("it is answered"),
+                () = server.receives("POST /silent") => {}
+            }
+        };
+        timeout(PATIENCE, received).await.expect("it is sent");
+
+        let done = rig.done().await;
+
+        assert_eq!(done.unknown_requests, 1, "the write, and no read");
+        for body in [&mut watch, &mut read] {
+            let frame = timeout(PATIENCE, body.frame()).await.expect("it is cut");
+            let error = frame.unwrap().unwrap_err().to_string();
+            assert!(error.contains("the epoch is over"), "{error}");
+        }
+        assert!(write.await.is_err());
+    }
+}

@@ -1,0 +1,66 @@
+//! `User-Agent` of each sort of request.
+
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::ConfigMap};
+use kube::api::{Api, ListParams, ObjectMeta, Patch, PatchParams, WatchParams};
+use serde_json::json;
+use tokio::{task::JoinSet, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::{credentials::PATIENCE, *};
+use crate::discovery::{DiscoveryOptions, TypeRegistry};
+
+/// Lists, watches, writes, renews a lease and discovers; the requests that the server received.
+async fn requests(product: Option<&str>) -> Vec<super::super::server::Received> {
+    let server = Server::start(H2, 100).await;
+    let product = product.map(str::to_owned);
+    let options = TransportOptions { product, ..TransportOptions::default() };
+    let client = client(server.config(), options).unwrap();
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), "a");
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "a");
+    let map = ConfigMap {
+        metadata: ObjectMeta { name: Some("b".to_owned()), ..ObjectMeta::default() },
+        ..ConfigMap::default()
+    };
+    let patch = Patch::Merge(json!({}));
+
+    // The answers of this server are no objects.
+    drop(maps.list(&ListParams::default()).await);
+    drop(maps.watch(&WatchParams::default(), "0").await);
+    drop(maps.create(&Default::default(), &map).await);
+    drop(maps.patch("b", &PatchParams::default(), &patch).await);
+    drop(maps.delete("b", &Default::default()).await);
+    drop(leases.patch("c", &PatchParams::default(), &patch).await);
+    let (_registry, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(discovery.run(CancellationToken::new()));
+    timeout(PATIENCE, server.receives("GET /apis")).await.expect("discovery asks");
+    server.received()
+}
+
+#[tokio::test]
+async fn each_sort_of_request_names_the_program_behind_the_embedders_product() {
+    let library = format!("pilotlight/{} (", env!("CARGO_PKG_VERSION"));
+    for (product, expected) in
+        [(None, library.clone()), (Some("myoperator/1.0"), format!("myoperator/1.0 {library}"))]
+    {
+        let received = requests(product).await;
+
+        for sort in [
+            "GET /api/v1/namespaces/a/configmaps?",
+            "GET /api/v1/namespaces/a/configmaps?&watch=true",
+            "POST /api/v1/namespaces/a/configmaps",
+            "PATCH /api/v1/namespaces/a/configmaps/b",
+            "DELETE /api/v1/namespaces/a/configmaps/b",
+            "PATCH /apis/coordination.k8s.io/v1/namespaces/a/leases/c",
+            "GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions",
+            "GET /apis",
+        ] {
+            let of_sort =
+                |received: &&super::super::server::Received| received.line.starts_with(sort);
+            assert!(received.iter().any(|it| of_sort(&it)), "{sort} is sent: {received:#?}");
+        }
+        for received in received {
+            assert!(received.user_agent.starts_with(&expected), "{received:?}");
+        }
+    }
+}
