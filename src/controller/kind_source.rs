@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     discovery::{TypeRegistry, TypeState, TypeStatus},
-    guard,
+    guard::{self, Held},
     informer::{
         Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress,
         Projection, Store, Subscription,
@@ -55,7 +55,7 @@ pub(super) struct Filter {
 /// Whom a change concerns.
 pub(super) enum Concern {
     /// As the user's handler says.
-    Handler(Handler),
+    Handler(Held<Handler>),
     /// The owner, of the type that the controller is for. What its kind is shows only when it is
     /// served.
     OwnerOf { primary: TypeRef, only_controller: bool },
