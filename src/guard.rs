@@ -113,6 +113,9 @@ impl<T: fmt::Debug> fmt::Debug for Held<T> {
 }
 
 #[cfg(test)]
+pub(crate) mod fixture;
+
+#[cfg(test)]
 mod tests {
     use std::panic::panic_any;
 

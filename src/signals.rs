@@ -65,6 +65,26 @@ pub fn shutdown() -> io::Result<CancellationToken> {
     Ok(stop.insert(token).clone())
 }
 
+/// Meaning of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meaning {
+    /// The first signal: stop.
+    Stop,
+    /// The same request as the first signal: ignored.
+    Repeated,
+    /// The second signal: end at once.
+    Abort,
+}
+
+/// Returns the meaning of a signal that comes now.
+fn meaning(first: Option<Instant>, now: Instant) -> Meaning {
+    match first {
+        None => Meaning::Stop,
+        Some(first) if now.duration_since(first) < BOUNCE => Meaning::Repeated,
+        Some(_) => Meaning::Abort,
+    }
+}
+
 #[expect(clippy::exit, reason = "a second signal asks for just that")]
 async fn listen(stop: CancellationToken, mut interrupt: Signal, mut terminate: Signal) {
     let mut first: Option<Instant> = None;
@@ -73,14 +93,15 @@ async fn listen(stop: CancellationToken, mut interrupt: Signal, mut terminate: S
             _ = interrupt.recv() => "SIGINT",
             _ = terminate.recv() => "SIGTERM",
         };
-        match first {
-            None => {
+        let now = Instant::now();
+        match meaning(first, now) {
+            Meaning::Stop => {
                 info!(signal, "stopping; the next signal ends the process at once");
-                first = Some(Instant::now());
+                first = Some(now);
                 stop.cancel();
             }
-            Some(first) if first.elapsed() < BOUNCE => {}
-            Some(_) => {
+            Meaning::Repeated => {}
+            Meaning::Abort => {
                 warn!(signal, "ended by a second signal");
                 std::process::exit(1);
             }
@@ -118,6 +139,22 @@ mod tests {
     fn send(signal: &str, process: &Child) {
         let id = process.id().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
+    }
+
+    #[test]
+    fn a_second_signal_within_the_bounce_is_the_same_request_and_a_later_one_aborts() {
+        let first = Instant::now();
+        let after = |millis| meaning(Some(first), first + Duration::from_millis(millis));
+
+        assert_eq!(meaning(None, first), Meaning::Stop);
+        for (millis, expected) in [
+            (0, Meaning::Repeated),
+            (299, Meaning::Repeated),
+            (300, Meaning::Abort),
+            (60_000, Meaning::Abort),
+        ] {
+            assert_eq!(after(millis), expected, "{millis} ms");
+        }
     }
 
     #[test]

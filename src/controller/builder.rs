@@ -15,7 +15,7 @@ use super::{
     spec::{Spec, erase},
 };
 use crate::{
-    guard,
+    guard::{self, Held},
     informer::{Index, Projection},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup},
@@ -78,7 +78,7 @@ pub struct Builder {
     sync_timeout: Duration,
     queue: QueueOptions,
     group: RunnableGroup,
-    conditions: Vec<Arc<dyn Condition>>,
+    conditions: Vec<Held<Arc<dyn Condition>>>,
     // The first mistake; told when the controller is built, so that calls can be chained.
     mistake: Option<BuildError>,
 }
@@ -90,7 +90,7 @@ struct InputOptions {
 
 enum What {
     Kind(Box<KindOptions>),
-    Source(Arc<dyn ConditionalSource>),
+    Source(Held<Arc<dyn ConditionalSource>>),
 }
 
 #[derive(Debug)]
@@ -161,8 +161,10 @@ impl Builder {
 
     /// A source of one's own.
     pub fn source(mut self, source: impl ConditionalSource) -> Self {
-        self.inputs
-            .push(InputOptions { what: What::Source(Arc::new(source)), mode: InputMode::Plain });
+        self.inputs.push(InputOptions {
+            what: What::Source(Held::new(Arc::new(source))),
+            mode: InputMode::Plain,
+        });
         self
     }
 
@@ -240,7 +242,7 @@ impl Builder {
     /// Says whom it concerns that this input is synced; for optional types, whose objects can be
     /// worked with from then on. Called each time the type has come and everything of it is known.
     pub fn on_synced(self, concerns: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
-        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Box::new(concerns))))
+        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Held::new(Box::new(concerns)))))
     }
 
     /// Drops changes of every type.
@@ -292,7 +294,7 @@ impl Builder {
     /// The controller runs only while this condition is met, beside those of its conditional
     /// inputs.
     pub fn when(mut self, condition: impl Condition) -> Self {
-        self.conditions.push(Arc::new(condition));
+        self.conditions.push(Held::new(Arc::new(condition)));
         self
     }
 
@@ -339,8 +341,8 @@ impl Builder {
                     let KindOptions { mut filter, role, predicates, indexes, synced, .. } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
                     let concern = match (role, &primary) {
-                        (Role::Primary, _) => Concern::Handler(Handler::Object),
-                        (Role::Watched(handler), _) => Concern::Handler(handler),
+                        (Role::Primary, _) => Concern::Handler(Held::new(Handler::Object)),
+                        (Role::Watched(handler), _) => Concern::Handler(Held::new(handler)),
                         (Role::Owned { only_controller }, Some(primary)) => {
                             Concern::OwnerOf { primary: primary.clone(), only_controller }
                         }

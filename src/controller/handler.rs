@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::Request;
 use crate::{
+    guard::Held,
     informer::{Delta, Object, ObjectKey},
     kind::{GroupKind, Scope},
 };
@@ -32,7 +33,7 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
 /// Which requests it concerns that everything there is of a type is known.
-pub(super) struct OnSynced(pub(super) Box<dyn Fn(&mut Enqueue<'_>) + Send + Sync>);
+pub(super) struct OnSynced(pub(super) Held<Box<dyn Fn(&mut Enqueue<'_>) + Send + Sync>>);
 
 impl std::fmt::Debug for OnSynced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -21,6 +21,7 @@ use super::{
     spec::Spec,
 };
 use crate::{
+    guard::Held,
     informer::{Ended, Progress, Subscription},
     kind::TypeRef,
     manager::{
@@ -36,7 +37,7 @@ pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
     /// Beside those of the required inputs.
-    conditions: Vec<Arc<dyn Condition>>,
+    conditions: Vec<Held<Arc<dyn Condition>>>,
     prepared: Arc<Mutex<Prepared>>,
 }
 
@@ -81,7 +82,7 @@ impl Controller {
         Self { spec: Arc::new(spec), group, conditions: Vec::new(), prepared: Arc::default() }
     }
 
-    pub(super) fn with(self, conditions: Vec<Arc<dyn Condition>>) -> Self {
+    pub(super) fn with(self, conditions: Vec<Held<Arc<dyn Condition>>>) -> Self {
         Self { conditions, ..self }
     }
 

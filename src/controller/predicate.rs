@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use kube::core::{Selector, SelectorExt};
 
-use crate::informer::{Delta, Header};
+use crate::{
+    guard::Held,
+    informer::{Delta, Header},
+};
 
 /// Drops changes before they reach a handler.
 ///
@@ -21,7 +24,8 @@ pub struct Predicate {
 impl Predicate {
     /// A predicate by function: `true` lets the change pass.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
-        Self { pass: Arc::new(pass), reads: None }
+        let pass = Held::new(pass);
+        Self { pass: Arc::new(move |delta| pass(delta)), reads: None }
     }
 
     /// The specification changed, or the deletion began.

@@ -64,6 +64,8 @@ struct Run {
     // Cancelled when no reconcile reads any more.
     release: CancellationToken,
     sources: JoinSet<InputEnd>,
+    // Of the sources that have not ended.
+    source_names: HashMap<Id, String>,
     settled: mpsc::Receiver<usize>,
     workers: JoinSet<Attempt>,
     active: HashMap<Id, Active>,
@@ -134,6 +136,7 @@ impl Run {
             cancel,
             release: CancellationToken::new(),
             sources: JoinSet::new(),
+            source_names: HashMap::new(),
             settled,
             workers: JoinSet::new(),
             active: HashMap::new(),
@@ -160,14 +163,16 @@ impl Run {
                 series: Arc::clone(&self.spec.series),
                 deliveries: Arc::clone(&self.deliveries),
             };
+            let name = input.name();
             let span = info_span!(
                 "source",
                 controller = %self.spec.name,
                 epoch = self.epoch.number(),
-                source = input.name(),
+                source = name,
             );
             let follow = follower.run().instrument(span);
-            self.sources.spawn(self.epoch.tracker().track_future(follow));
+            let id = self.sources.spawn(self.epoch.tracker().track_future(follow)).id();
+            self.source_names.insert(id, name);
         }
     }
 
@@ -199,7 +204,7 @@ impl Run {
                 Some(input) = self.settled.recv() => {
                     pending.remove(&input);
                 }
-                Some(end) = self.sources.join_next() => if self.source_ended(end)? {
+                Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(false);
                 },
                 () = sleep_until(at), if deadline.is_some() => {
@@ -227,7 +232,7 @@ impl Run {
                 biased;
                 _ = &mut stopping => return Ok(()),
                 Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
-                Some(end) = self.sources.join_next() => if self.source_ended(end)? {
+                Some(end) = self.sources.join_next_with_id() => if self.source_ended(end)? {
                     return Ok(());
                 },
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
@@ -457,11 +462,13 @@ impl Run {
     }
 
     /// Returns whether the epoch ends with the source.
-    fn source_ended(&self, end: Result<InputEnd, JoinError>) -> Result<bool, RunError> {
+    fn source_ended(&mut self, end: Result<(Id, InputEnd), JoinError>) -> Result<bool, RunError> {
+        let id = end.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
+        self.source_names.remove(&id);
         match end {
-            Ok(InputEnd::Failed(error)) => Err(RunError::Source(error)),
-            Ok(InputEnd::Done) => Ok(true),
-            Ok(InputEnd::Stopped) => Ok(false),
+            Ok((_, InputEnd::Failed(error))) => Err(RunError::Source(error)),
+            Ok((_, InputEnd::Done)) => Ok(true),
+            Ok((_, InputEnd::Stopped)) => Ok(false),
             Err(error) => match ended_badly(error) {
                 Attempt::Panicked(message) => Err(RunError::Source(message)),
                 Attempt::Returned(_)
@@ -470,6 +477,15 @@ impl Run {
                 | Attempt::Behind(_) => Ok(false),
             },
         }
+    }
+
+    /// Reports by name what has not ended though the grace is over.
+    fn report_unfinished(&self) {
+        let reconciles = self.active.values().map(|it| format!("reconcile of {}", it.item.key));
+        let sources = self.source_names.values().map(|name| format!("source {name}"));
+        let mut unfinished: Vec<_> = reconciles.chain(sources).collect();
+        unfinished.sort();
+        self.epoch.report(|report| report.unfinished = unfinished);
     }
 
     /// Stops in the order that lets nothing of the epoch outlive it.
@@ -493,14 +509,10 @@ impl Run {
         self.epoch.drain().await;
         self.statuses.clear();
         // One that blocks its thread is waited for: it may still be writing.
-        if !self.active.is_empty() {
-            let late =
-                self.active.values().map(|active| format!("reconcile of {}", active.item.key));
-            let late = late.collect();
-            self.epoch.report(|report| report.unfinished = late);
-        }
+        self.report_unfinished();
         while let Some(end) = self.workers.join_next_with_id().await {
             self.reconciled(end);
+            self.report_unfinished();
         }
         if reason == Some(StopReason::Superseded) {
             self.spec.carried_over.leave(self.queue.close());
@@ -519,14 +531,21 @@ impl Run {
         loop {
             select! {
                 biased;
-                end = self.sources.join_next() => match end {
-                    Some(end) => debug!(?end, "source released"),
-                    None => return,
-                },
+                end = self.sources.join_next_with_id() => {
+                    let Some(end) = end else { return };
+                    if let Err(error) = self.source_ended(end) {
+                        warn!(controller = %self.spec.name, %error, "source failed while stopping");
+                    }
+                    if is_over {
+                        self.report_unfinished();
+                    }
+                }
                 // A source of the user may ignore that it is released.
                 () = &mut over, if !is_over => {
                     is_over = true;
                     self.sources.abort_all();
+                    // One that blocks its thread is waited for.
+                    self.report_unfinished();
                 }
             }
         }

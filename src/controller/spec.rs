@@ -9,7 +9,7 @@ use super::{
     Context, Outcome, ReconcileError, Reconciler, Request, metrics::Series, queue::QueueOptions,
     run::carried_over::CarriedOver, run::input::Input,
 };
-use crate::{kind::TypeRef, manager::ControllerName};
+use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 
 /// A reconciler, its type forgotten.
 pub(super) type Reconcile = Arc<
@@ -34,7 +34,7 @@ pub(super) struct Spec {
 
 /// Forgets the type of a reconciler.
 pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
-    let reconciler = Arc::new(reconciler);
+    let reconciler = Arc::new(Held::new(reconciler));
     Arc::new(move |request, context| {
         let reconciler = Arc::clone(&reconciler);
         async move { reconciler.reconcile(request, context).await }.boxed()

@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use super::{Object, ObjectKey};
-use crate::guard;
+use crate::guard::{self, Held};
 
 /// Readers of one store seldom meet; the default, four shards a core, is paid by every informer.
 const SHARDS: usize = 8;
@@ -54,7 +54,8 @@ impl Index {
         name: impl Into<Arc<str>>,
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: name.into(), values: Arc::new(values), panics: None }
+        let values = Held::new(values);
+        Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
     }
 
     /// The same index, whose panics are published there.

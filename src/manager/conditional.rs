@@ -7,6 +7,7 @@ use futures::future::BoxFuture;
 use super::{
     Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
 };
+use crate::guard::Held;
 
 /// A runnable that runs only while a condition is met.
 ///
@@ -22,8 +23,8 @@ use super::{
 /// # }
 /// ```
 pub struct Conditional {
-    runnable: Arc<dyn Runnable>,
-    conditions: Vec<Arc<dyn Condition>>,
+    runnable: Held<Arc<dyn Runnable>>,
+    conditions: Vec<Held<Arc<dyn Condition>>>,
 }
 
 /// Condition of a conditional runnable.
@@ -32,13 +33,15 @@ struct Own(Arc<dyn ConditionalRunnable>);
 impl Conditional {
     /// Runs `runnable` only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
-        Self { runnable, conditions: vec![Arc::new(condition)] }
+        let conditions = vec![Held::new(Arc::new(condition) as Arc<dyn Condition>)];
+        Self { runnable: Held::new(runnable), conditions }
     }
 
     /// Runs `runnable` only while its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
-        let own = Own(Arc::clone(&runnable));
-        Self { runnable, conditions: vec![Arc::new(own), Arc::new(condition)] }
+        let own: Arc<dyn Condition> = Arc::new(Own(Arc::clone(&runnable)));
+        let conditions = vec![Held::new(own), Held::new(Arc::new(condition))];
+        Self { runnable: Held::new(runnable), conditions }
     }
 }
 

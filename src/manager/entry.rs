@@ -10,7 +10,7 @@ use tracing::warn;
 use super::{
     ConditionalRunnable, ControllerName, ControllerState, Done, Epoch, Readiness, Reason, Report,
     RunnableGroup, RunnableOptions, RunnableStatus, Unmet, Verdict,
-    lifecycle::{Cause, Lifecycle},
+    lifecycle::{Cause, Lifecycle, RunEnd},
 };
 use crate::guard::{self, Held};
 
@@ -108,8 +108,8 @@ pub(super) struct Entry {
     pub(super) removers: Vec<oneshot::Sender<()>>,
     pub(super) watching: CancellationToken,
     pub(super) last_done: Option<Done>,
-    /// The run of the epoch has ended.
-    pub(super) returned: bool,
+    /// End of the epoch's run, once it has returned.
+    pub(super) returned: Option<RunEnd>,
     /// Epoch for which later groups have waited in vain, and for how long.
     pub(super) late: Option<(u64, Duration)>,
     /// When the epoch that starts was begun.

@@ -3,6 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use kube::Client;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     select,
     sync::watch,
@@ -93,11 +94,22 @@ struct Stop {
 }
 
 impl Epoch {
-    /// An epoch of its own, for whoever drives a runnable without a manager (a test).
+    /// Epoch without a manager, to call a runnable or a reconciler by hand (in a test, say). Nothing
+    /// asks it to stop: drop the run's future instead. Only the manager stops its own epochs.
     pub fn new(controller: impl Into<ControllerName>, number: u64, grace: Duration) -> Self {
+        Self::counted(controller.into(), number, grace, Counter::default())
+    }
+
+    /// Epoch of a manager, whose tasks that panic are counted.
+    pub(super) fn counted(
+        controller: ControllerName,
+        number: u64,
+        grace: Duration,
+        panics: Counter,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
-                controller: controller.into(),
+                controller,
                 number,
                 grace,
                 token: CancellationToken::new(),
@@ -105,7 +117,7 @@ impl Epoch {
                 returned: watch::Sender::new(None),
                 report: watch::Sender::default(),
                 fence: Fence::new(),
-                tasks: Tasks::new(),
+                tasks: Tasks::new(panics),
                 tracker: TaskTracker::new(),
             }),
         }
@@ -149,7 +161,7 @@ impl Epoch {
 
     /// Asks the run to stop; only the first reason counts. The grace begins with the first call. A
     /// lost lease ends it at once: another replica may write already.
-    pub fn stop(&self, reason: StopReason) {
+    pub(crate) fn stop(&self, reason: StopReason) {
         let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
         let deadline = after(now, if lost { Duration::ZERO } else { self.inner.grace });
         self.inner.stop.send_if_modified(|current| match current {
@@ -174,7 +186,7 @@ impl Epoch {
     /// The task may continue, and write, until the grace is over; then it is dropped at its next
     /// await. The epoch is not done before its last task has ended: one that blocks its thread
     /// holds the runnable in `Stopping` with the reason `Stuck`. A panic is logged with the
-    /// controller's name and the epoch's number, and ends this task alone. A task that is spawned
+    /// controller's name and the epoch's number, is counted, and ends this task alone. A task that is spawned
     /// when the grace is over never begins.
     ///
     /// # Panics

@@ -40,6 +40,19 @@ pub(super) enum RunEnd {
     Aborted,
 }
 
+impl RunEnd {
+    /// Error of a run that had reported another end `before`, and failed only then.
+    pub(super) fn later_error(&self, before: &Self) -> Option<&str> {
+        match (before, self) {
+            (Self::Completed | Self::Aborted, Self::Failed(error))
+            | (Self::Completed | Self::Aborted | Self::Failed(_), Self::Panicked(error)) => {
+                Some(error)
+            }
+            (_, Self::Completed | Self::Aborted | Self::Failed(_) | Self::Panicked(_)) => None,
+        }
+    }
+}
+
 /// All that can happen to a runnable.
 #[derive(Clone, Debug)]
 pub(super) enum Input {

@@ -43,6 +43,7 @@ pub struct ManagerMetrics {
     state: Family<State, Gauge>,
     epoch: Family<Name, Gauge>,
     failures: Family<Name, Counter>,
+    panics: Family<Name, Counter>,
     start: Histograms,
     stop: Histograms,
     tasks: OwnerGauge<Owned>,
@@ -57,6 +58,7 @@ impl Default for ManagerMetrics {
             state: Family::default(),
             epoch: Family::default(),
             failures: Family::default(),
+            panics: Family::default(),
             start: Family::new_with_constructor(histogram),
             stop: Family::new_with_constructor(histogram),
             tasks: OwnerGauge::default(),
@@ -82,6 +84,11 @@ impl ManagerMetrics {
             "pilotlight_controller_run_failures",
             "Runs that ended with an error or a panic",
             self.failures.clone(),
+        );
+        registry.register(
+            "pilotlight_controller_task_panics",
+            "Tasks of epochs that panicked",
+            self.panics.clone(),
         );
         registry.register(
             "pilotlight_controller_start_duration_seconds",
@@ -147,6 +154,11 @@ impl ManagerMetrics {
         self.failures.get_or_create(&Self::name(name)).inc();
     }
 
+    /// Counter of the tasks that panic.
+    pub(super) fn panics(&self, name: &ControllerName) -> Counter {
+        self.panics.get_or_create(&Self::name(name)).clone()
+    }
+
     pub(super) fn started(&self, name: &ControllerName, seconds: f64) {
         self.start.get_or_create(&Self::name(name)).observe(seconds);
     }
@@ -161,6 +173,7 @@ impl ManagerMetrics {
         }
         self.epoch.remove(&Self::name(name));
         self.failures.remove(&Self::name(name));
+        self.panics.remove(&Self::name(name));
         self.start.remove(&Self::name(name));
         self.stop.remove(&Self::name(name));
     }

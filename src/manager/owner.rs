@@ -54,6 +54,9 @@ type Prepared = (Id, u64, Result<(), String>);
 /// What is set, by entry; each counts for its owner.
 type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
 
+/// Changes that are waited for.
+type Watches = FuturesUnordered<BoxFuture<'static, Option<Event>>>;
+
 #[derive(Clone, Copy, Debug)]
 enum Timer {
     Wake,
@@ -88,7 +91,9 @@ pub(super) struct Owner {
     /// The runs under way; one at most for each entry.
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<Prepared>>,
-    watches: FuturesUnordered<BoxFuture<'static, Option<Event>>>,
+    watches: Watches,
+    /// Whether a change comes before a command, if both are ready: they take turns.
+    watches_first: bool,
     timers: Timers,
     phase: Phase,
     failure: Option<ManagerError>,
@@ -116,6 +121,7 @@ impl Owner {
             runs: JoinSet::new(),
             prepares: JoinSet::new(),
             watches: FuturesUnordered::new(),
+            watches_first: false,
             timers: DelayQueue::new(),
             phase: Phase::opening(0),
             failure: None,
@@ -174,9 +180,6 @@ impl Owner {
                     let (id, end) = ended.expect("a run is driven to its end");
                     return Event::Ended(id, end);
                 }
-                // The manager keeps a sender, so this yields for as long as it is polled. Whoever
-                // asks for something waits for no stream of changes.
-                Some(command) = self.commands.recv() => return Event::Command(command),
                 Some(prepared) = self.prepares.join_next() => {
                     let prepared = prepared.expect("panics are caught within");
                     if let Some(prepared) = prepared {
@@ -187,11 +190,10 @@ impl Owner {
                     let (id, timer, _counted) = timer.into_inner();
                     return Event::Timer(id, timer);
                 }
-                // Last: a condition that changes all the time is always ready, and holds up nobody.
-                Some(event) = self.watches.next(), if !self.watches.is_empty() => {
-                    if let Some(event) = event {
-                        return event;
-                    }
+                // Last: either may be ready all the time.
+                event = fair(&mut self.commands, &mut self.watches, self.watches_first) => {
+                    self.watches_first = matches!(event, Event::Command(_));
+                    return event;
                 }
             }
         }
@@ -260,7 +262,7 @@ impl Owner {
                 removers: Vec::new(),
                 watching,
                 last_done: None,
-                returned: false,
+                returned: None,
                 begun_at: None,
                 late: None,
                 stopped_at: None,
@@ -310,10 +312,10 @@ impl Owner {
     /// Records the end of the run; its tasks may continue until the grace is over.
     fn on_returned(&mut self, id: Id, epoch: u64, end: RunEnd) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
-        if entry.returned || entry.epoch.is_none() || entry.epoch_number != epoch {
+        if entry.returned.is_some() || entry.epoch.is_none() || entry.epoch_number != epoch {
             return;
         }
-        entry.returned = true;
+        entry.returned = Some(end.clone());
         if let RunEnd::Failed(error) | RunEnd::Panicked(error) = &end {
             let policy = entry.spec.options.on_failure;
             // Whoever fails while it is being stopped has nothing more to end.
@@ -338,6 +340,11 @@ impl Owner {
 
     fn on_ended(&mut self, id: Id, end: RunEnd) {
         let Some(entry) = self.entries.get(&id) else { return };
+        if let Some(error) = entry.returned.as_ref().and_then(|before| end.later_error(before)) {
+            self.metrics.failed(&entry.name);
+            let epoch = entry.epoch_number;
+            warn!(controller = %entry.name, epoch, error, "run failed after it had reported its end");
+        }
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, Input::Ended);
@@ -445,6 +452,35 @@ impl Owner {
     }
 }
 
+/// Waits for a command or a change; `watches_first` decides if both are ready. Cancel safe.
+async fn fair(
+    commands: &mut mpsc::Receiver<Command>,
+    watches: &mut Watches,
+    watches_first: bool,
+) -> Event {
+    let command = async {
+        match commands.recv().await {
+            Some(command) => Event::Command(command),
+            // The manager keeps a sender.
+            None => std::future::pending().await,
+        }
+    };
+    let change = async {
+        loop {
+            match watches.next().await {
+                Some(Some(event)) => return event,
+                Some(None) => {}
+                None => return std::future::pending().await,
+            }
+        }
+    };
+    if watches_first {
+        tokio::select! { biased; event = change => event, event = command => event }
+    } else {
+        tokio::select! { biased; event = command => event, event = change => event }
+    }
+}
+
 /// Whatever is left behind, when the patience is over or the manager is dropped, may not send.
 impl Drop for Owner {
     fn drop(&mut self) {
@@ -457,3 +493,5 @@ impl Drop for Owner {
 
 #[cfg(test)]
 mod model;
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,6 @@
 //! Tasks of an epoch: counted, traced, and aborted together.
 
+use prometheus_client::metrics::counter::Counter;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::{Instrument, Span, error};
 
@@ -11,14 +12,16 @@ use crate::guard;
 pub(super) struct Tasks {
     tracker: TaskTracker,
     abort: CancellationToken,
+    panics: Counter,
 }
 
 impl Tasks {
-    pub(super) fn new() -> Self {
-        Self { tracker: TaskTracker::new(), abort: CancellationToken::new() }
+    /// No tasks yet; `panics` counts those that will panic.
+    pub(super) fn new(panics: Counter) -> Self {
+        Self { tracker: TaskTracker::new(), abort: CancellationToken::new(), panics }
     }
 
-    /// Spawns a task in the current span. Its panic is logged and ends no other task.
+    /// Spawns a task in the current span. Its panic is logged and counted, and ends no other task.
     pub(super) fn spawn(
         &self,
         controller: &ControllerName,
@@ -26,9 +29,11 @@ impl Tasks {
         task: impl Future<Output = ()> + Send + 'static,
     ) {
         let (controller, abort) = (controller.clone(), self.abort.clone());
+        let panics = self.panics.clone();
         let task = async move {
             // Covers the drop of an aborted task too.
             if let Err(error) = guard::future(abort.run_until_cancelled_owned(task)).await {
+                panics.inc();
                 error!(%controller, epoch, error, "task panicked");
             }
         };

@@ -16,6 +16,7 @@ use futures::future::BoxFuture;
 use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
 
 use super::*;
+use crate::guard::fixture::Bomb;
 
 /// A runnable whose condition and run the test holds in its hands.
 struct Probe {
@@ -50,15 +51,6 @@ enum Body {
     LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
     PanicsWhenDropped,
-}
-
-/// Somebody's value that panics when it is dropped.
-struct Bomb;
-
-impl Drop for Bomb {
-    fn drop(&mut self) {
-        panic!("boom")
-    }
 }
 
 fn met() -> Verdict {

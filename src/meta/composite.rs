@@ -16,8 +16,8 @@ use std::{
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::core::Status;
-use tokio::runtime::Handle;
-use tokio_util::task::TaskTracker;
+use tokio::{runtime::Handle, time::sleep};
+use tracing::warn;
 
 use super::{
     ControllerBudget, Definition, Hook, HookError, HookSeries, Parents, Selector,
@@ -35,6 +35,7 @@ use crate::{
         Backoff, BuildError, Cluster, Context, Controller, Handler, ObjectGone, Outcome, Postponed,
         Predicate, ReconcileError, Reconciler, Request,
     },
+    guard,
     informer::{Delta, Object},
     kind::{Scope, TypeRef},
     manager::{
@@ -46,6 +47,10 @@ use crate::{
 
 /// Failures in a row after which a cache that is behind explains nothing any more.
 const PATIENCE: u32 = 5;
+
+/// Time beyond the grace in which a hook may release what it keeps. It is shorter than the time
+/// after which an epoch counts as stuck.
+const RELEASE_SLACK: Duration = Duration::from_millis(500);
 
 /// A declared composite controller, as the manager runs it.
 pub(crate) struct CompositeRunnable {
@@ -147,17 +152,50 @@ struct Remains {
     parents: Arc<Parents>,
     // Taken once it is released.
     hook: Option<Arc<dyn Hook>>,
-    tasks: TaskTracker,
+    epoch: Epoch,
+}
+
+/// Why a hook may still keep what it should have released.
+#[derive(Debug, thiserror::Error)]
+enum ReleaseError {
+    /// Resolve `Hook::release` sooner, or raise the grace.
+    #[error("the hook has not released what it keeps within the grace")]
+    Late,
+    /// Mend `Hook::release`.
+    #[error("the hook panicked when it was to release what it keeps: {0}")]
+    Panicked(String),
 }
 
 impl Remains {
-    async fn clear(mut self) {
+    async fn clear(mut self) -> Result<(), ReleaseError> {
         self.parents.clear();
-        if let Some(hook) = &self.hook {
-            hook.release().await;
-        }
+        let released = match &self.hook {
+            Some(hook) => release(&**hook, &self.epoch).await,
+            None => Ok(()),
+        };
         self.hook = None;
+        released
     }
+}
+
+/// Releases a hook, or gives that up when the grace of the epoch is over.
+async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
+    let over = async {
+        epoch.grace_over().await;
+        sleep(RELEASE_SLACK).await;
+    };
+    tokio::select! {
+        biased;
+        released = guard::future(async { hook.release().await }) => {
+            released.map_err(ReleaseError::Panicked)
+        }
+        () = over => Err(ReleaseError::Late),
+    }
+}
+
+fn warn_of(epoch: &Epoch, error: &ReleaseError) {
+    let (controller, epoch) = (epoch.controller(), epoch.number());
+    warn!(%controller, epoch, %error, "hook not released");
 }
 
 impl Drop for Remains {
@@ -166,7 +204,13 @@ impl Drop for Remains {
         self.parents.clear();
         // Awaited by the epoch: it is not done before the hook has let go.
         if let Ok(runtime) = Handle::try_current() {
-            drop(self.tasks.spawn_on(async move { hook.release().await }, &runtime));
+            let epoch = self.epoch.clone();
+            let release = async move {
+                if let Err(error) = release(&*hook, &epoch).await {
+                    warn_of(&epoch, &error);
+                }
+            };
+            drop(self.epoch.tracker().spawn_on(release, &runtime));
         }
     }
 }
@@ -176,13 +220,19 @@ impl Runnable for CompositeRunnable {
         let remains = Remains {
             parents: Arc::clone(&self.parents),
             hook: Some(Arc::clone(&self.hook)),
-            tasks: epoch.tracker().clone(),
+            epoch: epoch.clone(),
         };
-        let run = self.controller.start(epoch);
+        let run = self.controller.start(epoch.clone());
         Box::pin(async move {
             let end = run.await;
-            remains.clear().await;
-            end
+            match (end, remains.clear().await) {
+                (Ok(()), released) => Ok(released?),
+                (failed, Ok(())) => failed,
+                (failed, Err(error)) => {
+                    warn_of(&epoch, &error);
+                    failed
+                }
+            }
         })
     }
 

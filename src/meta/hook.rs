@@ -1,6 +1,6 @@
 //! Hooks: who decides what a parent should have.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -11,6 +11,7 @@ use super::{
     hook_metrics::{CallOutcome, CountedCall},
 };
 use crate::{
+    guard::Held,
     informer::ObjectKey,
     manager::{Epoch, FenceClosed},
 };
@@ -45,9 +46,34 @@ pub trait Hook: Send + Sync + 'static {
     fn forget(&self, _parent: &ObjectKey) {}
 
     /// Gives up what is kept between calls, such as connections, and resolves when it is gone.
-    /// Called when an epoch has ended; the hook may be called again later.
+    /// Called when an epoch has ended; the hook may be called again later. Dropped half a second
+    /// after the epoch's grace is over; the run then fails.
     fn release(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
+    }
+}
+
+/// Hook of a user, whose `Drop` is guarded.
+impl Hook for Held<Arc<dyn Hook>> {
+    fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        (**self).call(request)
+    }
+
+    fn call_about<'a>(
+        &'a self,
+        parent: &'a ObjectKey,
+        uid: &'a str,
+        request: Bytes,
+    ) -> BoxFuture<'a, Result<Bytes, HookError>> {
+        (**self).call_about(parent, uid, request)
+    }
+
+    fn forget(&self, parent: &ObjectKey) {
+        (**self).forget(parent);
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        (**self).release()
     }
 }
 

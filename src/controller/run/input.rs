@@ -19,7 +19,7 @@ use crate::{
         source::kind::KindSource,
     },
     duration::after,
-    guard,
+    guard::{self, Held},
     kind::TypeRef,
     manager::{Basis, Epoch, Readiness, Reason, Unmet, Verdict, WatchState},
     redaction,
@@ -29,6 +29,9 @@ use crate::{
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
+const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a controller is told to listen to: a description, started anew in every epoch.
 #[derive(Clone)]
@@ -42,7 +45,7 @@ pub(in crate::controller) enum InputSource {
     /// The built-in one, whose type and cache the run knows.
     Kind(Arc<KindSource>),
     /// A user's.
-    Other(Arc<dyn ConditionalSource>),
+    Other(Held<Arc<dyn ConditionalSource>>),
 }
 
 /// End of an input in an epoch.
@@ -155,7 +158,11 @@ impl Follower {
 
     /// A required source is done. If that is because its condition is lost, the manager is about to
     /// stop the epoch; else the epoch ends here, and the manager asks the condition again.
+    ///
+    /// The manager may rest on another part of an `any_of` than this input. It does not stop the
+    /// epoch then, so that the wait for it has a bound.
     async fn over(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
+        let mut patience = pin!(sleep(STOP_PATIENCE));
         loop {
             match readiness.verdict() {
                 Verdict::Met(now) if now != basis => {}
@@ -168,6 +175,10 @@ impl Follower {
             select! {
                 biased;
                 () = self.feed.cancelled() => return InputEnd::Stopped,
+                () = &mut patience => {
+                    info!(input = name, "required source has lost its condition, the epoch ends");
+                    return InputEnd::Done;
+                }
                 () = readiness.changed() => {}
             }
         }

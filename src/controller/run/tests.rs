@@ -27,6 +27,7 @@ use crate::{
         run::carried_over::{CarriedOver, CarriedOverByName},
         run::input::{Input, InputSource},
     },
+    guard::Held,
     informer::ObjectKey,
     manager::{
         ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
@@ -180,7 +181,7 @@ fn make() -> Make {
 
 impl Make {
     fn input(mut self, mode: InputMode, source: impl ConditionalSource) -> Self {
-        self.inputs.push(Input { source: InputSource::Other(Arc::new(source)), mode });
+        self.inputs.push(Input { source: InputSource::Other(Held::new(Arc::new(source))), mode });
         self
     }
 

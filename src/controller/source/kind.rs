@@ -19,7 +19,7 @@ use crate::{
         run::input_status::{Attached, InputMode, InputStatus},
     },
     discovery::{TypeRegistry, TypeState, TypeStatus},
-    guard,
+    guard::{self, Held},
     informer::{
         Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress,
         Projection, Store, Subscription,
@@ -56,7 +56,7 @@ pub(in crate::controller) struct Filter {
 /// Whom a change concerns.
 pub(in crate::controller) enum Concern {
     /// As the user's handler says.
-    Handler(Handler),
+    Handler(Held<Handler>),
     /// The owner, of the type that the controller is for. What its kind is shows only when it is
     /// served.
     OwnerOf { primary: TypeRef, only_controller: bool },

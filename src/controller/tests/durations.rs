@@ -55,6 +55,7 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
     };
     let mut manager = Manager::new(ManagerOptions {
         graceful_shutdown_timeout: Some(given),
+        group_start_timeout: Some(given),
         restart_backoff,
         ..ManagerOptions::default()
     });

@@ -2,8 +2,13 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use tokio::sync::watch;
+
 use super::*;
-use crate::manager::{DoneReason, Readiness, always};
+use crate::{
+    kind::{Scope, TypeIdentity},
+    manager::{Basis, DoneReason, Readiness, Verdict, always, any_of},
+};
 
 /// A source that is done as soon as it is started.
 #[derive(Clone, Default)]
@@ -35,5 +40,90 @@ async fn controller_whose_required_source_is_always_done_starts_again_less_and_l
     let starts = brief.0.load(Ordering::SeqCst);
     assert_eq!(u64::try_from(starts).unwrap(), harness.status().epoch, "one in each epoch");
     assert!((15..=30).contains(&starts), "{starts}: 1 s doubling to 5 min");
+    harness.shutdown().await;
+}
+
+/// A source of either of two types: of the first that is served when it is started.
+#[derive(Clone)]
+struct Either {
+    types: [watch::Sender<Verdict>; 2],
+    fails: watch::Sender<bool>,
+    running: watch::Sender<Option<Verdict>>,
+}
+
+impl Either {
+    fn new() -> Self {
+        let types = ["one", "two"].map(|uid| watch::Sender::new(served(uid)));
+        Self { types, fails: watch::Sender::default(), running: watch::Sender::default() }
+    }
+}
+
+fn served(uid: &str) -> Verdict {
+    let identity = TypeIdentity {
+        group: "example.com".into(),
+        version: "v1".into(),
+        plural: "widgets".into(),
+        scope: Scope::Namespaced,
+        uid: Some(uid.into()),
+    };
+    Verdict::Met(vec![Basis { identity, kind: "Widget".into(), list_kind: "WidgetList".into() }])
+}
+
+fn missing() -> Verdict {
+    Verdict::Unmet(Vec::new())
+}
+
+impl ConditionalSource for Either {
+    fn ready(&self) -> Readiness {
+        any_of(self.types.each_ref().map(|part| Readiness::published(part.subscribe())))
+    }
+
+    fn start_notify_done(&self, context: SourceContext) -> SourceStart {
+        let mut readiness = self.ready();
+        let (running, mut fails) = (self.running.clone(), self.fails.subscribe());
+        let done = async move {
+            let chosen = readiness.verdict();
+            running.send_replace(Some(chosen.clone()));
+            let lost = async {
+                while readiness.verdict() == chosen {
+                    readiness.changed().await;
+                }
+            };
+            let end = tokio::select! {
+                () = context.stopping() => SourceEnd::Stopped,
+                () = lost => SourceEnd::TypeGone,
+                Ok(()) = fails.changed() => SourceEnd::Failed("boom".to_owned()),
+            };
+            running.send_replace(None);
+            end
+        };
+        SourceStart { synced: async { Ok(()) }.boxed(), done: done.boxed() }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn source_of_two_alternatives_is_never_left_without_either_while_one_is_served() {
+    let (harness, either) = (Harness::new(), Either::new());
+    let runs = |uid: &str| {
+        let (uid, mut running) = (served(uid), either.running.subscribe());
+        async move {
+            let found = running.wait_for(|now| *now == Some(uid.clone()));
+            let found = tokio::time::timeout(Duration::from_secs(600), found).await.is_ok();
+            assert!(found, "it does not run on {uid:?}");
+        }
+    };
+    harness.add(builder().source(either.clone()).conditional()).await;
+    runs("one").await;
+    either.types[0].send_replace(missing());
+    runs("two").await;
+    // The manager stays with the second type, whereas the next start of the source takes the first.
+    either.types[0].send_replace(served("one"));
+    either.fails.send_replace(true);
+    runs("one").await;
+
+    either.types[0].send_replace(missing());
+
+    runs("two").await;
+    harness.state(ControllerState::Running).await;
     harness.shutdown().await;
 }

@@ -2,10 +2,12 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
-use std::fmt;
-
 use super::*;
-use crate::{informer::Index, manager::Readiness};
+use crate::{
+    guard::fixture::{Bomb, Unspeakable, check_each, is_named},
+    informer::Index,
+    manager::{Condition, Readiness, always},
+};
 
 /// Place in a controller whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,50 +35,35 @@ enum Seam {
     SourceDone,
     SourceDoneDropped,
     SourceDropped,
-}
-
-/// A value whose `Drop` panics on request.
-struct Bomb(bool);
-
-impl Drop for Bomb {
-    fn drop(&mut self) {
-        assert!(!self.0, "boom");
-    }
-}
-
-/// An error whose `Display` or `Drop` panics.
-#[derive(Debug)]
-struct Unspeakable {
-    dropped: bool,
-}
-
-impl fmt::Display for Unspeakable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        assert!(self.dropped, "boom");
-        f.write_str("an error")
-    }
-}
-
-impl std::error::Error for Unspeakable {}
-
-impl Drop for Unspeakable {
-    fn drop(&mut self) {
-        assert!(!self.dropped, "boom");
-    }
+    PredicateDropped,
+    EventFilterDropped,
+    MapDropped,
+    DeltaDropped,
+    SyncedDropped,
+    IndexDropped,
+    Condition,
+    ConditionDropped,
+    EveryValueDropped,
 }
 
 struct Faulty {
     seam: Seam,
-    _bomb: Bomb,
+    _bomb: Option<Bomb>,
 }
 
 impl Faulty {
     fn reconciler(seam: Seam) -> Self {
-        Self { seam, _bomb: Bomb(seam == Seam::ReconcilerDropped) }
+        Self {
+            seam,
+            _bomb: matches!(seam, Seam::ReconcilerDropped | Seam::EveryValueDropped).then(|| Bomb),
+        }
     }
 
     fn source(seam: Seam) -> Self {
-        Self { seam, _bomb: Bomb(seam == Seam::SourceDropped) }
+        Self {
+            seam,
+            _bomb: matches!(seam, Seam::SourceDropped | Seam::EveryValueDropped).then(|| Bomb),
+        }
     }
 }
 
@@ -91,7 +78,7 @@ impl Reconciler for Faulty {
         async move {
             match seam {
                 Seam::Reconcile => panic!("boom"),
-                Seam::ReconcilePayload => std::panic::panic_any(Bomb(true)),
+                Seam::ReconcilePayload => std::panic::panic_any(Bomb),
                 Seam::ReconcileError => Err(Unspeakable { dropped: false }.into()),
                 Seam::ReconcileErrorDropped => Err(Unspeakable { dropped: true }.into()),
                 _ => Ok(Outcome::Done),
@@ -103,7 +90,7 @@ impl Reconciler for Faulty {
 impl ConditionalSource for Faulty {
     fn ready(&self) -> Readiness {
         assert!(self.seam != Seam::SourceReady, "boom");
-        crate::manager::always()
+        always()
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
@@ -112,14 +99,14 @@ impl ConditionalSource for Faulty {
         let synced = async move {
             match seam {
                 Seam::SourceSynced => panic!("boom"),
-                Seam::SourceSyncedPayload => std::panic::panic_any(Bomb(true)),
+                Seam::SourceSyncedPayload => std::panic::panic_any(Bomb),
                 Seam::SourceSyncError => Err(Unspeakable { dropped: false }.into()),
                 Seam::SourceSyncErrorDropped => Err(Unspeakable { dropped: true }.into()),
                 _ => Ok(()),
             }
         };
         let done = async move {
-            let _bomb = Bomb(seam == Seam::SourceDoneDropped);
+            let _bomb = (seam == Seam::SourceDoneDropped).then(|| Bomb);
             assert!(seam != Seam::SourceDone, "boom");
             if seam != Seam::SourceDoneDropped {
                 context.released().await;
@@ -139,6 +126,60 @@ fn panics() -> bool {
     panic!("boom")
 }
 
+/// Condition whose code panics.
+struct FaultyCondition {
+    panics: bool,
+    _bomb: Option<Bomb>,
+}
+
+impl Condition for FaultyCondition {
+    fn watch(&self) -> Readiness {
+        assert!(!self.panics, "boom");
+        always()
+    }
+}
+
+/// Makes a closure own a value whose `Drop` panics, if there is one.
+fn keep(_bomb: &Option<Bomb>) {}
+
+/// Builder whose values panic when they are dropped: this one, or every one.
+fn dropping(seam: Seam) -> Builder {
+    let bomb = |at| (seam == at || seam == Seam::EveryValueDropped).then(|| Bomb);
+    let [map, delta, predicate] =
+        [Seam::MapDropped, Seam::DeltaDropped, Seam::PredicateDropped].map(bomb);
+    let [filter, synced, index] =
+        [Seam::EventFilterDropped, Seam::SyncedDropped, Seam::IndexDropped].map(bomb);
+    let map = Handler::map(move |_| {
+        keep(&map);
+        Vec::new()
+    });
+    let delta = Handler::delta(move |_, _| keep(&delta));
+    let predicate = Predicate::new(move |_| {
+        keep(&predicate);
+        true
+    });
+    let filter = Predicate::new(move |_| {
+        keep(&filter);
+        true
+    });
+    let index = Index::new("by-app", move |_| {
+        keep(&index);
+        Vec::new()
+    });
+    let condition =
+        FaultyCondition { panics: seam == Seam::Condition, _bomb: bomb(Seam::ConditionDropped) };
+    builder()
+        .watches_type(widgets(), map)
+        .conditional()
+        .predicate(predicate)
+        .index(index)
+        .on_synced(move |_| keep(&synced))
+        .watches_type(widgets(), delta)
+        .event_filter(filter)
+        .source(Faulty::source(seam))
+        .when(condition)
+}
+
 fn faulty(seam: Seam) -> Builder {
     let widgets = |handler: Handler| builder().watches_type(widgets(), handler).conditional();
     let itself = || widgets(Handler::map(|object| vec![object.key().clone()]));
@@ -146,10 +187,19 @@ fn faulty(seam: Seam) -> Builder {
         Seam::Predicate => itself().predicate(Predicate::new(|_| panics())),
         Seam::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
         Seam::Map => widgets(Handler::map(|_| panic!("boom"))),
-        Seam::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(Bomb(true)))),
+        Seam::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(Bomb))),
         Seam::Delta => widgets(Handler::delta(|_, _| panic!("boom"))),
         Seam::Synced => itself().on_synced(|_| panic!("boom")),
         Seam::Index => itself().index(Index::new("by-app", |_| panic!("boom"))),
+        Seam::PredicateDropped
+        | Seam::EventFilterDropped
+        | Seam::MapDropped
+        | Seam::DeltaDropped
+        | Seam::SyncedDropped
+        | Seam::IndexDropped
+        | Seam::Condition
+        | Seam::ConditionDropped
+        | Seam::EveryValueDropped => dropping(seam),
         _ => itself().source(Faulty::source(seam)),
     }
 }
@@ -174,17 +224,27 @@ async fn try_seam(seam: Seam) {
     };
     harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
-    if matches!(seam, Seam::ReconcilerDropped | Seam::SourceDropped) {
+    let dropped = matches!(
+        seam,
+        Seam::ReconcilerDropped
+            | Seam::SourceDropped
+            | Seam::PredicateDropped
+            | Seam::EventFilterDropped
+            | Seam::MapDropped
+            | Seam::DeltaDropped
+            | Seam::SyncedDropped
+            | Seam::IndexDropped
+            | Seam::ConditionDropped
+            | Seam::EveryValueDropped
+    );
+    if dropped {
         harness.state(ControllerState::Running).await;
     } else {
-        let named = |status: &RunnableStatus| {
-            let text = format!("{status:?}");
-            text.contains("boom") || text.contains("a panic without a message")
-        };
-        harness.until(named).await;
+        harness.until(|status| is_named(status)).await;
         let source = matches!(
             seam,
-            Seam::SourceReady
+            Seam::Condition
+                | Seam::SourceReady
                 | Seam::SourceStart
                 | Seam::SourceSynced
                 | Seam::SourceSyncedPayload
@@ -209,8 +269,7 @@ async fn try_seam(seam: Seam) {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_controller_affects_that_controller_alone_and_is_reported() {
-    let mut wrong = Vec::new();
-    for seam in [
+    let seams = [
         Seam::Predicate,
         Seam::EventFilter,
         Seam::Map,
@@ -234,12 +293,15 @@ async fn a_panic_in_any_code_of_a_controller_affects_that_controller_alone_and_i
         Seam::SourceDone,
         Seam::SourceDoneDropped,
         Seam::SourceDropped,
-    ] {
-        let mut tasks = JoinSet::new();
-        tasks.spawn(try_seam(seam));
-        if tasks.join_next().await.unwrap().is_err() {
-            wrong.push(seam);
-        }
-    }
-    assert!(wrong.is_empty(), "not contained: {wrong:?}");
+        Seam::PredicateDropped,
+        Seam::EventFilterDropped,
+        Seam::MapDropped,
+        Seam::DeltaDropped,
+        Seam::SyncedDropped,
+        Seam::IndexDropped,
+        Seam::Condition,
+        Seam::ConditionDropped,
+        Seam::EveryValueDropped,
+    ];
+    check_each(&seams, try_seam).await;
 }

@@ -90,13 +90,14 @@ impl Owner {
         let count = last + 1;
         entry.epoch_number = count;
         entry.begun_at = Some(now);
-        let epoch = Epoch::new(entry.name.clone(), count, entry.spec.options.grace);
+        let panics = self.metrics.panics(&entry.name);
+        let epoch = Epoch::counted(entry.name.clone(), count, entry.spec.options.grace, panics);
         self.metrics.epoch(&entry.name, count);
         info!(controller = %entry.name, epoch = count, "starting");
         let span = info_span!("runnable", controller = %entry.name, epoch = count);
         let (number, report) = (count, epoch.subscribe());
         entry.epoch = Some(epoch.clone());
-        entry.returned = false;
+        entry.returned = None;
         // Building the future is the runnable's code too: its panic must not be ours.
         let (runnable, inside) = (entry.spec.runnable.clone(), epoch.clone());
         let run = async move { runnable.start(inside).await };

@@ -446,7 +446,7 @@ impl Model {
                 // However it ended, its policy starts it again.
                 Cause::Returned(_) => None,
             });
-            let stopping = (asked, machine.stuck(), entry.returned);
+            let stopping = (asked, machine.stuck(), entry.returned.is_some());
             (machine.state(), basis, Word::of(machine.verdict()), pending, orders, stopping)
         });
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))

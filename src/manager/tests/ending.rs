@@ -123,12 +123,19 @@ async fn the_next_epoch_begins_at_done_and_no_sooner_than_the_back_off_after_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_of_a_task_ends_that_task_alone() {
-    let harness = Harness::new();
+async fn a_panic_of_a_task_ends_that_task_alone_and_is_counted() {
+    let metrics = ManagerMetrics::default();
+    let options = ManagerOptions { metrics: metrics.clone(), ..ManagerOptions::default() };
+    let harness = Harness::start(Manager::new(options));
     let goes_on = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&goes_on);
     let runnable = Leaving::new(Ends::Completes, move |epoch| {
         epoch.spawn(async { panic!("boom") });
+        let stops = epoch.clone();
+        epoch.spawn(async move {
+            let _bomb = Bomb;
+            stops.stopping().await;
+        });
         let count = Arc::clone(&count);
         epoch.spawn(async move {
             sleep(Duration::from_secs(1)).await;
@@ -140,6 +147,8 @@ async fn a_panic_of_a_task_ends_that_task_alone() {
     harness.until("leaving", ControllerState::Stopped).await;
 
     assert_eq!(goes_on.load(Ordering::SeqCst), 1);
+    let panics = "pilotlight_controller_task_panics_total{controller=\"leaving\"}";
+    assert_eq!(counter(&metrics, panics).as_deref(), Some("2"));
     harness.stop().await.unwrap();
 }
 
@@ -170,5 +179,49 @@ async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_w
 
     unblock.send(()).unwrap();
     assert_eq!(harness.next_done().await, (1, DoneReason::Failed("boom".into())));
+    harness.stop().await.unwrap();
+}
+
+/// A run that reports its end, and panics while it drains.
+struct PanicsLate;
+
+impl Runnable for PanicsLate {
+    fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async move {
+            epoch.ends(None);
+            sleep(Duration::from_secs(1)).await;
+            panic!("boom")
+        })
+    }
+}
+
+impl ConditionalRunnable for PanicsLate {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+}
+
+/// Value of a counter of the manager, as it is exported.
+fn counter(metrics: &ManagerMetrics, name: &str) -> Option<String> {
+    let mut registry = prometheus_client::registry::Registry::default();
+    metrics.register(&mut registry);
+    let mut text = String::new();
+    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+    text.lines().find_map(|line| line.strip_prefix(name).map(|value| value.trim().to_owned()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_panics_after_it_has_reported_its_end_counts_as_a_failure() {
+    let metrics = ManagerMetrics::default();
+    let options = ManagerOptions { metrics: metrics.clone(), ..ManagerOptions::default() };
+    let mut harness = Harness::start(Manager::new(options));
+    let options = RunnableOptions { restart: RestartPolicy::Never, ..Default::default() };
+    harness.handle.add_runnable("late", Arc::new(PanicsLate), options).await.unwrap();
+
+    assert_eq!(harness.next_done().await, (1, DoneReason::Completed));
+    harness.until("late", ControllerState::Stopped).await;
+
+    let failures = "pilotlight_controller_run_failures_total{controller=\"late\"}";
+    assert_eq!(counter(&metrics, failures).as_deref(), Some("1"));
     harness.stop().await.unwrap();
 }

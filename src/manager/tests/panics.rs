@@ -2,11 +2,8 @@
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
-use std::fmt;
-
-use tokio::task::JoinSet;
-
 use super::*;
+use crate::guard::fixture::{Unspeakable, check_each, is_named};
 
 /// Place in a runnable whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,28 +23,32 @@ enum Seam {
     Unprepare,
     UnpreparePayload,
     RunnableDropped,
+    Condition,
+    ConditionDropped,
+    ConditionAndRunnableDropped,
+    TaskDropped,
+    AbortedTaskDropped,
 }
 
 struct Faulty(Option<Seam>);
 
-/// An error whose `Display` or `Drop` panics.
-#[derive(Debug)]
-struct Unspeakable {
-    dropped: bool,
+/// A condition whose code panics.
+struct FaultyCondition {
+    panics: bool,
+    _bomb: Option<Bomb>,
 }
 
-impl fmt::Display for Unspeakable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        assert!(self.dropped, "boom");
-        f.write_str("an error")
+impl FaultyCondition {
+    fn new(seam: Seam) -> Self {
+        let dropped = matches!(seam, Seam::ConditionDropped | Seam::ConditionAndRunnableDropped);
+        Self { panics: seam == Seam::Condition, _bomb: dropped.then(|| Bomb) }
     }
 }
 
-impl std::error::Error for Unspeakable {}
-
-impl Drop for Unspeakable {
-    fn drop(&mut self) {
-        assert!(!self.dropped, "boom");
+impl Condition for FaultyCondition {
+    fn watch(&self) -> Readiness {
+        assert!(!self.panics, "boom");
+        always()
     }
 }
 
@@ -60,6 +61,7 @@ impl Faulty {
 impl Drop for Faulty {
     fn drop(&mut self) {
         self.panics(Seam::RunnableDropped);
+        self.panics(Seam::ConditionAndRunnableDropped);
     }
 }
 
@@ -76,6 +78,16 @@ impl Runnable for Faulty {
                 _ => {}
             }
             let _bomb = (seam == Some(Seam::RunDropped)).then(|| Bomb);
+            if matches!(seam, Some(Seam::TaskDropped | Seam::AbortedTaskDropped)) {
+                let (bomb, stops) = (Bomb, epoch.clone());
+                epoch.spawn(async move {
+                    let _bomb = bomb;
+                    stops.stopping().await;
+                    if seam == Some(Seam::AbortedTaskDropped) {
+                        std::future::pending().await
+                    }
+                });
+            }
             epoch.stopping().await;
             Ok(())
         })
@@ -135,18 +147,21 @@ async fn try_seam(seam: Seam) {
         harness.until("faulty", ControllerState::Running).await;
         harness.handle.replace("faulty", faulty, options()).await.unwrap();
     } else {
-        harness.handle.add("faulty", faulty, options()).await.unwrap();
+        let conditional = Conditional::also(faulty, FaultyCondition::new(seam));
+        harness.handle.add("faulty", Arc::new(conditional), options()).await.unwrap();
     }
 
     match seam {
-        Seam::RunDropped | Seam::RunnableDropped => {
+        Seam::RunDropped
+        | Seam::RunnableDropped
+        | Seam::ConditionDropped
+        | Seam::ConditionAndRunnableDropped
+        | Seam::TaskDropped
+        | Seam::AbortedTaskDropped => {
             harness.until("faulty", ControllerState::Running).await;
         }
         _ => {
-            let named = |it: &Arc<Snapshot>| {
-                let status = format!("{:?}", it[&"faulty".into()]);
-                status.contains("boom") || status.contains("a panic without a message")
-            };
+            let named = |it: &Arc<Snapshot>| is_named(&it[&"faulty".into()]);
             let mut snapshots = harness.handle.watch();
             let named = timeout(Duration::from_secs(60), snapshots.wait_for(named)).await;
             drop(named.expect("the status names it").expect("the manager runs"));
@@ -161,8 +176,7 @@ async fn try_seam(seam: Seam) {
 
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_runnable_affects_that_runnable_alone_and_is_reported() {
-    let mut wrong = Vec::new();
-    for seam in [
+    let seams = [
         Seam::Group,
         Seam::Ready,
         Seam::Start,
@@ -178,12 +192,11 @@ async fn a_panic_in_any_code_of_a_runnable_affects_that_runnable_alone_and_is_re
         Seam::Unprepare,
         Seam::UnpreparePayload,
         Seam::RunnableDropped,
-    ] {
-        let mut tasks = JoinSet::new();
-        tasks.spawn(try_seam(seam));
-        if tasks.join_next().await.unwrap().is_err() {
-            wrong.push(seam);
-        }
-    }
-    assert!(wrong.is_empty(), "not contained: {wrong:?}");
+        Seam::Condition,
+        Seam::ConditionDropped,
+        Seam::ConditionAndRunnableDropped,
+        Seam::TaskDropped,
+        Seam::AbortedTaskDropped,
+    ];
+    check_each(&seams, try_seam).await;
 }

@@ -32,7 +32,7 @@ impl Hook for Slow {
     }
 }
 
-fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
+fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let object = json!({
         "metadata": {"name": "a"},
         "spec": {
@@ -55,7 +55,7 @@ fn runnable(hook: Arc<Slow>) -> CompositeRunnable {
 #[tokio::test(start_paused = true)]
 async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let hook = Arc::new(Slow::default());
-    let runnable = runnable(Arc::clone(&hook));
+    let runnable = runnable(hook.clone());
     let key = ObjectKey::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
@@ -74,7 +74,7 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
 #[tokio::test(start_paused = true)]
 async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
     let hook = Arc::new(Slow::default());
-    let runnable = runnable(Arc::clone(&hook));
+    let runnable = runnable(hook.clone());
     let epoch = Epoch::new("a", 1, Duration::ZERO);
 
     epoch.stop(crate::manager::StopReason::Cancelled);
@@ -83,6 +83,49 @@ async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
     epoch.ended().await;
 
     assert_eq!(hook.released.load(Ordering::SeqCst), 1);
+}
+
+/// A hook that never lets go.
+struct Clinging;
+
+impl Hook for Clinging {
+    fn call(&self, _request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
+        Box::pin(std::future::pending())
+    }
+
+    fn release(&self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_never_lets_go_delays_done_until_the_grace_is_over_and_is_reported() {
+    let grace = Duration::from_secs(5);
+    for dropped in [false, true] {
+        let (epoch, begin) = (Epoch::new("a", 1, grace), tokio::time::Instant::now());
+        epoch.stop(crate::manager::StopReason::Cancelled);
+        let run = runnable(Arc::new(Clinging)).start(epoch.clone());
+
+        let ended = async {
+            let end = if dropped {
+                drop(run);
+                None
+            } else {
+                Some(run.await)
+            };
+            epoch.drain().await;
+            epoch.ended().await;
+            end
+        };
+        let end = tokio::time::timeout(Duration::from_secs(60), ended).await.expect("it is done");
+
+        let took = begin.elapsed();
+        assert!(took >= grace && took < grace + Duration::from_secs(1), "{took:?}");
+        if let Some(end) = end {
+            let error = end.expect_err("it is reported").to_string();
+            assert!(error.contains("the hook"), "{error}");
+        }
+    }
 }
 
 #[test]
@@ -106,6 +149,7 @@ fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
     assert_eq!(longest(Some(1)), Duration::from_secs(1));
     assert_eq!(longest(Some(60)), Duration::from_secs(60));
     assert_eq!(longest(Some(86_400)), Duration::from_secs(1000));
+    assert_eq!(longest(Some(u64::MAX)), Duration::from_secs(1000));
     assert_eq!(longest(None), Duration::from_secs(1000));
     assert_eq!(backoff(Some(Duration::from_secs(1))).delay(0), Duration::from_millis(5));
 }

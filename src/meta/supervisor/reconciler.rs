@@ -10,11 +10,11 @@ use super::{MetaOptions, PAUSED, own_type, runnable_name};
 use crate::{
     controller::{Cluster, Context, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
-    guard,
+    guard::{self, Held},
     informer::Object,
     manager::{AddError, ManagerHandle},
     meta::{
-        CompositeController, Definition, Rejected, Webhook,
+        CompositeController, Definition, Hook, Rejected, Webhook,
         composite::{CompositeRunnable, CountedHook},
         declared::{Changes, Declared, Run},
         recorder::{EventRecorder, Severity, Subject},
@@ -224,9 +224,12 @@ impl DeclarationReconciler {
         let budget = self.options.answers.controller();
         let url = redaction::url(&sync.url);
         let series = || self.options.metrics.series(&definition.name, "CompositeController", &url);
-        let hook = match &self.options.hooks {
-            Some(make) => guard::run(|| make(definition))
-                .map_err(|panic| Rejected::Unbuildable(format!("its hook panicked: {panic}")))?,
+        let hook: Arc<dyn Hook> = match &self.options.hooks {
+            Some(make) => {
+                let made = guard::run(|| make(definition));
+                let refused = |panic| Rejected::Unbuildable(format!("its hook panicked: {panic}"));
+                Arc::new(Held::new(made.map_err(refused)?))
+            }
             None => {
                 let hook = Webhook::new(sync.url.clone(), sync.timeout).budget(budget.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);

@@ -1,5 +1,7 @@
 //! Declared controllers of a manager, against a simulated API server, in paused time.
 
+mod panics;
+
 use std::{
     sync::{Mutex, Weak},
     time::Duration,
@@ -52,6 +54,21 @@ struct Harness {
 
 impl Harness {
     async fn start() -> Self {
+        let hooks = Arc::<Mutex<Vec<Weak<Content>>>>::default();
+        let made = Arc::clone(&hooks);
+        let periods = Arc::<Mutex<Vec<Option<Duration>>>>::default();
+        let noted = Arc::clone(&periods);
+        let factory: HookFactory = Arc::new(move |definition| {
+            noted.lock().unwrap().push(definition.resync_period);
+            let hook = Arc::new(Content);
+            made.lock().unwrap().push(Arc::downgrade(&hook));
+            hook
+        });
+        Self { hooks, periods, ..Self::with(factory).await }
+    }
+
+    /// A harness whose hooks this factory makes.
+    async fn with(hooks: HookFactory) -> Self {
         let server = SimulatedServer::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
@@ -61,22 +78,14 @@ impl Harness {
         let mut tasks = JoinSet::new();
         let stopped = stop.clone();
         tasks.spawn(async move { manager.run(stopped).await.unwrap() });
-        let hooks = Arc::<Mutex<Vec<Weak<Content>>>>::default();
-        let made = Arc::clone(&hooks);
-        let periods = Arc::<Mutex<Vec<Option<Duration>>>>::default();
-        let noted = Arc::clone(&periods);
         let options = MetaOptions {
             resync_period: Some(RESYNC),
-            hooks: Some(Arc::new(move |definition| {
-                noted.lock().unwrap().push(definition.resync_period);
-                let hook = Arc::new(Content);
-                made.lock().unwrap().push(Arc::downgrade(&hook));
-                hook
-            })),
+            hooks: Some(hooks),
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
+        let (hooks, periods) = (Arc::default(), Arc::default());
         let harness = Self { server, manager: handle, hooks, periods, stop, tasks };
         harness.install_own();
         let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();

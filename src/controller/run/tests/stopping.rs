@@ -286,6 +286,10 @@ where
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
         SourceStart { synced: async { Ok(()) }.boxed(), done: (self.0)(context) }
     }
+
+    fn name(&self) -> String {
+        "scripted".to_owned()
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,4 +357,46 @@ async fn run_fails_though_a_source_that_could_not_sync_does_not_end() {
     let end = timeout(Duration::from_secs(60), harness.done()).await.expect("the run ends");
 
     assert!(end.unwrap_err().contains("no luck"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_source_that_blocks_its_thread_shows_stuck_with_its_name() {
+    let (unblock, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = Arc::new(Mutex::new(blocked));
+    let blocks = Scripted(move |context: SourceContext| {
+        let blocked = Arc::clone(&blocked);
+        async move {
+            context.stopping().await;
+            blocked.lock().unwrap().recv().ok();
+            SourceEnd::Stopped
+        }
+        .boxed()
+    });
+    let fake = Fake::new("fake", &[]);
+    let controller = make()
+        .input(InputMode::Plain, blocks)
+        .input(InputMode::Plain, fake)
+        .controller(|_, _| async { ok() });
+    let manager = Manager::new(ManagerOptions::default());
+    let (handle, stop, mut runs) = (manager.handle(), CancellationToken::new(), JoinSet::new());
+    runs.spawn(manager.run(stop.clone()));
+    let options =
+        RunnableOptions { grace: Duration::from_millis(10), ..RunnableOptions::default() };
+    handle.add("widgets", Arc::new(controller), options).await.unwrap();
+    let (mut statuses, name) = (handle.watch(), ControllerName::from("widgets"));
+    let running = |all: &Arc<crate::manager::Snapshot>| {
+        all.get(&name).is_some_and(|status| status.state == ControllerState::Running)
+    };
+    drop(statuses.wait_for(running).await.unwrap());
+
+    stop.cancel();
+
+    let stuck = statuses.wait_for(|all| all.get(&name).is_some_and(|status| status.stuck));
+    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("it is told").unwrap();
+    let message = stuck[&name].message.clone();
+    drop(stuck);
+    assert!(message.contains("source scripted"), "{message}");
+    assert!(!message.contains("fake"), "that one has ended: {message}");
+    unblock.send(()).unwrap();
+    runs.join_next().await.unwrap().unwrap().unwrap();
 }

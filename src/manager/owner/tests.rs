@@ -1,0 +1,61 @@
+//! Order in which the owner takes up what is ready.
+
+use super::*;
+
+struct Harness {
+    owner: Owner,
+    commands: mpsc::Sender<Command>,
+}
+
+impl Harness {
+    fn new() -> Self {
+        let (sender, commands) = mpsc::channel(8);
+        let options = ManagerOptions::default();
+        let metrics = options.metrics.clone();
+        let (snapshot, transitions) = (watch::Sender::default(), broadcast::Sender::new(1));
+        let owner = Owner::new(options, metrics, commands, snapshot, transitions);
+        Self { owner, commands: sender }
+    }
+
+    fn command(&self) {
+        let (reply, _) = tokio::sync::oneshot::channel();
+        let command = Command::Remove("no runnable".into(), reply);
+        assert!(self.commands.try_send(command).is_ok());
+    }
+
+    async fn next(&mut self) -> Event {
+        let mut deadline = std::future::pending().boxed();
+        self.owner.next_event(&CancellationToken::new(), false, &mut deadline).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
+    let mut harness = Harness::new();
+    harness.owner.watch_return(1, 1, watch::channel(Some(RunEnd::Completed)).1);
+
+    let mut events = Vec::new();
+    for _ in 0..4 {
+        harness.command();
+        events.push(harness.next().await);
+    }
+
+    let returned = |event: &Event| matches!(event, Event::Returned(1, 1, RunEnd::Completed));
+    assert!(events.iter().any(returned), "4 commands were taken up before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_steady_stream_of_reports_does_not_starve_commands() {
+    let mut harness = Harness::new();
+    harness.command();
+
+    let mut events = Vec::new();
+    for _ in 0..4 {
+        let (reports, report) = watch::channel(Report::default());
+        reports.send_modify(|report| report.stale = true);
+        harness.owner.watch_report(1, 1, report);
+        events.push(harness.next().await);
+    }
+
+    assert!(events.iter().any(|event| matches!(event, Event::Command(_))));
+}

@@ -1,0 +1,119 @@
+//! A hook or a factory of hooks that panics affects its own declared controller alone.
+
+use super::*;
+use crate::guard::fixture::{Bomb, check_each, is_named};
+
+/// Place in a hook, or in what makes it, whose code panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seam {
+    Factory,
+    FactoryDropped,
+    Call,
+    Answer,
+    CallDropped,
+    Forget,
+    Release,
+    Released,
+    HookDropped,
+}
+
+struct Faulty {
+    seam: Seam,
+    _bomb: Option<Bomb>,
+}
+
+impl Faulty {
+    fn panics(&self, at: Seam) {
+        assert!(self.seam != at, "boom");
+    }
+}
+
+impl Hook for Faulty {
+    fn call(&self, _request: Bytes) -> futures::future::BoxFuture<'_, Result<Bytes, HookError>> {
+        self.panics(Seam::Call);
+        let bomb = (self.seam == Seam::CallDropped).then(|| Bomb);
+        async move {
+            let _bomb = bomb;
+            self.panics(Seam::Answer);
+            Ok(Bytes::from_static(b"{}"))
+        }
+        .boxed()
+    }
+
+    fn forget(&self, _parent: &crate::informer::ObjectKey) {
+        self.panics(Seam::Forget);
+    }
+
+    fn release(&self) -> futures::future::BoxFuture<'_, ()> {
+        self.panics(Seam::Release);
+        async { self.panics(Seam::Released) }.boxed()
+    }
+}
+
+/// Makes the hook that panics for the controller "faulty", and another one for all others.
+fn factory(seam: Seam) -> HookFactory {
+    let bomb = (seam == Seam::FactoryDropped).then(|| Bomb);
+    Arc::new(move |definition| {
+        let _kept = &bomb;
+        if &*definition.name != "faulty" {
+            return Arc::new(Content);
+        }
+        assert!(seam != Seam::Factory, "boom");
+        Arc::new(Faulty { seam, _bomb: (seam == Seam::HookDropped).then(|| Bomb) })
+    })
+}
+
+fn thing(name: &str) -> Value {
+    json!({
+        "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": name},
+    })
+}
+
+/// Runs a declared controller whose hook panics there, beside a healthy one.
+async fn try_seam(seam: Seam) {
+    let harness = Harness::with(factory(seam)).await;
+    let faulty = format!("{PREFIX}faulty");
+    harness.server.apply(thing("a")).unwrap();
+    harness.declare("faulty", good());
+    harness.declare("well", good());
+    harness.running("well", 1).await;
+    if seam != Seam::Factory {
+        harness.running("faulty", 1).await;
+    }
+    if matches!(seam, Seam::Call | Seam::Answer | Seam::CallDropped) {
+        harness.until(&faulty, is_named).await;
+    }
+    harness.server.remove("example.com/v1", "Thing", "", "a").unwrap();
+    if seam == Seam::Forget {
+        harness.until(&faulty, is_named).await;
+    }
+    settle().await;
+
+    let (version, kind) = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+    harness.server.remove(version, kind, "", "faulty").unwrap();
+    harness.until_all("it is removed", |all| all.get(&faulty.as_str().into()).is_none()).await;
+
+    let mut statuses = harness.manager.watch();
+    let named = statuses.wait_for(|all| is_named(&all[&SUPERVISOR.into()]));
+    // An error of the supervisor is repeated, and forgotten once that succeeds.
+    assert!(timeout(Duration::from_millis(20), named).await.is_err(), "the supervisor is affected");
+    let supervisor = harness.manager.status_of(SUPERVISOR).unwrap();
+    assert_eq!((harness.epoch("well"), supervisor.epoch), (Some(1), 1));
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_any_code_of_a_hook_affects_its_own_controller_alone() {
+    let seams = [
+        Seam::Factory,
+        Seam::FactoryDropped,
+        Seam::Call,
+        Seam::Answer,
+        Seam::CallDropped,
+        Seam::Forget,
+        Seam::Release,
+        Seam::Released,
+        Seam::HookDropped,
+    ];
+    check_each(&seams, try_seam).await;
+}
