@@ -7,7 +7,9 @@ mod completions;
 mod connection;
 mod crds;
 mod declared;
+#[cfg(feature = "dev")]
 mod demo;
+#[cfg(feature = "dev")]
 mod dev;
 mod flag;
 mod health;
@@ -26,7 +28,10 @@ mod watchers;
 
 use std::{ffi::OsString, io::Write, process::ExitCode, time::Duration};
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{
+    CommandFactory, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 use logging::LogFormat;
 use pilotlight::redaction;
 use tracing_subscriber::filter::LevelFilter;
@@ -54,6 +59,7 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Start a throw-away Kubernetes control plane on this machine, with a manager in it, until
     /// Ctrl-C. The first run builds it with Go, which takes some minutes.
+    #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
     /// Print what the cluster serves: each type, its state, and who watches it.
     Types(types::TypesArgs),
@@ -68,7 +74,7 @@ enum Command {
 impl Cli {
     /// Reads a command line, the name of the program first.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(with_command(arguments))
+        Self::try_parse_from(with_command(arguments)).map_err(with_hint_for_dev)
     }
 
     /// Runs the command to its end.
@@ -82,6 +88,7 @@ impl Cli {
             self.logging.start(self.command.log_level(), self.command.log_format())?;
             match self.command {
                 Command::Run(args) => args.run().await,
+                #[cfg(feature = "dev")]
                 Command::Dev(args) => args.run().await,
                 Command::Types(args) => args.run().await,
                 Command::Status(args) => args.run().await,
@@ -103,6 +110,7 @@ impl Command {
     fn log_level(&self) -> LevelFilter {
         match self {
             Self::Run(args) => args.log_level(),
+            #[cfg(feature = "dev")]
             Self::Dev(args) => args.log_level(),
             Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
                 LevelFilter::WARN
@@ -114,11 +122,11 @@ impl Command {
     fn log_format(&self) -> LogFormat {
         match self {
             Self::Run(args) => args.log_format(),
-            Self::Dev(_)
-            | Self::Types(_)
-            | Self::Status(_)
-            | Self::Crds(_)
-            | Self::Completions(_) => LogFormat::Text,
+            #[cfg(feature = "dev")]
+            Self::Dev(_) => LogFormat::Text,
+            Self::Types(_) | Self::Status(_) | Self::Crds(_) | Self::Completions(_) => {
+                LogFormat::Text
+            }
         }
     }
 }
@@ -133,6 +141,18 @@ fn fail(error: &anyhow::Error) -> ExitCode {
 pub(crate) fn refuse(error: clap::Error) -> ExitCode {
     error.print().ok();
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+}
+
+/// Adds to the refusal of `dev` how to get a build that has this command.
+fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
+    let refused = error.get(ContextKind::InvalidSubcommand);
+    if matches!(refused, Some(ContextValue::String(command)) if command == "dev") {
+        let hint = "this build lacks the command dev, which the feature `dev` adds: run \
+                    `cargo run --release -- dev` in Pilotlight's repository";
+        error.remove(ContextKind::SuggestedSubcommand);
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![hint.into()]));
+    }
+    error
 }
 
 /// A command line of flags alone means `run`: so an image is started whose manifest gives it
@@ -238,6 +258,24 @@ mod tests {
         ] {
             assert_eq!(read(arguments).unwrap_err().kind(), kind, "{arguments:?}");
         }
+    }
+
+    #[test]
+    fn a_build_without_dev_says_how_to_get_it() {
+        let without_dev = clap::Command::new("pilotlight")
+            .subcommand_required(true)
+            .subcommands(["run", "types"].map(clap::Command::new));
+
+        let refuse = |command: &str| {
+            let refused = without_dev.clone().try_get_matches_from(["pilotlight", command]);
+            with_hint_for_dev(refused.unwrap_err())
+        };
+
+        let dev = refuse("dev");
+        assert_eq!((dev.kind(), dev.exit_code()), (ErrorKind::InvalidSubcommand, 2));
+        assert!(dev.to_string().contains("unrecognized subcommand 'dev'"), "{dev}");
+        assert!(dev.to_string().contains("cargo run --release -- dev"), "{dev}");
+        assert!(!refuse("devel").to_string().contains("cargo run"));
     }
 
     #[test]

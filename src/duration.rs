@@ -2,8 +2,8 @@
 //! overflows.
 //!
 //! Flags, hooks and rules of faults are written in this notation. A public crate's parser for it
-//! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. It is public for the
-//! binary's sake, and no part of what the library promises.
+//! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public so
+//! that programs which embed the library, as the binary does, read their flags alike.
 
 use std::time::Duration;
 

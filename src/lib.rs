@@ -8,7 +8,6 @@ compile_error!(
 
 pub mod controller;
 pub mod discovery;
-#[doc(hidden)]
 pub mod duration;
 #[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]

@@ -46,10 +46,10 @@ pub use condition::{
 };
 pub use conditional::Conditional;
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
+pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
-pub use fence::{Fence, FenceClosed};
-pub(crate) use fence::{Write, WriteObserver, ask, retry_after};
+pub(crate) use fence::{Fence, Write, WriteObserver, ask, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;
@@ -57,7 +57,7 @@ pub use reason::Reason;
 pub use runnable::{
     BoxError, ConditionalRunnable, ControllerName, RunResult, Runnable, RunnableGroup,
 };
-pub use snapshot::{Iter as SnapshotIter, Snapshot};
+pub use snapshot::Snapshot;
 pub use status::{
     ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
 };

@@ -1,5 +1,6 @@
 //! Room 5: controllers declared as objects, wire-compatible with Metacontroller.
 
+pub mod api;
 mod budget;
 mod children;
 mod claim;
@@ -30,14 +31,12 @@ mod supervisor;
 mod webhook;
 mod write_limit;
 
-pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
-pub use composite_controller::{
-    Authorization, BasicAuth, CaBundle, CaReference, ChildResource, ClientTls, CompositeController,
-    CompositeControllerSpec, CompositeControllerStatus, CompositeHooks, EndpointConfig, EtagSpec,
-    HookSpec, LabelSelector, LabelSelectorRequirement, ParentResource, RevisionHistory,
-    SecretKeyReference, SecretReference, ServiceReference, StatusChecks, StatusCondition,
-    StatusConditionCheck, UpdateStrategy, WatchStatus, WebhookSpec,
+use composite_controller::{
+    CompositeController, CompositeControllerSpec, CompositeControllerStatus, HookSpec,
+    LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
+
+pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,

@@ -112,6 +112,29 @@ fn an_import_is_found_wherever_it_stands() {
 }
 
 #[test]
+fn only_the_functions_for_the_fuzzer_are_public_and_undocumented() {
+    let mut open = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
+    let mut hidden = Vec::new();
+    while let Some(folder) = open.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                open.push(path);
+                continue;
+            }
+            let source = fs::read_to_string(&path).unwrap();
+            for after in source.split("#[doc(hidden)]").skip(1) {
+                let mut lines = after.lines().map(str::trim);
+                let item = lines.find(|line| !line.is_empty() && !line.starts_with("#["));
+                hidden.extend(item.map(str::to_owned));
+            }
+        }
+    }
+
+    assert_eq!(hidden, ["pub mod fuzzing;"]);
+}
+
+#[test]
 fn every_test_that_the_table_of_faults_names_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("docs/faults.md")).unwrap();

@@ -10,7 +10,7 @@ use std::{
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition as Crd;
 use kube::{Api, Client, CustomResourceExt, api::PostParams};
 use pilotlight::{
-    meta::CompositeController,
+    meta::api::CompositeController,
     testing::{ControlPlane, simulated::SimulatedServer},
 };
 use serde_json::{Value, json};

@@ -23,8 +23,8 @@ use pilotlight::{
     controller::{Cluster, ClusterOptions},
     manager::{Manager, ManagerOptions, RunnableOptions},
     meta::{
-        CompositeController, Definition, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR,
-        StatusCondition, Supervisor,
+        Definition, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR, Supervisor,
+        api::{CompositeController, StatusCondition},
     },
     testing::{AuditEvent, AuditMark, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope},
 };

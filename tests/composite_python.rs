@@ -12,7 +12,7 @@ use kube::{
     core::{ApiResource, GroupVersionKind},
 };
 use pilotlight::{
-    meta::{CompositeController, StatusCondition},
+    meta::api::{CompositeController, StatusCondition},
     testing::{ControlPlane, ControlPlaneOptions},
 };
 use serde::de::DeserializeOwned;

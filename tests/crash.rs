@@ -7,7 +7,7 @@ use std::{path::Path, process::Stdio};
 
 use kube::Api;
 use pilotlight::{
-    meta::CompositeController,
+    meta::api::CompositeController,
     testing::{
         Action, ControlPlane, ControlPlaneOptions, Faults, Recording, Rule, Verb, proxy::Proxy,
     },

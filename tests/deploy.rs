@@ -26,7 +26,7 @@ use kube::{
     runtime::wait::await_condition,
 };
 use pilotlight::{
-    meta::{CompositeController, CompositeControllerStatus, WatchStatus},
+    meta::api::{CompositeController, CompositeControllerStatus, WatchStatus},
     testing::{ControlPlane, ControlPlaneOptions, CrdBuilder},
 };
 use serde_json::{Value, json};

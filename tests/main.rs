@@ -11,7 +11,7 @@ mod authority;
 mod bad_input;
 #[cfg(all(feature = "cli", target_os = "linux"))]
 mod budget;
-#[cfg(feature = "cli")]
+#[cfg(feature = "dev")]
 mod cli;
 #[cfg(feature = "cli")]
 mod composite;
@@ -49,7 +49,7 @@ mod losses;
 mod optional;
 #[cfg(feature = "meta")]
 mod owner_chain;
-#[cfg(feature = "cli")]
+mod production;
 #[cfg(feature = "cli")]
 mod reports;
 #[cfg(feature = "cli")]

@@ -7,7 +7,7 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use pilotlight::{
-    meta::{self, CompositeController},
+    meta::{self, api::CompositeController},
     testing::{
         Action, ControlPlane, CrdBuilder, Faults, Rule, Verb, proxy::Proxy,
         simulated::SimulatedServer,

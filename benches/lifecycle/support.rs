@@ -21,7 +21,7 @@ use pilotlight::{
     manager::{
         ControllerState, Manager, ManagerOptions, RunnableOptions, Transition, TransitionKind,
     },
-    meta::{self, CompositeController, MetaOptions, SUPERVISOR, Supervisor},
+    meta::{self, MetaOptions, SUPERVISOR, Supervisor, api::CompositeController},
     testing::{ControlPlane, CrdBuilder, TestScope},
 };
 use serde_json::{Value, json};

@@ -10,7 +10,7 @@ use kube::{
     api::{DeleteParams, Patch, PatchParams},
 };
 use pilotlight::{
-    meta::{CompositeController, PAUSED},
+    meta::{PAUSED, api::CompositeController},
     testing::{Faults, Playing, Profile, Schedule, Verb},
 };
 use serde_json::{Value, json};

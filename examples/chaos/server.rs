@@ -164,7 +164,7 @@ impl Server {
         for crd in meta::crds() {
             self.crds().create(&by(), &crd).await?;
             insist("own types", async || {
-                Api::<meta::CompositeController>::all(self.client.clone())
+                Api::<meta::api::CompositeController>::all(self.client.clone())
                     .list(&ListParams::default())
                     .await
             })

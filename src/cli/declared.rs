@@ -5,7 +5,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps,
 };
 use kube::{Api, Client, CustomResourceExt, api::ListParams};
-use pilotlight::meta::CompositeController;
+use pilotlight::meta::api::CompositeController;
 
 /// Every declared controller, by pages, which the API server answers at once also where it has just
 /// begun to serve.

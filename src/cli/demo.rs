@@ -20,7 +20,7 @@ use kube::{
 use pilotlight::{
     controller::Cluster,
     manager::{ControllerState, ManagerHandle, RunnableStatus, TransitionKind},
-    meta::CompositeController,
+    meta::api::CompositeController,
     redaction::printable,
 };
 use tokio::{sync::broadcast::error::RecvError, time::Instant};

@@ -71,7 +71,9 @@ pub(super) struct ServerArgs {
 pub(super) struct Instance {
     manager: Manager,
     transport: Transport,
+    #[cfg_attr(not(feature = "dev"), expect(dead_code, reason = "the command dev alone reads it"))]
     pub(super) cluster: Cluster,
+    #[cfg_attr(not(feature = "dev"), expect(dead_code, reason = "the command dev alone reads it"))]
     pub(super) handle: ManagerHandle,
     pub(super) metrics_address: Option<SocketAddr>,
     pub(super) probe_address: Option<SocketAddr>,

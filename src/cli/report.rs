@@ -7,7 +7,7 @@ use pilotlight::{
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{InformerStatus, Progress},
     manager::{ControllerState, RunnableStatus, Snapshot},
-    meta::{CompositeController, StatusCondition},
+    meta::api::{CompositeController, StatusCondition},
 };
 use serde::{Deserialize, Serialize};
 

@@ -210,7 +210,7 @@ fn watches(row: &ControllerRow) -> String {
 mod tests {
     use pilotlight::{
         manager::{ControllerState, RunnableGroup, RunnableStatus},
-        meta::CompositeController,
+        meta::api::CompositeController,
     };
     use serde_json::json;
 

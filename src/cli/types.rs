@@ -100,7 +100,7 @@ fn render(rows: &[TypeRow], now: Timestamp) -> String {
     table.render()
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 mod tests {
     use pilotlight::testing::{
         CrdBuilder,

@@ -8,7 +8,7 @@ use pilotlight::{
     discovery::TypeReport,
     kind::{TypeName, TypeRef},
     manager::{Snapshot, WatchState},
-    meta::CompositeController,
+    meta::api::CompositeController,
 };
 
 /// Which controllers watch which types.

@@ -32,7 +32,7 @@ pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + 
 
 /// Lets requests pass until it is closed, and counts those under way.
 #[derive(Clone)]
-pub struct Fence {
+pub(crate) struct Fence {
     state: Arc<watch::Sender<State>>,
     // The clients that were made. Each has a task of kube's, which ends with the last clone.
     clients: TaskTracker,
@@ -81,7 +81,7 @@ impl Passage {
 
 impl Fence {
     /// An open fence.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { state: Arc::default(), clients: TaskTracker::new() }
     }
 
@@ -104,7 +104,7 @@ impl Fence {
 
     /// Lets nothing pass from now on, and drops the requests under way and the bodies of their
     /// responses. Their callers get [`FenceClosed`].
-    pub fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut open = Vec::new();
         self.state.send_if_modified(|state| {
             if !state.closed {
@@ -144,17 +144,17 @@ impl Fence {
     }
 
     /// How many requests have passed and are neither answered nor dropped.
-    pub fn under_way(&self) -> usize {
+    pub(crate) fn under_way(&self) -> usize {
         self.state.borrow().under_way
     }
 
     /// How many requests passed whose outcome is unknown, because nobody waited for it.
-    pub fn unknown(&self) -> usize {
+    pub(crate) fn unknown(&self) -> usize {
         self.state.borrow().unknown
     }
 
     /// Resolves when no request is under way. Bodies of reads do not count. Cancel safe.
-    pub async fn quiet(&self) {
+    pub(crate) async fn quiet(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
         drop(state.wait_for(|state| state.under_way == 0).await);
@@ -193,7 +193,7 @@ impl Fence {
     ///
     /// kube moves requests through a task of its own, one for each call of this: clone what this
     /// returns rather than call it again.
-    pub fn client(&self, client: &Client) -> Client {
+    pub(crate) fn client(&self, client: &Client) -> Client {
         self.observed_client(client, Arc::new(|_write| Box::new(|| {})))
     }
 

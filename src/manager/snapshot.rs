@@ -78,7 +78,8 @@ impl Snapshot {
 
     /// What is new or another than in an earlier snapshot of the same manager. Costs as much as
     /// has changed, not as much as there is.
-    pub fn changed_since(&self, before: &Self) -> Vec<&Arc<RunnableStatus>> {
+    #[cfg(any(test, feature = "meta"))]
+    pub(crate) fn changed_since(&self, before: &Self) -> Vec<&Arc<RunnableStatus>> {
         let mut changed = Vec::new();
         let mut open: Vec<&Arc<Node>> = self.root.iter().collect();
         while let Some(node) = open.pop() {

@@ -23,7 +23,7 @@ use pilotlight::{
         ConditionalRunnable, ControllerState, DoneReason, Epoch, Readiness, RunResult, Runnable,
         RunnableStatus,
     },
-    meta::{CompositeController, SUPERVISOR},
+    meta::{SUPERVISOR, api::CompositeController},
     testing::CrdBuilder,
 };
 use serde_json::{Value, json};

@@ -21,7 +21,9 @@ use pilotlight::{
     controller::{Controller, Handler},
     informer::InformerOptions,
     manager::ControllerName,
-    meta::{CompositeController, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor},
+    meta::{
+        Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor, api::CompositeController,
+    },
     testing::{CrdBuilder, LeakOracle, Measure, open_watches},
 };
 use serde_json::{Value, json};

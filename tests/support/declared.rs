@@ -18,8 +18,8 @@ use pilotlight::{
     kind::TypeName,
     manager::ManagerHandle,
     meta::{
-        CompositeController, Definition, Hook, HookError, MetaOptions, SUPERVISOR, Selector,
-        Supervisor,
+        Definition, Hook, HookError, MetaOptions, SUPERVISOR, Selector, Supervisor,
+        api::CompositeController,
     },
     testing::LeakOracle,
 };

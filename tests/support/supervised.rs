@@ -16,8 +16,8 @@ use pilotlight::{
     informer::InformerOptions,
     manager::RestartBackoff,
     meta::{
-        self, CompositeController, CompositeControllerStatus, MetaOptions, SUPERVISOR, Selector,
-        StatusCondition, Supervisor,
+        self, MetaOptions, SUPERVISOR, Selector, Supervisor,
+        api::{CompositeController, CompositeControllerStatus, StatusCondition},
     },
     testing::{ControlPlane, CrdBuilder},
 };

@@ -14,7 +14,7 @@ use kube::{
     api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
 };
 use pilotlight::{
-    meta::{self, CompositeController, LAST_APPLIED},
+    meta::{self, LAST_APPLIED, api::CompositeController},
     testing::{
         CrdBuilder, Mask, ObjectKey, Recorder, Recording,
         simulated::{SimulatedOptions, SimulatedServer},

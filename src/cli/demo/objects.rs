@@ -2,7 +2,7 @@
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
-use pilotlight::meta::CompositeController;
+use pilotlight::meta::api::CompositeController;
 use serde_json::{Value, json};
 
 pub(super) const GROUP: &str = "demo.pilotlight.dev";

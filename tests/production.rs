@@ -1,0 +1,107 @@
+//! Contents of the binary that runs in a cluster: its features and the crates that it links.
+
+use std::{fs, path::Path, process::Command};
+
+/// The features of this crate in the production binary.
+const FEATURES: &str = "cli,meta,signals,tls";
+
+/// The crates that the production binary depends on directly. A new one makes the image larger
+/// and its licenses ours: add it here on purpose.
+const DEPENDENCIES: [&str; 31] = [
+    "anyhow",
+    "axum",
+    "base64",
+    "bytes",
+    "clap",
+    "clap_complete",
+    "dashmap",
+    "fastrand",
+    "futures",
+    "h2",
+    "http",
+    "http-body",
+    "http-body-util",
+    "hyper",
+    "hyper-rustls",
+    "hyper-util",
+    "k8s-openapi",
+    "kube",
+    "prometheus-client",
+    "rustls",
+    "schemars",
+    "serde",
+    "serde-saphyr",
+    "serde_json",
+    "serde_path_to_error",
+    "thiserror",
+    "tokio",
+    "tokio-util",
+    "tower",
+    "tracing",
+    "tracing-subscriber",
+];
+
+/// Crates of the test kit and of the tests: none of them is in the production binary, not even
+/// as the dependency of another crate.
+const ABSENT: [&str; 5] = ["json-patch", "kube-runtime", "proptest", "rcgen", "tempfile"];
+
+/// The crates of a tree, each as its name and its features.
+fn tree(arguments: &[&str]) -> Vec<(String, String)> {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["tree", "--locked", "--edges=normal", "--prefix=none", "--format={p}|{f}"])
+        .args(arguments)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let read = |line: &str| {
+        let (package, features) = line.split_once('|').unwrap();
+        let features = features.trim_end_matches(" (*)");
+        (package.split(' ').next().unwrap().to_owned(), features.to_owned())
+    };
+    String::from_utf8(output.stdout).unwrap().lines().map(read).collect()
+}
+
+#[test]
+fn the_production_binary_contains_what_a_cluster_needs() {
+    let direct = tree(&["--no-default-features", "--features=cli", "--depth=1"]);
+
+    let (this, dependencies) = direct.split_first().unwrap();
+    assert_eq!(this, &("pilotlight".to_owned(), FEATURES.to_owned()));
+    let mut names: Vec<_> = dependencies.iter().map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, DEPENDENCIES);
+}
+
+#[test]
+fn the_production_binary_contains_nothing_of_the_test_kit() {
+    let all = tree(&["--no-default-features", "--features=cli"]);
+
+    let kit: Vec<_> = all.iter().filter(|(name, _)| ABSENT.contains(&name.as_str())).collect();
+    assert!(kit.is_empty(), "{kit:?}");
+    let (_, kube) = all.iter().find(|(name, _)| name == "kube").unwrap();
+    assert!(!kube.split(',').any(|feature| feature == "runtime"), "{kube}");
+    assert!(all.len() > 100, "the tree is read: {}", all.len());
+}
+
+#[test]
+fn the_library_without_features_has_no_tls_no_http_server_and_no_command_line() {
+    let all = tree(&["--no-default-features"]);
+
+    let absent = ["aws-lc-rs", "axum", "clap", "hyper-rustls", "rustls", "schemars"];
+    let found: Vec<_> = all.iter().filter(|(name, _)| absent.contains(&name.as_str())).collect();
+    assert!(found.is_empty(), "{found:?}");
+}
+
+#[test]
+fn the_image_is_the_production_binary() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let dockerfile = fs::read_to_string(root.join("deploy/Dockerfile")).unwrap();
+
+    let builds: Vec<_> =
+        dockerfile.lines().filter(|line| line.contains("cargo build")).map(str::trim).collect();
+
+    let expected = "RUN cargo build --locked --profile image --no-default-features --features cli";
+    assert_eq!(builds, [expected]);
+    assert!(dockerfile.contains("/src/target/image/pilotlight"), "{dockerfile}");
+}
