@@ -1,4 +1,198 @@
-//! A conditional controller manager for Kubernetes: a controller of controllers.
+//! Conditional controller manager for Kubernetes.
+//!
+//! Each controller waits until the API types that it needs are served, runs while they are, stops
+//! when they are removed, and starts again when they return. Controllers are written in Rust with
+//! this crate, or declared as objects whose logic is a webhook. One process runs many of them.
+//!
+//! # Tour
+//!
+//! Controller that gives each widget a ConfigMap. The CRD of widgets need not be installed when it
+//! starts:
+//!
+//! ```no_run
+//! use std::{collections::BTreeMap, error::Error, sync::Arc};
+//!
+//! use k8s_openapi::api::core::v1::ConfigMap;
+//! use kube::{
+//!     Api, Client, CustomResource, Resource, ResourceExt,
+//!     api::{ObjectMeta, Patch, PatchParams},
+//! };
+//! use pilotlight::{
+//!     controller::{
+//!         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
+//!     },
+//!     manager::{Manager, ManagerOptions, RunnableOptions},
+//! };
+//! use schemars::JsonSchema;
+//! use serde::{Deserialize, Serialize};
+//! use tokio_util::sync::CancellationToken;
+//!
+//! #[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
+//! #[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
+//! struct WidgetSpec {
+//!     greeting: String,
+//! }
+//!
+//! struct Greeter;
+//!
+//! impl Reconciler for Greeter {
+//!     async fn reconcile(
+//!         &self,
+//!         request: Request,
+//!         context: Context,
+//!     ) -> Result<Outcome, ReconcileError> {
+//!         let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
+//!             return Ok(Outcome::Done); // Deleted; its ConfigMap is deleted with it.
+//!         };
+//!         let owner = widget.controller_owner_ref(&()).map(|owner| vec![owner]);
+//!         let name = Some(format!("{}-greeting", widget.name_any()));
+//!         let greeting = ConfigMap {
+//!             metadata: ObjectMeta { name, owner_references: owner, ..ObjectMeta::default() },
+//!             data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
+//!             ..ConfigMap::default()
+//!         };
+//!         // This client sends nothing after the end of the epoch.
+//!         let namespace = widget.namespace().unwrap_or_default();
+//!         Api::<ConfigMap>::namespaced(context.client().clone(), &namespace)
+//!             .patch(&greeting.name_any(), &PatchParams::apply("greeter"), &Patch::Apply(&greeting))
+//!             .await?;
+//!         Ok(Outcome::Done)
+//!     }
+//! }
+//!
+//! async fn run(client: Client, stop: CancellationToken) -> Result<(), Box<dyn Error>> {
+//!     // The type registry and the informers that all controllers of one API server share.
+//!     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+//!     let widgets = Controller::builder("widgets")
+//!         .for_::<Widget>()
+//!         .conditional() // Runs only while widgets are served.
+//!         .owns::<ConfigMap>()
+//!         .build(&cluster, Greeter)?;
+//!
+//!     let mut manager = Manager::new(ManagerOptions::default());
+//!     manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+//!     manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+//!     Ok(manager.run(stop).await?)
+//! }
+//! ```
+//!
+//! `examples/embed.rs` is a whole program, `examples/runnable.rs` runs something that is not a
+//! controller. [`testing`] has the tools to test such code.
+//!
+//! # Rooms
+//!
+//! | room | owns | feature |
+//! |---|---|---|
+//! | [`kind`] | names of types, and the identity of a served type | |
+//! | [`discovery`] | room 1: the types that the cluster serves | |
+//! | [`manager`] | room 2: conditions, epochs and fences of runnables | |
+//! | [`informer`] | room 3: shared, stoppable caches | |
+//! | [`controller`] | room 4: sources, work queue and workers as one runnable | |
+//! | [`meta`] | room 5: controllers declared as objects, and their hooks | `meta` |
+//! | [`transport`] | connection to the API server over HTTP/2 | `tls` |
+//! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
+//! | [`testing`] | control planes, faults and oracles for tests | `testing` |
+//!
+//! Rooms 1 to 5 import only rooms with a lower number; `tests/architecture.rs` checks it. The front
+//! door of a room is the file of its name. Every room may use [`kind`], `src/duration.rs` (durations in
+//! Go's notation), `src/redaction.rs` (errors that leave the process), `src/guard.rs` (panics of user
+//! code) and `src/owner_gauge.rs` (gauges of tasks and timers per owner).
+//!
+//! # Walk of one event
+//!
+//! From the bytes of a watch to a reconcile, and back to the API server:
+//!
+//! 1. The connection pool carries the watch (`src/transport/pool.rs`).
+//! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
+//! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
+//!    the object (`src/informer/decode.rs`) and compares resourceVersions (`src/informer/mark.rs`).
+//! 4. The shared informer stores the object and adds the change to the mailbox of each subscriber
+//!    (`src/informer/hub.rs::put`). A mailbox merges the unseen changes of one object
+//!    (`src/informer/pending.rs`).
+//! 5. The source of a controller receives the change
+//!    (`src/controller/kind_source.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
+//!    and maps it to requests (`src/controller/handler.rs`).
+//! 6. The work queue deduplicates, orders, delays and rate-limits the requests
+//!    (`src/controller/queue/core.rs`).
+//! 7. The run of the epoch starts a reconcile for a request
+//!    (`src/controller/run.rs::spawn`). Unconfirmed writes of the request are confirmed first
+//!    (`src/controller/doubt.rs`).
+//! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
+//!    the composite sync (`src/meta/composite.rs::sync`):
+//!    1. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
+//!    2. it assembles the hook request from cached bytes (`src/meta/protocol.rs::sync_request`);
+//!    3. it calls the hook (`src/meta/hook.rs::call`, `src/meta/webhook.rs`);
+//!    4. it checks the answer as a whole (`src/meta/children/check.rs`);
+//!    5. it plans the writes (`src/meta/children.rs::plan`), each by a three-way merge
+//!       (`src/meta/merge.rs`);
+//!    6. it executes the plan (`src/meta/composite/apply.rs::execute`), and writes the status of the
+//!       parent (`src/meta/composite/parent_status.rs::write_status`).
+//! 9. The fence of the epoch admits each request and owns it until its answer has been read
+//!    (`src/manager/fence.rs`, `src/manager/fence/exchange.rs`).
+//! 10. The result decides whether the request is retried, and when
+//!     (`src/controller/outcome.rs`, `src/controller/run.rs::settle`).
+//!
+//! # Walk of a type that is removed
+//!
+//! 1. The watch of CRDs reports the deletion (`src/discovery/watch.rs`), and the task of discovery
+//!    passes it on (`src/discovery/task.rs::on_crds`).
+//! 2. The catalog decides that the type is absent (`src/discovery/catalog/judgement.rs::at`). A
+//!    failed or partial answer never leads to that decision.
+//! 3. The registry publishes the new status to its subscribers
+//!    (`src/discovery/registry.rs`, `src/discovery/subscriptions.rs`).
+//! 4. The condition becomes unmet (`src/manager/condition.rs`), and the task of the manager receives
+//!    the verdict (`src/manager/owner.rs::on_verdict`).
+//! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and the
+//!    manager signals the epoch (`src/manager/owner/effect.rs::stop`).
+//! 6. The run stops in order (`src/controller/run.rs::stop`): sources, queue, reconciles, tasks,
+//!    subscriptions.
+//! 7. The propagation of type changes ends the informer of the type
+//!    (`src/controller/messenger.rs`, `src/informer/set.rs::type_gone`).
+//! 8. The manager waits until nothing of the epoch is left (`src/manager/run.rs::drive`), closes the
+//!    fence at the end of the grace (`src/manager/owner/effect.rs::grace_over`), and announces done
+//!    (`src/manager/owner/effect.rs::done`).
+//! 9. The controller waits for the type again. The next epoch starts as this one did
+//!    (`src/manager/owner/effect.rs::start`).
+//!
+//! # Index
+//!
+//! | mechanism | place |
+//! |---|---|
+//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::is_proven_absent` |
+//! | condition of a controller is evaluated | `src/manager/condition.rs::verdict` |
+//! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
+//! | epoch is stopped: execution | `src/controller/run.rs::stop`, then `src/manager/run.rs::drive` |
+//! | writes are fenced | `src/manager/fence.rs::client` |
+//! | watch is resumed or listed again | `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
+//! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
+//! | queue orders requests | `src/controller/queue/core.rs::pop` |
+//! | request is retried | `src/controller/run.rs::settle` |
+//! | lost answers are resolved | `src/controller/doubt.rs::settle` |
+//! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
+//! | children are compared | `src/meta/children.rs::step`, by `src/meta/merge.rs::apply` |
+//! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status` |
+//! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
+//! | Event is deduplicated | `src/meta/recorder.rs::note` |
+//! | specification of a CompositeController is validated | `src/meta/definition.rs::parse` |
+//! | error is redacted | `src/redaction.rs::error` |
+//! | panic of user code is caught | `src/guard.rs` |
+//! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs` |
+//!
+//! # Reading order
+//!
+//! 1. `src/kind.rs`, then `src/discovery.rs`, `src/discovery/state.rs` and
+//!    `src/discovery/catalog/judgement.rs`.
+//! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/epoch.rs`,
+//!    `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
+//! 3. `src/informer.rs`, `src/informer/set.rs`, `src/informer/hub.rs`,
+//!    `src/informer/subscription.rs`, `src/informer/reflector.rs`.
+//! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/kind_source.rs`,
+//!    `src/controller/queue.rs`, `src/controller/run.rs`.
+//! 5. `src/meta/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
+//!    `src/meta/children.rs`.
+//!
+//! The modules below stand in this order. `DESIGN.md` has the invariants with their tests, and
+//! `docs/decisions` the reasons.
 
 #[cfg(panic = "abort")]
 compile_error!(
@@ -6,23 +200,35 @@ compile_error!(
      unwinding: remove `panic = \"abort\"` from the profile and from RUSTFLAGS"
 );
 
-pub mod controller;
-pub mod discovery;
+// Reading order; blank lines keep rustfmt from sorting.
+pub mod kind;
+
 pub mod duration;
+pub mod redaction;
+
+mod guard;
+mod owner_gauge;
+
+pub mod discovery;
+
+pub mod manager;
+
+pub mod informer;
+
+pub mod controller;
+
+#[cfg(feature = "meta")]
+pub mod meta;
+
+#[cfg(feature = "tls")]
+pub mod transport;
+
+#[cfg(feature = "signals")]
+pub mod signals;
+
+#[cfg(feature = "testing")]
+pub mod testing;
+
 #[doc(hidden)]
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub mod fuzzing;
-mod guard;
-pub mod informer;
-pub mod kind;
-pub mod manager;
-#[cfg(feature = "meta")]
-pub mod meta;
-mod owner_gauge;
-pub mod redaction;
-#[cfg(feature = "signals")]
-pub mod signals;
-#[cfg(feature = "testing")]
-pub mod testing;
-#[cfg(feature = "tls")]
-pub mod transport;

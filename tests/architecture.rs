@@ -111,6 +111,15 @@ fn an_import_is_found_wherever_it_stands() {
     assert_eq!(found, ["kind", "manager", "meta"]);
 }
 
+/// Returns whether a file below the repository's root has a test of that name.
+fn has_test(file: &str, test: &str) -> bool {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let source = fs::read_to_string(path).unwrap_or_default();
+    let before = source.split_once(&format!("fn {test}(")).map(|(before, _)| before.trim_end());
+    let attributes = before.map(|before| before.rsplit("\n\n").next().unwrap_or_default());
+    attributes.is_some_and(|it| it.contains("test]") || it.contains("test("))
+}
+
 #[test]
 fn only_the_functions_for_the_fuzzer_are_public_and_undocumented() {
     let mut open = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
@@ -143,11 +152,7 @@ fn every_test_that_the_table_of_faults_names_exists() {
     let mut named = 0;
     for (file, test) in table.split('`').filter_map(|part| part.split_once(".rs::")) {
         named += 1;
-        let source = fs::read_to_string(root.join(format!("{file}.rs"))).unwrap_or_default();
-        let begin = format!("fn {test}(");
-        let before = source.split_once(&begin).map(|(before, _)| before.trim_end());
-        let attributes = before.map(|before| before.rsplit("\n\n").next().unwrap_or_default());
-        if !attributes.is_some_and(|it| it.contains("test]") || it.contains("test(")) {
+        if !has_test(&format!("{file}.rs"), test) {
             wrong.push(format!("{file}.rs has no test {test}"));
         }
     }
@@ -160,6 +165,143 @@ fn every_test_that_the_table_of_faults_names_exists() {
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(named > 80, "they are read: {named}");
+}
+
+/// Documents that name files of this repository, with the text in which they do.
+fn documents() -> Vec<(PathBuf, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = ["CHANGELOG.md", "DESIGN.md", "README.md", "deploy/README.md", "src/lib.rs"]
+        .map(|file| root.join(file))
+        .to_vec();
+    for folder in ["docs", "docs/decisions"] {
+        let entries = fs::read_dir(root.join(folder)).unwrap();
+        files.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
+    }
+    let prose = |file: PathBuf| {
+        let text = fs::read_to_string(&file).unwrap();
+        let is_rust = file.extension().is_some_and(|extension| extension == "rs");
+        let lines = text.lines().filter_map(|line| match is_rust {
+            true => line.strip_prefix("//!"),
+            false => Some(line),
+        });
+        // Code blocks name files of other places.
+        let mut is_code = false;
+        let prose = lines.filter(|line| {
+            let fence = line.trim_start().starts_with("```");
+            is_code ^= fence;
+            !fence && !is_code
+        });
+        let prose = prose.collect::<Vec<_>>().join("\n");
+        (file, prose)
+    };
+    files.into_iter().map(prose).collect()
+}
+
+/// Returns whether a file below the repository's root defines a function of that name.
+fn has_function(file: &str, function: &str) -> bool {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+    let source = fs::read_to_string(path).unwrap_or_default();
+    source.contains(&format!("fn {function}(")) || source.contains(&format!("fn {function}<"))
+}
+
+#[test]
+fn every_file_and_function_that_a_document_names_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (mut wrong, mut named) = (Vec::new(), 0);
+    for (document, text) in documents() {
+        let mut missing = |what: &str| wrong.push(format!("{}: {what}", document.display()));
+        // Prose about the sources may name any function, other documents name tests.
+        let is_rust = document.extension().is_some_and(|extension| extension == "rs");
+        let is_defined = if is_rust { has_function } else { has_test };
+        for name in text.split('`').skip(1).step_by(2) {
+            let (file, function) = match name.split_once("::") {
+                Some((file, function)) => (file, Some(function)),
+                None => (name, None),
+            };
+            let is_file = ["src/", "tests/", "examples/", "benches/", "fuzz/", "docs/"]
+                .iter()
+                .any(|folder| file.starts_with(folder) && !file.contains([' ', '*']));
+            if !is_file {
+                continue;
+            }
+            named += 1;
+            if !root.join(file).exists() || function.is_some_and(|it| !is_defined(file, it)) {
+                missing(name);
+            }
+        }
+        let folder = document.parent().unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = link.split('#').next().unwrap_or_default();
+            if !link.contains(':') && !folder.join(file).exists() {
+                missing(link);
+            }
+        }
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(named > 100, "they are read: {named}");
+}
+
+/// Phrases without a noun, and everyday verbs in the place of the field's.
+const VAGUE: [&str; 14] = [
+    "whoever",
+    "nobody",
+    "somebody",
+    "is no such",
+    "none that",
+    "told of",
+    "is told",
+    "are told",
+    "take away",
+    "takes away",
+    "goes on",
+    "comes back",
+    "held up",
+    "gives up",
+];
+
+#[test]
+fn documents_use_the_words_of_the_field() {
+    let mut found = Vec::new();
+    for (document, text) in documents() {
+        // Written from the tests of scenarios.
+        if document.ends_with("docs/scenarios.md") {
+            continue;
+        }
+        // Between backticks are names of the code.
+        let words: Vec<_> = text.split('`').step_by(2).collect();
+        let words = words.join("`").split_whitespace().collect::<Vec<_>>().join(" ");
+        let words = words.to_lowercase();
+        let vague = VAGUE.iter().filter(|phrase| words.contains(**phrase));
+        found.extend(vague.map(|phrase| format!("{}: {phrase}", document.display())));
+    }
+
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
+fn the_design_is_a_map_of_at_most_2500_words() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("DESIGN.md");
+    let words = fs::read_to_string(path).unwrap().split_whitespace().count();
+
+    assert!(words <= 2500, "{words} words: decisions, figures and limits are pages of docs/");
+}
+
+#[test]
+fn every_decision_is_in_the_index_and_has_its_three_parts() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/decisions");
+    let index = fs::read_to_string(folder.join("README.md")).unwrap();
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if name == "README.md" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let parts = ["\n## Context\n", "\n## Decision\n", "\n## Consequence\n"];
+        assert!(index.contains(&format!("({name})")), "{name} is not in the index");
+        assert!(parts.iter().all(|part| text.contains(part)), "{name} lacks a part");
+    }
 }
 
 #[test]
