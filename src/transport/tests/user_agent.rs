@@ -7,10 +7,13 @@ use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{credentials::PATIENCE, *};
-use crate::discovery::{DiscoveryOptions, TypeRegistry};
+use crate::{
+    discovery::{DiscoveryOptions, TypeRegistry},
+    transport::server::Received,
+};
 
 /// Lists, watches, writes, renews a lease and discovers; the requests that the server received.
-async fn requests(product: Option<&str>) -> Vec<super::super::server::Received> {
+async fn requests(product: Option<&str>) -> Vec<Received> {
     let server = Server::start(H2, 100).await;
     let product = product.map(str::to_owned);
     let options = TransportOptions { product, ..TransportOptions::default() };
@@ -55,9 +58,8 @@ async fn each_sort_of_request_names_the_program_behind_the_embedders_product() {
             "GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions",
             "GET /apis",
         ] {
-            let of_sort =
-                |received: &&super::super::server::Received| received.line.starts_with(sort);
-            assert!(received.iter().any(|it| of_sort(&it)), "{sort} is sent: {received:#?}");
+            let is_sent = received.iter().any(|received| received.line.starts_with(sort));
+            assert!(is_sent, "{sort} is not sent: {received:#?}");
         }
         for received in received {
             assert!(received.user_agent.starts_with(&expected), "{received:?}");
