@@ -175,7 +175,7 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
         Phase::List { .. } | Phase::Watch => Step::Again,
         Phase::Stream => Step::ListPages,
     };
-    // With conversion, a large page can exceed the server's own deadline.
+    // A large page can take the server longer than its own deadline.
     let smaller = match phase {
         Phase::List { .. } => Step::ListSmaller,
         Phase::Stream | Phase::Watch => again,

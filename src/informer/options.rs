@@ -21,10 +21,10 @@ pub struct InformerOptions {
     pub max_list_bytes: usize,
     /// Maximum size of a watch event. Default: 16 MiB.
     pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is silent about for a second does not
-    /// count until the server answers again.
+    /// Maximum number of concurrent lists. Default: 16. A list whose server is silent for a second
+    /// does not count until the server answers again.
     pub max_concurrent_lists: usize,
-    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
+    /// Deadline for each response head, and between two chunks of a list. Default: 30 s.
     pub request_deadline: Duration,
     /// Callback for types that the server answers 404 for: a hint for discovery, never a proof of
     /// absence. Called for each such response, in the informer's task, so it must not block. A

@@ -137,7 +137,8 @@ impl WholeReader {
         let count = u32::try_from(bytes).ok();
         let more = count.and_then(|count| room.free.clone().try_acquire_many_owned(count).ok());
         let budget = room.bytes;
-        let more = more.ok_or(Failure::TooLong { what: "the data of all lists in flight", budget })?;
+        let more =
+            more.ok_or(Failure::TooLong { what: "the data of all lists in flight", budget })?;
         match &mut self.taken {
             Some(taken) => taken.merge(more),
             None => self.taken = Some(more),
