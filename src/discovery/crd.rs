@@ -134,7 +134,7 @@ impl Crd {
         };
         if !self.holds(name) {
             let message = refused.clone().unwrap_or_else(|| {
-                format!("the server accepted the kind {} before", self.names().kind)
+                format!("the server still serves the kind {}", self.names().kind)
             });
             return Judgement::installing(InstallingReason::NamesNotAccepted(message));
         }
@@ -235,7 +235,9 @@ impl Watched for Crd {
                 Readiness::InvalidCaBundle(condition.why())
             }
             (Some(condition), None) => Readiness::NotEstablished(condition.reason_and_why()),
-            (None, None) => Readiness::NotEstablished("the server has not looked at it yet".into()),
+            (None, None) => {
+                Readiness::NotEstablished("the server has not processed the CRD yet".into())
+            }
         };
         let versions = raw
             .spec

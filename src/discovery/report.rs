@@ -21,7 +21,7 @@ pub enum Origin {
     Nowhere,
 }
 
-/// One row of `pilotlight types`.
+/// Row of `pilotlight types`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TypeReport {

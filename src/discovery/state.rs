@@ -143,7 +143,7 @@ impl fmt::Display for InstallingReason {
 pub struct TypeStatus {
     /// State of the type.
     pub state: TypeState,
-    /// How to request the type. Set while it is served, terminating, or unknown after either.
+    /// Request parameters of the type. Set while it is served, terminating, or unknown after either.
     pub served: Option<Arc<ServedType>>,
     /// Since when the state holds.
     pub since: Timestamp,

@@ -27,8 +27,7 @@ use super::{
 const PAGE: usize = 100;
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
-/// Minimum lifetime of a watch. Some load balancers silently drop connections that are idle for 240
-/// s.
+/// Minimum watch timeout. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: u64 = 200;
 const WATCH_JITTER_SECONDS: u64 = 30;
 const IDLE_GRACE: Duration = Duration::from_secs(5);

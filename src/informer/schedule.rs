@@ -33,7 +33,7 @@ enum State {
     Ready,
     /// Waits for a lock; may retry once another thread has moved.
     Blocked,
-    /// Its future is pending.
+    /// The future is pending.
     Waiting,
     Ended,
 }

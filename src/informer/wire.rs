@@ -228,7 +228,7 @@ fn push_parameter(query: &mut String, name: &str, value: &str) {
     }
 }
 
-/// One page of a list. Its items are spans of the page.
+/// Page of a list. Its items are spans of the page.
 #[derive(Deserialize)]
 pub(super) struct Page<'a> {
     #[serde(default)]
@@ -247,7 +247,7 @@ pub(super) struct ListMetadata {
     pub(super) token: Option<String>,
 }
 
-/// One line of a watch.
+/// Line of a watch.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(borrow, rename = "type")]

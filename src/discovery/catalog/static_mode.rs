@@ -215,7 +215,7 @@ impl Catalog {
             || backend.is_some_and(|it| is_static || it.is_discovered());
         let is_silent = self.services_listed != Listed::Yes || !is_expected;
         match polled {
-            // Its APIService's deletion was observed, and discovery agrees.
+            // The deletion of its APIService was observed, and discovery agrees.
             _ if !is_expected && (document.uid.is_some() || !is_static) => true,
             Some(polled) => is_silent && document.missed_since.is_some_and(|it| polled.agrees(it)),
             None => is_silent && document.missed >= super::CONFIRMATIONS,

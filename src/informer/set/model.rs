@@ -93,7 +93,7 @@ impl View {
             |object: Option<&Object>| object.map(|it| it.header().resource_version.clone());
         let had = version(self.0.get(&name));
         // `old` may also be an object that was created and deleted unseen.
-        assert!(had.is_none() || had == version(delta.old.as_ref()), "what {name} was");
+        assert!(had.is_none() || had == version(delta.old.as_ref()), "old object of {name}");
         assert!(delta.old.is_some() || delta.new.is_some());
         match delta.new {
             Some(new) => self.0.insert(name, new),
@@ -251,11 +251,8 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
             move || {
                 let subscription = joined.lock().unwrap().take().unwrap();
                 let its = subscription.informer();
-                assert_eq!(its.closed(), None, "it lives");
-                assert!(
-                    Arc::ptr_eq(&its, &model.informer().unwrap()),
-                    "and is the one to be found"
-                );
+                assert_eq!(its.closed(), None, "it is open");
+                assert!(Arc::ptr_eq(&its, &model.informer().unwrap()), "it is in the set");
                 match informer.closed() {
                     Some(reason) => {
                         assert_eq!(reason, Ended::TypeGone);

@@ -28,7 +28,7 @@ fn partial_empty_and_stale_answers_remove_nothing() {
         (partial, SERVED),
         (empty, SERVED),
         (stale, UNKNOWN),
-        // Its APIService still exists: the server has only just started.
+        // The APIService still exists: the server has only just started.
         (forgetful, UNKNOWN),
     ] {
         let mut catalog = Catalog::complete();

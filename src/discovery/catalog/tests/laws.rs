@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a cluster serves: CRDs by uid, with versions and life cycle, and other types.
+/// State of a cluster: CRDs by uid, with versions and life cycle, and other types.
 #[derive(Clone, Debug, PartialEq)]
 struct Cluster {
     widgets: Option<Kind>,
