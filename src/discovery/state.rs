@@ -143,7 +143,8 @@ impl fmt::Display for InstallingReason {
 pub struct TypeStatus {
     /// State of the type.
     pub state: TypeState,
-    /// Request parameters of the type. Set while it is served, terminating, or unknown after either.
+    /// Request parameters of the type. Set while it is served or terminating, and while it is
+    /// unknown after either.
     pub served: Option<Arc<ServedType>>,
     /// Since when the state holds.
     pub since: Timestamp,

@@ -50,7 +50,7 @@ pub(super) struct Reflector {
     /// Position from which the watch resumes; `None` requires a list.
     resume_version: Option<ResumeVersion>,
     listing: Listing,
-    /// Consecutive lines over budget, and the resourceVersion at which they came.
+    /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
     /// Set if an event was lost or the server may be behind; checked before the next watch.
     suspicion: Option<Suspicion>,

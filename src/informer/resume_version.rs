@@ -44,8 +44,8 @@ impl ResumeVersion {
         }
     }
 
-    /// Moves to a version. Returns false and stays if the version is older or empty, or if there is no
-    /// position.
+    /// Moves to a version. Returns false and stays if the version is older or empty, or if there is
+    /// no position.
     pub(super) fn advance(&mut self, version: &str) -> bool {
         if version.is_empty() || !self.is_position() || self.is_past(version) {
             return false;

@@ -101,8 +101,8 @@ impl fmt::Debug for Index {
 }
 
 /// Reader of an informer's objects. Cheap to clone. Does not keep the informer alive: once that has
-/// ended and has no subscribers, the store is empty. The indexes belong to the subscription that the
-/// reader comes from, and are dropped with it.
+/// ended and has no subscribers, the store is empty. The indexes belong to the subscription that
+/// the reader comes from, and are dropped with it.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
