@@ -1,9 +1,9 @@
-//! Room 1: what does the cluster serve now?
+//! Room 1: discovery of the types that the cluster serves.
 //!
-//! [`TypeRegistry`] is the answer, kept current by [`Discovery`]. CRDs and APIServices are
-//! watched, so that a CRD costs no request to discovery; discovery itself is asked for what is
-//! built in or aggregated. Absence needs proof: an answer that is missing, partial or old leaves
-//! what was known, marked as unknown.
+//! [`TypeRegistry`] holds the state of each type; [`Discovery`] is the task that keeps it current.
+//! CRDs and APIServices are watched, so that a change of a CRD costs no discovery request.
+//! Discovery is requested for built-in and aggregated types. Absence needs proof: after a missing,
+//! partial or stale answer the last state stands, marked as unknown.
 
 mod answer;
 mod api_service;

@@ -1,7 +1,7 @@
 //! Room 3: shared, stoppable caches.
 //!
-//! An [`InformerSet`] holds at most one watch for each [`InformerKey`]; whoever needs its objects
-//! holds a [`Subscription`]. The last one to leave closes the watch.
+//! An [`InformerSet`] holds at most one watch per [`InformerKey`]. Its consumers each hold a
+//! [`Subscription`]; the watch closes once the last one is dropped.
 
 mod backoff;
 mod classify;
@@ -42,37 +42,37 @@ use std::sync::Arc;
 
 use crate::kind::TypeIdentity;
 
-/// What of each object is fetched and kept.
+/// Part of each object that is fetched and kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Projection {
     /// The whole object: its JSON bytes and a parsed header.
     #[default]
     Full,
-    /// Metadata alone, as `PartialObjectMetadata`.
+    /// Only metadata, as `PartialObjectMetadata`.
     Metadata,
-    /// Namespace, name, uid and resourceVersion alone.
+    /// Only namespace, name, uid and resourceVersion.
     Keys,
 }
 
-/// What makes two watches the same one. The client is the set's.
+/// Identity of a watch: subscriptions with equal keys share one. The client belongs to the set.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct InformerKey {
     /// The type, down to the uid of its CRD.
     pub identity: TypeIdentity,
-    /// The one namespace watched; `None` is all.
+    /// Namespace to watch; `None` for all.
     pub namespace: Option<Arc<str>>,
     /// Label selector applied by the server.
     pub labels: Option<Arc<str>>,
     /// Field selector applied by the server.
     pub fields: Option<Arc<str>>,
-    /// What is kept.
+    /// Part of each object that is kept.
     pub projection: Projection,
-    /// Keep `managedFields`; they are cut on the way in otherwise.
+    /// True if `managedFields` are kept; they are removed on arrival otherwise.
     pub managed_fields: bool,
 }
 
 impl InformerKey {
-    /// All objects of a type, whole.
+    /// Returns the key of all objects of a type, with full content.
     pub fn new(identity: TypeIdentity) -> Self {
         Self {
             identity,

@@ -1,4 +1,4 @@
-//! What discovery answers, whichever dialect the server speaks.
+//! Parsed discovery responses, aggregated and legacy.
 
 use std::sync::Arc;
 
@@ -6,21 +6,21 @@ use serde::Deserialize;
 
 use crate::kind::{Scope, Subresources};
 
-/// An answer of discovery.
+/// A discovery answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Answer {
-    /// All group versions are named, so that one that is not is not served.
+    /// True if all served group versions are listed: one that is not listed is not served.
     pub(super) complete: bool,
-    /// The group versions that are named.
+    /// Listed group versions.
     pub(super) versions: Vec<AnsweredVersion>,
 }
 
-/// What an answer says of a group version.
+/// Discovery answer for one group version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct AnsweredVersion {
     pub(super) group: Arc<str>,
     pub(super) version: Arc<str>,
-    /// None if its server could not be asked, or the answer is an old one.
+    /// `None` if the backing server could not be reached or the answer is stale.
     pub(super) resources: Option<Vec<Resource>>,
 }
 
@@ -30,13 +30,13 @@ pub(super) struct Resource {
     pub(super) plural: Arc<str>,
     pub(super) kind: Arc<str>,
     pub(super) scope: Scope,
-    /// Can be listed and watched.
+    /// True if the resource supports both list and watch.
     pub(super) watchable: bool,
     pub(super) subresources: Subresources,
 }
 
 impl Answer {
-    /// Joins the answers of `/api` and `/apis`: complete if both are.
+    /// Joins the answers of `/api` and `/apis`. The result is complete if both are.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.complete &= other.complete;
         self.versions.extend(other.versions);
@@ -48,7 +48,7 @@ fn watchable(verbs: &[String]) -> bool {
     ["list", "watch"].iter().all(|verb| verbs.iter().any(|own| own == verb))
 }
 
-/// Aggregated discovery, v2 and v2beta1 alike; what is not needed is skipped.
+/// Aggregated discovery, v2 and v2beta1; fields that are not needed are skipped.
 #[derive(Deserialize)]
 pub(super) struct GroupDiscoveryList {
     #[serde(default)]
@@ -106,7 +106,7 @@ struct SubresourceDiscovery {
 
 impl From<GroupDiscoveryList> for Answer {
     fn from(list: GroupDiscoveryList) -> Self {
-        // No API server serves nothing: an empty answer is a defect, and proves nothing.
+        // Every API server serves something: an empty answer is a defect and proves nothing.
         let complete = !list.items.is_empty();
         let versions = list
             .items

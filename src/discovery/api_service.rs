@@ -1,4 +1,4 @@
-//! What an APIService says of a group version: who serves it.
+//! APIService header: the server behind a group version.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
     watch::Watched,
 };
 
-/// The group that the aggregator serves by itself: of this one alone there is no APIService.
+/// Group that the aggregator serves itself; the only group without an APIService.
 pub(super) const AGGREGATOR: &str = "apiregistration.k8s.io";
 
 /// The header of an APIService.
@@ -20,37 +20,37 @@ pub(super) struct ApiService {
     pub(super) backend: Backend,
 }
 
-/// Who serves a group version.
+/// Server behind a group version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Backend {
     /// The API server itself, since its start.
     BuiltIn,
-    /// The API server, on behalf of CRDs: these say more, and say it sooner.
+    /// The API server, for CRDs. The CRDs are watched: they carry more, and arrive earlier.
     Crds,
     /// Another server.
     Aggregated {
         /// uid of the APIService.
         uid: Arc<str>,
-        /// `namespace/name:port`: another backend is asked again.
+        /// `namespace/name:port`. A change triggers a new discovery request.
         service: String,
-        /// Its condition `Available`, once there is one.
+        /// Condition `Available`; `None` until it is set.
         available: Option<bool>,
     },
 }
 
 impl Backend {
-    /// Whether discovery, not CRDs, says what it serves.
+    /// Returns whether the types of this group version come from discovery instead of from CRDs.
     pub(super) fn is_discovered(&self) -> bool {
         !matches!(self, Self::Crds)
     }
 
-    /// Whether it is proven that no request reaches it.
+    /// Returns whether the condition `Available` proves that requests fail.
     pub(super) fn is_down(&self) -> bool {
         matches!(self, Self::Aggregated { available: Some(false), .. })
     }
 }
 
-/// What is read of an APIService's specification.
+/// Fields that are read from an APIService's spec.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct RawSpec {
@@ -67,7 +67,7 @@ struct RawService {
     port: Option<u32>,
 }
 
-/// What is read of an APIService's status.
+/// Fields that are read from an APIService's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct RawStatus {
@@ -82,8 +82,8 @@ impl Watched for ApiService {
     const RESOURCE: &'static str = "apiservices.apiregistration.k8s.io";
 
     fn slim(raw: Raw<RawSpec, RawStatus>) -> Self {
-        // Set by the API server on those that it makes: `onstart` for what it is built with,
-        // `true` for what follows the CRDs.
+        // Set by the API server on the APIServices that it creates: `onstart` for built-in group
+        // versions, `true` for those that follow CRDs.
         const AUTOMANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
         let backend = match raw.spec.service {
             Some(service) => Backend::Aggregated {

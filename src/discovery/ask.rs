@@ -1,4 +1,4 @@
-//! Asking discovery: aggregated where the server can, group version by group version where not.
+//! Discovery requests: aggregated discovery, or legacy discovery where the server lacks it.
 
 use std::time::Duration;
 
@@ -12,17 +12,17 @@ use super::{
     request::{Error, get, get_json},
 };
 
-/// The server picks the first that it knows.
+/// Media types in order of preference; the server uses the first that it supports.
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,\
      application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,\
      application/json";
 const PLAIN: &str = "application/json";
-/// Legacy discovery asks once for each group version.
+/// Concurrent requests of legacy discovery, which needs one per group version.
 const CONCURRENT: usize = 8;
 
-/// What is served now: two requests, more only of servers before Kubernetes 1.27.
+/// Requests all served types: two requests, more only for servers before Kubernetes 1.27.
 ///
-/// Half an answer is an answer: one of `/api` and `/apis` alone is not complete.
+/// If only one of `/api` and `/apis` succeeds, its answer is returned and is not complete.
 pub(super) async fn ask(client: &Client, deadline: Duration) -> Result<Answer, Error> {
     let (core, groups) = future::join(
         endpoint(client, Root::Core, deadline),
@@ -74,7 +74,7 @@ async fn endpoint(client: &Client, root: Root, deadline: Duration) -> Result<Ans
     if is_aggregated {
         match serde_json::from_slice::<GroupDiscoveryList>(&body) {
             Ok(list) => return Ok(list.into()),
-            Err(error) => debug!(%error, "aggregated discovery is not understood"),
+            Err(error) => debug!(%error, "cannot parse aggregated discovery"),
         }
     }
     legacy(client, root, deadline).await
@@ -108,7 +108,7 @@ async fn legacy(client: &Client, root: Root, deadline: Duration) -> Result<Answe
             let resources = match get_json::<ResourceList>(client, &path, PLAIN, deadline).await {
                 Ok(list) => Some(list.into()),
                 Err(error) => {
-                    debug!(%error, "a group version does not say what it serves");
+                    debug!(%error, "cannot read the resources of a group version");
                     None
                 }
             };

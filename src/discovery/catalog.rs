@@ -1,8 +1,9 @@
-//! What is known of the cluster's types, and what follows from it. No I/O, no clock.
+//! Catalog: everything known about the cluster's types, and the state of each type. No I/O, no
+//! clock.
 //!
-//! Three sources are joined: CRDs say what they serve; APIServices say who serves a group
-//! version; discovery says what the built-in and aggregated ones serve. A type that a CRD could
-//! explain is never taken from discovery, so that an old answer cannot bring back what is gone.
+//! The catalog joins three sources. CRDs name their types. APIServices name the server behind each
+//! group version. Discovery lists the built-in and aggregated types. A type that a CRD could
+//! explain is never taken from discovery, so that a stale answer cannot restore a deleted type.
 
 mod judgement;
 mod static_mode;
@@ -27,39 +28,39 @@ use super::{
 };
 use crate::kind::{GroupResource, TypeName};
 
-/// Whose answer may have changed.
+/// Types whose judgement may have changed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Touched {
     pub(super) all: bool,
     pub(super) groups: HashSet<Arc<str>>,
-    /// Types with the kinds that they have or had.
+    /// Types, each with its current and former kinds.
     pub(super) types: HashMap<GroupResource, HashSet<Arc<str>>>,
 }
 
-/// All that is known.
+/// Known CRDs, APIServices and discovery documents.
 #[derive(Debug, Default)]
 pub(super) struct Catalog {
     crds: ByGroup<Crd>,
-    /// The CRDs are complete.
+    /// True once all CRDs have been listed.
     crds_listed: bool,
     services: ByGroup<Backend>,
     services_listed: Listed,
     documents: ByGroup<Document>,
-    /// Some answer named every group version.
+    /// True once a complete discovery answer has arrived.
     enumerated: bool,
-    /// Set while CRDs may not be watched: discovery is the only source of their types. The CRDs
-    /// known before lend their uids and list kinds.
+    /// Set while CRDs may not be watched and discovery is the only source of their types. CRDs
+    /// known from before provide uids and list kinds.
     static_mode: Option<StaticMode>,
-    /// uids of CRDs whose types static mode published first, without a uid. They keep that
-    /// identity until the CRD is gone.
+    /// uids of CRDs whose types static mode published first, without a uid. The types keep that
+    /// identity until the CRD is deleted.
     unnamed: HashSet<Arc<str>>,
-    /// While APIServices are not known: names of types whose CRDs are gone. Discovery may still
-    /// list them, and nothing else tells that they were not built in. With each, how many complete
-    /// answers in a row did not list it; after [`CONFIRMATIONS`] it is forgotten.
+    /// Names of types whose CRDs were deleted while APIServices were not known. Discovery may still
+    /// list them, and only this map proves that they were not built in. The value counts
+    /// consecutive complete answers without the name; at [`CONFIRMATIONS`] the entry is dropped.
     retired: HashMap<(Arc<str>, TypeName), u8>,
 }
 
-/// By group, then by plural or version.
+/// Entries by group, then by plural or version.
 type ByGroup<T> = HashMap<Arc<str>, BTreeMap<Arc<str>, T>>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,38 +68,38 @@ enum Listed {
     #[default]
     NotYet,
     Yes,
-    /// We may not read them.
+    /// APIServices may not be read.
     Refused,
 }
 
-/// What discovery said of a group version.
+/// Discovery document of a group version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Document {
-    /// The last that was current; none if there never was one.
+    /// Resources of the last current answer; `None` before the first one.
     resources: Option<Vec<Resource>>,
-    /// Resources of static mode that are missing from `resources` and not proven to be gone.
+    /// Resources of static mode that `resources` lacks and that are not proven gone.
     missing: Vec<Missing>,
-    /// uid of the APIService that names the service it came from.
+    /// uid of the APIService that names the backing service.
     uid: Option<Arc<str>>,
-    /// Something happened since that it does not tell.
+    /// True if a later event may have changed the resources.
     stale: bool,
-    /// How many complete answers in a row have not named it.
+    /// Consecutive complete answers without this group version.
     missed: u8,
-    /// When static mode first got a complete answer that does not name it.
+    /// When the first complete answer without this group version arrived in static mode.
     missed_since: Option<Instant>,
 }
 
 impl Document {
-    /// Every resource that is not proven to be gone.
+    /// Returns the resources that are not proven gone.
     fn known(&self) -> impl Iterator<Item = &Resource> {
         let missing = self.missing.iter().map(|missing| &missing.resource);
         self.resources.iter().flatten().chain(missing)
     }
 }
 
-/// So many complete answers must agree that a group version is gone where no APIService tells:
-/// an API server that is starting leaves out groups for a second or two. The first few answers
-/// are asked for within about six seconds.
+/// Consecutive complete answers that prove a group version gone where no APIService does. An API
+/// server that is starting omits groups for a second or two; the first few answers are requested
+/// within about six seconds.
 const CONFIRMATIONS: u8 = 7;
 
 impl Touched {
@@ -111,14 +112,14 @@ impl Touched {
         self.groups.insert(group.clone());
     }
 
-    /// Whether nothing changed.
+    /// Returns whether no judgement can have changed.
     pub(super) fn is_empty(&self) -> bool {
         !self.all && self.groups.is_empty() && self.types.is_empty()
     }
 }
 
 impl Catalog {
-    /// All CRDs there are: those that are missing were deleted.
+    /// Replaces the CRDs by a complete list; CRDs not in the list were deleted.
     pub(super) fn crds_listed(&mut self, crds: Vec<Crd>, touched: &mut Touched) {
         if let Some(static_mode) = &mut self.static_mode {
             static_mode.relisted = Some(crds);
@@ -142,7 +143,7 @@ impl Catalog {
         }
     }
 
-    /// A CRD was created or changed.
+    /// Adds or updates a CRD.
     pub(super) fn crd_applied(&mut self, crd: Crd, touched: &mut Touched) {
         let group = self.crds.entry(crd.group.clone()).or_default();
         let old = group.get(&crd.plural);
@@ -159,7 +160,7 @@ impl Catalog {
         group.insert(crd.plural.clone(), crd);
     }
 
-    /// A CRD is gone.
+    /// Removes a deleted CRD.
     pub(super) fn crd_deleted(&mut self, crd: &Crd, touched: &mut Touched) {
         let Some(old) = take(&mut self.crds, &crd.group, &crd.plural) else { return };
         touched.crd(&old);
@@ -172,7 +173,7 @@ impl Catalog {
         }
     }
 
-    /// The CRDs are watched (again): they say what they serve.
+    /// Leaves static mode: CRDs are watched (again).
     pub(super) fn crds_watched(&mut self, touched: &mut Touched) {
         let Some(static_mode) = self.static_mode.take() else { return };
         touched.all = true;
@@ -185,7 +186,7 @@ impl Catalog {
         self.forget_what_is_missing();
         match self.services_listed {
             Listed::Yes => self.forget_what_crds_explain(),
-            // What was learned meanwhile may belong to CRDs that are gone.
+            // Documents of static mode may describe CRDs that are deleted by now.
             Listed::NotYet | Listed::Refused => {
                 self.documents.clear();
                 self.enumerated = false;
@@ -193,14 +194,15 @@ impl Catalog {
         }
     }
 
-    /// All APIServices there are. True if discovery must be asked again.
+    /// Replaces the APIServices by a complete list. Returns true if discovery must be requested
+    /// again.
     pub(super) fn services_listed(
         &mut self,
         services: Vec<ApiService>,
         touched: &mut Touched,
     ) -> bool {
         if self.services_listed != Listed::Yes {
-            // The documents are as new as the list: they need no second look.
+            // The first list is as recent as the documents: no second request is needed.
             for service in services {
                 let document = find_mut(&mut self.documents, &service.group, &service.version);
                 if let (Some(document), Backend::Aggregated { uid, .. }) =
@@ -237,7 +239,7 @@ impl Catalog {
         ask
     }
 
-    /// APIServices cannot be read, so that discovery alone tells what no CRD explains.
+    /// Records that APIServices may not be read: only discovery lists types without a CRD.
     pub(super) fn services_refused(&mut self, touched: &mut Touched) {
         if self.services_listed == Listed::NotYet {
             self.services_listed = Listed::Refused;
@@ -245,7 +247,7 @@ impl Catalog {
         }
     }
 
-    /// An APIService was created or changed. True if discovery must be asked again.
+    /// Adds or updates an APIService. Returns true if discovery must be requested again.
     pub(super) fn service_applied(&mut self, service: ApiService, touched: &mut Touched) -> bool {
         let ApiService { group, version, backend } = service;
         let old = find(&self.services, &group, &version);
@@ -266,7 +268,7 @@ impl Catalog {
         names_service
     }
 
-    /// An APIService is gone. True if discovery must be asked again.
+    /// Removes a deleted APIService. Returns true if discovery must be requested again.
     pub(super) fn service_deleted(
         &mut self,
         group: &Arc<str>,
@@ -275,11 +277,11 @@ impl Catalog {
     ) -> bool {
         let Some(old) = take(&mut self.services, group, version) else { return false };
         touched.group(group);
-        // Not yet proven: its types are gone when a complete answer does not name them.
+        // No proof of absence yet: its types are absent once a complete answer omits them.
         old.is_discovered()
     }
 
-    /// Discovery answered.
+    /// Applies a discovery answer.
     pub(super) fn answered(&mut self, answer: Answer, reading: Reading, touched: &mut Touched) {
         let polled = match reading {
             Reading::Static(polled) if answer.complete => Some(polled),
@@ -343,7 +345,8 @@ impl Catalog {
         if self.services_listed == Listed::Yes
             && (!is_static && !is_discovered || self.is_orphan(group, version, old))
         {
-            // Of CRDs, or an answer older than the removal of its APIService.
+            // The group version belongs to CRDs, or the answer is older than the APIService's
+            // deletion.
             return;
         }
         let crds = self.crds.get(group);
@@ -390,13 +393,13 @@ impl Catalog {
         });
     }
 
-    /// Whether nothing stands out that could explain a type.
+    /// Returns whether every source that could explain a type has been read.
     pub(super) fn is_complete(&self) -> bool {
         let crds = self.crds_listed || self.static_mode.is_some();
         crds && self.services_listed != Listed::NotYet && self.enumerated
     }
 
-    /// Forgets the names of deleted CRDs that discovery has stopped listing.
+    /// Drops the names of deleted CRDs that discovery no longer lists.
     fn forget_retired(&mut self, answer: &Answer) {
         self.retired.retain(|(group, name), missed| {
             let is_meant = |resource: &Resource| match name {
@@ -412,9 +415,9 @@ impl Catalog {
         });
     }
 
-    /// A CRD served it, is gone, and nothing but an old answer could say otherwise.
+    /// Returns whether a deleted CRD served the type, so that only a stale answer can list it.
     fn is_retired(&self, group: &str, name: &TypeName) -> bool {
-        // Nearly always empty: the key is built only where it is not.
+        // Nearly always empty: the key is built only if it is not.
         self.static_mode.is_none()
             && !self.retired.is_empty()
             && self.retired.contains_key(&(group.into(), name.clone()))

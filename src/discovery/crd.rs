@@ -1,4 +1,4 @@
-//! What a CRD says of its type, without its schemas.
+//! CRD header: names, versions and readiness of its type, without schemas.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -13,10 +13,11 @@ use super::{
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, VersionOrder};
 
-/// Why the server establishes no CRD whose conversion webhook it could not trust.
+/// Condition reason of a CRD that is not established because its conversion webhook's CA bundle is
+/// invalid.
 const INVALID_CA_BUNDLE: &str = "InvalidCABundle";
 
-/// The header of a CRD: all that judging it needs, and nothing that its metadata churn changes.
+/// Header of a CRD: all that judging it needs, without metadata that changes often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Crd {
     pub(super) group: Arc<str>,
@@ -25,11 +26,11 @@ pub(super) struct Crd {
     pub(super) scope: Scope,
     /// Names that the spec asks for.
     pub(super) wanted: Names,
-    /// Names that the server serves, once it has accepted any.
+    /// Names that the server serves; `None` before it has accepted any.
     pub(super) accepted: Option<Names>,
     pub(super) versions: Vec<CrdVersion>,
     pub(super) readiness: Readiness,
-    /// It has a deletion timestamp.
+    /// True if the CRD has a deletion timestamp.
     pub(super) terminating: bool,
 }
 
@@ -41,13 +42,13 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// The names of a type whose CRD is not known: discovery does not tell the list kind.
+    /// Returns the names of a type whose CRD is not known: discovery omits the list kind.
     pub(super) fn by_convention(kind: &Arc<str>) -> Self {
         Self { kind: kind.clone(), list_kind: format!("{kind}List").into() }
     }
 }
 
-/// One version of a CRD.
+/// A version of a CRD.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CrdVersion {
     pub(super) name: Arc<str>,
@@ -55,10 +56,10 @@ pub(super) struct CrdVersion {
     pub(super) subresources: Subresources,
 }
 
-/// What the conditions of a CRD come to.
+/// Readiness of a CRD, derived from its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
-    /// Served; the message says which newer names are refused, if any are.
+    /// Served. `refused` explains which newer names are refused, if any.
     Established { refused: Option<String> },
     /// The server's message.
     NamesNotAccepted(String),
@@ -69,17 +70,17 @@ pub(super) enum Readiness {
 }
 
 impl Crd {
-    /// The names that clients see.
+    /// Returns the names that clients see.
     pub(super) fn names(&self) -> &Names {
         self.accepted.as_ref().unwrap_or(&self.wanted)
     }
 
-    /// Both kinds: of the names asked for and of those accepted.
+    /// Returns both kinds: of the requested names and of the accepted ones.
     pub(super) fn kinds(&self) -> impl Iterator<Item = Arc<str>> + '_ {
         std::iter::once(&self.wanted).chain(&self.accepted).map(|names| names.kind.clone())
     }
 
-    /// Whether somebody who asks for `name` in this group means this CRD.
+    /// Returns whether `name` in this group could mean this CRD.
     pub(super) fn answers_to(&self, name: &TypeName) -> bool {
         match name {
             TypeName::Resource(plural) => **plural == *self.plural,
@@ -87,7 +88,8 @@ impl Crd {
         }
     }
 
-    /// Whether it is served under exactly this name: decides between two CRDs that want one kind.
+    /// Returns whether the CRD serves exactly this name: decides between two CRDs that want one
+    /// kind.
     pub(super) fn holds(&self, name: &TypeName) -> bool {
         matches!(self.readiness, Readiness::Established { .. })
             && match name {
@@ -96,7 +98,7 @@ impl Crd {
             }
     }
 
-    /// The served versions, the best one first.
+    /// Returns the served versions, the best one first.
     pub(super) fn served_versions(&self) -> Vec<String> {
         let mut served: Vec<String> =
             self.versions.iter().filter(|v| v.served).map(|v| v.name.to_string()).collect();
@@ -104,14 +106,14 @@ impl Crd {
         served
     }
 
-    /// The names that its type is published with, under its uid or without.
+    /// Returns the names that the type is published with, under its uid or without one.
     pub(super) fn names_under(&self, uid: Option<&Arc<str>>) -> Names {
         let names = self.names();
         if uid.is_some() { names.clone() } else { Names::by_convention(&names.kind) }
     }
 
-    /// The judgement for a request by `name` at `version`. The type is published with this `uid`:
-    /// the CRD's, or none.
+    /// Returns the judgement for a request by `name` at `version`. `uid` is the one that the type
+    /// is published with: the CRD's, or none.
     pub(super) fn judge(
         &self,
         version: &str,
@@ -132,7 +134,7 @@ impl Crd {
         };
         if !self.holds(name) {
             let message = refused.clone().unwrap_or_else(|| {
-                format!("the server accepted the kind {} before", self.names().kind)
+                format!("the server still serves the kind {}", self.names().kind)
             });
             return Judgement::installing(InstallingReason::NamesNotAccepted(message));
         }
@@ -159,7 +161,7 @@ impl Crd {
     }
 }
 
-/// What is read of a CRD's specification: no schemas.
+/// Fields that are read from a CRD's spec; schemas are skipped.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct RawSpec {
@@ -192,7 +194,7 @@ struct RawSubresources {
     scale: Option<IgnoredAny>,
 }
 
-/// What is read of a CRD's status.
+/// Fields that are read from a CRD's status.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct RawStatus {
@@ -201,7 +203,7 @@ pub(super) struct RawStatus {
 }
 
 impl RawNames {
-    /// Empty kinds are what the server writes before it has accepted anything.
+    /// Returns `None` for empty kinds, which the server writes before it has accepted any names.
     fn names(&self) -> Option<Names> {
         if self.kind.is_empty() {
             return None;
@@ -233,7 +235,9 @@ impl Watched for Crd {
                 Readiness::InvalidCaBundle(condition.why())
             }
             (Some(condition), None) => Readiness::NotEstablished(condition.reason_and_why()),
-            (None, None) => Readiness::NotEstablished("the server has not looked at it yet".into()),
+            (None, None) => {
+                Readiness::NotEstablished("the server has not processed the CRD yet".into())
+            }
         };
         let versions = raw
             .spec

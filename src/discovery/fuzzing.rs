@@ -1,4 +1,4 @@
-//! What must hold of whatever a server says of a CRD.
+//! Fuzz properties of CRD parsing and judging.
 
 use serde_json::Value;
 
@@ -9,12 +9,12 @@ use super::{
 };
 use crate::kind::TypeName;
 
-/// A CRD is judged as served only under a name and at a version that it serves, and agrees with a
-/// tree of the same text.
+/// Checks the judgements of an arbitrary CRD: it is served only under its own names and versions,
+/// and the parsed header matches the JSON tree.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// If a property is violated.
 pub fn crd(data: &[u8]) {
     let Ok(raw) = serde_json::from_slice::<RawOf<Crd>>(data) else { return };
     let crd = Crd::slim(raw);
@@ -47,7 +47,7 @@ pub fn crd(data: &[u8]) {
         }
     }
     let Ok(tree) = serde_json::from_slice::<Value>(data) else { return };
-    // A list in the place of an object is read by position, which no server writes.
+    // A list in place of an object is read by position, which no server writes.
     if !tree.is_object() || !tree["spec"].is_object() || !tree["metadata"].is_object() {
         return;
     }

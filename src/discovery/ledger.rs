@@ -1,4 +1,4 @@
-//! Since when each known type is in its state.
+//! Ledger: the state of each known type, and since when it holds.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,24 +12,24 @@ use super::{
 };
 use crate::kind::{GroupResource, TypeName, TypeRef};
 
-/// The status of every known type at its best version; forgets what is gone.
+/// Status of each known type at its best version. A type that is no longer known is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     rows: HashMap<GroupResource, TypeStatus>,
 }
 
 impl Ledger {
-    /// The status of a known type at its best version.
+    /// Returns the status of a known type at its best version.
     pub(super) fn get(&self, name: &GroupResource) -> Option<&TypeStatus> {
         self.rows.get(name)
     }
 
-    /// Every known type.
+    /// Returns all known types.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupResource, &TypeStatus)> {
         self.rows.iter()
     }
 
-    /// Judges again what was touched.
+    /// Judges touched types again.
     pub(super) fn update(
         &mut self,
         touched: &Touched,
@@ -68,7 +68,7 @@ impl Ledger {
     }
 }
 
-/// A known type at whichever version is best.
+/// Returns a request for a known type at its best version.
 pub(super) fn any_version(name: &GroupResource) -> TypeRef {
     TypeRef {
         group: name.group.clone(),

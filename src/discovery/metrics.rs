@@ -6,7 +6,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-/// Counters and gauges; a clone counts into the same.
+/// Counters and gauges; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
     pub(super) types: Family<State, Gauge>,
@@ -21,19 +21,19 @@ pub(super) struct State {
     pub(super) state: &'static str,
 }
 
-/// What is watched.
+/// Watched resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Resource {
     pub(super) resource: &'static str,
 }
 
-/// A request to discovery.
+/// A discovery request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Request {
     pub(super) outcome: Outcome,
 }
 
-/// How a request to discovery ended.
+/// Outcome of a discovery request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[expect(non_camel_case_types, reason = "the names are label values, which are snake_case")]
 pub(super) enum Outcome {

@@ -1,10 +1,10 @@
-//! A CRD or an APIService as the server writes it: what both have in common.
+//! CRD and APIService as the server writes them: the fields that both share.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, de::IgnoredAny};
 
-/// An object, of which only what is named is read.
+/// An object; fields not listed here are skipped.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(
     default,
@@ -16,7 +16,7 @@ pub(super) struct Raw<Spec, Status> {
     pub(super) status: Option<Status>,
 }
 
-/// What is read of an object's metadata.
+/// Fields that are read from an object's metadata.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Metadata {
@@ -26,13 +26,12 @@ pub(super) struct Metadata {
     labels: Option<BTreeMap<String, String>>,
 }
 
-/// The conditions of a status. Before its controllers have seen an object, the server writes
-/// `null`.
+/// Conditions of a status. The server writes `null` until a controller has processed the object.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Conditions(Option<Vec<Condition>>);
 
-/// One condition.
+/// A condition.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Condition {
@@ -44,14 +43,14 @@ pub(super) struct Condition {
 }
 
 impl Metadata {
-    /// The value of a label.
+    /// Returns the value of a label.
     pub(super) fn label(&self, key: &str) -> Option<&str> {
         self.labels.as_ref()?.get(key).map(String::as_str)
     }
 }
 
 impl Conditions {
-    /// The condition of a type, once there is one.
+    /// Returns the condition of a type, if it is set.
     pub(super) fn get(&self, type_: &str) -> Option<&Condition> {
         self.0.iter().flatten().find(|condition| condition.type_ == type_)
     }
@@ -70,7 +69,7 @@ impl Condition {
         &self.reason
     }
 
-    /// Reason and message, as far as there are any.
+    /// Returns reason and message, or the one that is set.
     pub(super) fn reason_and_why(&self) -> String {
         match (&*self.reason, &*self.message) {
             ("", _) | (_, "") => self.why(),
@@ -78,7 +77,7 @@ impl Condition {
         }
     }
 
-    /// The message, or the reason where there is none.
+    /// Returns the message, or the reason if the message is empty.
     pub(super) fn why(&self) -> String {
         if self.message.is_empty() { self.reason.clone() } else { self.message.clone() }
     }

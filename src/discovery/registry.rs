@@ -1,4 +1,4 @@
-//! The registry of types and its handle.
+//! Type registry: the handle, and the state that it shares with the discovery task.
 
 use std::{
     collections::HashMap,
@@ -21,21 +21,21 @@ use super::{
 };
 use crate::kind::{GroupResource, ServedType, TypeIdentity, TypeName, TypeRef};
 
-/// How discovery is done.
+/// Intervals and deadline of discovery.
 #[derive(Clone, Debug)]
 pub struct DiscoveryOptions {
-    /// Discovery is asked at least this often, give or take a tenth, in case that an event was
-    /// missed. Less than 100 ms counts as 100 ms, more than a year as a year. Default: 10 minutes.
+    /// Longest interval between discovery requests, plus or minus a tenth, in case an event was
+    /// missed. Clamped to 100 ms to one year. Default: 10 minutes.
     pub backstop: Duration,
-    /// The same while CRDs may not be watched. A type is absent then when two complete answers
-    /// that are this far apart, and at least 5 s, are without it. Less than 100 ms counts as
-    /// 100 ms, more than a year as a year. Default: 30 seconds.
+    /// The same while CRDs may not be watched. A type is absent then when two complete answers, at
+    /// least this interval (less a tenth) and 5 s apart, omit it. Clamped to 100 ms to one year.
+    /// Default: 30 seconds.
     ///
-    /// `Duration::MAX` in effect turns polling off: discovery is asked after changes of APIServices
+    /// `Duration::MAX` in effect turns polling off: discovery is read after changes of APIServices
     /// and for types that a request did not find. These answers show new types; the absence of a
     /// type takes two answers almost a year apart.
     pub static_interval: Duration,
-    /// How long a request to discovery may take. Default: 10 seconds.
+    /// Deadline of a discovery request. Default: 10 seconds.
     pub request_deadline: Duration,
 }
 
@@ -49,33 +49,33 @@ impl Default for DiscoveryOptions {
     }
 }
 
-/// How the registry learns of changes.
+/// Mode in which the registry learns of changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiscoveryMode {
     /// CRDs and APIServices are watched.
     Watching,
-    /// CRDs may not be watched, so discovery is polled; the reason.
+    /// CRDs may not be watched, so discovery is polled. Holds the reason.
     Static(String),
 }
 
-/// A cloneable handle on what the cluster serves.
+/// Cloneable handle to the types that the cluster serves.
 #[derive(Clone)]
 pub struct TypeRegistry {
     shared: Arc<Shared>,
 }
 
-/// What the handle and the task share. No lock is held across an await.
+/// State shared by the handle and the task. No lock is held across an await.
 pub(super) struct Shared {
     known: RwLock<Known>,
     pub(super) mode: watch::Sender<DiscoveryMode>,
     changes: watch::Sender<()>,
-    /// Every source has been heard of.
+    /// True once every source has answered or failed.
     synced: watch::Sender<bool>,
     pub(super) hints: Notify,
     pub(super) metrics: Metrics,
 }
 
-/// All that is known, and who wants to know.
+/// The catalog, its derived state, and the subscriptions.
 pub(super) struct Known {
     pub(super) catalog: Catalog,
     pub(super) health: DiscoveryHealth,
@@ -85,7 +85,7 @@ pub(super) struct Known {
 }
 
 impl TypeRegistry {
-    /// A registry that knows nothing yet, and the task that fills it. Spawns nothing.
+    /// Creates an empty registry and the task that fills it. Spawns nothing.
     pub fn new(client: Client, options: DiscoveryOptions) -> (Self, Discovery) {
         let now = Timestamp::now();
         let shared = Arc::new(Shared {
@@ -105,68 +105,67 @@ impl TypeRegistry {
         (Self { shared: shared.clone() }, Discovery::new(client, options, shared))
     }
 
-    /// What is known of a type now.
+    /// Returns the current status of a type.
     pub fn get(&self, type_ref: &TypeRef) -> TypeStatus {
         self.shared.read().get(type_ref)
     }
 
-    /// The status of a type and every later change of it.
+    /// Subscribes to a type: its current status and every later change.
     ///
-    /// Quick changes may be seen as one; a type that was deleted and created again differs in
-    /// the identity of `served`.
+    /// Changes in quick succession may be merged. A type that was deleted and created again differs
+    /// in the identity of `served`.
     pub fn subscribe(&self, type_ref: &TypeRef) -> watch::Receiver<TypeStatus> {
         let mut known = self.shared.write();
         let first = known.get(type_ref);
         known.subscriptions.subscribe(type_ref, || first)
     }
 
-    /// How to talk to a type, if it is served (or terminating) now, or was when it was last
-    /// proven.
+    /// Returns how to request a type that is served or terminating, now or when last proven.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
         self.get(type_ref).served
     }
 
-    /// Says that a request to this type was answered as if it were gone, so that discovery
-    /// looks again where the server does not push.
+    /// Reports that a request to this type was answered as if the type were gone. If the type comes
+    /// from discovery, discovery is requested again.
     pub fn hint(&self, identity: &TypeIdentity) {
         if self.shared.read().catalog.is_discovered(identity) {
             self.shared.hints.notify_one();
         }
     }
 
-    /// Marked as changed whenever anything is known better, of whatever type: for whoever follows
-    /// many.
+    /// Subscribes to changes of any type; for subscribers that follow many types.
     pub fn changes(&self) -> watch::Receiver<()> {
         self.shared.changes.subscribe()
     }
 
-    /// Resolves when discovery has answered completely for the first time, and CRDs and
-    /// APIServices were read or could not be: what is not known by then may take long. Cancel safe.
+    /// Waits for the first sync: discovery has answered completely once, and CRDs and APIServices
+    /// were read or have failed. A type that is still unknown then may stay so for long. Cancel
+    /// safe.
     pub async fn synced(&self) {
-        // The sender is in what this holds.
+        // `shared` holds the sender, so the channel cannot close.
         drop(self.shared.synced.subscribe().wait_for(|synced| *synced).await);
     }
 
-    /// Resolves when it is known of every type what it is: CRDs and APIServices were read, or
-    /// discovery speaks for them because they may not be. The latter takes seconds, until it is
-    /// sure that a server which starts is not all that refuses. Cancel safe.
+    /// Waits until all types are known: CRDs and APIServices were read, or may not be, so that
+    /// discovery covers them. In the latter case this takes seconds: a server that is starting also
+    /// refuses at first. Cancel safe.
     pub async fn complete(&self) {
         let mut changes = self.changes();
-        // The sender is in what this holds.
+        // `shared` holds the sender, so the channel cannot close.
         while !self.shared.read().catalog.is_complete() && changes.changed().await.is_ok() {}
     }
 
-    /// How the registry learns of changes.
+    /// Subscribes to the mode in which the registry learns of changes.
     pub fn mode(&self) -> watch::Receiver<DiscoveryMode> {
         self.shared.mode.subscribe()
     }
 
-    /// Whether what is known is current. While a source is lost, its last state stands.
+    /// Returns the health of each source. While a source is lost, its last state stands.
     pub fn health(&self) -> DiscoveryHealth {
         self.shared.read().health.clone()
     }
 
-    /// Every type that is known or asked for, in order of names.
+    /// Returns all types that are known or requested, ordered by name.
     pub fn report(&self) -> Vec<TypeReport> {
         let mut known = self.shared.write();
         known.subscriptions.sweep();
@@ -178,7 +177,7 @@ impl TypeRegistry {
         self.shared.read().subscriptions.iter().count()
     }
 
-    /// Adds the metrics of discovery.
+    /// Registers the metrics of discovery.
     pub fn register_metrics(&self, registry: &mut Registry) {
         self.shared.metrics.register(registry);
     }
@@ -191,13 +190,13 @@ impl fmt::Debug for TypeRegistry {
 }
 
 impl Shared {
-    /// A reader cannot leave anything half done, and a writer that panicked left what it had:
-    /// the next event judges it again.
+    /// Ignores poisoning: a reader changes nothing, and after a writer's panic the next event
+    /// judges the touched types again.
     fn read(&self) -> RwLockReadGuard<'_, Known> {
         self.known.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells those whose type changed.
+    /// Publishes to the subscribers of touched types.
     pub(super) fn publish(&self, touched: &Touched) {
         if !touched.is_empty() {
             self.metrics.updates.inc();
@@ -227,7 +226,7 @@ impl Known {
             return status;
         }
         let judgement = self.catalog.status(type_ref);
-        // Nobody watched this name until now; its type, perhaps.
+        // No subscription to this name, but the ledger may know the type.
         let row = judgement.served.as_ref().map(|served| served.identity.group_resource()).or_else(
             || match &type_ref.name {
                 TypeName::Resource(plural) => {
@@ -251,11 +250,11 @@ impl Known {
                 }
                 (None, TypeName::Kind(_)) => None,
             };
-            // Somebody who asks for a version may be told something else than what the row says.
-            let told = |name: &GroupResource| {
+            // A request for one version can have another state than the row of the type.
+            let agrees = |name: &GroupResource| {
                 self.ledger.get(name).is_some_and(|row| row.state.phase() == status.state.phase())
             };
-            match known.filter(told) {
+            match known.filter(agrees) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,
                 None => reports.push(TypeReport {
                     name: type_ref.to_string(),
@@ -297,7 +296,7 @@ impl Known {
     }
 }
 
-/// One sentence on a state that is not simply served or absent.
+/// Returns a sentence that explains a state other than served or absent.
 fn reason(state: &TypeState) -> Option<String> {
     match state {
         TypeState::Installing(reason) => Some(reason.to_string()),

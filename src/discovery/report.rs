@@ -1,4 +1,4 @@
-//! What people are shown of the registry.
+//! Reports of the registry: one row per type, and the health of its sources.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 use super::TypePhase;
 use crate::kind::Scope;
 
-/// Where a type comes from.
+/// Origin of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Origin {
     /// A CRD.
@@ -15,17 +15,17 @@ pub enum Origin {
     BuiltIn,
     /// A server behind an APIService.
     Aggregated,
-    /// Discovery lists it; what serves it may not be read.
+    /// Listed by discovery; its CRD or APIService may not be read.
     Discovery,
-    /// Nobody: it is only asked for.
+    /// No origin: the type is only requested.
     Nowhere,
 }
 
-/// One row of `pilotlight types`.
+/// Row of `pilotlight types`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TypeReport {
-    /// `widgets.example.com`; with a version or by kind if it is only asked for so.
+    /// `widgets.example.com`; a type that is only requested is named with its version or kind.
     pub name: String,
     /// API group; empty for the core group.
     pub group: String,
@@ -33,15 +33,15 @@ pub struct TypeReport {
     pub kind: Option<String>,
     /// `Cluster` or `Namespaced`, if it is known.
     pub scope: Option<Scope>,
-    /// Where it is in its life.
+    /// State of the type, without details.
     pub state: TypePhase,
-    /// Why it is not served: one sentence.
+    /// Sentence that explains why it is not served.
     pub reason: Option<String>,
-    /// Since when it is in this state.
+    /// Since when the state holds.
     pub since: Timestamp,
     /// Versions that are served, the best one first.
     pub served_versions: Vec<String>,
-    /// Where it comes from.
+    /// Origin of the type.
     pub origin: Origin,
     /// uid of its CRD or APIService.
     pub uid: Option<String>,
@@ -49,7 +49,7 @@ pub struct TypeReport {
     pub subscribers: usize,
 }
 
-/// Whether what the registry learns is current.
+/// Health of the registry's sources.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DiscoveryHealth {
@@ -61,30 +61,30 @@ pub struct DiscoveryHealth {
     pub discovery: SourceHealth,
 }
 
-/// Whether one source is current. While it is not, its last state stands: nothing stops.
+/// Health of a source. While it is stale, its last state stands and stops no controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceHealth {
-    /// Since when it is not current; none if it is.
+    /// Since when the source is stale; `None` if it is current.
     pub stale_since: Option<Timestamp>,
     /// The last error.
     pub error: Option<String>,
 }
 
 impl DiscoveryHealth {
-    /// Nothing was read yet.
+    /// Creates the health of sources that have not been read.
     pub(super) fn new(now: Timestamp) -> Self {
         let source = SourceHealth { stale_since: Some(now), error: None };
         Self { crds: source.clone(), api_services: source.clone(), discovery: source }
     }
 
-    /// Whether discovery has answered and every other source has, or has failed to.
+    /// Returns whether discovery has answered, and each other source has answered or failed.
     pub(super) fn has_read_all(&self) -> bool {
-        let heard = |source: &SourceHealth| source.stale_since.is_none() || source.error.is_some();
-        self.discovery.stale_since.is_none() && heard(&self.crds) && heard(&self.api_services)
+        let tried = |source: &SourceHealth| source.stale_since.is_none() || source.error.is_some();
+        self.discovery.stale_since.is_none() && tried(&self.crds) && tried(&self.api_services)
     }
 
-    /// Whether all sources are current.
+    /// Returns whether all sources are current.
     pub fn is_current(&self) -> bool {
         [&self.crds, &self.api_services, &self.discovery].iter().all(|s| s.stale_since.is_none())
     }

@@ -1,6 +1,6 @@
-//! One GET with a deadline and a budget of bytes.
+//! GET requests with a deadline and a byte budget.
 //!
-//! kube's own `request` has no read deadline, and logs a whole body that it cannot decode.
+//! kube's own `request` has no read deadline, and logs the whole body if decoding fails.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use tokio::time::timeout;
 
 use crate::redaction;
 
-/// Discovery of a cluster with thousands of CRDs is some 10 MB.
+/// Largest accepted body. Discovery of a cluster with thousands of CRDs is some 10 MB.
 const BODY_BUDGET_BYTES: usize = 256 * 1024 * 1024;
 
-/// Why there is no answer.
+/// Error of a request.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// The server is slow or unreachable; asked again with back-off.
+    /// The server is slow or unreachable. Retried with back-off.
     #[error("{path} was not answered within {after:?}")]
     Deadline { path: String, after: Duration },
-    /// The path cannot be part of a URL.
+    /// The path is not valid in a URL.
     #[error("{path} is no valid path: {source}")]
     Path { path: String, source: http::Error },
-    /// The connection failed; asked again with back-off.
+    /// The connection failed. Retried with back-off.
     #[error("requesting {path}: {}", redaction::error(&**source))]
     Request { path: String, source: Box<kube::Error> },
-    /// The server refused.
+    /// The server refused the request.
     #[error("{path} was answered with {code}: {}", redaction::text(message))]
     Status { path: String, code: u16, message: String },
-    /// The body broke off or is beyond the budget.
+    /// The body ended early or exceeds the budget.
     #[error("reading the answer to {path}: {}", redaction::error(&**source))]
     Body { path: String, source: Box<dyn std::error::Error + Send + Sync> },
-    /// The server speaks another dialect.
+    /// The body does not have the expected shape.
     #[error("decoding the answer to {path}: {}", redaction::decoding(source))]
     Decode { path: String, source: serde_json::Error },
     /// The watch reported an error instead of an event.
@@ -43,7 +43,7 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// The HTTP status, if the server answered with one.
+    /// Returns the HTTP status, if the server answered with one.
     pub(super) fn code(&self) -> Option<u16> {
         match self {
             Self::Status { code, .. } => Some(*code),
@@ -56,15 +56,15 @@ impl Error {
         }
     }
 
-    /// Returns whether the server refuses the request for good: no right, or no such verb.
+    /// Returns whether the server refuses the request permanently: no permission, or no such verb.
     ///
-    /// A 404 is an error like any other: a server that is starting, or a proxy, sends it too.
+    /// A 404 does not count: a server that is starting, or a proxy, sends it too.
     pub(super) fn is_refusal(&self) -> bool {
         matches!(self.code(), Some(403 | 405))
     }
 }
 
-/// The body of a successful answer.
+/// Returns the body of a successful response.
 pub(super) async fn get(
     client: &Client,
     path: &str,
@@ -89,7 +89,7 @@ pub(super) async fn get(
         if status.is_success() {
             return Ok(body);
         }
-        // The message is for people: a Status if it is one, else the beginning of the text.
+        // For people: the message of a `Status`, or else the beginning of the body.
         let message = match serde_json::from_slice::<Status>(&body) {
             Ok(status) => status.message,
             Err(_) => String::from_utf8_lossy(&body[..body.len().min(200)]).trim().to_owned(),
@@ -102,7 +102,7 @@ pub(super) async fn get(
     }
 }
 
-/// The decoded body of a successful answer.
+/// Returns the decoded body of a successful response.
 pub(super) async fn get_json<T: DeserializeOwned>(
     client: &Client,
     path: &str,

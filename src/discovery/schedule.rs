@@ -1,4 +1,4 @@
-//! When to ask discovery again.
+//! Schedule of discovery requests.
 
 use std::time::Duration;
 
@@ -6,26 +6,26 @@ use tokio::time::Instant;
 
 use crate::duration::LONGEST;
 
-/// The first gap between two requests, doubling from there.
+/// First gap between two requests; doubles from there.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
-/// The widest gap while something is unsettled.
+/// Largest gap while an answer is unsettled.
 const LAST_DELAY: Duration = Duration::from_secs(10);
-/// Hints come from whoever sees a 404: as often as they like.
+/// Minimum gap before a hinted request: every 404 may send a hint.
 const HINT_GAP: Duration = Duration::from_secs(1);
 
-/// What an answer leaves open.
+/// Gap that a discovery answer leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Unsettled {
-    /// Nothing.
+    /// All answers are current.
     Nothing,
-    /// Only what will announce itself: an APIService that says that it is down.
+    /// A change will be pushed: the APIService reports that it is unavailable.
     Announced,
-    /// A group version whose current state no event will tell.
+    /// A group version whose current state no event will report.
     Silent,
 }
 
-/// Decides when discovery is asked: at once after a change, then with growing gaps until all is
-/// settled, then at the interval. At most one request is under way.
+/// Decides when discovery is requested: at once after a change, then with growing gaps until all is
+/// settled, then at the interval. At most one request is in flight.
 #[derive(Debug)]
 pub(super) struct Schedule {
     interval: Duration,
@@ -37,30 +37,30 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Asks at once, and at least every `interval`; one that is next to nothing would ask without
-    /// pause, and counts as the first delay.
+    /// Requests at once, and at least once per `interval`. The interval is at least the first
+    /// delay, since a tiny one would cause requests without pause.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
         let interval = interval.clamp(FIRST_DELAY, LONGEST);
         Self { interval, due: now, asked: None, asking: false, again: false, delay: FIRST_DELAY }
     }
 
-    /// When to ask; none while a request is under way.
+    /// Returns when to send the next request; `None` while one is in flight.
     pub(super) fn due(&self) -> Option<Instant> {
         (!self.asking).then_some(self.due)
     }
 
-    /// Something changed: asks at once, though not more often than the first delay.
+    /// Schedules a request after a change: at once, but not within the first delay of the last one.
     pub(super) fn changed(&mut self, now: Instant) {
         self.delay = FIRST_DELAY;
         self.soon(now, FIRST_DELAY);
     }
 
-    /// Somebody met a type that seems to be gone.
+    /// Schedules a request after a client met a type that seems to be gone.
     pub(super) fn hinted(&mut self, now: Instant) {
         self.soon(now, HINT_GAP);
     }
 
-    /// Another interval, from now on.
+    /// Changes the interval.
     pub(super) fn set_interval(&mut self, now: Instant, interval: Duration) {
         let interval = interval.clamp(FIRST_DELAY, LONGEST);
         if self.interval != interval {
@@ -69,26 +69,26 @@ impl Schedule {
         }
     }
 
-    /// A request is sent.
+    /// Records that a request is sent.
     pub(super) fn asked(&mut self, now: Instant) {
         self.asking = true;
         self.again = false;
         self.asked = Some(now);
     }
 
-    /// It was answered. What changed meanwhile, the answer may not know.
+    /// Records an answer. Changes since the request was sent may be missing from it.
     pub(super) fn answered(&mut self, now: Instant, unsettled: Unsettled) {
         self.asking = false;
-        // What changed while the request was under way has set `due` already.
+        // A change during the request has set `due` already.
         if self.again {
             return;
         }
-        let goes_on = match unsettled {
+        let retries = match unsettled {
             Unsettled::Nothing => false,
             Unsettled::Announced => self.delay < LAST_DELAY,
             Unsettled::Silent => true,
         };
-        if goes_on {
+        if retries {
             self.due = now + self.delay.min(self.interval);
             self.delay = (self.delay * 2).min(LAST_DELAY);
         } else {
@@ -114,7 +114,7 @@ mod tests {
 
     const INTERVAL: Duration = Duration::from_secs(600);
 
-    /// The gaps between the next `count` requests, each answered at once.
+    /// Returns the gaps between the next `count` requests, each answered at once.
     fn gaps(schedule: &mut Schedule, unsettled: Unsettled, count: usize) -> Vec<u128> {
         let mut now = schedule.due().unwrap();
         let mut gaps = Vec::new();

@@ -1,7 +1,7 @@
-//! A scripted API server for the tests of discovery: CRDs, APIServices, `/api` and `/apis`.
+//! Scripted API server for discovery tests: CRDs, APIServices, `/api` and `/apis`.
 //!
-//! It is not the simulated server, since its parts may contradict each other: a document of
-//! discovery is whatever the test says, and a deletion may be told to no watch.
+//! Unlike the simulated server, its parts may contradict each other: a test sets each discovery
+//! document freely, and may delete an object without a watch event.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,7 +22,7 @@ use tokio::{sync::mpsc, time::Instant};
 pub(super) const CRDS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 pub(super) const SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
 
-/// The server; a clone is the same one.
+/// The server; clones share their state.
 #[derive(Clone, Default)]
 pub(super) struct Server(Arc<Mutex<State>>);
 
@@ -32,7 +32,7 @@ struct State {
     objects: HashMap<&'static str, BTreeMap<String, Value>>,
     watches: HashMap<&'static str, Vec<mpsc::UnboundedSender<Bytes>>>,
     documents: HashMap<String, Value>,
-    /// Answered instead: status and delay. `watch PATH` and `list PATH` are told apart.
+    /// Faults: status and delay. Keys such as `watch PATH` and `list PATH` are distinct.
     faults: HashMap<String, (u16, Duration)>,
     requests: Vec<(Instant, String)>,
 }
@@ -63,7 +63,7 @@ impl Server {
         self.0.lock().unwrap()
     }
 
-    /// Creates or changes a CRD.
+    /// Creates or updates a CRD.
     pub(super) fn apply_crd(&self, name: &str, crd: Value) {
         self.apply(CRDS, name, crd);
     }
@@ -72,7 +72,7 @@ impl Server {
         self.delete(CRDS, name);
     }
 
-    /// Creates or changes an APIService; `extra` is merged into it.
+    /// Creates or updates an APIService; `extra` is merged into it.
     pub(super) fn set_service(&self, group: &str, version: &str, extra: Value, built_in: bool) {
         let name = format!("{version}.{group}");
         let label = if built_in { "onstart" } else { "true" };
@@ -89,7 +89,7 @@ impl Server {
         self.delete(SERVICES, &format!("{version}.{group}"));
     }
 
-    /// What aggregated discovery answers at `path`.
+    /// Sets the answer of aggregated discovery at `path`.
     pub(super) fn discover(&self, path: &str, items: Value) {
         let items = if path == "/api" {
             json!([{ "metadata": { "name": "" }, "versions": [
@@ -100,7 +100,7 @@ impl Server {
         self.set_document(path, json!({ "kind": "APIGroupDiscoveryList", "items": items }));
     }
 
-    /// What is answered at `path`, whatever it is.
+    /// Sets the answer at `path` to any document.
     pub(super) fn set_document(&self, path: &str, document: Value) {
         self.state().documents.insert(path.into(), document);
     }
@@ -114,12 +114,12 @@ impl Server {
         self.state().faults.remove(request);
     }
 
-    /// Ends all watches of a collection, as a lost connection does.
+    /// Ends all watches of a collection, like a lost connection.
     pub(super) fn cut(&self, path: &'static str) {
         self.state().watches.remove(path);
     }
 
-    /// Changes what is there without telling the watches.
+    /// Changes objects without sending watch events.
     pub(super) fn silently(&self, path: &'static str, change: impl FnOnce(&Self)) {
         let watches = self.state().watches.remove(path);
         change(self);
@@ -128,19 +128,19 @@ impl Server {
         }
     }
 
-    /// When each request that begins with `prefix` was made.
+    /// Returns when each request that begins with `prefix` was made.
     pub(super) fn requests(&self, prefix: &str) -> Vec<Instant> {
         let state = self.state();
         let matching = state.requests.iter().filter(|(_, name)| name.starts_with(prefix));
         matching.map(|(when, _)| *when).collect()
     }
 
-    /// How often discovery was asked.
+    /// Returns the number of discovery requests.
     pub(super) fn asked(&self) -> usize {
         self.requests("get /apis").len()
     }
 
-    /// How many watches are open.
+    /// Returns the number of open watches.
     pub(super) fn open_watches(&self) -> usize {
         let state = self.state();
         state.watches.values().flatten().filter(|watch| !watch.is_closed()).count()
@@ -152,7 +152,7 @@ impl Server {
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
         let objects = state.objects.entry(path).or_default();
         let is_new = objects.insert(name.into(), object.clone()).is_none();
-        state.tell(path, if is_new { "ADDED" } else { "MODIFIED" }, object);
+        state.send(path, if is_new { "ADDED" } else { "MODIFIED" }, object);
     }
 
     fn delete(&self, path: &'static str, name: &str) {
@@ -160,7 +160,7 @@ impl Server {
         state.version += 1;
         let mut object = state.objects.get_mut(path).unwrap().remove(name).unwrap();
         object["metadata"]["resourceVersion"] = json!(state.version.to_string());
-        state.tell(path, "DELETED", object);
+        state.send(path, "DELETED", object);
     }
 
     async fn answer(&self, request: Request<Body>) -> Answer {
@@ -209,7 +209,7 @@ impl Server {
 }
 
 impl State {
-    fn tell(&mut self, path: &'static str, event: &str, object: Value) {
+    fn send(&mut self, path: &'static str, event: &str, object: Value) {
         let line = format!("{}\n", json!({ "type": event, "object": object }));
         self.watches
             .entry(path)
@@ -218,7 +218,7 @@ impl State {
     }
 }
 
-/// One version of aggregated discovery.
+/// A version in aggregated discovery.
 pub(super) fn version(name: &str, freshness: &str, resources: &[(&str, &str)]) -> Value {
     let resources: Vec<Value> = resources
         .iter()

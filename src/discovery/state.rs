@@ -1,4 +1,4 @@
-//! The states of a type.
+//! States of a type.
 
 use std::{fmt, mem, sync::Arc};
 
@@ -8,22 +8,22 @@ use serde::Serialize;
 use super::catalog::Judgement;
 use crate::kind::ServedType;
 
-/// Where a type is in its life, seen from somebody who asks for it at one version (or any).
+/// State of a type, as requested at one version (or any).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TypeState {
     /// Proven not to exist.
     Absent,
-    /// It exists but cannot be used yet, or not at the version asked for.
+    /// Exists but cannot be used yet, or not at the requested version.
     Installing(InstallingReason),
-    /// It is built in or aggregated, and offers no list and watch, as `tokenreviews` do: nothing
-    /// will come of waiting for it.
+    /// Built in or aggregated, without list and watch, like `tokenreviews`. A client that waits
+    /// for it waits for ever.
     NotWatchable,
     /// Can be listed and watched.
     Served,
-    /// Served still; its CRD has a deletion timestamp. Not gone: finalizers must finish.
+    /// Still served, but its CRD has a deletion timestamp. Not gone: finalizers must finish.
     Terminating,
-    /// Nothing is proven: discovery failed, is stale, or has not answered yet.
-    /// Holds the last state that was proven.
+    /// Neither presence nor absence is proven: discovery failed, is stale, or has not answered yet.
+    /// Holds the last proven state.
     Unknown(Option<Box<TypeState>>),
 }
 
@@ -38,7 +38,7 @@ pub enum TypePhase {
     NotWatchable,
     /// Can be listed and watched.
     Served,
-    /// Served still; its CRD is being deleted.
+    /// Still served, but its CRD is being deleted.
     Terminating,
     /// Neither presence nor absence is proven.
     Unknown,
@@ -47,14 +47,14 @@ pub enum TypePhase {
 /// Why a type that exists cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstallingReason {
-    /// Its names are not accepted; the server's message.
+    /// The names are not accepted. Holds the server's message.
     NamesNotAccepted(String),
-    /// It is not established; the server's reason and message.
+    /// The CRD is not established. Holds the server's reason and message.
     NotEstablished(String),
-    /// It is not established, and will not be before the certificates of its conversion webhook
-    /// are mended; the server's message.
+    /// The CRD is not established until the CA bundle of its conversion webhook is fixed. Holds the
+    /// server's message.
     InvalidCaBundle(String),
-    /// The version asked for is not among the served ones.
+    /// The requested version is not served.
     VersionNotServed {
         /// Versions that are served.
         served: Vec<String>,
@@ -62,12 +62,12 @@ pub enum InstallingReason {
 }
 
 impl TypeState {
-    /// Nothing is known.
+    /// Returns whether neither a current nor an earlier state is known.
     pub(super) fn is_blank(&self) -> bool {
         matches!(self, Self::Unknown(None))
     }
 
-    /// Returns whether the other is the same but for its messages: while it is, `since` stays.
+    /// Returns whether two states differ in messages only; `since` is kept then.
     fn is_like(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Installing(reason), Self::Installing(other)) => {
@@ -77,7 +77,7 @@ impl TypeState {
         }
     }
 
-    /// Where it is, without the details.
+    /// Returns the state without its details.
     pub fn phase(&self) -> TypePhase {
         match self {
             Self::Absent => TypePhase::Absent,
@@ -89,14 +89,14 @@ impl TypeState {
         }
     }
 
-    /// One word for tables, metrics and condition reasons.
+    /// Returns the state's name for tables, metrics and condition reasons.
     pub fn word(&self) -> &'static str {
         self.phase().word()
     }
 }
 
 impl TypePhase {
-    /// Word for tables and metrics.
+    /// Returns the state's name for tables and metrics.
     pub fn word(self) -> &'static str {
         match self {
             Self::Absent => "Absent",
@@ -110,7 +110,7 @@ impl TypePhase {
 }
 
 impl InstallingReason {
-    /// CamelCase, for condition reasons.
+    /// Returns the CamelCase name for condition reasons.
     pub fn word(&self) -> &'static str {
         match self {
             Self::NamesNotAccepted(_) => "NamesNotAccepted",
@@ -138,20 +138,21 @@ impl fmt::Display for InstallingReason {
     }
 }
 
-/// What the registry says of one [`TypeRef`](crate::kind::TypeRef).
+/// Status of a requested type, a [`TypeRef`](crate::kind::TypeRef).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeStatus {
-    /// Where it is in its life.
+    /// State of the type.
     pub state: TypeState,
-    /// How to talk to it, while it is served or terminating, and while that is merely unknown.
+    /// Request parameters of the type. Set while it is served or terminating, and while it is
+    /// unknown after either.
     pub served: Option<Arc<ServedType>>,
     /// Since when the state holds.
     pub since: Timestamp,
 }
 
 impl TypeStatus {
-    /// The status after a new judgement. What was proven is remembered where nothing is known
-    /// any more; `since` moves only with the state and the identity.
+    /// Returns the status after a new judgement. If nothing is known any more, the last proven
+    /// state is kept in `Unknown`. `since` moves only with the state or the identity.
     pub(super) fn succeed(&self, judgement: Judgement, now: Timestamp) -> Self {
         let mut new = Self { state: judgement.state, served: judgement.served, since: self.since };
         if new.state.is_blank() {

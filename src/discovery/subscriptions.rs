@@ -1,4 +1,4 @@
-//! Who asks for which type.
+//! Subscriptions to the status of types.
 
 use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 
@@ -11,21 +11,21 @@ use super::{
 };
 use crate::kind::{TypeIdentity, TypeName, TypeRef};
 
-/// A sender for each type that somebody asks for, found by what an event touches.
+/// A sender for each requested type, found by group and name, as events touch them.
 #[derive(Debug, Default)]
 pub(super) struct Subscriptions {
     groups: HashMap<String, HashMap<TypeName, Versions>>,
     count: usize,
-    /// Looks for entries that nobody listens to when there are so many.
+    /// Number of entries at which those without a receiver are dropped.
     sweep_at: usize,
 }
 
-/// By the version asked for.
+/// Senders by requested version.
 type Versions = BTreeMap<Option<String>, watch::Sender<TypeStatus>>;
 
 impl Subscriptions {
-    /// The current status, if somebody asked for exactly this before. Of any version, that is the
-    /// one that is listened to: where nobody does, the choice is free again.
+    /// Returns the current status of a known subscription. A request for any version shares the
+    /// choice of the existing receivers; without receivers the choice is free again.
     pub(super) fn get(&self, type_ref: &TypeRef) -> Option<TypeStatus> {
         let entry = self.groups.get(&type_ref.group)?.get(&type_ref.name)?;
         let sender = entry.get(&type_ref.version)?;
@@ -33,7 +33,7 @@ impl Subscriptions {
         (!is_free).then(|| sender.borrow().clone())
     }
 
-    /// A receiver of the status and its changes.
+    /// Returns a receiver of the status and its changes.
     pub(super) fn subscribe(
         &mut self,
         type_ref: &TypeRef,
@@ -64,7 +64,7 @@ impl Subscriptions {
         }
     }
 
-    /// Tells those whose status changed.
+    /// Publishes to the subscriptions that are touched.
     pub(super) fn publish(
         &mut self,
         touched: &Touched,
@@ -101,7 +101,7 @@ impl Subscriptions {
         }
     }
 
-    /// Forgets what nobody listens to.
+    /// Drops entries without a receiver.
     pub(super) fn sweep(&mut self) {
         self.count = 0;
         self.groups.retain(|_, names| {
@@ -114,7 +114,7 @@ impl Subscriptions {
         });
     }
 
-    /// What is asked for, how it stands and by how many.
+    /// Returns each requested type with its status and number of receivers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (TypeRef, TypeStatus, usize)> + '_ {
         self.groups.iter().flat_map(|(group, names)| {
             names.iter().flat_map(move |(name, versions)| {
@@ -131,8 +131,8 @@ impl Subscriptions {
     }
 }
 
-/// Publishes to every name of a group, and drops those without a receiver; the number of entries
-/// dropped.
+/// Publishes to each name of a group, and drops names without a receiver. Returns the number of
+/// dropped entries.
 fn publish_group(
     group: &str,
     names: &mut HashMap<TypeName, Versions>,
@@ -147,7 +147,7 @@ fn publish_group(
     dropped
 }
 
-/// Publishes to one name at every version asked for; the number of entries dropped.
+/// Publishes to each requested version of a name. Returns the number of dropped entries.
 fn publish_name(
     group: &str,
     name: &TypeName,
@@ -176,7 +176,7 @@ fn publish_name(
     before - versions.len()
 }
 
-/// The status of a type that was never judged.
+/// Returns the status of a type that was never judged.
 pub(super) fn blank(now: Timestamp) -> TypeStatus {
     TypeStatus { state: TypeState::Unknown(None), served: None, since: now }
 }

@@ -1,4 +1,4 @@
-//! The task that keeps the registry current.
+//! Discovery task: keeps the registry current.
 
 use std::{fmt, future, pin::Pin, sync::Arc, time::Duration};
 
@@ -24,16 +24,17 @@ use super::{
 };
 use crate::duration::LONGEST;
 
-/// A server that has just started refuses at first: RBAC is read a moment later. Static mode
-/// gives new types another identity, so it is not entered lightly: so many take six seconds.
+/// Refusals of a watch before it counts as forbidden; they take about six seconds. A server that
+/// has just started refuses until it has read RBAC. Static mode gives new types another identity,
+/// so it must not be entered too early.
 const REFUSALS: u32 = 7;
-/// Without APIServices discovery alone must do, however they fail.
+/// Consecutive failures of any kind after which discovery replaces the APIServices.
 const SERVICE_FAILURES: u32 = 9;
-/// Two answers that agree on an absence are at least this far apart: a server that is starting
-/// leaves out groups for a second or two.
+/// Minimum time between two answers that together prove an absence: a server that is starting omits
+/// groups for a second or two.
 const SHORTEST_PERIOD: Duration = Duration::from_secs(5);
-/// What is ready is taken in before it is published, but no more than this: a burst must not
-/// hold up the first of its changes.
+/// Events that are applied before one publish. Bounded so that a burst does not delay its first
+/// changes.
 const BATCH: usize = 64;
 
 /// The task that keeps a [`TypeRegistry`](super::TypeRegistry) current.
@@ -49,7 +50,7 @@ impl fmt::Debug for Discovery {
     }
 }
 
-/// All that can happen.
+/// Inputs of the task.
 enum Event {
     Crds(Change<Crd>),
     Services(Change<ApiService>),
@@ -59,8 +60,8 @@ enum Event {
     Stop,
 }
 
-/// The running task: it owns its watches and its request, and spawns nothing, so that nothing is
-/// left when it ends.
+/// State of the running task. It owns its watches and its request and spawns nothing, so that
+/// nothing outlives it.
 struct Running {
     client: Client,
     options: DiscoveryOptions,
@@ -69,9 +70,9 @@ struct Running {
     services: Pin<Box<dyn Stream<Item = Change<ApiService>> + Send>>,
     request: Option<BoxFuture<'static, Result<Answer, Error>>>,
     schedule: Schedule,
-    /// Refusals of the watch of CRDs since it was last open.
+    /// Refusals of the CRD watch since it was last open.
     refusals: u32,
-    /// Failures of the watch of APIServices since it was last open.
+    /// Failures of the APIService watch since it was last open.
     service_failures: u32,
 }
 
@@ -121,7 +122,7 @@ impl Discovery {
 }
 
 impl Running {
-    /// Cancel safe: what is under way stays in its stream or future.
+    /// Cancel safe: pending work stays in its stream or future.
     async fn next_event(&mut self, stop: &CancellationToken) -> Event {
         let due = self.schedule.due();
         let request = async {
@@ -158,7 +159,7 @@ impl Running {
             }
             Event::Answered(answer) => self.on_answered(answer, touched),
             Event::Hinted => self.schedule.hinted(Instant::now()),
-            // Ends the loop before it gets here.
+            // The loop ends before it handles this event.
             Event::Stop => {}
         }
     }
@@ -272,7 +273,7 @@ impl Running {
         self.schedule.answered(Instant::now(), unsettled);
     }
 
-    /// Whether the mode is another one now. A new reason alone is not.
+    /// Sets the mode; returns whether it changed. A new reason alone is no change.
     fn set_mode(&self, mode: DiscoveryMode) -> bool {
         self.shared.mode.send_if_modified(|old| {
             let changed = std::mem::discriminant(old) != std::mem::discriminant(&mode);

@@ -1,8 +1,8 @@
-//! A list, then a watch, as one stream that never ends.
+//! List and watch of a collection, as one stream that never ends.
 //!
-//! kube-runtime's watcher neither lists again after an HTTP status 410, nor has a deadline for
-//! lists and for the start of a watch, nor says that a watch is open again; and each of its
-//! restarts reads every CRD with its schemas once more. This one resumes where it was.
+//! kube-runtime's watcher does not list again after an HTTP status 410, has no deadline for lists
+//! and for opening a watch, and does not report that a watch is open again. Each of its restarts
+//! reads all CRDs, with schemas, once more. This stream resumes from the last resourceVersion.
 
 use std::time::Duration;
 
@@ -23,56 +23,57 @@ use super::{
     request::{self, Error},
 };
 
-/// Schemas make CRDs large: a page is decoded as a whole.
+/// Objects per list page. Schemas make CRDs large, and a page is decoded as a whole.
 const PAGE: usize = 100;
 const LIST_DEADLINE: Duration = Duration::from_secs(30);
 const OPEN_DEADLINE: Duration = Duration::from_secs(10);
-/// Some load balancers drop what is silent for 240 s without a word.
+/// Minimum watch timeout. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: u64 = 200;
 const WATCH_JITTER_SECONDS: u64 = 30;
 const IDLE_GRACE: Duration = Duration::from_secs(5);
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LAST_DELAY: Duration = Duration::from_secs(30);
-/// A watch that lived this long was no failure.
+/// Lifetime after which a watch counts as healthy.
 const HEALTHY_AFTER: Duration = Duration::from_secs(10);
-/// A watch that cannot be resumed so often is begun anew: its resource version may be the reason.
+/// Consecutive failures after which the collection is listed again: its resourceVersion may be the
+/// cause.
 const RESUMES: u32 = 5;
 
-/// A type that is watched for its headers.
+/// A watched type, reduced to its header.
 pub(super) trait Watched: Sized + Send + 'static {
-    /// What is read of its specification.
+    /// Fields that are read from the spec.
     type Spec: DeserializeOwned + Default + Clone + Send + 'static;
-    /// What is read of its status.
+    /// Fields that are read from the status.
     type Status: DeserializeOwned + Default + Clone + Send + 'static;
 
     /// URL path of the collection.
     const PATH: &'static str;
-    /// Name for people: `plural.group`.
+    /// Display name: `plural.group`.
     const RESOURCE: &'static str;
 
-    /// What is kept of it.
+    /// Reduces an object to its header.
     fn slim(raw: Raw<Self::Spec, Self::Status>) -> Self;
 }
 
-/// As the server writes it.
+/// An object as the server writes it.
 pub(super) type RawOf<T> = Raw<<T as Watched>::Spec, <T as Watched>::Status>;
 
-/// What happened to a collection.
+/// Change of a collection.
 #[derive(Debug)]
 pub(super) enum Change<T> {
-    /// All there is: what is missing was deleted.
+    /// Complete list; objects not in it were deleted.
     Listed(Vec<T>),
-    /// The watch is open: from here on every change is told.
+    /// The watch is open: every later change is reported.
     Opened,
-    /// Created or changed.
+    /// Created or updated.
     Applied(T),
-    /// Gone.
+    /// Deleted.
     Deleted(T),
-    /// The watch is lost; the stream tries again after a back-off.
+    /// The watch failed; the stream retries after a back-off.
     Failed(Error),
 }
 
-/// The collection of `T`, for ever. Dropping the stream closes the watch.
+/// Watches the collection of `T` for ever. Dropping the stream closes the watch.
 pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>> + Send {
     let reader = Reader::<T> { client, phase: Phase::List, wait: None, attempt: 0 };
     stream::unfold(reader, |mut reader| async move {
@@ -84,9 +85,9 @@ pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>>
 struct Reader<T: Watched> {
     client: Client,
     phase: Phase<T>,
-    /// Slept before the next request.
+    /// Delay before the next request.
     wait: Option<Duration>,
-    /// Failures since a watch last was healthy.
+    /// Failures since a watch was last healthy.
     attempt: u32,
 }
 
@@ -189,7 +190,7 @@ impl<T: Watched> Reader<T> {
         }
     }
 
-    /// The next change; none if the watch ended as it is meant to.
+    /// Returns the next change; `None` if there is none to report.
     async fn read(&mut self, mut watch: Watch<T>) -> Option<Change<T>> {
         let next = match timeout(watch.idle, watch.events.next()).await {
             Ok(next) => next,
@@ -216,12 +217,14 @@ impl<T: Watched> Reader<T> {
                 return None;
             }
             Some(Ok(WatchEvent::Error(status))) => {
-                return Some(self.failed_watch(watch.resource_version, told(status, T::PATH)));
+                return Some(
+                    self.failed_watch(watch.resource_version, status_error(status, T::PATH)),
+                );
             }
             Some(Err(source)) => {
                 let undecodable = matches!(source, kube::Error::SerdeError(_));
                 let error = Error::Watch { path: T::PATH.into(), source: Box::new(source) };
-                // A change that cannot be read is found by reading everything.
+                // A list recovers the change that could not be decoded.
                 return Some(if undecodable {
                     self.failed(Phase::List, error)
                 } else {
@@ -229,7 +232,8 @@ impl<T: Watched> Reader<T> {
                 });
             }
             None => {
-                // A server that ends every watch at once is not asked in a circle.
+                // Backs off, so that a server that ends every watch at once is not requested in a
+                // tight loop.
                 if watch.opened.elapsed() < HEALTHY_AFTER {
                     self.back_off();
                 }
@@ -247,7 +251,7 @@ impl<T: Watched> Reader<T> {
     }
 
     fn failed_watch(&mut self, resource_version: String, error: Error) -> Change<T> {
-        // After a refusal a list says what happened meanwhile, before the watch is open again.
+        // After a refusal, a list reports the changes missed, before the watch opens again.
         let is_lost = error.code() == Some(410) || error.is_refusal();
         let phase = if is_lost || (self.attempt + 1).is_multiple_of(RESUMES) {
             Phase::List
@@ -275,7 +279,7 @@ fn delay(attempt: u32) -> Duration {
     FIRST_DELAY.saturating_mul(1 << attempt.min(16)).min(LAST_DELAY)
 }
 
-fn told(status: Box<Status>, path: &str) -> Error {
+fn status_error(status: Box<Status>, path: &str) -> Error {
     Error::Status { path: path.into(), code: status.code, message: status.message }
 }
 

@@ -1,4 +1,4 @@
-//! How long an informer waits between two requests that fail.
+//! Back-off of an informer's failing requests.
 
 use std::time::Duration;
 
@@ -7,24 +7,22 @@ use super::classify::{Cause, Classified, Pace, Step};
 const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
 const SLOW: Duration = Duration::from_secs(1);
-/// What lists are spread over that take the place of watches. What ends the watches of one process
-/// ends those of all others, too. A watch that goes on from where it was is cheap, and is not held
-/// up.
+/// Window over which relists are spread: what ends the watches of this process ends those of all
+/// others too. A watch that resumes is cheap and is not delayed.
 const SPREAD: Duration = Duration::from_millis(50);
 const LONGEST: Duration = Duration::from_secs(30);
-/// Tries of a forbidden request before it is made every [`LONGEST`]: a grant that is being applied
-/// takes a moment to be seen.
+/// Forbidden requests before the delay grows to [`LONGEST`]: a new grant takes a moment to apply.
 const FORBIDDEN_TRIES: u32 = 3;
 
-/// One informer's back-off. Each cause counts for itself: a type that was missing for an hour
-/// answers "initializing" for milliseconds when it returns. Health resets all.
+/// Back-off of one informer. Failures are counted per cause: a type that was missing for an hour
+/// answers "initializing" for milliseconds when it returns. A healthy watch resets all counts.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     counts: [u32; Cause::ALL.len()],
 }
 
 impl Backoff {
-    /// The next delay; `random` is in 0.0..1.0.
+    /// Returns the next delay; `random` is in 0.0..1.0.
     pub(super) fn delay(&mut self, verdict: Classified, random: f64) -> Duration {
         let count = &mut self.counts[verdict.cause as usize];
         let before = *count;
@@ -37,39 +35,39 @@ impl Backoff {
             Pace::Prompt => doubled(PROMPT, before - 1).mul_f64(halfway),
             Pace::Quick => doubled(QUICK, before).mul_f64(0.75 + random / 4.0),
             Pace::Slow => slow,
-            // Spread upwards: the server's word is a minimum.
+            // Spread upwards: the server's Retry-After is a minimum.
             Pace::After(after) => after.mul_f64(1.0 + random / 10.0).max(slow),
             Pace::Forbidden if before < FORBIDDEN_TRIES => slow,
             Pace::Forbidden => LONGEST.mul_f64(1.0 + random / 10.0),
         }
     }
 
-    /// Whether this failure has gone on for long enough to be worth a word.
+    /// Returns whether failures of this cause have repeated enough to be reported.
     pub(super) fn is_notable(&self, verdict: Classified) -> bool {
         let count = self.counts[verdict.cause as usize];
         match verdict.pace {
-            // The sixth comes after a sixth of a second.
+            // The sixth failure comes about 0.16 s after the first.
             Pace::Quick => count >= 6,
             Pace::Prompt => count > 1,
             Pace::Slow | Pace::After(_) | Pace::Forbidden => true,
         }
     }
 
-    /// The server has answered as it should: what was missing, initializing or forbidden is not.
+    /// Resets the causes that a successful response refutes: missing, initializing, forbidden.
     pub(super) fn answered(&mut self) {
         for cause in [Cause::NotFound, Cause::Initializing, Cause::Forbidden] {
             self.counts[cause as usize] = 0;
         }
     }
 
-    /// Somebody says that the type is served.
+    /// Resets the causes that end when the type is served.
     pub(super) fn nudged(&mut self) {
         for cause in [Cause::NotFound, Cause::Initializing] {
             self.counts[cause as usize] = 0;
         }
     }
 
-    /// Forgets all failures.
+    /// Resets all counts.
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }

@@ -1,6 +1,6 @@
-//! What a failed request says, and what to do about it.
+//! Classification of a failed request: the next step, the pace and the cause.
 //!
-//! Pure. No answer of a server ends an informer or empties its store: absence is proved elsewhere.
+//! Pure. No response ends an informer or empties its store: absence is proven elsewhere.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use prometheus_client::encoding::EncodeLabelValue;
 
 use crate::redaction;
 
-/// Which request failed.
+/// Request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// A list by pages.
     List {
-        /// A page before this one was answered.
+        /// True if an earlier page was answered.
         continued: bool,
     },
     /// A streaming list, before its end.
@@ -23,15 +23,15 @@ pub(super) enum Phase {
     Watch,
 }
 
-/// How a request failed, or ended.
+/// Error or end of a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Failure {
-    /// A status of the server: of the response, or in an `ERROR` event of the stream.
+    /// Status of the response, or of an `ERROR` event in the stream.
     #[error("{code}{}: {message}", spaced(reason))]
     Status { code: u16, reason: String, message: String, retry_after: Option<Duration> },
     #[error("{0}")]
     Transport(String),
-    /// An answer began and did not end.
+    /// The response started but did not complete.
     #[error("{0}")]
     BrokenOff(String),
     #[error("no {what} within {after:?}")]
@@ -40,19 +40,20 @@ pub(super) enum Failure {
     TooLong { what: &'static str, budget: usize },
     #[error("{what} cannot be decoded: {error}")]
     Undecodable { what: &'static str, error: String },
-    /// The server took a streaming list for a watch.
-    #[error("the streaming list has no end")]
+    /// The server treated a streaming list as a plain watch.
+    #[error("the server does not mark the end of a streaming list")]
     Endless,
     #[error("the server closed the stream")]
     Closed,
-    /// Something else than this failure asks for a list.
+    /// A list is needed for another reason than a failed request.
     #[error("{0}")]
     Suspect(&'static str),
 }
 
 impl Failure {
-    /// The failure as it may be shown: without values that the decoder quotes, and about Secrets
-    /// without the server's message. Classify the original, which has the words to go by.
+    /// Returns the failure with secrets removed: without values quoted by the decoder, and for
+    /// Secrets without the server's message. Classify the original, since classification reads the
+    /// message.
     pub(super) fn redacted(self, secrets: bool) -> Self {
         match self {
             Self::Status { code, reason, message, retry_after } => {
@@ -77,39 +78,39 @@ impl Failure {
     }
 }
 
-/// What comes next.
+/// Next request after a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// The same again: a list from its first page, a watch from where it was.
+    /// Repeat: a list from its first page, a watch from its position.
     Again,
-    /// A list in the place of the watch.
+    /// List again instead of watching.
     Relist,
-    /// A list in one piece: it took so long that its `continue` token expired.
+    /// List without paging: paging took so long that the `continue` token expired.
     ListWhole,
-    /// A list by smaller pages.
+    /// List with smaller pages.
     ListSmaller,
-    /// A list by pages, this time.
+    /// List by pages, this once.
     ListPages,
-    /// A list by pages, from now on.
+    /// List by pages from now on.
     NeverStream,
 }
 
-/// How soon.
+/// Delay before the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// At once the first time, then from 100 ms, doubling to 30 s.
     Prompt,
-    /// From 5 ms, doubling to 30 s: it passes within milliseconds, or is long.
+    /// From 5 ms, doubling to 30 s: such causes end within milliseconds or last long.
     Quick,
-    /// From a second, doubling to 30 s.
+    /// From one second, doubling to 30 s.
     Slow,
-    /// As slow, and not before the server says.
+    /// Like `Slow`, but no earlier than the server's Retry-After.
     After(Duration),
-    /// A few quick tries, then every 30 s: somebody has to grant something.
+    /// A few quick retries, then every 30 s: only a new grant helps.
     Forbidden,
 }
 
-/// Why a request was repeated, as a metric's label.
+/// Cause of a repeated request, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(super) enum Cause {
     Closed,
@@ -149,7 +150,7 @@ impl Cause {
     ];
 }
 
-/// What to do about a failure.
+/// Step, pace and cause for a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Classified {
     pub(super) step: Step,
@@ -161,20 +162,20 @@ fn spaced(reason: &str) -> String {
     if reason.is_empty() { String::new() } else { format!(" {reason}") }
 }
 
-/// How every error of a conversion webhook begins, whatever is wrong with it.
+/// Prefix of every error of a conversion webhook.
 const CONVERSION: &str = "conversion webhook for ";
-/// The longest that a server may send us away for.
+/// Longest Retry-After that is honoured.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(300);
 
 pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
     let verdict = |step, pace, cause| Classified { step, pace, cause };
-    // A streaming list that fails in any way is followed by a list by pages, which is understood
-    // everywhere; whatever is wrong with the type then shows there.
+    // After any failure of a streaming list comes a list by pages, which every server supports. A
+    // problem of the type itself shows there.
     let again = match phase {
         Phase::List { .. } | Phase::Watch => Step::Again,
         Phase::Stream => Step::ListPages,
     };
-    // A page may take a server longer than it has, object by object.
+    // A large page can take the server longer than its own deadline.
     let smaller = match phase {
         Phase::List { .. } => Step::ListSmaller,
         Phase::Stream | Phase::Watch => again,
@@ -195,19 +196,19 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
                 (404, _) => verdict(again, Pace::Quick, Cause::NotFound),
                 (403, _) => verdict(again, Pace::Forbidden, Cause::Forbidden),
                 (401, _) => verdict(again, Pace::Slow, Cause::Unauthorized),
-                // Lists say so with 500, and the watch cache with 429 as long as it cannot be
-                // filled: then it does not pass within milliseconds.
+                // Lists report it with 500. The watch cache reports it with 429 while it cannot be
+                // filled, which does not end within milliseconds.
                 (429 | 500.., _) if message.contains(CONVERSION) => {
                     verdict(again, Pace::Slow, Cause::Conversion)
                 }
-                // The watch cache of a type just served; the header's second is a hundred times
-                // what it takes.
+                // Watch cache of a type that is just being served. It needs a hundredth of the
+                // Retry-After of one second.
                 (429, _) if message.contains("(re)initializing") => {
                     verdict(again, Pace::Quick, Cause::Initializing)
                 }
                 (429, _) => verdict(again, after, Cause::Throttled),
-                // Our position is ahead of the server's: a restored backup, or a lagging replica.
-                // Only a list can tell.
+                // The watch's position is ahead of the server's: a restored backup, or a lagging
+                // replica. Only a list can show which.
                 (_, Phase::Watch) if message.contains("Too large resource version") => {
                     verdict(Step::Relist, after, Cause::Expired)
                 }
@@ -217,7 +218,7 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
                 (400 | 405 | 406 | 415 | 422 | 501, Phase::Stream) => {
                     verdict(Step::NeverStream, Pace::Prompt, Cause::Refused)
                 }
-                // The only part of a watch request that a list's has not is the position.
+                // A watch request differs from a list request only by its position.
                 (400 | 422, Phase::Watch) => verdict(Step::Relist, Pace::Slow, Cause::Refused),
                 (500.., _) => verdict(again, after, Cause::Server),
                 (_, _) => verdict(again, after, Cause::Refused),
@@ -283,7 +284,7 @@ mod tests {
         }
     }
 
-    fn told(code: u16, message: &str) -> Failure {
+    fn refused(code: u16, message: &str) -> Failure {
         Failure::Status {
             code,
             reason: String::new(),
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_position_ahead_of_the_server_asks_for_a_list() {
-        let failure = told(504, "Too large resource version: 100, current: 50");
+        let failure = refused(504, "Too large resource version: 100, current: 50");
 
         check(Phase::Watch, failure, Step::Relist, Pace::After(Duration::from_secs(1)));
         check(Phase::Watch, status(400), Step::Relist, Pace::Slow);
@@ -343,9 +344,9 @@ mod tests {
         check(LIST, status(429), Step::Again, seven);
         check(Phase::Watch, status(503), Step::Again, seven);
         let filled = "storage is (re)initializing";
-        check(LIST, told(429, filled), Step::Again, Pace::Quick);
-        check(Phase::Watch, told(429, filled), Step::Again, Pace::Quick);
-        check(Phase::Stream, told(429, filled), Step::ListPages, Pace::Quick);
+        check(LIST, refused(429, filled), Step::Again, Pace::Quick);
+        check(Phase::Watch, refused(429, filled), Step::Again, Pace::Quick);
+        check(Phase::Stream, refused(429, filled), Step::ListPages, Pace::Quick);
     }
 
     #[test]
@@ -354,13 +355,13 @@ mod tests {
         let filled = format!("storage is (re)initializing: failed to list widgets: {failed}");
         let cause = |phase, failure| classify(phase, &failure).cause;
 
-        check(LIST, told(500, failed), Step::Again, Pace::Slow);
-        check(Phase::Watch, told(429, &filled), Step::Again, Pace::Slow);
-        check(Phase::Stream, told(500, failed), Step::ListPages, Pace::Slow);
-        assert_eq!(cause(LIST, told(500, failed)), Cause::Conversion);
-        assert_eq!(cause(Phase::Watch, told(429, &filled)), Cause::Conversion);
-        assert_eq!(cause(LIST, told(500, "etcd is down")), Cause::Server);
-        assert_eq!(cause(LIST, told(403, failed)), Cause::Forbidden);
+        check(LIST, refused(500, failed), Step::Again, Pace::Slow);
+        check(Phase::Watch, refused(429, &filled), Step::Again, Pace::Slow);
+        check(Phase::Stream, refused(500, failed), Step::ListPages, Pace::Slow);
+        assert_eq!(cause(LIST, refused(500, failed)), Cause::Conversion);
+        assert_eq!(cause(Phase::Watch, refused(429, &filled)), Cause::Conversion);
+        assert_eq!(cause(LIST, refused(500, "etcd is down")), Cause::Server);
+        assert_eq!(cause(LIST, refused(403, failed)), Cause::Forbidden);
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! From the bytes of a response to a cached object, without building a tree.
+//! Decoding of JSON into cached objects, without building a tree.
 //!
-//! Members are found as spans of the text; only what the header needs is read. A wrong member
-//! fails its own object and nothing else, with the field's name and whatever of the object's
-//! identity could be read.
+//! Members are located as spans of the text, and only those that the header needs are parsed. A
+//! malformed member fails only its own object. The error names the field, and the parts of the
+//! object's identity that could be read.
 
 use std::{
     borrow::Cow,
@@ -23,24 +23,24 @@ use serde_json::value::RawValue;
 use super::{Header, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap};
 use crate::{kind::ServedType, redaction};
 
-/// `kubectl apply` keeps a copy of the whole object here.
+/// Annotation in which `kubectl apply` stores a copy of the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 const LAST_APPLIED_MAX: usize = 1024;
 
-/// JSON is UTF-8; where it is not, the server's own decoder would put U+FFFD, and so do we.
+/// Returns JSON as text. Invalid UTF-8 becomes U+FFFD, as in the server's own decoder.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes)
 }
 
-/// Turns the JSON of objects of one type into cached objects of one projection.
+/// Decoder for the objects of one type and projection.
 #[derive(Debug)]
 pub(super) struct Decoder {
-    // `"apiVersion":"apps/v1",` and `"kind":"Deployment",`, to be put where they are missing.
+    // `"apiVersion":"apps/v1",` and `"kind":"Deployment",`, inserted where they are missing.
     api_version: String,
     kind: String,
     projection: Projection,
     managed_fields: bool,
-    // Shared by the objects of a namespace; names that no object uses are swept out at `sweep_at`.
+    // Shared by the objects of a namespace; unused names are removed at `sweep_at`.
     namespaces: HashSet<Arc<str>>,
     sweep_at: usize,
 }
@@ -84,7 +84,7 @@ impl Decoder {
     }
 
     fn header(&mut self, metadata: &Metadata<'_>) -> Result<Header, ObjectError> {
-        // Identity first, so that an error anywhere else can say whose it is.
+        // Identity first, so that any later error can name the object.
         let name = read::<Text<'_>>("metadata.name", metadata.name)
             .and_then(|name| name.filter(|name| !name.0.is_empty()).ok_or_else(missing_name));
         let namespace = read::<Text<'_>>("metadata.namespace", metadata.namespace);
@@ -148,7 +148,7 @@ impl Decoder {
         name
     }
 
-    /// The object's own text, without the cut span of its metadata, with its type filled in.
+    /// Returns the object's JSON, without the cut span of its metadata, and with its type added.
     fn whole(
         &self,
         json: &str,
@@ -160,7 +160,7 @@ impl Decoder {
         let kind = if members.has_kind { "" } else { &self.kind };
         let start = offset(json, metadata.get());
         let cut = cut.map_or(0..0, |cut| start + cut.start..start + cut.end);
-        // Members of an object that has metadata: the first byte is its brace.
+        // An object with metadata begins with a brace, which is one byte.
         concat(&["{", api_version, kind, &json[1..cut.start.max(1)], &json[cut.end.max(1)..]])
     }
 
@@ -191,7 +191,7 @@ fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectErr
 }
 
 fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, ObjectError> {
-    // A null value is Go's empty string.
+    // Go decodes a null value as an empty string.
     let map: Option<BTreeMap<Text<'_>, Option<Text<'_>>>> = read(field, raw)?;
     Ok(map
         .unwrap_or_default()
@@ -201,7 +201,7 @@ fn strings(field: &'static str, raw: Option<&RawValue>) -> Result<StringMap, Obj
         .collect())
 }
 
-/// A field's value; absent and null are the same, as for the server.
+/// Parses a field. Absent and null are the same, as for the server.
 fn read<'a, T: Deserialize<'a>>(
     field: &'static str,
     raw: Option<&'a RawValue>,
@@ -237,14 +237,14 @@ fn concat(parts: &[&str]) -> Bytes {
     bytes.into()
 }
 
-/// Where `inner`, a slice of `outer`, begins in it.
+/// Returns the offset of `inner`, a slice of `outer`, in `outer`.
 fn offset(outer: &str, inner: &str) -> usize {
     inner.as_ptr() as usize - outer.as_ptr() as usize
 }
 
-/// The span of a whole member, with its name and one comma, from the span of its value.
+/// Returns the span of a whole member, with its name and one comma, from the span of its value.
 ///
-/// `None` when the name is spelt with escapes: the member then stays where it is.
+/// `None` if the name is written with escapes; the member is kept then.
 fn member(outer: &str, value: &str, name: &str) -> Option<Range<usize>> {
     let value_start = offset(outer, value);
     let value_end = value_start + value.len();
@@ -255,7 +255,7 @@ fn member(outer: &str, value: &str, name: &str) -> Option<Range<usize>> {
     if let Some(rest) = after.strip_prefix(',') {
         return Some(start..outer.len() - rest.len());
     }
-    // The last member: the comma before it goes, if there is one.
+    // The last member: remove the comma before it, if any.
     let start = before.trim_end().strip_suffix(',').map_or(start, str::len);
     Some(start..value_end)
 }
@@ -298,7 +298,7 @@ impl From<Owner<'_>> for OwnerReference {
     }
 }
 
-/// Spans of an object's members. Of a repeated one the last counts, as for the server.
+/// Spans of an object's members. The last of repeated members counts, as for the server.
 #[derive(Default)]
 struct Members<'a> {
     has_api_version: bool,

@@ -1,11 +1,11 @@
-//! Objects for the tests of this room and of those behind it.
+//! Object fixtures for the tests of this module and of those that depend on it.
 
 use serde_json::{Value, json};
 
 use super::Object;
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
-/// A `Widget` in the making.
+/// Builder of a `Widget`.
 pub(crate) struct Fixture {
     metadata: Value,
 }

@@ -1,4 +1,4 @@
-//! What must hold of whatever a server sends to an informer.
+//! Fuzz properties of everything that a server sends to an informer.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use super::{
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, VersionOrder};
 
-/// The lines of a watch are the same wherever the chunks are cut, and what is made of each is what
-/// a tree of it would say.
+/// Checks that the lines of a watch do not depend on chunk boundaries, and that each decodes like a
+/// JSON tree of the same text.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// If a property is violated.
 pub fn watch_lines(data: &[u8]) {
     for budget in [8, 1 << 20] {
         let expected = reference(data, budget);
@@ -46,7 +46,7 @@ pub fn watch_lines(data: &[u8]) {
     }
 }
 
-/// Whole lines, and whether one was too long.
+/// Returns the whole lines, and whether a line was too long.
 fn lines(chunks: &[&[u8]], budget: usize) -> (Vec<Vec<u8>>, bool) {
     let (mut lines, mut read) = (Lines::new(budget), Vec::new());
     for chunk in chunks {
@@ -70,8 +70,8 @@ fn reference(data: &[u8], budget: usize) -> (Vec<Vec<u8>>, bool) {
     (parts[..fits].iter().map(|line| line.to_vec()).collect(), too_long)
 }
 
-/// An object's header and bytes against a tree of the same text, where that can be built: a tree
-/// has a limit of depth, and of numbers.
+/// Compares an object's header and bytes with a JSON tree of the same text. Skipped if the tree
+/// cannot be built: trees limit depth and numbers.
 fn object(text: &str) {
     let served = widgets();
     let decoded = |projection| {
@@ -79,7 +79,7 @@ fn object(text: &str) {
     };
     let full = decoded(Projection::Full);
     if let Ok(keys) = decoded(Projection::Keys) {
-        // Whoever keeps less refuses less.
+        // A projection that keeps less accepts at least as much.
         assert!(keys.json().is_empty());
         if let Ok(full) = &full {
             assert_eq!(keys.key(), full.key());
@@ -109,7 +109,8 @@ fn object(text: &str) {
     assert_eq!(whole, tree);
 }
 
-/// The cached bytes as a tree. A name that is written with escapes, or twice, is kept.
+/// Returns the cached bytes as a tree, without `managedFields`: a member whose name is repeated or
+/// written with escapes is not cut from the bytes.
 fn parsed(object: &Object) -> Value {
     let mut tree: Value = serde_json::from_slice(object.json()).expect("what is cached is JSON");
     if let Some(metadata) = tree["metadata"].as_object_mut() {

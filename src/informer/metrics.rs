@@ -1,4 +1,4 @@
-//! What informers count.
+//! Metrics of informers.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,7 @@ use crate::{
     owner_gauge::{Counted, OwnerGauge},
 };
 
-/// Metrics of the informers of one set. The series of a type go with its last informer.
+/// Metrics of the informers of one set. The series of a type are removed with its last informer.
 #[derive(Clone, Debug, Default)]
 pub struct InformerMetrics {
     informers: Family<StateLabels, Gauge>,
@@ -32,7 +32,7 @@ pub struct InformerMetrics {
     bytes: Family<TypeLabels, Gauge>,
     tasks: OwnerGauge<TypeLabels>,
     timers: OwnerGauge<TimerLabels>,
-    /// How many informers each type has.
+    /// Number of informers per type.
     live: Arc<Mutex<HashMap<TypeLabels, usize>>>,
 }
 
@@ -68,28 +68,28 @@ pub(super) struct TimerLabels {
     kind: TimerKind,
 }
 
-/// What an informer waits for.
+/// Purpose of an informer's timer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[expect(non_camel_case_types, reason = "the names are label values, which are snake_case")]
 enum TimerKind {
-    /// To ask again, after a failure.
+    /// Delay before a retry.
     backoff,
-    /// To end, since nobody subscribes.
+    /// Delay before an informer without subscribers ends.
     linger,
 }
 
-/// What arrived for an informer.
+/// Kind of an input that an informer received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 pub(super) enum EventKind {
-    /// An object that was listed.
+    /// A listed object.
     Listed,
-    /// An object that was added or changed.
+    /// An object that was added or modified.
     Changed,
     Deleted,
     Bookmark,
     /// An object that cannot be cached.
     Quarantined,
-    /// Something that is no event, or older than what is known.
+    /// Input that is not an event, or is older than the cached state.
     Ignored,
 }
 
@@ -119,7 +119,7 @@ impl StateLabel {
 }
 
 impl InformerMetrics {
-    /// Registers all of them, to be exposed as they are named: each begins with `pilotlight_`.
+    /// Registers all metrics. The names are complete: each begins with `pilotlight_`.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("pilotlight_informers", "Informers, by state", self.informers.clone());
         registry.register("pilotlight_informer_watches", "Open watches", self.watches.clone());
@@ -154,11 +154,11 @@ impl InformerMetrics {
         self.timers.of(TimerLabels { group, resource, kind: TimerKind::linger }).count()
     }
 
-    /// The metrics of one more informer.
+    /// Returns the metrics of a new informer.
     pub(super) fn join(&self, identity: &TypeIdentity) -> TypeMetrics {
         let labels =
             TypeLabels { group: identity.group.clone(), resource: identity.plural.clone() };
-        // The series are made under the lock under which the last informer removes them.
+        // The lock also covers the last informer's removal of the series.
         let mut live = self.lock();
         *live.entry(labels.clone()).or_default() += 1;
         let events = EventKind::ALL.map(|event| {
@@ -177,7 +177,7 @@ impl InformerMetrics {
             all: self.clone(),
         };
         drop(live);
-        // The same series from the first informer on, whatever becomes of it.
+        // Creates the series of all states, so that they exist from the first informer on.
         for state in StateLabel::ALL {
             drop(self.informers.get_or_create(&StateLabels { state }));
         }
@@ -190,7 +190,7 @@ impl InformerMetrics {
     }
 }
 
-/// One informer's share of the metrics; takes it back when dropped.
+/// Metrics of one informer; subtracts its share when dropped.
 #[derive(Debug)]
 pub(super) struct TypeMetrics {
     all: InformerMetrics,
@@ -202,7 +202,7 @@ pub(super) struct TypeMetrics {
     state: Mutex<Option<StateLabel>>,
     /// Objects and bytes that this informer has added to the gauges.
     cached: [AtomicU64; 2],
-    // Lives and dies with the informer's task.
+    // Dropped with the informer's task.
     _task: Counted<TypeLabels>,
 }
 

@@ -1,4 +1,4 @@
-//! A cached object: its JSON bytes and a small parsed header.
+//! Cached object: its JSON bytes and a small parsed header.
 
 use std::{fmt, sync::Arc};
 
@@ -18,7 +18,7 @@ pub struct ObjectKey {
     pub name: Arc<str>,
 }
 
-/// An owner, as an object names it.
+/// Owner reference of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerReference {
     /// API group, without the version.
@@ -29,11 +29,11 @@ pub struct OwnerReference {
     pub name: Arc<str>,
     /// uid.
     pub uid: Arc<str>,
-    /// Whether it is the managing controller.
+    /// True if the owner is the managing controller.
     pub controller: bool,
 }
 
-/// What is parsed of every object.
+/// Parsed header of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
     /// Namespace and name.
@@ -44,12 +44,12 @@ pub struct Header {
     pub resource_version: Arc<str>,
     /// metadata.generation; 0 where the type has none.
     pub generation: i64,
-    /// Set while it is being deleted.
+    /// Set while the object is being deleted.
     pub deletion_timestamp: Option<Timestamp>,
     /// Labels.
     pub labels: StringMap,
-    /// Annotations. The one in which `kubectl apply` repeats the whole object is left out when it
-    /// is longer than 1 KiB; the JSON still has it.
+    /// Annotations. The copy of the whole object that `kubectl apply` stores is omitted if it is
+    /// longer than 1 KiB; the JSON still has it.
     pub annotations: StringMap,
     /// Owners.
     pub owners: Vec<OwnerReference>,
@@ -65,46 +65,47 @@ pub struct Object {
 
 struct Inner {
     header: Header,
-    // Always has apiVersion and kind, also when it came from a list that leaves them out.
+    // Always has apiVersion and kind, even if the list omitted them.
     json: Bytes,
 }
 
-/// Why an object cannot be cached; names the field, and as much of the object as can be read.
+/// Error of an object that cannot be cached. It names the field and the readable parts of the
+/// object's identity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct ObjectError {
-    /// Path of the field that is wrong, such as `metadata.labels`.
+    /// Path of the malformed field, such as `metadata.labels`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// Description of the error.
     pub reason: String,
-    /// Which object, if its namespace and name can be read.
+    /// Namespace and name, if they can be read.
     pub key: Option<ObjectKey>,
-    /// Its uid, if that can be read.
+    /// uid, if it can be read.
     pub uid: Option<Arc<str>>,
-    /// Its resourceVersion, if that can be read.
+    /// resourceVersion, if it can be read.
     pub resource_version: Option<Arc<str>>,
 }
 
 impl ObjectKey {
-    /// A namespaced object's name.
+    /// Key of a namespaced object.
     pub fn namespaced(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: Some(namespace.into()), name: name.into() }
     }
 
-    /// A cluster-scoped object's name.
+    /// Key of a cluster-scoped object.
     pub fn cluster(name: impl Into<Arc<str>>) -> Self {
         Self { namespace: None, name: name.into() }
     }
 }
 
 impl Object {
-    /// An object from the JSON of a response, whole but for its `managedFields`.
+    /// Decodes the JSON of a response. Everything but `managedFields` is kept.
     ///
-    /// The bytes are copied; apiVersion and kind are filled in where they are missing.
+    /// The bytes are copied; a missing apiVersion or kind is added.
     ///
     /// # Errors
     ///
-    /// When a part that the header needs is missing or has the wrong type.
+    /// If a part that the header needs is missing or has the wrong type.
     pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
         let text = super::decode::text(json.as_ref());
         Decoder::new(served, Projection::Full, false).decode(&text)
@@ -114,7 +115,7 @@ impl Object {
         Self { inner: Arc::new(Inner { header, json }) }
     }
 
-    /// Whether this is the other one unchanged: same uid, same resourceVersion.
+    /// Returns whether both are the same version of the same object: same uid and resourceVersion.
     pub fn is_same_version(&self, other: &Self) -> bool {
         if Arc::ptr_eq(&self.inner, &other.inner) {
             return true;
@@ -122,22 +123,22 @@ impl Object {
         let (mine, theirs) = (self.header(), other.header());
         mine.uid == theirs.uid
             && mine.resource_version == theirs.resource_version
-            // Without a resourceVersion only the content can tell.
+            // Without a resourceVersion, the content decides.
             && (!mine.resource_version.is_empty() || self.json() == other.json())
     }
 
-    /// What is parsed of it.
+    /// Returns the parsed header.
     pub fn header(&self) -> &Header {
         &self.inner.header
     }
 
-    /// Namespace and name.
+    /// Returns namespace and name.
     pub fn key(&self) -> &ObjectKey {
         &self.inner.header.key
     }
 
-    /// The object as JSON, with apiVersion and kind; for [`Projection::Metadata`] these two and
-    /// the metadata, for [`Projection::Keys`] nothing.
+    /// Returns the object as JSON, with apiVersion and kind. [`Projection::Metadata`] keeps only
+    /// these two and the metadata; [`Projection::Keys`] keeps nothing.
     pub fn json(&self) -> &Bytes {
         &self.inner.json
     }
@@ -146,12 +147,12 @@ impl Object {
     ///
     /// # Errors
     ///
-    /// When it does not have the shape of `K`; the error names the field.
+    /// If it does not have the shape of `K`; the error names the field.
     pub fn decode<K: DeserializeOwned>(&self) -> Result<K, serde_json::Error> {
         serde_json::from_slice(&self.inner.json)
     }
 
-    /// The controller among its owners.
+    /// Returns the owner that is the managing controller.
     pub fn controller(&self) -> Option<&OwnerReference> {
         self.inner.header.owners.iter().find(|owner| owner.controller)
     }

@@ -1,33 +1,34 @@
-//! Budgets and times.
+//! Informer options: budgets and timeouts.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use crate::kind::TypeIdentity;
 
-/// Called with a type that the server answers 404 for.
+/// Callback for types that the server answers 404 for.
 pub type OnMissing = Arc<dyn Fn(&TypeIdentity) + Send + Sync>;
 
-/// Budgets and times of a set's informers.
+/// Budgets and timeouts of a set's informers.
 #[derive(Clone)]
 pub struct InformerOptions {
-    /// How long an informer outlives its last subscriber; 10 s.
+    /// Time that an informer outlives its last subscriber. Default: 10 s.
     pub linger: Duration,
-    /// Objects asked for in one page of a list; 500. Fewer after a page over budget.
+    /// Objects per list page. Default: 500. Reduced after a page over budget.
     pub page_limit: u32,
-    /// The longest page that is read; 64 MiB.
+    /// Maximum size of a list page. Default: 64 MiB.
     pub max_page_bytes: usize,
-    /// Bytes of pages that all informers of the set hold at once; 128 MiB. A page that finds no
-    /// room is asked for again with fewer objects.
+    /// Total size of the pages that all informers of the set hold at once. Default: 128 MiB. A page
+    /// that does not fit is requested again with fewer objects.
     pub max_list_bytes: usize,
-    /// The longest event of a watch that is read; 16 MiB.
+    /// Maximum size of a watch event. Default: 16 MiB.
     pub max_line_bytes: usize,
-    /// Lists under way at once; 16. One that the server is silent about for a second does not
-    /// count until the server answers again.
+    /// Maximum number of concurrent lists. Default: 16. A list whose server is silent for a second
+    /// does not count until the server answers again.
     pub max_concurrent_lists: usize,
-    /// How long the server may take to begin an answer, and to go on with a list; 30 s.
+    /// Deadline for each response head, and between two chunks of a list. Default: 30 s.
     pub request_deadline: Duration,
-    /// Hears of types that the server answers 404 for: a hint to look again, never a proof. Called
-    /// at each such answer, from the informer's task; must not block. A panic is logged.
+    /// Callback for types that the server answers 404 for: a hint for discovery, never a proof of
+    /// absence. Called for each such response, in the informer's task, so it must not block. A
+    /// panic is logged.
     pub on_missing: Option<OnMissing>,
 }
 

@@ -1,4 +1,4 @@
-//! What one subscriber has not seen yet: at most one entry for each object.
+//! Pending changes of one subscriber: at most one entry per object.
 //!
 //! Pure; the subscription locks it.
 
@@ -9,17 +9,17 @@ use std::{
 
 use super::{Delta, Object, ObjectKey};
 
-/// So many objects that came and went unseen are kept for a subscriber that does not look: it may
-/// read the store alone, and never look at all.
+/// Maximum number of unseen deletions: objects that were created and deleted between two pops. A
+/// subscriber that only reads the store may never pop.
 const GONE_MAX: usize = 10_000;
 
-/// Changes waiting for one subscriber, merged by object, in the order in which objects first
-/// changed since the subscriber last looked at them.
+/// Changes waiting for one subscriber, merged by object. The order is that of each object's first
+/// change since the subscriber last popped it.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
-    // By arrival.
+    // Changes by arrival.
     deltas: BTreeMap<u64, Waiting>,
-    // Of those that are gone, and came unseen.
+    // Arrivals of deleted objects whose creation was not popped.
     gone: BTreeSet<u64>,
     arrivals: HashMap<ObjectKey, u64>,
     next_arrival: u64,
@@ -29,18 +29,17 @@ pub(super) struct Pending {
 #[derive(Debug)]
 struct Waiting {
     delta: Delta,
-    /// What is old in it came and went unseen.
+    /// True if `old` was created and deleted without being popped.
     unseen: bool,
 }
 
 impl Pending {
-    /// Adds a change: `old` is what the store held before it.
+    /// Adds a change; `old` is the store's object before the change.
     ///
-    /// A subscriber without an entry for an object has seen what the store held, so that `old` is
-    /// what it saw; one with an entry keeps the entry's. One that came and went between two looks
-    /// is gone all the same: whoever made it, or has found it in the store, knows that it was there
-    /// and has to hear that it is no more. Of those that nobody looks at the last
-    /// [`GONE_MAX`] are kept.
+    /// Without an entry, the subscriber has seen what the store held, and `old` is kept. An
+    /// existing entry keeps its own `old`. An object that was created and deleted between two pops
+    /// stays as a deletion: a client that created it, or found it in the store, must learn that it
+    /// is gone. Only the last [`GONE_MAX`] of these are kept.
     pub(super) fn push(
         &mut self,
         key: &ObjectKey,
@@ -68,7 +67,7 @@ impl Pending {
         match &new {
             None if *unseen || delta.old.is_none() => {
                 *unseen = true;
-                // Gone twice over, it is as it was when it went.
+                // After a second deletion, `old` is the object's state before that deletion.
                 delta.old = old.or_else(|| delta.old.take());
                 self.initial -= usize::from(mem::take(&mut delta.initial));
                 self.gone.insert(arrival);
@@ -76,7 +75,8 @@ impl Pending {
             Some(back) if *unseen => {
                 self.gone.remove(&arrival);
                 let is_same = |old: &mut Object| old.header().uid == back.header().uid;
-                // It left what is watched and is back: new to whoever has not seen it.
+                // Same uid: the object left the watched set and returned. It is new to the
+                // subscriber.
                 *unseen = delta.old.take_if(is_same).is_none();
             }
             Some(_) | None => {}
@@ -89,31 +89,31 @@ impl Pending {
         }
     }
 
-    /// The oldest change; the subscriber has now seen it.
+    /// Removes the oldest change; the subscriber has now seen it.
     pub(super) fn pop(&mut self) -> Option<Delta> {
         let (arrival, Waiting { delta, .. }) = self.deltas.pop_first()?;
         self.gone.remove(&arrival);
         self.arrivals.remove(&delta.key);
         self.initial -= usize::from(delta.initial);
         if self.deltas.is_empty() {
-            // A burst leaves no capacity behind.
+            // Frees the capacity that a burst used.
             self.arrivals = HashMap::new();
         }
         Some(delta)
     }
 
-    /// How many initial changes have not been popped.
+    /// Returns the number of initial changes that have not been popped.
     pub(super) fn initial(&self) -> usize {
         self.initial
     }
 
-    /// How many objects have changed.
+    /// Returns the number of changed objects.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.deltas.len()
     }
 
-    /// Drops everything.
+    /// Removes all changes.
     pub(super) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -187,13 +187,13 @@ mod tests {
     fn an_object_that_left_and_came_back_before_it_was_seen_is_new() {
         let mut pending = Pending::default();
 
-        // As with a watch by labels, whose object is the same one.
+        // As with a label selector, where the object stays the same one.
         change(&mut pending, "a", None, Some(1));
         change(&mut pending, "a", Some(1), None);
         change(&mut pending, "a", None, Some(1));
 
         let delta = pending.pop().unwrap();
-        // Else it were no change to whoever looks for one, and nothing was ever said of it.
+        // Otherwise, `old` and `new` would be equal, and the object would never be reported.
         assert!(delta.old.is_none() && version(delta.new.as_ref()) == Some(1));
     }
 
@@ -224,7 +224,7 @@ mod tests {
 
         assert_eq!((pending.len(), pending.arrivals.len()), (GONE_MAX + 1, GONE_MAX + 1));
         assert_eq!(seen(pending.pop()), ("there".into(), None, Some(1)));
-        assert_eq!(seen(pending.pop()), ("5".into(), Some(1), None), "the last ones are told of");
+        assert_eq!(seen(pending.pop()), ("5".into(), Some(1), None), "the last deletions are kept");
         while pending.pop().is_some() {}
         assert!(pending.gone.is_empty());
     }
@@ -283,9 +283,9 @@ mod tests {
     }
 
     proptest! {
-        /// The subscriber's own copy, made of nothing but its deltas, is the store's content as
-        /// soon as nothing is pending; every delta's old is what the subscriber had, or never saw;
-        /// and of each that has gone since its last look, and is not back, it hears.
+        /// A copy built from the deltas alone equals the store once nothing is pending. The old
+        /// object of each delta is what the subscriber had, or one that it never saw. Each object
+        /// deleted since the last pop, and not created again, is reported.
         #[test]
         fn folding_the_changes_gives_the_store(steps in prop::collection::vec(step(), 0..200)) {
             let mut store: BTreeMap<String, Object> = BTreeMap::new();

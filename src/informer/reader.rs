@@ -1,4 +1,4 @@
-//! From chunks of a response to lines, or to a whole body, within a budget.
+//! Readers of response bodies, by lines or as a whole, within a budget.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::{classify::Failure, wire::chain};
 
-/// Cuts chunks into lines. Pure.
+/// Splits chunks into lines. Pure.
 #[derive(Debug)]
 pub(super) struct Lines {
     buffer: BytesMut,
-    /// So much of the buffer has no end of line.
+    /// Length of the buffer's beginning that is known to have no line end.
     scanned: usize,
     budget: usize,
 }
@@ -27,7 +27,7 @@ impl Lines {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next whole line, without its end.
+    /// Returns the next whole line, without its line end.
     pub(super) fn next(&mut self) -> Result<Option<Bytes>, Failure> {
         let found = self.buffer[self.scanned..].iter().position(|byte| *byte == b'\n');
         let length = found.map_or(self.buffer.len(), |found| self.scanned + found);
@@ -42,14 +42,14 @@ impl Lines {
         self.buffer.advance(1);
         self.scanned = 0;
         if self.buffer.is_empty() {
-            // A watch is idle most of its life: it keeps no buffer meanwhile.
+            // A watch is idle most of the time: free the buffer.
             self.buffer = BytesMut::new();
         }
         Ok(Some(line))
     }
 }
 
-/// The lines of a watch.
+/// Reader of a watch's lines.
 #[derive(Debug)]
 pub(super) struct LineReader {
     body: Body,
@@ -61,7 +61,8 @@ impl LineReader {
         Self { body, lines: Lines::new(budget) }
     }
 
-    /// The next line that is not blank; `None` at the end, where half a line is left out.
+    /// Returns the next line that is not blank. `None` at the end; an incomplete last line is
+    /// dropped.
     ///
     /// # Cancel safety
     ///
@@ -86,7 +87,7 @@ impl LineReader {
     }
 }
 
-/// Bytes that the bodies of one set of informers hold at once.
+/// Byte budget shared by the response bodies of one set of informers.
 #[derive(Clone, Debug)]
 pub(super) struct Room {
     free: Arc<Semaphore>,
@@ -100,17 +101,17 @@ impl Room {
     }
 }
 
-/// A body that was read, and its part of the room.
+/// A body that was read, with its share of the budget.
 #[derive(Debug)]
 pub(super) struct Whole {
     pub(super) bytes: Vec<u8>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
-/// A body read into one piece.
+/// Reader of a whole body.
 ///
-/// A body without room fails: if each waited while it holds a part, bodies would wait for each
-/// other.
+/// A body that exceeds the shared budget fails instead of waiting: waiting while holding a part
+/// would let bodies deadlock.
 #[derive(Debug)]
 pub(super) struct WholeReader {
     body: Body,
@@ -125,7 +126,7 @@ impl WholeReader {
         Self { body, bytes: Vec::new(), budget, room: None, taken: None }
     }
 
-    /// Counts what is read among all bodies that share the room.
+    /// Counts the bytes against the shared budget.
     pub(super) fn within(mut self, room: &Room) -> Self {
         self.room = Some(room.clone());
         self
@@ -136,7 +137,8 @@ impl WholeReader {
         let count = u32::try_from(bytes).ok();
         let more = count.and_then(|count| room.free.clone().try_acquire_many_owned(count).ok());
         let budget = room.bytes;
-        let more = more.ok_or(Failure::TooLong { what: "what all lists hold", budget })?;
+        let more =
+            more.ok_or(Failure::TooLong { what: "the data of all lists in flight", budget })?;
         match &mut self.taken {
             Some(taken) => taken.merge(more),
             None => self.taken = Some(more),
@@ -144,7 +146,7 @@ impl WholeReader {
         Ok(())
     }
 
-    /// Reads one more chunk; whether there may be another.
+    /// Reads one chunk; returns false at the end of the body.
     pub(super) async fn more(&mut self) -> Result<bool, Failure> {
         match self.body.frame().await {
             Some(Ok(frame)) => {
@@ -257,7 +259,7 @@ mod tests {
 
         let mut second = reader(&[b"123", b"4"]).await;
         assert_eq!(second.more().await, Ok(true));
-        let full = Failure::TooLong { what: "what all lists hold", budget: 8 };
+        let full = Failure::TooLong { what: "the data of all lists in flight", budget: 8 };
         assert_eq!(second.more().await, Err(full));
 
         drop((page, second));

@@ -1,7 +1,7 @@
-//! Keeps a store equal to what the server has: a list, then a watch, for ever.
+//! Reflector: keeps a store equal to the server's state by list and watch, for ever.
 //!
-//! Nothing a server answers ends it. Objects are deleted when the server says so in an event, or
-//! when a *complete* list is without them; half a list deletes nothing.
+//! No response of the server ends it. Objects are removed by a delete event, or by a *complete*
+//! list that lacks them. An incomplete list removes nothing.
 
 #[cfg(test)]
 mod bad_objects;
@@ -30,11 +30,11 @@ use super::{
 };
 use crate::{guard, kind::VersionOrder, redaction};
 
-/// Some load balancers drop a connection that has been idle for 240 s, and tell nobody.
+/// Watch timeouts. Some load balancers silently drop connections that are idle for 240 s.
 const WATCH_SECONDS: RangeInclusive<u32> = 200..=230;
-/// The server's own end of a watch gets so much time to arrive.
+/// Time after the watch timeout for the server's own end of the watch to arrive.
 const WATCH_SLACK: Duration = Duration::from_secs(5);
-/// Other tasks get their turn after so many objects.
+/// Objects after which the task yields to others.
 const BATCH: usize = 128;
 
 pub(super) struct Reflector {
@@ -47,32 +47,32 @@ pub(super) struct Reflector {
     backoff: Backoff,
     /// Comparability of the type's resourceVersions.
     order: VersionOrder,
-    /// Where the watch goes on; none asks for a list.
+    /// Position from which the watch resumes; `None` requires a list.
     resume_version: Option<ResumeVersion>,
     listing: Listing,
-    /// Lines over budget at the current resume version.
+    /// Lines over budget at the resume version, and that version.
     long_lines: (u32, String),
-    /// An event was lost, or the server may have gone back: look before going on.
+    /// Set if an event was lost or the server may be behind; checked before the next watch.
     suspicion: Option<Suspicion>,
 }
 
-/// How the next list is made.
+/// Parameters of the next list.
 struct Listing {
     limit: u32,
-    /// Pages of more are over budget, or more than is wanted.
+    /// Page limit that must not be exceeded: larger pages are over budget or not wanted.
     most: u32,
     whole: bool,
-    /// The server does not know streaming lists.
+    /// True if the server does not support streaming lists.
     never_stream: bool,
-    /// Not this time.
+    /// True if the next list must not be a streaming list.
     pages: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Suspicion {
-    /// A line could not be read: something is missing.
+    /// A line could not be decoded: a change is missing.
     Lost,
-    /// The server may be behind us: ask it.
+    /// The server may be behind the watch's position; a list shows it.
     Behind,
 }
 
@@ -109,7 +109,7 @@ impl Reflector {
         }
     }
 
-    /// Runs until it is dropped.
+    /// Runs until the future is dropped.
     pub(super) async fn run(mut self) -> Infallible {
         loop {
             let (phase, failure) = match &self.resume_version {
@@ -124,8 +124,8 @@ impl Reflector {
         }
     }
 
-    /// First lists are by pages: right after a type begins to be served these are answered at
-    /// once, and a streaming list is not.
+    /// Returns whether the next list is a streaming list. First lists are by pages: right after a
+    /// type begins to be served, these are answered at once, and a streaming list is not.
     fn streams(&self) -> bool {
         self.informer.is_complete() && !self.listing.never_stream && !self.listing.pages
     }
@@ -140,7 +140,7 @@ impl Reflector {
         if verdict.step == Step::Again
             && self.resume_version.as_ref().is_some_and(|it| !it.is_position())
         {
-            // Only a list finds objects that were deleted while no watch was open.
+            // Without a position, only a list finds objects deleted while no watch was open.
             verdict.step = Step::Relist;
         }
         match verdict.step {
@@ -164,7 +164,7 @@ impl Reflector {
         if verdict.cause == Cause::NotFound
             && let Some(on_missing) = &self.options.on_missing
         {
-            // The user's code: its panic must not end the informer of all who share it.
+            // User code: its panic must not end an informer that others share.
             if let Err(error) = guard::run(|| on_missing(&self.informer.key.identity)) {
                 error!(error, "on_missing panicked");
             }
@@ -174,12 +174,12 @@ impl Reflector {
         self.report(&failure, verdict);
         if delay.is_zero() {
             debug!(error = %failure, "request repeated");
-            // A server that fails at once, every time, still leaves the runtime to others.
+            // A server that fails at once every time must not starve other tasks.
             tokio::task::yield_now().await;
             return;
         }
         debug!(error = %failure, ?delay, "request will be repeated");
-        // Whoever nudges knows nothing of permissions, and must not make us ask more often.
+        // A nudge carries no news of permissions, and must not cause more requests.
         let nudged = async {
             match verdict.pace {
                 Pace::Forbidden | Pace::After(_) => std::future::pending().await,
@@ -229,7 +229,7 @@ impl Reflector {
         self.informer.publish(progress);
     }
 
-    /// A place among the lists under way; given back when waiting to retry.
+    /// Acquires a slot among the concurrent lists; released while waiting to retry.
     async fn slot(&self) -> Slot {
         Slot::acquire(self.lists.clone()).await
     }
@@ -255,12 +255,12 @@ impl Reflector {
     }
 }
 
-/// How long a watch may last.
+/// Maximum lifetime of a watch.
 #[derive(Clone, Copy)]
 struct Deadline {
-    /// What the server is asked for.
+    /// Timeout in the request.
     seconds: u32,
-    /// When we stop waiting for it.
+    /// When the watch is given up on our side.
     at: Instant,
     after: Duration,
 }
@@ -329,7 +329,7 @@ mod tests {
         assert_eq!(hints.load(Ordering::Relaxed), 15);
         assert!(matches!(progress(&subscription), Progress::Stale(error) if error.contains("404")));
 
-        // A word that it is served cuts the wait short.
+        // A hint that the type is served cuts the delay short.
         harness.set.type_served(&harness.key.identity);
         let before = Instant::now();
         let _watch = harness.script.watch(10).await.open();
@@ -418,7 +418,7 @@ mod tests {
         let mut seen = subscription.progress();
         assert!(matches!(&*seen.borrow_and_update(), Progress::Stale(_)));
 
-        // The word that it is served is there before the server is.
+        // The hint that the type is served comes before the server serves it.
         let asked = harness.script.watch(10).await;
         harness.set.type_served(&harness.key.identity);
         let served = Instant::now();
@@ -432,7 +432,7 @@ mod tests {
         stream.end_of_list(20);
         seen.changed().await.unwrap();
 
-        // That the watch was open for a moment was no recovery.
+        // A watch that was open for a moment is not a recovery.
         assert!(matches!(&*seen.borrow_and_update(), Progress::Synced));
         assert!(served.elapsed() < Duration::from_millis(100), "{:?}", served.elapsed());
         assert!(!seen.has_changed().unwrap());

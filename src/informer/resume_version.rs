@@ -1,4 +1,4 @@
-//! How far an informer has come: the highest resourceVersion it has seen.
+//! Resume version: the highest resourceVersion that an informer has seen.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use crate::kind::VersionOrder;
 
 /// The position from which a watch resumes.
 ///
-/// Where versions are comparable it never goes back but by a complete list. Where they are opaque,
-/// the version that arrived last is the position. After a list without a version there is no
-/// position: nothing says which changes between that list and an event were missed.
+/// If versions are comparable, only a complete list moves it backwards. If they are opaque, the
+/// version that arrived last is the position. After a list without a version there is no position:
+/// changes between that list and the next event could be missed.
 #[derive(Clone, Debug)]
 pub(super) struct ResumeVersion {
     version: Arc<str>,
@@ -16,7 +16,7 @@ pub(super) struct ResumeVersion {
 }
 
 impl ResumeVersion {
-    /// The position of a list, which may be none.
+    /// Creates the position of a list, which may be none.
     pub(super) fn new(version: &str, order: VersionOrder) -> Self {
         Self { version: version.into(), order }
     }
@@ -30,13 +30,13 @@ impl ResumeVersion {
         !self.version.is_empty()
     }
 
-    /// Returns whether a version is known to be from before this one.
+    /// Returns whether a version is known to be older than this one.
     pub(super) fn is_past(&self, version: &str) -> bool {
         is_older(version, &self.version, self.order)
     }
 
-    /// Returns whether a list of this version shows that a silent watch from here misses changes:
-    /// the server is behind, or, where that cannot be known, not where the watch is.
+    /// Returns whether a list of this version shows that a silent watch from here misses changes.
+    /// If versions are comparable, the server is behind. If they are opaque, the versions differ.
     pub(super) fn is_contradicted(&self, version: &str) -> bool {
         match self.order {
             VersionOrder::Comparable => self.is_past(version),
@@ -44,7 +44,8 @@ impl ResumeVersion {
         }
     }
 
-    /// Moves to a version, unless that is older or none at all; whether it is not older.
+    /// Moves to a version. Returns false and stays if the version is older or empty, or if there is
+    /// no position.
     pub(super) fn advance(&mut self, version: &str) -> bool {
         if version.is_empty() || !self.is_position() || self.is_past(version) {
             return false;
@@ -56,7 +57,7 @@ impl ResumeVersion {
     }
 }
 
-/// Whether one version is older than another; no, when they cannot be compared.
+/// Returns whether one version is older than another; false if they cannot be compared.
 pub(super) fn is_older(version: &str, than: &str, order: VersionOrder) -> bool {
     match (order, version.parse::<u64>(), than.parse::<u64>()) {
         (VersionOrder::Comparable, Ok(version), Ok(than)) => version < than,

@@ -1,14 +1,14 @@
-//! Explores the schedules of a few threads over the real informer, mailboxes and set.
+//! Explores thread schedules over the real informer, mailboxes and set.
 //!
-//! What can go wrong here goes wrong between two critical sections: somebody joins between an
-//! object's arrival and its announcement, or between the last one's leaving and the end. A runtime
-//! of many threads decides these orders, so that polling tasks in another order on one thread
-//! would miss most of them; and a checker that replaces the primitives would need a build of its
-//! own, and does not know tokio's. So real threads run, one at a time: before each lock they hand
-//! over to a scheduler, which goes through all orders with few preemptions, depth first. Between
-//! two locks they share nothing but atomics and channels of tokio, which wake and never block. A
-//! thread whose future waits runs again when it is woken, so that a wake-up that is lost is a
-//! deadlock here, and told.
+//! Races occur between two critical sections: a subscriber joins between an object's arrival and
+//! its delivery, or between the last subscriber's leaving and the end. Only a multi-threaded
+//! runtime produces these orders; polling tasks in another order on one thread misses most of them.
+//! A checker that replaces the primitives needs a build of its own and does not know tokio's.
+//!
+//! Here real threads run one at a time. Before each lock they yield to a scheduler, which explores
+//! all orders with few preemptions, depth first. Between two locks the threads share only atomics
+//! and tokio channels, which wake and never block. A thread whose future is pending runs again when
+//! it is woken, so a lost wake-up shows as a deadlock.
 
 use std::{
     cell::RefCell,
@@ -19,10 +19,10 @@ use std::{
     thread,
 };
 
-/// What one thread of a scenario does.
+/// Body of one thread of a scenario.
 pub(super) type Act = Box<dyn FnOnce() + Send>;
 
-/// A scenario, made anew for each schedule: its threads, and what must hold after them.
+/// A scenario, built for each schedule: its threads, and a check after they ended.
 pub(super) struct Scene {
     pub(super) acts: Vec<Act>,
     pub(super) after: Box<dyn FnOnce()>,
@@ -31,9 +31,9 @@ pub(super) struct Scene {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Ready,
-    /// It waits for a lock, and may try again when somebody else has moved.
+    /// Waits for a lock; may retry once another thread has moved.
     Blocked,
-    /// Its future waits to be woken.
+    /// The future is pending.
     Waiting,
     Ended,
 }
@@ -41,10 +41,10 @@ enum State {
 #[derive(Debug)]
 struct SchedulerState {
     states: Vec<State>,
-    /// None when all have ended, or none can move.
+    /// `None` once all threads have ended, or none can run.
     current: Option<usize>,
     preemptions: usize,
-    /// What was chosen at each choice, and of how many.
+    /// The chosen option of each choice, and the number of options.
     choices: Vec<(usize, usize)>,
     prefix: Vec<usize>,
     stuck: bool,
@@ -60,7 +60,7 @@ thread_local! {
     static HERE: RefCell<Option<(Arc<Scheduler>, usize)>> = const { RefCell::new(None) };
 }
 
-/// Where another thread may come first: right before this lock is taken.
+/// Lets another thread run right before this lock is taken.
 pub(super) fn before<T>(mutex: &Mutex<T>) {
     let Some((scheduler, own)) = HERE.with_borrow(Clone::clone) else { return };
     let mut state = State::Ready;
@@ -90,7 +90,7 @@ pub(super) fn wait<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Woken(scheduler.clone(), own)));
     let mut future = pin!(future);
     loop {
-        // A wake-up during the poll must not be lost.
+        // Set before the poll, so that a wake-up during the poll is not lost.
         scheduler.lock().states[own] = State::Waiting;
         if let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
             scheduler.lock().states[own] = State::Ready;
@@ -106,7 +106,7 @@ impl Scheduler {
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the scheduler choose, and returns when it is this thread's turn again.
+    /// Yields to the scheduler; returns when it is this thread's turn again.
     fn pass(&self, own: usize, state: State) {
         let mut turn = self.lock();
         turn.states[own] = state;
@@ -121,7 +121,7 @@ impl Scheduler {
         }
         let stuck = turn.stuck;
         drop(turn);
-        // Unwinding ends the thread; one that unwinds already must not panic again.
+        // Unwinding ends the thread. A thread that unwinds already must not panic again.
         if stuck && !thread::panicking() {
             resume_unwind(Box::new("stuck"));
         }
@@ -131,16 +131,16 @@ impl Scheduler {
 impl SchedulerState {
     fn choose(&mut self, own: usize) {
         if self.states[own] != State::Blocked {
-            // It has moved: who was blocked may try again. Two who are blocked by a third would
-            // hand over to each other for ever.
+            // The thread has moved, so blocked threads may retry. Only then: two threads blocked by
+            // a third would hand over to each other for ever.
             for state in self.states.iter_mut().filter(|state| **state == State::Blocked) {
                 *state = State::Ready;
             }
         }
-        let goes_on = self.states[own] == State::Ready;
-        // To go on comes first: it is no preemption.
-        let mut options: Vec<usize> = if goes_on { vec![own] } else { Vec::new() };
-        if !goes_on || self.preemptions > 0 {
+        let continues = self.states[own] == State::Ready;
+        // Continuing comes first: it is no preemption.
+        let mut options: Vec<usize> = if continues { vec![own] } else { Vec::new() };
+        if !continues || self.preemptions > 0 {
             let others = (0..self.states.len()).filter(|other| *other != own);
             options.extend(others.filter(|other| self.states[*other] == State::Ready));
         }
@@ -149,7 +149,7 @@ impl SchedulerState {
             self.stuck = self.states.iter().any(|state| *state != State::Ended);
             return;
         };
-        self.preemptions -= usize::from(goes_on && next != own);
+        self.preemptions -= usize::from(continues && next != own);
         self.states[next] = State::Ready;
         self.current = Some(next);
     }
@@ -164,7 +164,7 @@ impl SchedulerState {
     }
 }
 
-/// Plays a scenario in every schedule with so many preemptions; how many there were.
+/// Runs a scenario in every schedule with up to `preemptions` preemptions; returns their number.
 pub(super) fn explore(preemptions: usize, scene: impl Fn() -> Scene) -> usize {
     let (mut prefix, mut schedules) = (Vec::new(), 0);
     loop {
@@ -198,7 +198,7 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
                     scheduler.await_turn(scheduler.lock(), own);
                     act();
                 }));
-                // What it still holds locks without us.
+                // Values that are dropped later lock without the scheduler.
                 HERE.set(None);
                 let mut turn = scheduler.lock();
                 turn.states[own] = State::Ended;
@@ -212,7 +212,7 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
         })
         .collect();
     {
-        // The first choice: who begins.
+        // The first choice: the thread that begins.
         let mut turn = scheduler.lock();
         let all: Vec<usize> = (0..turn.states.len()).collect();
         turn.current = turn.pick(&all);
@@ -220,15 +220,15 @@ fn play(prefix: Vec<usize>, preemptions: usize, scene: Scene) -> Vec<(usize, usi
     }
     let results: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
     let turn = scheduler.lock();
-    let told = format!("with the choices {:?}", turn.choices);
-    assert!(!turn.stuck, "nobody can move, {told}");
+    let context = format!("with the choices {:?}", turn.choices);
+    assert!(!turn.stuck, "deadlock {context}");
     for result in results {
         if let Err(panic) = result {
-            resume_unwind(Box::new(format!("{}, {told}", crate::guard::message(panic))));
+            resume_unwind(Box::new(format!("{}, {context}", crate::guard::message(panic))));
         }
     }
     if let Err(panic) = catch_unwind(AssertUnwindSafe(scene.after)) {
-        panic!("{}, {told}", crate::guard::message(panic));
+        panic!("{}, {context}", crate::guard::message(panic));
     }
     turn.choices.clone()
 }
@@ -239,7 +239,7 @@ mod tests {
 
     use super::*;
 
-    /// Adds one in two steps, and so loses what comes between them.
+    /// Increments a counter in two steps, so that a change between them is lost.
     fn careless(count: &Arc<(Mutex<()>, AtomicUsize)>) -> Act {
         let count = count.clone();
         Box::new(move || {

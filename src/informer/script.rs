@@ -1,7 +1,7 @@
-//! A client whose server is the test: every request is handed out, and answered by hand.
+//! Scripted client: the test receives every request and answers it by hand.
 //!
-//! It is not the simulated server, which always answers: here it is the test that decides when the
-//! next byte comes, and it fails on any request that it did not expect.
+//! Unlike the simulated server, which always answers, the test decides when the next byte arrives,
+//! and it fails on any unexpected request.
 
 use std::{collections::HashMap, convert::Infallible, io, pin::Pin};
 
@@ -24,12 +24,12 @@ use crate::kind::{ServedType, VersionOrder};
 type Chunk = io::Result<Frame<Bytes>>;
 type Chunks = StreamBody<Pin<Box<dyn Stream<Item = Chunk> + Send>>>;
 
-/// The server's end.
+/// Server side of the scripted client.
 pub(super) struct Script {
     requests: mpsc::UnboundedReceiver<Asked>,
 }
 
-/// A request that waits for its answer.
+/// A request without a response yet.
 pub(super) struct Asked {
     pub(super) path: String,
     pub(super) query: HashMap<String, String>,
@@ -37,13 +37,13 @@ pub(super) struct Asked {
     answer: oneshot::Sender<Response<Chunks>>,
 }
 
-/// An open body: closed when dropped.
+/// An open response body; closed when dropped.
 #[derive(Debug)]
 pub(super) struct Open {
     chunks: mpsc::UnboundedSender<Chunk>,
 }
 
-/// A client, and the server's end of it.
+/// Creates a client and its server side.
 pub(super) fn script() -> (Client, Script) {
     let (sender, requests) = mpsc::unbounded_channel();
     let service = service_fn(move |request: Request<Body>| {
@@ -66,7 +66,7 @@ pub(super) fn script() -> (Client, Script) {
     (Client::new(service, "default"), Script { requests })
 }
 
-/// A body that arrives in these chunks.
+/// Creates a body that arrives in these chunks.
 pub(super) async fn body(chunks: &[&[u8]]) -> Body {
     let frames: Vec<Chunk> =
         chunks.iter().map(|chunk| Ok(Frame::data(Bytes::copy_from_slice(chunk)))).collect();
@@ -80,17 +80,17 @@ pub(super) async fn body(chunks: &[&[u8]]) -> Body {
 }
 
 impl Script {
-    /// The next request, as soon as there is one.
+    /// Waits for the next request.
     pub(super) async fn next(&mut self) -> Asked {
         soon(self.requests.recv()).await.expect("the client is alive")
     }
 
-    /// A request that has been made already.
+    /// Returns a request that has already arrived.
     pub(super) fn try_next(&mut self) -> Option<Asked> {
         self.requests.try_recv().ok()
     }
 
-    /// The next request, which is a list.
+    /// Waits for the next request, which must be a list.
     #[track_caller]
     pub(super) fn list(&mut self) -> impl Future<Output = Asked> + '_ {
         let caller = std::panic::Location::caller();
@@ -101,7 +101,7 @@ impl Script {
         }
     }
 
-    /// The next request, which is a watch from this position.
+    /// Waits for the next request, which must be a watch from this position.
     #[track_caller]
     pub(super) fn watch(&mut self, version: u64) -> impl Future<Output = Asked> + '_ {
         let caller = std::panic::Location::caller();
@@ -114,7 +114,7 @@ impl Script {
         }
     }
 
-    /// The next request, which is a streaming list.
+    /// Waits for the next request, which must be a streaming list.
     #[track_caller]
     pub(super) fn stream(&mut self) -> impl Future<Output = Asked> + '_ {
         let caller = std::panic::Location::caller();
@@ -125,7 +125,7 @@ impl Script {
         }
     }
 
-    /// Asserts that nothing has been asked.
+    /// Asserts that no request has arrived.
     #[track_caller]
     pub(super) fn assert_quiet(&mut self) {
         if let Ok(asked) = self.requests.try_recv() {
@@ -143,7 +143,7 @@ impl Asked {
         self.query.get("sendInitialEvents").is_some_and(|value| value == "true")
     }
 
-    /// Answers with a whole list.
+    /// Answers with a list page; an empty token ends the list.
     pub(super) fn page(self, version: u64, token: &str, items: &[Value]) {
         let list = json!({
             "apiVersion": "example.com/v1",
@@ -154,7 +154,7 @@ impl Asked {
         self.text(StatusCode::OK, &list.to_string());
     }
 
-    /// Answers with a status, as the API server words it.
+    /// Answers with a `Status`, like the API server.
     pub(super) fn refuse(self, code: u16, reason: &str, message: &str) {
         let status = status(code, reason, message).to_string();
         self.text(StatusCode::from_u16(code).unwrap(), &status);
@@ -164,7 +164,7 @@ impl Asked {
         self.head(code, None).text(text);
     }
 
-    /// Answers with the beginning of a body.
+    /// Answers with the head of a response; the body stays open.
     pub(super) fn open(self) -> Open {
         self.head(StatusCode::OK, None)
     }
@@ -197,11 +197,11 @@ impl Asked {
         if let Some(seconds) = retry_after {
             response = response.header("retry-after", seconds);
         }
-        // An abandoned request has nobody to answer.
+        // The client may have dropped the request.
         drop(self.answer.send(response.body(StreamBody::new(stream)).unwrap()));
     }
 
-    /// Resolves when whoever asked no longer waits.
+    /// Waits until the client has dropped the request.
     pub(super) async fn abandoned(mut self) {
         soon(self.answer.closed()).await;
     }
@@ -216,7 +216,7 @@ impl Open {
         self.event("BOOKMARK", &json!({"metadata": {"resourceVersion": version.to_string()}}));
     }
 
-    /// The end of a streaming list.
+    /// Sends the bookmark that ends a streaming list.
     pub(super) fn end_of_list(&self, version: u64) {
         let annotations = json!({"k8s.io/initial-events-end": "true"});
         let metadata = json!({"resourceVersion": version.to_string(), "annotations": annotations});
@@ -232,7 +232,7 @@ impl Open {
     }
 
     pub(super) fn chunk(&self, chunk: &[u8]) {
-        // The reader may have left.
+        // The client may have dropped the body.
         drop(self.chunks.send(Ok(Frame::data(Bytes::copy_from_slice(chunk)))));
     }
 
@@ -241,12 +241,12 @@ impl Open {
         drop(self.chunks.send(Err(io::Error::from(io::ErrorKind::ConnectionReset))));
     }
 
-    /// Whether whoever read the body has dropped it.
+    /// Returns whether the client has dropped the body.
     pub(super) fn is_dropped(&self) -> bool {
         self.chunks.is_closed()
     }
 
-    /// Resolves when whoever read the body has dropped it.
+    /// Waits until the client has dropped the body.
     pub(super) async fn dropped(&self) {
         soon(self.chunks.closed()).await;
     }
@@ -259,7 +259,7 @@ fn status(code: u16, reason: &str, message: &str) -> Value {
     })
 }
 
-/// A set of informers whose server is the test, and one key of it.
+/// An informer set whose server is the test, and one key of it.
 pub(super) struct Harness {
     pub(super) set: InformerSet,
     pub(super) script: Script,
@@ -278,7 +278,7 @@ impl Harness {
         Self { set, script, key: InformerKey::new(widgets().identity), served: widgets() }
     }
 
-    /// Of a type whose versions cannot be compared.
+    /// A harness for a type with opaque versions.
     pub(super) fn opaque() -> Self {
         let mut harness = Self::new();
         harness.served.version_order = VersionOrder::Opaque;
@@ -289,7 +289,7 @@ impl Harness {
         self.set.subscribe(&self.served, self.key.clone())
     }
 
-    /// A subscriber in sync with these objects, and the watch from position 10.
+    /// Returns a synced subscriber of these objects, and its watch from position 10.
     pub(super) async fn synced(&mut self, items: &[Value]) -> (Subscription, Open) {
         let mut subscription = self.subscribe();
         self.script.list().await.page(10, "", items);
@@ -302,7 +302,7 @@ impl Harness {
     }
 }
 
-/// Name, resourceVersion before and resourceVersion after the next change.
+/// Returns name, old and new resourceVersion of the next change.
 pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64) {
     let delta = soon(subscription.next()).await.unwrap();
     let version = |object: Option<Object>| {
@@ -311,7 +311,7 @@ pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64
     (delta.key.to_string(), version(delta.old), version(delta.new))
 }
 
-/// Name and resourceVersion of every object in the store.
+/// Returns name and resourceVersion of every object in the store.
 pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
     let mut stored: Vec<_> = subscription
         .store()
@@ -323,28 +323,28 @@ pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
     stored
 }
 
-/// Fails a test that would wait for ever: paused time runs as fast as it can.
+/// Fails a test that would wait for ever; paused time makes the timeout immediate.
 async fn soon<F: Future>(future: F) -> F::Output {
-    tokio::time::timeout(std::time::Duration::from_secs(600), future).await.expect("it comes soon")
+    tokio::time::timeout(std::time::Duration::from_secs(600), future).await.expect("within 600 s")
 }
 
-/// Lets every task run until it waits.
+/// Lets every task run until it is pending.
 pub(super) async fn settle() {
     // With paused time, a sleep ends only when nothing else can run.
     tokio::time::sleep(std::time::Duration::from_micros(1)).await;
 }
 
-/// A widget of this name and resourceVersion.
+/// Returns a widget of this name and resourceVersion.
 pub(super) fn widget(name: &str, version: u64) -> Value {
     Fixture::new(name).version(version).json()
 }
 
-/// What [`stored`] gives for these.
+/// Returns the value of [`stored`] for these objects.
 pub(super) fn names(stored: &[(&str, u64)]) -> Vec<(String, u64)> {
     stored.iter().map(|(name, version)| ((*name).to_owned(), *version)).collect()
 }
 
-/// How the subscriber's informer is doing.
+/// Returns the progress of the subscriber's informer.
 pub(super) fn progress(subscription: &Subscription) -> Progress {
     subscription.progress().borrow().clone()
 }

@@ -1,4 +1,4 @@
-//! The set of informers: at most one for each key.
+//! Informer set: at most one informer per key.
 
 use std::{
     any::Any,
@@ -29,25 +29,25 @@ use crate::{
     redaction,
 };
 
-/// One informer of a set, for status and metrics.
+/// Status of an informer.
 #[derive(Clone, Debug)]
 pub struct InformerStatus {
-    /// Which one.
+    /// Key of the informer.
     pub key: InformerKey,
-    /// How its watch is doing.
+    /// Progress of its list and watch.
     pub progress: Progress,
-    /// Objects held.
+    /// Number of cached objects.
     pub objects: usize,
-    /// JSON bytes held.
+    /// Cached JSON bytes.
     pub bytes: usize,
-    /// Subscribers.
+    /// Number of subscribers.
     pub subscribers: usize,
-    /// Objects that cannot be read, the first hundred; of each the latest error. Subscribers go on
-    /// seeing what there was before.
+    /// Objects that cannot be decoded, each with its latest error; at most one hundred. Subscribers
+    /// keep the previous version of the object.
     pub quarantined: Vec<ObjectError>,
 }
 
-/// A cloneable handle on the informers of one client.
+/// Cloneable handle to the informers of one client.
 #[derive(Clone)]
 pub struct InformerSet {
     shared: Arc<Shared>,
@@ -56,25 +56,25 @@ pub struct InformerSet {
 pub(super) struct Shared {
     client: Client,
     options: Arc<InformerOptions>,
-    /// Held before an informer's lock, never across an await.
+    /// Locked before an informer's lock, never across an await.
     informers: Mutex<Informers>,
     types: watch::Sender<BTreeMap<TypeIdentity, usize>>,
     tasks: TaskTracker,
     lists: Arc<Semaphore>,
-    /// Of the pages of all lists.
+    /// Byte budget for the pages of all lists.
     room: Room,
     metrics: InformerMetrics,
 }
 
 #[derive(Default)]
 struct Informers {
-    /// Those that can be joined; one that is ending is not among them.
+    /// Informers that can be joined; an informer that is ending is not in the map.
     live: HashMap<InformerKey, Arc<SharedInformer>>,
     shut_down: bool,
 }
 
 impl InformerSet {
-    /// An empty set; spawns nothing.
+    /// Creates an empty set; spawns nothing.
     pub fn new(client: Client, options: InformerOptions) -> Self {
         let lists = Arc::new(Semaphore::new(options.max_concurrent_lists.max(1)));
         let room = Room::new(options.max_list_bytes);
@@ -92,31 +92,32 @@ impl InformerSet {
         }
     }
 
-    /// Joins the informer of `key`, and starts it if there is none.
+    /// Subscribes to the informer of `key`; starts it if there is none.
     ///
-    /// The subscriber first receives every object there is, then every later change. Once the set
-    /// is shut down it receives [`Ended::Shutdown`].
+    /// The subscriber first receives every cached object, then every later change. After a shutdown
+    /// of the set it receives [`Ended::Shutdown`].
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime, when the informer has to be started.
+    /// Outside a tokio runtime, if the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
         loop {
             let Some(informer) = self.shared.find_or_start(served, &key) else {
                 return Shared::late(&self.shared, key);
             };
-            // Not under the set's lock: a large store must not hold up those who join another.
+            // Not under the set's lock: the snapshot of a large store must not delay other
+            // subscribers.
             if let Some(mailbox) = informer.join() {
                 return Subscription::new(self.shared.clone(), informer, mailbox);
             }
-            // It has closed in between, and is no longer to be found.
+            // The informer has closed since the lookup and is no longer in the map.
         }
     }
 
-    /// Resolves when the informer of this key has ended, with the reason; at once when there is
-    /// none, as [`Ended::Released`]. The proposal's informer stop signal.
+    /// Waits until the informer of this key has ended; returns the reason. Returns
+    /// [`Ended::Released`] at once if there is no informer. The proposal's informer stop signal.
     ///
-    /// It concerns the informer there is when this is called, not when it is first polled.
+    /// Concerns the informer that exists when this is called, not when the future is first polled.
     pub fn ended(&self, key: &InformerKey) -> impl Future<Output = Ended> + Send + use<> {
         let done = self.shared.lock().live.get(key).map(SharedInformer::done);
         async move {
@@ -127,35 +128,35 @@ impl InformerSet {
         }
     }
 
-    /// Says that a type is proven gone: its informers end, whoever still listens.
+    /// Ends the informers of a type that is proven gone, whether or not they have subscribers.
     ///
-    /// On return their subscribers see the end; their requests are dropped when
-    /// [`InformerSet::ended`] resolves. A store is emptied when its last subscriber has left.
+    /// On return, the subscribers see the end. The requests are dropped when [`InformerSet::ended`]
+    /// resolves. A store is emptied once its last subscriber is dropped.
     pub fn type_gone(&self, identity: &TypeIdentity) {
         let gone = |informer: &SharedInformer| informer.key.identity == *identity;
         self.shared.close(gone, &Ended::TypeGone);
     }
 
-    /// Says that a type has been seen to be served: its informers do not wait any longer before
-    /// they ask again, except where the server told them to wait or has refused.
+    /// Cuts back-offs short after a type was seen to be served. Not where the server sent
+    /// Retry-After or forbids the request.
     pub fn type_served(&self, identity: &TypeIdentity) {
         for informer in self.shared.lock().live.values() {
             if informer.key.identity == *identity {
-                // Kept for one that is waiting for an answer just now.
+                // Kept for an informer that is waiting for a response now.
                 informer.nudge.notify_one();
             }
         }
     }
 
-    /// The types that have informers, each with how many, and every later change: whoever knows
-    /// what the server serves follows these.
+    /// Subscribes to the types that have informers, with the number of informers each; for a
+    /// component that knows what the server serves.
     ///
-    /// Copy what you need out of a borrow before you call this set: it publishes under its lock.
+    /// Copy values out of a borrow before calling this set: it publishes under its lock.
     pub fn types(&self) -> watch::Receiver<BTreeMap<TypeIdentity, usize>> {
         self.shared.types.subscribe()
     }
 
-    /// Every informer.
+    /// Returns the status of all informers.
     pub fn status(&self) -> Vec<InformerStatus> {
         let informers: Vec<Arc<SharedInformer>> =
             self.shared.lock().live.values().cloned().collect();
@@ -172,26 +173,26 @@ impl InformerSet {
             .collect()
     }
 
-    /// What its informers count.
+    /// Returns the metrics of the informers.
     pub fn metrics(&self) -> &InformerMetrics {
         &self.shared.metrics
     }
 
-    /// Ends every informer and waits for them. Nothing can be joined from then on.
+    /// Ends all informers and waits for them. The set starts no informers afterwards.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the informers end, whatever becomes of this future.
+    /// Once polled, the informers end even if this future is dropped.
     pub async fn shutdown(&self) {
         self.shared.lock().shut_down = true;
-        self.shared.close(|_hub| true, &Ended::Shutdown);
+        self.shared.close(|_informer| true, &Ended::Shutdown);
         self.shared.tasks.close();
         self.shared.tasks.wait().await;
     }
 }
 
 impl Shared {
-    /// The informer of a key that can be joined; none once shut down.
+    /// Returns the informer of a key, started if needed; `None` after shutdown.
     fn find_or_start(
         self: &Arc<Self>,
         served: &ServedType,
@@ -203,8 +204,8 @@ impl Shared {
         }
         match informers.live.get(key) {
             Some(informer) if informer.kind == served.kind => return Some(informer.clone()),
-            // Its kind was changed in place: what is cached was read under the old one. Its task
-            // frees the store.
+            // The kind changed in place, and the cache was filled under the old one. The old
+            // informer's task frees its store.
             Some(_) => {
                 if let Some(old) = informers.live.remove(key) {
                     old.close(Ended::TypeGone);
@@ -220,7 +221,7 @@ impl Shared {
         Some(informer)
     }
 
-    /// Makes a subscriber leave; whether its informer is ending.
+    /// Removes a subscriber; returns whether its informer is ending.
     pub(super) fn release(
         &self,
         informer: &Arc<SharedInformer>,
@@ -240,13 +241,13 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Informers> {
         #[cfg(test)]
         super::schedule::before(&self.informers);
-        // Nothing panics half-way through a change of the map.
+        // No statement under this lock panics half-way through a change of the map.
         self.informers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn start(self: &Arc<Self>, informer: &Arc<SharedInformer>, served: &ServedType) {
         let identity = &informer.key.identity;
-        // Of its own: whoever comes first may leave before the others.
+        // A root span: the first subscriber may end before the others.
         let span = info_span!(
             parent: None,
             "informer",
@@ -272,7 +273,7 @@ impl Shared {
         self.tasks.spawn(drive(ending, reflector).instrument(span));
     }
 
-    /// A subscription that has ended before it began.
+    /// Creates a subscription that has already ended.
     fn late(set: &Arc<Self>, key: InformerKey) -> Subscription {
         let informer = Arc::new(SharedInformer::new(key, "".into()));
         informer.close(Ended::Shutdown);
@@ -316,7 +317,7 @@ impl Shared {
         informer.discard();
     }
 
-    /// Takes an informer out, unless another one has its place.
+    /// Removes an informer from the map, unless another one has replaced it.
     fn forget(&self, informers: &mut Informers, informer: &Arc<SharedInformer>) {
         if let Entry::Occupied(entry) = informers.live.entry(informer.key.clone())
             && Arc::ptr_eq(entry.get(), informer)
@@ -342,7 +343,7 @@ impl Shared {
     }
 }
 
-/// An informer's task: runs the reflector until the informer is closed.
+/// Task of an informer: runs the reflector until the informer is closed.
 async fn drive(ending: Ending, reflector: Reflector) {
     let mut reflect = Box::pin(AssertUnwindSafe(reflector.run()).catch_unwind());
     tokio::select! {
@@ -359,13 +360,13 @@ async fn drive(ending: Ending, reflector: Reflector) {
             ending.set.close_one(&ending.informer, Ended::Panicked(message));
         }
     }
-    // The request, the decoder and the metrics go before the end is announced.
+    // The request, the decoder and the metrics are dropped before the end is announced.
     drop(reflect);
     debug!("informer ended");
     drop(ending);
 }
 
-/// Closes the informer when nobody has subscribed for the time of the linger.
+/// Closes the informer after it had no subscribers for the linger time.
 async fn unused(ending: &Ending) {
     let linger = ending.set.options.linger;
     let mut idle = ending.informer.idle();
@@ -386,13 +387,13 @@ async fn unused(ending: &Ending) {
                     return;
                 }
             }
-            // The sender is in the informer.
+            // The informer holds the sender, so the channel cannot close.
             _changed = idle.changed() => {}
         }
     }
 }
 
-/// Announces the end of a task when dropped, also when the runtime drops the task.
+/// Announces the end of a task when dropped, even if the runtime drops the task.
 struct Ending {
     set: Arc<Shared>,
     informer: Arc<SharedInformer>,

@@ -1,7 +1,7 @@
-//! What an informer's task, its subscribers and its set share.
+//! Shared informer: the state that an informer's task, its subscribers and its set share.
 //!
-//! The task is the only one that changes the store, and does so under the informer's lock, so that
-//! somebody who joins gets exactly what the store holds and then every change after it.
+//! Only the task changes the store. It does so under the informer's lock, so that a new subscriber
+//! gets exactly the store's content and then every later change.
 
 use std::{
     collections::BTreeMap,
@@ -19,48 +19,48 @@ use super::{
     Ended, InformerKey, Object, ObjectError, ObjectKey, Progress, Store, subscription::Mailbox,
 };
 
-/// Wrong objects that are remembered for the status; the log has them all.
+/// Maximum number of quarantined objects kept for the status; the log names all.
 const QUARANTINE_MAX: usize = 100;
 
 #[derive(Debug)]
 pub(super) struct SharedInformer {
     pub(super) key: InformerKey,
-    /// Kind of its objects when it was started.
+    /// Kind of the objects when the informer was started.
     pub(super) kind: Arc<str>,
     pub(super) store: Store,
     state: Mutex<State>,
     progress: watch::Sender<Progress>,
-    /// Since when nobody subscribes.
+    /// Since when there are no subscribers; `None` while there are.
     idle: watch::Sender<Option<Instant>>,
-    /// Cancelled when it closes: the task is to drop its request and end.
+    /// Cancelled on close: the task must drop its request and end.
     stop: CancellationToken,
-    /// Set when the task has ended.
+    /// Set once the task has ended.
     done: watch::Sender<Option<Ended>>,
-    /// Cuts a back-off short.
+    /// Cuts the task's back-off short.
     pub(super) nudge: Notify,
 }
 
 #[derive(Debug, Default)]
 struct State {
     subscribers: Vec<Arc<Mailbox>>,
-    /// The first list is complete.
+    /// True once the first list is complete.
     complete: bool,
     closed: Option<Ended>,
     quarantine: BTreeMap<Named, ObjectError>,
 }
 
-/// As much of an object as can be read of what it is called.
+/// Identity of a quarantined object, as far as it can be read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Named {
     Key(ObjectKey),
     Uid(Arc<str>),
 }
 
-/// What an object's arrival changed.
+/// Effect of an object on the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Change {
     Applied,
-    /// The store had it already.
+    /// The store already held the object.
     None,
 }
 
@@ -79,7 +79,7 @@ impl SharedInformer {
         }
     }
 
-    /// Adds a subscriber with everything there is; `None` once closed.
+    /// Adds a subscriber with a snapshot of the store; `None` if the informer is closed.
     pub(super) fn join(&self) -> Option<Arc<Mailbox>> {
         let mut state = self.lock();
         if state.closed.is_some() {
@@ -91,8 +91,8 @@ impl SharedInformer {
         Some(mailbox)
     }
 
-    /// Removes a subscriber; whether it was the last one. If the informer is closed, its objects are
-    /// freed then.
+    /// Removes a subscriber; returns whether it was the last one. Frees the objects if the informer
+    /// is closed and has no subscribers left.
     pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) -> bool {
         let mut state = self.lock();
         let before = state.subscribers.len();
@@ -106,8 +106,8 @@ impl SharedInformer {
         last
     }
 
-    /// Frees the objects of a closed informer without subscribers. Not for a caller that holds a lock:
-    /// a large store takes long.
+    /// Frees the objects of a closed informer without subscribers. Must not be called under a lock:
+    /// freeing a large store takes long.
     pub(super) fn discard(&self) {
         let state = self.lock();
         let is_unused = state.closed.is_some() && state.subscribers.is_empty();
@@ -126,13 +126,13 @@ impl SharedInformer {
         self.idle.subscribe()
     }
 
-    /// Puts an object in the store and tells the subscribers; nothing once closed.
+    /// Adds or replaces an object and notifies the subscribers. No effect once closed.
     pub(super) fn put(&self, object: &Object) -> Change {
         let mut state = self.lock();
         if state.closed.is_some() {
             return Change::None;
         }
-        state.free(object.key());
+        state.clear_quarantine(object.key());
         if !state.quarantine.is_empty() {
             state.quarantine.remove(&Named::Uid(object.header().uid.clone()));
         }
@@ -140,23 +140,23 @@ impl SharedInformer {
             return Change::None;
         }
         let old = self.store.put(object);
-        state.tell(object.key(), old.as_ref(), Some(object));
+        state.push(object.key(), old.as_ref(), Some(object));
         Change::Applied
     }
 
-    /// Takes an object out of the store and tells the subscribers; nothing once closed.
+    /// Removes an object and notifies the subscribers. No effect once closed.
     pub(super) fn remove(&self, key: &ObjectKey) -> Change {
         let mut state = self.lock();
         if state.closed.is_some() {
             return Change::None;
         }
-        state.free(key);
+        state.clear_quarantine(key);
         let Some(old) = self.store.remove(key) else { return Change::None };
-        state.tell(key, Some(&old), None);
+        state.push(key, Some(&old), None);
         Change::Applied
     }
 
-    /// Remembers an object that cannot be cached; whether it is news.
+    /// Records an object that cannot be cached; returns whether the error is new.
     pub(super) fn quarantine(&self, error: &ObjectError) -> bool {
         let named = match (&error.key, &error.uid) {
             (Some(key), _) => Named::Key(key.clone()),
@@ -173,7 +173,8 @@ impl SharedInformer {
         true
     }
 
-    /// Forgets wrong objects that are no longer there, as a list says in which each has a name.
+    /// Drops the quarantined objects that a list proves gone. In such a list each object has a
+    /// readable name, so entries known only by uid are dropped too.
     pub(super) fn retain_quarantined(&self, keep: impl Fn(&ObjectKey) -> bool) {
         self.lock().quarantine.retain(|named, _| match named {
             Named::Key(key) => keep(key),
@@ -189,7 +190,7 @@ impl SharedInformer {
         self.lock().quarantine.values().cloned().collect()
     }
 
-    /// Says that the store has been complete once: whoever has seen all of it is in sync.
+    /// Marks the first list as complete: a subscriber that has popped all of it is in sync.
     pub(super) fn complete(&self) {
         let mut state = self.lock();
         if mem::replace(&mut state.complete, true) {
@@ -205,7 +206,7 @@ impl SharedInformer {
     }
 
     pub(super) fn publish(&self, progress: Progress) {
-        // Not under the lock: whoever is looking at the old value may call us.
+        // Not under the lock: a reader that borrows the old value may call this informer.
         self.progress.send_if_modified(|known| {
             if matches!(known, Progress::Ended(_)) || *known == progress {
                 return false;
@@ -219,16 +220,16 @@ impl SharedInformer {
         self.progress.subscribe()
     }
 
-    /// Ends it: subscribers are told, the task is asked to end. The first reason stands. Whether
-    /// this was the first.
+    /// Closes the informer: ends the subscriptions and stops the task. The first reason stands.
+    /// Returns whether this call closed it.
     ///
-    /// The store stays as it is: what is still being worked on must not take objects for deleted.
-    /// [`SharedInformer::discard`] empties it when the last subscriber has left.
+    /// The store keeps its objects: running reconciles must not see them as deleted.
+    /// [`SharedInformer::discard`] empties it after the last subscriber left.
     pub(super) fn close(&self, reason: Ended) -> bool {
         self.close_if(reason, |_subscribers| true)
     }
 
-    /// Ends it unless somebody has joined.
+    /// Closes the informer unless it has subscribers.
     pub(super) fn close_if_unused(&self, reason: Ended) -> bool {
         self.close_if(reason, |subscribers| subscribers == 0)
     }
@@ -253,30 +254,30 @@ impl SharedInformer {
         self.lock().closed.clone()
     }
 
-    /// Resolves when it is closed.
+    /// Waits until the informer is closed.
     pub(super) async fn stopped(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Says that the task has ended and holds nothing any more.
+    /// Records that the task has ended and holds no resources any more.
     pub(super) fn finish(&self, reason: Ended) {
         self.done.send_replace(Some(reason));
     }
 
-    /// Resolves when the task has ended.
+    /// Waits until the task has ended; returns the reason.
     pub(super) fn done(self: &Arc<Self>) -> impl Future<Output = Ended> + Send + use<> {
         let informer = self.clone();
         async move {
             let mut done = informer.done.subscribe();
             match done.wait_for(Option::is_some).await.as_deref() {
                 Ok(Some(reason)) => reason.clone(),
-                // The sender is in the informer that this future holds.
+                // This future holds the informer, and so the sender.
                 Ok(None) | Err(_) => Ended::Shutdown,
             }
         }
     }
 
-    // The statements under this lock do not panic half-way through a change.
+    // No statement under this lock panics half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         #[cfg(test)]
         super::schedule::before(&self.state);
@@ -285,15 +286,15 @@ impl SharedInformer {
 }
 
 impl State {
-    /// Forgets that the object of that name is wrong.
-    fn free(&mut self, key: &ObjectKey) {
-        // Most informers have nothing here.
+    /// Removes the object of that name from the quarantine.
+    fn clear_quarantine(&mut self, key: &ObjectKey) {
+        // Nearly always empty.
         if !self.quarantine.is_empty() {
             self.quarantine.remove(&Named::Key(key.clone()));
         }
     }
 
-    fn tell(&self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+    fn push(&self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
         for mailbox in &self.subscribers {
             mailbox.push(key, old.cloned(), new.cloned(), !self.complete);
         }

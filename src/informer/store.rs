@@ -1,6 +1,6 @@
-//! What an informer knows, for reading.
+//! Store: read access to an informer's objects.
 //!
-//! Many read, one writes: the informer's task, between two events.
+//! Many readers, one writer: the informer's task, between two events.
 
 use std::{
     borrow::Borrow,
@@ -21,14 +21,15 @@ use tracing::warn;
 use super::{Object, ObjectKey};
 use crate::guard::{self, Held};
 
-/// Readers of one store seldom meet; the default, four shards a core, is paid by every informer.
+/// Shards of a store's map. Its readers seldom collide, and each informer would pay for the default
+/// of four shards per core.
 const SHARDS: usize = 8;
 
 type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
 
-/// A secondary index that an informer keeps: a name and the values under which an object is found.
+/// A secondary index of a store: a name, and a function from an object to its index values.
 ///
-/// Two indexes of one name are the same one to a subscriber; each subscriber has its own.
+/// To a subscriber, two indexes of the same name are the same one. Each subscriber has its own.
 #[derive(Clone)]
 pub struct Index {
     name: Arc<str>,
@@ -48,8 +49,8 @@ pub(crate) struct IndexPanic {
 }
 
 impl Index {
-    /// An index of that name. The values must depend on the object alone, and the function must
-    /// not read the store; when it panics, the object is found under no value.
+    /// Creates an index. The values must depend on the object alone, and the function must not read
+    /// the store. If it panics, the object has no values.
     pub fn new(
         name: impl Into<Arc<str>>,
         values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
@@ -58,12 +59,12 @@ impl Index {
         Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
     }
 
-    /// The same index, whose panics are published there.
+    /// Returns the same index, with its panics sent to `panics`.
     pub(crate) fn reporting(&self, panics: watch::Sender<Option<IndexPanic>>) -> Self {
         Self { panics: Some(panics), ..self.clone() }
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -100,20 +101,21 @@ impl fmt::Debug for Index {
     }
 }
 
-/// A reader of an informer's objects. Cheap to clone; keeps nothing alive: when the informer ends,
-/// the store is empty. Its indexes are those of the subscription it comes from, and leave with it.
+/// Reader of an informer's objects. Cheap to clone. Does not keep the informer alive: once that has
+/// ended and has no subscribers, the store is empty. The indexes belong to the subscription that
+/// the reader comes from, and are dropped with it.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
     reader: Option<Reader>,
 }
 
-/// Tells the subscribers of one informer apart.
+/// Identifies a subscriber of one informer.
 type Reader = u64;
 
 struct Shared {
     objects: DashMap<ObjectKey, Object>,
-    // Taken for every write, before `objects`: an index under construction sees no half change.
+    // Locked for every write, before `objects`, so that building an index sees no partial change.
     indexes: RwLock<Indexes>,
     bytes: AtomicUsize,
 }
@@ -123,48 +125,48 @@ struct Indexes {
     namespaces: HashMap<Arc<str>, Bucket>,
     owners: HashMap<Arc<str>, Bucket>,
     orphans: HashMap<Option<Arc<str>>, Bucket>,
-    // Of each subscriber there is.
+    // Indexes of each current subscriber.
     custom: BTreeMap<Reader, Vec<Custom>>,
     next_reader: Reader,
 }
 
 type Bucket = HashSet<ByKey>;
 
-/// A subscriber's index, and the objects under each of its values.
+/// A subscriber's index, with the objects under each value.
 type Custom = (Index, HashMap<String, Bucket>);
 
 /// An object that is hashed and compared by its key, so that a bucket entry is one pointer.
 struct ByKey(Object);
 
 impl Store {
-    /// The object of that name, as last seen.
+    /// Returns the cached object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Object> {
         self.shared.objects.get(key).map(|entry| entry.value().clone())
     }
 
-    /// Every object; no snapshot while the informer runs.
+    /// Returns all objects; not a consistent snapshot while the informer runs.
     pub fn list(&self) -> Vec<Object> {
         self.shared.objects.iter().map(|entry| entry.value().clone()).collect()
     }
 
-    /// Objects of one namespace, by index.
+    /// Returns the objects of a namespace, by index.
     pub fn in_namespace(&self, namespace: &str) -> Vec<Object> {
         objects(self.read().namespaces.get(namespace))
     }
 
-    /// Objects that name `uid` as their controller, by index.
+    /// Returns the objects that name `uid` as their controller, by index.
     pub fn controlled_by(&self, uid: &str) -> Vec<Object> {
         let mut owned = self.owned_by(uid);
         owned.retain(|object| object.controller().is_some_and(|owner| &*owner.uid == uid));
         owned
     }
 
-    /// Objects that name `uid` as an owner, controller or not, by index.
+    /// Returns the objects that name `uid` as an owner, controller or not, by index.
     pub fn owned_by(&self, uid: &str) -> Vec<Object> {
         objects(self.read().owners.get(uid))
     }
 
-    /// Objects without a controller, in one namespace or everywhere, by index.
+    /// Returns the objects without a controller, in one namespace or all, by index.
     pub fn orphans(&self, namespace: Option<&str>) -> Vec<Object> {
         let indexes = self.read();
         match namespace {
@@ -173,7 +175,7 @@ impl Store {
         }
     }
 
-    /// Objects that an index added by [`Store::add_index`] finds under `value`; none when this
+    /// Returns the objects under `value` in an index added by [`Store::add_index`]. Empty if this
     /// subscriber has no index of that name, or has left.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
         let indexes = self.read();
@@ -182,9 +184,9 @@ impl Store {
         objects(index.and_then(|(_, buckets)| buckets.get(value)))
     }
 
-    /// Keeps another index, from the objects there are and from now on, until the subscription
-    /// ends that this store comes from. Nothing happens after that, or when it has one of that
-    /// name. Blocks the informer while it is built.
+    /// Adds an index, over current and future objects, until the subscription of this store ends.
+    /// No effect after that, or if an index of that name exists. Blocks the informer while the
+    /// index is built.
     pub fn add_index(&self, index: Index) {
         let mut indexes = self.write();
         let own = self.reader.and_then(|reader| indexes.custom.get_mut(&reader));
@@ -200,17 +202,17 @@ impl Store {
         own.push((index, buckets));
     }
 
-    /// How many objects there are.
+    /// Returns the number of objects.
     pub fn len(&self) -> usize {
         self.shared.objects.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
         self.shared.objects.is_empty()
     }
 
-    /// JSON bytes held, headers not counted.
+    /// Returns the cached JSON bytes, without headers.
     pub fn bytes(&self) -> usize {
         self.shared.bytes.load(Ordering::Relaxed)
     }
@@ -226,7 +228,7 @@ impl Store {
         }
     }
 
-    /// The same objects for one more subscriber, with indexes of its own.
+    /// Returns a reader of the same objects for a new subscriber, with its own indexes.
     pub(super) fn join(&self) -> Self {
         let mut indexes = self.write();
         let reader = indexes.next_reader;
@@ -235,14 +237,14 @@ impl Store {
         Self { shared: self.shared.clone(), reader: Some(reader) }
     }
 
-    /// The subscriber leaves, and its indexes with it.
+    /// Drops the subscriber's indexes.
     pub(super) fn leave(&self) {
         let left = self.reader.and_then(|reader| self.write().custom.remove(&reader));
-        // Not under the lock: what a user's function holds may come back to this store.
+        // Not under the lock: dropping a user's function may call this store.
         drop(left);
     }
 
-    /// Puts an object in the place of the one of its name, which is returned.
+    /// Adds or replaces an object; returns the old one.
     pub(super) fn put(&self, object: &Object) -> Option<Object> {
         let mut indexes = self.write();
         let old = self.shared.objects.insert(object.key().clone(), object.clone());
@@ -263,12 +265,12 @@ impl Store {
         Some(old)
     }
 
-    /// Drops every object and the memory of the maps.
+    /// Drops all objects and the maps' memory.
     pub(super) fn clear(&self) {
         if self.is_empty() && self.bytes() == 0 {
             return;
         }
-        // Freed last, under no lock of the store: what is held here keeps the objects alive.
+        // Freed last, outside the store's locks: these vectors keep the objects alive until then.
         let objects = self.list();
         let mut freed = Indexes::default();
         let mut values = Vec::new();
@@ -287,7 +289,7 @@ impl Store {
         drop((freed, values, objects));
     }
 
-    // No code of ours panics under this lock, and an index is whole between two statements.
+    // No code under this lock panics, and an index is consistent between two statements.
     fn read(&self) -> RwLockReadGuard<'_, Indexes> {
         self.shared.indexes.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,21 +1,21 @@
-//! Labels and annotations, packed.
+//! String map: labels and annotations in packed form.
 //!
-//! A `BTreeMap` of strings takes half a kilobyte for its first entry; an informer holds two of
-//! them for every object. Here all text of one map is a single allocation.
+//! A `BTreeMap` of strings takes half a kilobyte for its first entry, and an informer holds two
+//! maps per object. Here all text of a map is a single allocation.
 
 use std::{collections::BTreeMap, fmt};
 
 /// An immutable map of strings, sorted by key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct StringMap {
-    // Key, value, key, value: sorted by key, without separators.
+    // Alternating keys and values, sorted by key, without separators.
     text: Box<str>,
-    // Where each key and each value ends.
+    // End offset of each key and each value.
     ends: Box<[u32]>,
 }
 
 impl StringMap {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&str> {
         let mut low = 0;
         let mut high = self.len();
@@ -31,27 +31,27 @@ impl StringMap {
         None
     }
 
-    /// Whether a key is there.
+    /// Returns whether the map contains a key.
     pub fn contains_key(&self, key: &str) -> bool {
         self.get(key).is_some()
     }
 
-    /// Keys and values, sorted by key.
+    /// Returns keys and values, sorted by key.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> + '_ {
         (0..self.len()).filter_map(|index| self.entry(index))
     }
 
-    /// How many entries there are.
+    /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.ends.len() / 2
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// A copy as kube's selectors and typed objects want it.
+    /// Returns a copy in the form that kube's selectors and typed objects need.
     pub fn to_map(&self) -> BTreeMap<String, String> {
         self.iter().map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
     }
@@ -67,7 +67,7 @@ impl StringMap {
     }
 }
 
-/// Packs a sorted map; entries that no longer fit into 4 GiB are left out.
+/// Packs a sorted map. Entries beyond 4 GiB are dropped.
 fn pack<'a>(entries: impl Iterator<Item = (&'a str, &'a str)> + Clone) -> StringMap {
     let (count, bytes) = entries
         .clone()

@@ -1,4 +1,4 @@
-//! One subscriber's view of an informer: a guard that keeps it alive and a stream of changes.
+//! Subscription: keeps an informer alive, and delivers its changes to one subscriber.
 
 use std::{
     fmt,
@@ -14,69 +14,71 @@ use super::{
     shared_informer::SharedInformer,
 };
 
-/// One change of one object, as seen by one subscriber; changes of the same object between two
-/// looks are merged into one.
+/// Change of one object for one subscriber. Changes of the same object between two calls of
+/// [`Subscription::next`] are merged.
 ///
-/// An object that was deleted and created again between two looks is one change, whose old and new
-/// object differ in uid. One that was created and deleted is one, too, and has gone; whoever has not
-/// looked while ten thousand did so hears of the last ones.
+/// Deleted, then created again, is one change, whose old and new object differ in uid. Created,
+/// then deleted, is also one change, with `new: None`; of more than ten thousand pending ones only
+/// the last are kept.
 #[derive(Clone, Debug)]
 pub struct Delta {
-    /// Which object.
+    /// Key of the object.
     pub key: ObjectKey,
-    /// What this subscriber saw before, or what it was last, if it came and went unseen; `None` when
-    /// it is new to it.
+    /// Object that the subscriber saw before, or its last state if it was created and deleted
+    /// unseen. `None` if the object is new to the subscriber.
     pub old: Option<Object>,
-    /// What there is now; `None` when it is gone.
+    /// Current object; `None` if it is deleted.
     pub new: Option<Object>,
-    /// Whether it was there when the subscriber joined or the informer first listed.
+    /// True if the object was in the store when the subscriber joined, or in the informer's first
+    /// list.
     pub initial: bool,
 }
 
-/// How an informer's watch is doing.
+/// Progress of an informer's list and watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// The first list is under way; the last error, if it is being repeated.
+    /// The first list is in progress. Holds the last error, if it is being retried.
     Syncing(Option<String>),
     /// The store is complete and the watch is open.
     Synced,
-    /// The store is complete but behind: the watch fails, with the last error.
+    /// The store is complete but stale: the watch fails. Holds the last error.
     Stale(String),
-    /// The server forbids it, with the rule that is missing.
+    /// The server forbids the request. Names the missing permission.
     Forbidden(String),
-    /// The conversion webhook of the type fails, with its error: nothing can be read at this version.
+    /// The type's conversion webhook fails, so that no object can be read at this version. Holds
+    /// the error.
     ConversionFailed(String),
-    /// It has ended.
+    /// The informer has ended.
     Ended(Ended),
 }
 
-/// Why an informer ended.
+/// Reason why an informer ended.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Ended {
     /// The last subscriber left.
     #[error("released by its last subscriber")]
     Released,
-    /// Its type is proven gone.
+    /// The type is proven gone.
     #[error("its type is gone")]
     TypeGone,
     /// The set was shut down.
     #[error("shut down")]
     Shutdown,
-    /// A defect of ours; the panic's message.
+    /// A defect in this crate. Holds the panic's message.
     #[error("panicked: {0}")]
     Panicked(String),
 }
 
-/// How long an informer outlives its last subscriber.
+/// Time that an informer outlives its last subscriber.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linger {
-    /// As the set is configured (10 s): the next epoch may want it.
+    /// The set's setting (default 10 s): the next epoch may need the informer.
     Default,
-    /// Not at all: its type is gone.
+    /// No time: the type is gone.
     None,
 }
 
-/// Keeps an informer alive, reads its store and receives its changes.
+/// Subscription to an informer: keeps it alive, reads its store and receives its changes.
 ///
 /// Dropping it releases with [`Linger::Default`], without waiting.
 pub struct Subscription {
@@ -96,7 +98,7 @@ impl Subscription {
         Self { informer, set, mailbox, store }
     }
 
-    /// Which informer.
+    /// Returns the informer's key.
     pub fn key(&self) -> &InformerKey {
         &self.informer.key
     }
@@ -106,35 +108,35 @@ impl Subscription {
         self.informer.clone()
     }
 
-    /// A reader of its objects.
+    /// Returns a reader of the informer's objects.
     pub fn store(&self) -> Store {
         self.store.clone()
     }
 
-    /// The next change, the initial ones first.
+    /// Returns the next change; the initial ones come first.
     ///
     /// # Errors
     ///
-    /// Once the informer has ended; changes that were not taken by then are lost, and the store
-    /// stays as it is until its last subscriber has left.
+    /// If the informer has ended. Changes not received before are lost. The store keeps its objects
+    /// until its last subscriber has left.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe: a change is lost only with the subscription.
     pub async fn next(&mut self) -> Result<Delta, Ended> {
-        // A long backlog must not keep the runtime from other tasks.
+        // A long backlog must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         loop {
             match self.mailbox.take() {
                 Some(result) => return result,
-                // A push between the look and this wait has left its permit.
+                // A push since `take` has left a permit.
                 None => self.mailbox.notify.notified().await,
             }
         }
     }
 
-    /// Resolves when the informer's first list is complete: until then its store is a part of what
-    /// there is. Never, when the informer ends or the subscription is dropped before that.
+    /// Waits until the informer's first list is complete; until then the store is partial. Never
+    /// resolves if the informer ends or the subscription is dropped first.
     ///
     /// # Cancel safety
     ///
@@ -143,9 +145,8 @@ impl Subscription {
         self.mailbox.reaches(Extent::Complete)
     }
 
-    /// Resolves when the informer's first list is complete and every initial change has been
-    /// handed out by [`Subscription::next`]. Never, when the informer ends or the subscription is
-    /// dropped before that.
+    /// Waits until the first list is complete and [`Subscription::next`] has returned every initial
+    /// change. Never resolves if the informer ends or the subscription is dropped first.
     ///
     /// # Cancel safety
     ///
@@ -154,27 +155,27 @@ impl Subscription {
         self.mailbox.reaches(Extent::Drained)
     }
 
-    /// How the watch is doing, and every later change of that.
+    /// Subscribes to the progress of the informer.
     pub fn progress(&self) -> watch::Receiver<Progress> {
         self.informer.progress()
     }
 
-    /// Resolves when the informer has ended and its task is gone, with the reason.
+    /// Waits until the informer and its task have ended; returns the reason.
     pub fn ended(&self) -> impl Future<Output = Ended> + Send + use<> {
         self.informer.done()
     }
 
-    /// Leaves. Resolves when the informer has ended, its request dropped and its memory freed, if
-    /// it is ending already, or if this was the last subscriber and it does not linger; at once
-    /// otherwise.
+    /// Releases the subscription. If the informer is ending, or this was the last subscriber and
+    /// `linger` is [`Linger::None`], waits until the informer has ended, its request is dropped and
+    /// its memory freed. Returns at once otherwise.
     ///
     /// # Cancel safety
     ///
-    /// Once polled, the subscription has left, whatever becomes of this future.
+    /// Once polled, the subscription is released even if this future is dropped.
     pub async fn release(self, linger: Linger) {
         let done = self.informer.done();
         let ending = self.set.release(&self.informer, &self.mailbox, linger);
-        // Its own reference to the informer and the store goes first.
+        // Drops this reference to the informer and the store before waiting.
         drop(self);
         if ending {
             done.await;
@@ -195,30 +196,30 @@ impl fmt::Debug for Subscription {
     }
 }
 
-/// Where the informer leaves changes for one subscriber. Bounded by the number of objects, and of
-/// those that came and went unseen, so that a slow subscriber holds up nobody.
+/// Mailbox of one subscriber, filled by the informer. Bounded by the number of objects, plus a
+/// limit of unseen deletions, so that a slow subscriber delays no other.
 #[derive(Debug)]
 pub(super) struct Mailbox {
-    state: Mutex<Letters>,
-    // One waiter at most: `next` takes the subscription by `&mut`.
+    state: Mutex<MailboxState>,
+    // At most one waiter: `next` takes the subscription by `&mut`.
     notify: Notify,
     extent: watch::Sender<Extent>,
 }
 
-/// How much of what the informer first lists has come.
+/// Part of the first list that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Extent {
     Partial,
-    /// All of it is in the store.
+    /// The whole list is in the store.
     Complete,
-    /// All of it has been handed out.
+    /// The whole list was returned by [`Subscription::next`].
     Drained,
 }
 
 #[derive(Debug)]
-struct Letters {
+struct MailboxState {
     pending: Pending,
-    /// The informer's first list is complete: no more initial changes will come.
+    /// True once the first list is complete: no more initial changes follow.
     complete: bool,
     ended: Option<Ended>,
 }
@@ -230,12 +231,12 @@ impl Mailbox {
             let key = object.key().clone();
             pending.push(&key, None, Some(object), true);
         }
-        let letters = Letters { pending, complete, ended: None };
-        let extent = watch::Sender::new(letters.extent());
-        Self { state: Mutex::new(letters), notify: Notify::new(), extent }
+        let state = MailboxState { pending, complete, ended: None };
+        let extent = watch::Sender::new(state.extent());
+        Self { state: Mutex::new(state), notify: Notify::new(), extent }
     }
 
-    /// The mailbox of a subscriber that came too late.
+    /// Creates the mailbox of a subscriber of a closed informer.
     pub(super) fn closed(reason: Ended) -> Self {
         let mailbox = Self::new(Vec::new(), false);
         mailbox.end(reason);
@@ -249,43 +250,43 @@ impl Mailbox {
         new: Option<Object>,
         initial: bool,
     ) {
-        let mut letters = self.lock();
-        letters.pending.push(key, old, new, initial);
-        self.publish(&letters);
-        drop(letters);
+        let mut state = self.lock();
+        state.pending.push(key, old, new, initial);
+        self.publish(&state);
+        drop(state);
         self.notify.notify_one();
     }
 
     pub(super) fn complete(&self) {
-        let mut letters = self.lock();
-        letters.complete = true;
-        self.publish(&letters);
+        let mut state = self.lock();
+        state.complete = true;
+        self.publish(&state);
     }
 
     pub(super) fn end(&self, reason: Ended) {
-        let mut letters = self.lock();
-        letters.pending.clear();
-        letters.ended = Some(reason);
-        drop(letters);
+        let mut state = self.lock();
+        state.pending.clear();
+        state.ended = Some(reason);
+        drop(state);
         self.notify.notify_one();
     }
 
     fn take(&self) -> Option<Result<Delta, Ended>> {
-        let mut letters = self.lock();
-        if let Some(ended) = &letters.ended {
+        let mut state = self.lock();
+        if let Some(ended) = &state.ended {
             return Some(Err(ended.clone()));
         }
-        let delta = letters.pending.pop()?;
-        self.publish(&letters);
+        let delta = state.pending.pop()?;
+        self.publish(&state);
         Some(Ok(delta))
     }
 
-    fn publish(&self, letters: &Letters) {
-        let extent = letters.extent();
+    fn publish(&self, state: &MailboxState) {
+        let extent = state.extent();
         self.extent.send_if_modified(|known| mem::replace(known, extent.max(*known)) < extent);
     }
 
-    /// Never resolves when the mailbox is dropped before.
+    /// Never resolves if the mailbox is dropped first.
     fn reaches(&self, extent: Extent) -> impl Future<Output = ()> + Send + use<> {
         let mut known = self.extent.subscribe();
         async move {
@@ -296,14 +297,14 @@ impl Mailbox {
     }
 
     // `Pending` does not panic half-way through a change.
-    fn lock(&self) -> MutexGuard<'_, Letters> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         #[cfg(test)]
         super::schedule::before(&self.state);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Letters {
+impl MailboxState {
     fn extent(&self) -> Extent {
         match (self.complete, self.pending.initial()) {
             (false, _) => Extent::Partial,

@@ -1,4 +1,4 @@
-//! The requests of an informer, and what of their answers is not an object.
+//! Requests of an informer, and parsing of response parts other than objects.
 
 use std::{borrow::Cow, collections::HashMap, error::Error, sync::Arc, time::Duration};
 
@@ -19,49 +19,49 @@ use super::{
 };
 use crate::{duration::after, redaction};
 
-/// An error's body is a status of a few hundred bytes, or some proxy's page.
+/// Maximum size of an error body: a status of a few hundred bytes, or a proxy's error page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
 const MESSAGE_MAX: usize = 1024;
-/// A list that has been silent for this long does not count among those under way until the server
-/// goes on: a server that does not answer for one type must not hold up the lists of others.
+/// Silence after which a list gives up its slot until the server continues: a server that does not
+/// answer for one type must not delay the lists of others.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest one page may take, however steadily it trickles. Time in the queue for a place does
-/// not count.
+/// Maximum time for one page, even if it keeps arriving slowly. Time in the queue for a slot does not
+/// count.
 const PAGE_MAX: Duration = Duration::from_secs(300);
 
-/// Makes the requests of one informer.
+/// Requests of one informer.
 pub(super) struct Wire {
     client: Client,
     path: String,
     /// `&labelSelector=…&fieldSelector=…`
     selectors: String,
     projection: Projection,
-    /// For the head of every answer, and between two chunks of a list.
+    /// Deadline for each response head, and between two chunks of a list.
     deadline: Duration,
-    /// For pages, among all informers of the set.
+    /// Byte budget for pages, shared by all informers of the set.
     room: Room,
 }
 
-/// A place among the lists under way.
+/// A slot among the concurrent lists.
 #[derive(Debug)]
 pub(super) struct Slot {
     lists: Arc<Semaphore>,
-    /// None while the server is silent.
+    /// `None` while the server is silent.
     permit: Option<OwnedSemaphorePermit>,
-    /// Time spent in the queue for a place.
+    /// Time spent in the queue for a slot.
     queued: Duration,
 }
 
 impl Slot {
-    /// Waits for a place, in the order in which lists ask.
+    /// Waits for a slot, in the order of the calls.
     pub(super) async fn acquire(lists: Arc<Semaphore>) -> Self {
         let mut slot = Self { lists, permit: None, queued: Duration::ZERO };
         slot.resume().await;
         slot
     }
 
-    /// Waits for the server, and gives the place up meanwhile when that takes long. What it
-    /// answers then is taken in once there is a place again.
+    /// Waits for the server. Releases the slot if that takes long; the answer is returned once a
+    /// slot is free again.
     pub(super) async fn wait<T>(
         &mut self,
         answer: impl Future<Output = Result<T, Failure>>,
@@ -99,7 +99,7 @@ impl Wire {
         Self { client, path, selectors, projection: key.projection, deadline, room }
     }
 
-    /// One page of a list, or all of it without a limit.
+    /// Requests one page of a list, or all of it without a limit.
     pub(super) async fn page(
         &self,
         limit: Option<u32>,
@@ -136,14 +136,14 @@ impl Wire {
         }
     }
 
-    /// A watch from a position.
+    /// Opens a watch from a position.
     pub(super) async fn watch(&self, position: &str, seconds: u32) -> Result<Body, Failure> {
         let mut query = format!("watch=true&allowWatchBookmarks=true&timeoutSeconds={seconds}&");
         push_parameter(&mut query, "resourceVersion", position);
         Ok(self.send(&query, "PartialObjectMetadata").await?.into_body())
     }
 
-    /// A list that arrives as events, and goes on as a watch.
+    /// Opens a streaming list, which continues as a watch.
     pub(super) async fn stream(&self, seconds: u32, slot: &mut Slot) -> Result<Body, Failure> {
         let query = format!(
             "watch=true&allowWatchBookmarks=true&sendInitialEvents=true\
@@ -152,11 +152,11 @@ impl Wire {
         Ok(slot.wait(self.send(&query, "PartialObjectMetadata")).await?.into_body())
     }
 
-    /// Sends, and turns everything but a success into a failure.
+    /// Sends a request; turns every response but a success into a failure.
     async fn send(&self, query: &str, partial: &str) -> Result<Response<Body>, Failure> {
         let accept = match self.projection {
             Projection::Full => "application/json".to_owned(),
-            // Servers that know no projection send whole objects, whose metadata we keep.
+            // Servers without support for it send whole objects; only their metadata is kept.
             Projection::Metadata | Projection::Keys => {
                 format!("application/json;as={partial};g=meta.k8s.io;v=v1,application/json")
             }
@@ -164,7 +164,7 @@ impl Wire {
         let query = query.trim_start_matches('&');
         let request = Request::get(format!("{}?{query}{}", self.path, self.selectors))
             .header(header::ACCEPT, accept)
-            // A compressed watch holds events back until a block is full.
+            // A compressed watch delays events until a block is full.
             .header(header::ACCEPT_ENCODING, "identity")
             .body(Body::empty())
             .map_err(|error| Failure::Transport(chain(&error)))?;
@@ -175,7 +175,7 @@ impl Wire {
             .map_err(|_elapsed| late.clone())?
             .map_err(|error| match Instant::now() < end {
                 true => Failure::Transport(chain(&error)),
-                // The connection has a deadline as well, and may be the first to say so.
+                // The connection also has a deadline, which may fire first.
                 false => late.clone(),
             })?;
         if response.status().is_success() {
@@ -185,7 +185,7 @@ impl Wire {
     }
 }
 
-/// What a refusal says.
+/// Reads the failure from an error response.
 async fn refusal(response: Response<Body>) -> Failure {
     let code = response.status().as_u16();
     let retry_after = response
@@ -194,7 +194,7 @@ async fn refusal(response: Response<Body>) -> Failure {
         .and_then(|value| value.to_str().ok()?.trim().parse().ok())
         .map(Duration::from_secs);
     let mut reader = WholeReader::new(response.into_body(), ERROR_BODY_MAX);
-    // Half a body may still name the reason.
+    // An incomplete body may still contain the reason.
     while let Ok(true) = reader.more().await {}
     let bytes = reader.into_bytes();
     let text = decode::text(&bytes);
@@ -212,7 +212,7 @@ async fn refusal(response: Response<Body>) -> Failure {
     }
 }
 
-/// An error with its sources: a status shows nothing but text.
+/// Formats an error with its sources, since a status shows only text.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
     shorten(&redaction::error(error))
 }
@@ -234,7 +234,7 @@ fn push_parameter(query: &mut String, name: &str, value: &str) {
     }
 }
 
-/// One page of a list. Its items are spans of the page.
+/// Page of a list. Its items are spans of the page.
 #[derive(Deserialize)]
 pub(super) struct Page<'a> {
     #[serde(default)]
@@ -243,7 +243,7 @@ pub(super) struct Page<'a> {
     pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
-/// What a list says of itself.
+/// List metadata.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ListMetadata {
@@ -253,7 +253,7 @@ pub(super) struct ListMetadata {
     pub(super) token: Option<String>,
 }
 
-/// One line of a watch.
+/// Line of a watch.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(borrow, rename = "type")]
@@ -262,13 +262,13 @@ pub(super) struct Event<'a> {
     pub(super) object: &'a RawValue,
 }
 
-/// What a bookmark says.
+/// A bookmark event's object.
 #[derive(Deserialize)]
 pub(super) struct Bookmark {
     pub(super) metadata: BookmarkMetadata,
 }
 
-/// The position of a bookmark.
+/// Metadata of a bookmark.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct BookmarkMetadata {
@@ -279,7 +279,7 @@ pub(super) struct BookmarkMetadata {
 }
 
 impl Bookmark {
-    /// Whether everything before it was a list.
+    /// Returns whether this bookmark ends a streaming list.
     pub(super) fn ends_list(&self) -> bool {
         let annotations = self.metadata.annotations.as_ref();
         annotations
@@ -288,7 +288,7 @@ impl Bookmark {
     }
 }
 
-/// A status, as far as it matters to us.
+/// A `Status`, reduced to the fields that are needed.
 #[derive(Deserialize)]
 struct Status {
     kind: StatusKind,
@@ -320,7 +320,7 @@ impl Details {
     }
 }
 
-/// The failure that an `ERROR` event carries, or a bare status in the place of an event.
+/// Returns the failure of an `ERROR` event's status, or of a bare status in place of an event.
 pub(super) fn in_stream(json: &str) -> Option<Failure> {
     let status: Status = serde_json::from_str(json).ok()?;
     let StatusKind::Status = status.kind;
@@ -332,12 +332,12 @@ pub(super) fn in_stream(json: &str) -> Option<Failure> {
     })
 }
 
-/// The failure of an `ERROR` event, whatever it carries.
+/// Returns the failure of an `ERROR` event with any content.
 pub(super) fn error_event(json: &str) -> Failure {
     in_stream(json).unwrap_or_else(|| Failure::Status {
         code: 500,
         reason: String::new(),
-        message: "an error event that says nothing".to_owned(),
+        message: "error event without a status".to_owned(),
         retry_after: None,
     })
 }

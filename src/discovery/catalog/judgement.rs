@@ -1,4 +1,4 @@
-//! What follows from what is known.
+//! Judgements: the state of each type, derived from the catalog.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +22,7 @@ use crate::kind::{
     GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef, VersionOrder,
 };
 
-/// The state of a type and how to talk to it.
+/// The state of a type and how to request it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::discovery) struct Judgement {
     pub(in crate::discovery) state: TypeState,
@@ -46,14 +46,14 @@ impl Judgement {
         Self { state: TypeState::NotWatchable, served: None }
     }
 
-    /// Nothing newer is proven.
-    fn doubted(self) -> Self {
+    /// Wraps the state in `Unknown`: it is the last one known, and unconfirmed.
+    fn unconfirmed(self) -> Self {
         Self { state: TypeState::Unknown(Some(Box::new(self.state))), served: self.served }
     }
 }
 
 impl Catalog {
-    /// What is said to somebody who asks for this type.
+    /// Returns the judgement of a requested type.
     pub(in crate::discovery) fn status(&self, type_ref: &TypeRef) -> Judgement {
         match &type_ref.version {
             Some(version) => self.at(&type_ref.group, version, &type_ref.name),
@@ -61,8 +61,8 @@ impl Catalog {
         }
     }
 
-    /// The same to somebody who has been told `bound` until now: whoever asks for any version
-    /// stays at the one that he has for as long as nothing proves that it is no longer served.
+    /// Returns the judgement for a subscriber that is bound to `bound`. A request for any version
+    /// keeps its bound version until that version is proven to be no longer served.
     pub(in crate::discovery) fn status_after(
         &self,
         type_ref: &TypeRef,
@@ -77,7 +77,7 @@ impl Catalog {
         if is_unproven || is_same { there } else { self.status(type_ref) }
     }
 
-    /// What discovery ought to know better than it did.
+    /// Returns the most urgent gap that a new discovery answer could close.
     pub(in crate::discovery) fn unsettled(&self) -> Unsettled {
         let expected = entries(&self.services)
             .filter(|(_, _, backend)| backend.is_discovered())
@@ -96,28 +96,28 @@ impl Catalog {
             });
         let known = entries(&self.documents)
             .filter(|(group, version, document)| {
-                let is_told = self.services_listed == Listed::Yes && self.static_mode.is_none();
+                let is_pushed = self.services_listed == Listed::Yes && self.static_mode.is_none();
                 let is_down = find(&self.services, group, version).is_some_and(Backend::is_down);
                 self.is_orphan(group, version, Some(document))
-                    || (document.stale && !is_told && !is_down)
+                    || (document.stale && !is_pushed && !is_down)
             })
             .map(|_| Unsettled::Silent);
         expected.chain(known).max().unwrap_or(Unsettled::Nothing)
     }
 
-    /// Whether hints about this type are worth a look: nobody else tells of its end.
+    /// Returns whether a hint about this type should trigger discovery: no watch reports its end.
     pub(in crate::discovery) fn is_discovered(&self, identity: &TypeIdentity) -> bool {
         self.static_mode.is_some()
             || find(&self.crds, &identity.group, &identity.plural)
                 .is_none_or(|crd| self.uid_of(crd) != identity.uid.as_ref())
     }
 
-    /// Every type that is known.
+    /// Returns all known types.
     pub(in crate::discovery) fn types(&self) -> BTreeSet<GroupResource> {
         self.crds.keys().chain(self.documents.keys()).flat_map(|g| self.types_of(g)).collect()
     }
 
-    /// Every type that is known of a group.
+    /// Returns the known types of a group.
     pub(in crate::discovery) fn types_of(&self, group: &str) -> BTreeSet<GroupResource> {
         let crds = self.crds.get(group).into_iter().flat_map(BTreeMap::keys);
         let resources = self
@@ -132,7 +132,7 @@ impl Catalog {
             .collect()
     }
 
-    /// Whether a type is known at all.
+    /// Returns whether the type is known, served or not.
     pub(in crate::discovery) fn knows(&self, name: &GroupResource) -> bool {
         find(&self.crds, &name.group, &name.resource).is_some()
             || self.documents.get(name.group.as_str()).is_some_and(|versions| {
@@ -143,7 +143,7 @@ impl Catalog {
             })
     }
 
-    /// The versions that serve a type, the best one first.
+    /// Returns the versions that serve a type, the best one first.
     pub(in crate::discovery) fn served_versions(&self, name: &GroupResource) -> Vec<String> {
         let by_name = TypeName::Resource(name.resource.clone());
         self.versions(&name.group, &by_name)
@@ -153,7 +153,7 @@ impl Catalog {
             .collect()
     }
 
-    /// Kind and scope of a type, served or not.
+    /// Returns kind and scope of a type, served or not.
     pub(in crate::discovery) fn describe(&self, name: &GroupResource) -> Option<(Arc<str>, Scope)> {
         if let Some(crd) = find(&self.crds, &name.group, &name.resource) {
             return Some((crd.names().kind.clone(), crd.scope));
@@ -166,13 +166,13 @@ impl Catalog {
             .map(|resource| (resource.kind.clone(), resource.scope))
     }
 
-    /// uid of what serves a type: of its CRD, also where the identity has none.
+    /// Returns the uid of a type's CRD or APIService, even if the identity has none.
     pub(in crate::discovery) fn uid<'a>(&'a self, identity: &'a TypeIdentity) -> Option<&'a str> {
         let crd = || find(&self.crds, &identity.group, &identity.plural);
         identity.uid.as_deref().or_else(|| crd().map(|crd| &*crd.uid))
     }
 
-    /// Where a type comes from.
+    /// Returns where a type comes from.
     pub(in crate::discovery) fn origin(&self, name: &GroupResource) -> Origin {
         let crd = find(&self.crds, &name.group, &name.resource).is_some();
         let by_name = TypeName::Resource(name.resource.clone());
@@ -209,8 +209,9 @@ impl Catalog {
             Some(resources) => self.judge(group, version, name, resources, document),
             None => return Judgement::unknown(),
         };
-        // Before APIServices are known, a type could seem built in that has a uid; and without
-        // them, before CRDs are. The core group can be neither aggregated nor of CRDs.
+        // Before APIServices are known, an aggregated type (whose identity has a uid) could pass as
+        // built in. If they may not be read, the same holds for CRDs until those are listed. The
+        // core group can be neither aggregated nor served by CRDs.
         let is_explained = match self.services_listed {
             Listed::Yes => true,
             Listed::NotYet => false,
@@ -229,7 +230,7 @@ impl Catalog {
             | TypeState::Served
             | TypeState::Terminating => {
                 if doubtful {
-                    judgement.doubted()
+                    judgement.unconfirmed()
                 } else {
                     judgement
                 }
@@ -282,10 +283,10 @@ impl Catalog {
         let terminating = crd.is_some_and(|crd| crd.terminating);
         let state = if terminating { TypeState::Terminating } else { TypeState::Served };
         let judgement = Judgement { state, served: Some(Arc::new(served)) };
-        if listed.is_some() { judgement } else { judgement.doubted() }
+        if listed.is_some() { judgement } else { judgement.unconfirmed() }
     }
 
-    /// Comparable where it is known that kube-apiserver itself serves the type.
+    /// Returns `Comparable` if kube-apiserver itself is known to serve the type.
     fn version_order(
         &self,
         group: &str,
@@ -296,7 +297,7 @@ impl Catalog {
         let is_own = match find(&self.services, group, version) {
             Some(Backend::BuiltIn | Backend::Crds) => true,
             Some(Backend::Aggregated { .. }) => false,
-            // The core group has no other server.
+            // Only kube-apiserver serves the core group.
             None => document.uid.is_none() && (group.is_empty() || crd.is_some()),
         };
         if is_own { VersionOrder::Comparable } else { VersionOrder::Opaque }
@@ -307,7 +308,7 @@ impl Catalog {
         self.static_mode.as_ref().map_or(self.crds_listed, |known| known.agreed)
     }
 
-    /// The best version that can be talked to; else the most telling reason why there is none.
+    /// Returns the best served version, or the most informative reason why no version is served.
     fn best(&self, group: &str, name: &TypeName) -> Judgement {
         let mut fallback: Option<Judgement> = None;
         for version in self.versions(group, name) {
@@ -315,7 +316,7 @@ impl Catalog {
             if judgement.served.is_some() {
                 return judgement;
             }
-            if fallback.as_ref().is_none_or(|old| telling(&judgement) > telling(old)) {
+            if fallback.as_ref().is_none_or(|old| informative(&judgement) > informative(old)) {
                 fallback = Some(judgement);
             }
         }
@@ -328,7 +329,7 @@ impl Catalog {
         }
     }
 
-    /// Versions at which a type may be served, the best one first.
+    /// Returns the versions at which a type may be served, the best one first.
     fn versions<'a>(&'a self, group: &str, name: &TypeName) -> Vec<&'a str> {
         let crd = self.crd(group, name).into_iter().flat_map(|crd| &crd.versions).map(|v| &*v.name);
         let discovered = self.documents.get(group).into_iter().flat_map(BTreeMap::keys);
@@ -345,7 +346,7 @@ impl Catalog {
         versions
     }
 
-    /// The CRD that is meant by a name: the one that holds it, else one that would like to.
+    /// Returns the CRD that holds a name, or else one that asks for it.
     fn crd(&self, group: &str, name: &TypeName) -> Option<&Crd> {
         match name {
             TypeName::Resource(plural) => find(&self.crds, group, plural),
@@ -360,7 +361,7 @@ impl Catalog {
         }
     }
 
-    /// Whether it is proven that a group version serves nothing that no CRD serves.
+    /// Returns whether a group version is proven to serve no types but those of CRDs.
     fn is_proven_absent(&self, group: &str, version: Option<&str>) -> bool {
         if !self.knows_all_crds() {
             return false;
@@ -380,14 +381,14 @@ impl Catalog {
         }
     }
 
-    /// Its APIService is gone, and discovery has not yet agreed.
+    /// Returns whether a document's APIService is deleted and discovery still has to confirm it.
     pub(super) fn is_orphan(
         &self,
         group: &str,
         version: &str,
         document: Option<&Document>,
     ) -> bool {
-        // In static mode the others may be of CRDs.
+        // In static mode the other documents may belong to CRDs.
         let is_aggregated = document.is_some_and(|document| document.uid.is_some());
         self.services_listed == Listed::Yes
             && (self.static_mode.is_none() || is_aggregated)
@@ -395,8 +396,8 @@ impl Catalog {
     }
 }
 
-/// How much a state explains, of states without anything served.
-fn telling(judgement: &Judgement) -> u8 {
+/// Ranks states without a served type by how much they explain.
+fn informative(judgement: &Judgement) -> u8 {
     match &judgement.state {
         TypeState::Absent => 0,
         TypeState::Unknown(_) => 1,

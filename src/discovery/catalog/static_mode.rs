@@ -1,11 +1,11 @@
 //! Static mode: CRDs may not be watched, so that discovery is the only source of their types.
 //!
-//! Static mode changes no identity. A CRD that was known before lends its uid and its list kind
-//! for as long as discovery lists its type. A type that static mode published first, without a
-//! uid, keeps that identity when its CRD becomes readable.
+//! Static mode changes no identity. A CRD known from before provides uid and list kind for as long
+//! as discovery lists its type. A type that static mode published first, without a uid, keeps that
+//! identity when its CRD becomes readable.
 //!
-//! A single answer proves no absence: a server that is starting leaves out groups. A type is absent
-//! when two complete answers, a period apart, are without it and no answer between them lists it.
+//! A single answer proves no absence: a server that is starting omits groups. A type is absent when
+//! two complete answers, at least one period apart, omit it and no answer between them lists it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,12 +20,12 @@ use super::{
     Catalog, Document, Listed, Touched, find,
 };
 
-/// Mode in which discovery is read.
+/// Scope of a discovery answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::discovery) enum Reading {
-    /// CRDs are watched; discovery speaks for the other types.
+    /// CRDs are watched; discovery covers the other types.
     Watching,
-    /// CRDs may not be watched; discovery speaks for all types.
+    /// CRDs may not be watched; discovery covers all types.
     Static(Polled),
 }
 
@@ -34,7 +34,7 @@ pub(in crate::discovery) enum Reading {
 pub(in crate::discovery) struct Polled {
     /// When the answer arrived.
     pub(in crate::discovery) now: Instant,
-    /// Two answers that agree on an absence are at least this far apart.
+    /// Minimum time between two answers that together prove an absence.
     pub(in crate::discovery) period: Duration,
 }
 
@@ -43,15 +43,15 @@ pub(in crate::discovery) struct Polled {
 pub(super) struct StaticMode {
     /// When the first complete answer arrived.
     since: Instant,
-    /// A complete answer arrived a period or more after the first: a type that no answer has
-    /// listed is absent.
+    /// True once a complete answer arrived a period or more after the first. A type that no answer
+    /// has listed is absent then.
     pub(super) agreed: bool,
-    /// CRDs of a list that was answered meanwhile. Applied when the watch is open, so that the
-    /// catalog leaves static mode in one step.
+    /// CRDs listed during static mode. Applied once the watch is open, so that the catalog leaves
+    /// static mode in one step.
     pub(super) relisted: Option<Vec<Crd>>,
 }
 
-/// A resource that discovery listed before, or that a CRD served, and that is not proven gone.
+/// Resource that an earlier answer or a CRD named, and that is not proven gone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
     pub(super) resource: Resource,
@@ -67,7 +67,7 @@ impl Polled {
 }
 
 impl Catalog {
-    /// Takes note of a complete answer in static mode; the first one enters it.
+    /// Records a complete answer in static mode; the first one enters it.
     pub(super) fn polled(&mut self, polled: Polled, touched: &mut Touched) {
         match &mut self.static_mode {
             Some(known) if !known.agreed && polled.agrees(known.since) => known.agreed = true,
@@ -116,9 +116,9 @@ impl Catalog {
         }
     }
 
-    /// Resources of a document that an answer is without and that are not proven gone.
+    /// Returns the resources of the old document that an answer omits and that are not proven gone.
     ///
-    /// `polled` is the time of a complete answer; a partial one proves nothing.
+    /// `polled` is the time of a complete answer; a partial answer proves nothing.
     pub(super) fn missing_from(
         &self,
         answered: &[Resource],
@@ -131,14 +131,14 @@ impl Catalog {
         }
         // The deletion of an APIService is observed; that of a CRD of the same group is not.
         let backend = find(&self.services, group, version);
-        let is_told = old.uid.is_some() || backend.is_some_and(Backend::is_discovered);
+        let is_pushed = old.uid.is_some() || backend.is_some_and(Backend::is_discovered);
         let is_crd = |plural: &str| find(&self.crds, group, plural).is_some();
         let listed = old.resources.iter().flatten().map(|resource| (resource, None));
         let missing = old.missing.iter().map(|missing| (&missing.resource, missing.since));
         listed
             .chain(missing)
             .filter(|(resource, _)| answered.iter().all(|other| other.plural != resource.plural))
-            .filter(|(resource, _)| !is_told || is_crd(&resource.plural))
+            .filter(|(resource, _)| !is_pushed || is_crd(&resource.plural))
             .map(|(resource, since)| Missing {
                 resource: resource.clone(),
                 since: since.or(polled.map(|polled| polled.now)),
@@ -150,7 +150,7 @@ impl Catalog {
             .collect()
     }
 
-    /// A CRD is gone when its type is absent, and another one when its scope is.
+    /// Drops CRDs whose type is absent, or listed with another scope only.
     pub(super) fn forget_crds_not_discovered(&mut self, touched: &mut Touched) {
         let agreed = self.static_mode.as_ref().is_some_and(|known| known.agreed);
         let (documents, unnamed) = (&self.documents, &mut self.unnamed);
@@ -188,12 +188,12 @@ impl Catalog {
             })
     }
 
-    /// The uid that the identity of a CRD's type has; none if it was published without.
+    /// Returns the uid in the identity of a CRD's type; `None` if it was published without one.
     pub(super) fn uid_of<'a>(&self, crd: &'a Crd) -> Option<&'a Arc<str>> {
         (!self.unnamed.contains(&crd.uid)).then_some(&crd.uid)
     }
 
-    /// Static mode is over.
+    /// Drops the missing resources when static mode ends.
     pub(super) fn forget_what_is_missing(&mut self) {
         for document in self.documents.values_mut().flat_map(|versions| versions.values_mut()) {
             document.missing = Vec::new();
@@ -201,7 +201,7 @@ impl Catalog {
         }
     }
 
-    /// Returns whether a group version that a complete answer does not name is gone.
+    /// Returns whether a group version that complete answers omit is proven gone.
     pub(super) fn is_unnamed_for_good(
         &self,
         group: &str,

@@ -1,4 +1,4 @@
-//! The judgements of the catalog, case by case.
+//! Tests of the catalog's judgements, case by case.
 
 mod answers;
 mod crds;
@@ -27,7 +27,7 @@ const ABSENT: &str = "Absent";
 const TERMINATING: &str = "Terminating";
 const UNKNOWN: &str = "Unknown";
 
-/// A CRD of `example.com`, as the server writes it.
+/// Builder of a CRD of `example.com`, in the server's JSON.
 struct CrdBuilder(Value);
 
 fn crd(plural: &str, kind: &str) -> CrdBuilder {
@@ -109,7 +109,7 @@ fn resource(plural: &str, kind: &str) -> Resource {
     }
 }
 
-/// A complete answer: group, version, resources; none is stale.
+/// A complete answer of group, version and resources, without stale entries.
 fn answer(versions: &[(&str, &str, Option<&[Resource]>)]) -> Answer {
     Answer {
         complete: true,
@@ -145,7 +145,7 @@ fn loads() -> TypeRef {
 }
 
 impl Catalog {
-    /// Everything was read once: `apps` is built in, `metrics.example.com` is aggregated.
+    /// A catalog that has read all sources: `apps` is built in, `metrics.example.com` aggregated.
     fn complete() -> Self {
         let mut catalog = Self::default();
         catalog.list(vec![]);
@@ -154,7 +154,7 @@ impl Catalog {
             service("metrics.example.com", "v1", aggregated("m-1", Some(true))),
         ];
         catalog.services_listed(services, &mut Touched::default());
-        catalog.hear(answer(&[apps(), metrics()]));
+        catalog.discover(answer(&[apps(), metrics()]));
         catalog
     }
 
@@ -174,11 +174,11 @@ impl Catalog {
         self.crd_deleted(&crd.build(), &mut Touched::default());
     }
 
-    fn hear(&mut self, answer: Answer) {
+    fn discover(&mut self, answer: Answer) {
         self.answered(answer, Reading::Watching, &mut Touched::default());
     }
 
-    /// An answer in static mode, so many seconds after some instant.
+    /// Applies an answer in static mode, `seconds` after a fixed instant.
     fn poll(&mut self, answer: Answer, seconds: u64) -> Touched {
         static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
         let mut touched = Touched::default();
@@ -187,7 +187,7 @@ impl Catalog {
         touched
     }
 
-    /// CRDs can be listed and watched again.
+    /// Lists CRDs and opens their watch, which ends static mode.
     fn read_again(&mut self, crds: Vec<Crd>) {
         self.list(crds);
         self.crds_watched(&mut Touched::default());
@@ -215,7 +215,7 @@ impl Catalog {
     }
 
     #[track_caller]
-    fn check_doubted(&self, type_ref: &TypeRef, last: TypeState) {
+    fn check_unconfirmed(&self, type_ref: &TypeRef, last: TypeState) {
         assert_eq!(self.status(type_ref).state, TypeState::Unknown(Some(Box::new(last))));
     }
 }

@@ -1,4 +1,4 @@
-//! The registry against a scripted API server, on paused time.
+//! Tests of the registry against a scripted API server, on paused time.
 
 mod requests;
 mod watches;
@@ -50,7 +50,7 @@ impl Harness {
         Self { server, registry, stop, tasks }
     }
 
-    /// A registry that has read everything.
+    /// Starts a registry and waits until it has read all sources.
     async fn ready() -> Self {
         let harness = Self::new();
         harness.read().await;
@@ -59,7 +59,7 @@ impl Harness {
 
     async fn read(&self) {
         until(&mut self.registry.subscribe(&deployments()), SERVED).await;
-        // The watches are open once a second of silence has passed.
+        // The watches are open after one second without events.
         sleep(Duration::from_secs(1)).await;
     }
 
@@ -72,7 +72,7 @@ impl Harness {
     }
 }
 
-/// The status, as soon as its state is called `word`.
+/// Waits until the state has the name `word`; returns the status.
 async fn until(status: &mut Receiver<TypeStatus>, word: &str) -> TypeStatus {
     let waited = status.wait_for(|status| status.state.word() == word);
     let Ok(found) = timeout(Duration::from_secs(3600), waited).await else {
@@ -93,7 +93,7 @@ fn loads() -> TypeRef {
     TypeRef::resource("metrics.example.com", "v1", "loads")
 }
 
-/// What makes an APIService name a service, with or without a verdict on it.
+/// JSON that makes an APIService name a service, with or without the condition `Available`.
 fn backend(available: Option<bool>) -> Value {
     let conditions: Vec<Value> = available
         .map(|up| json!({ "type": "Available", "status": if up { "True" } else { "False" } }))
@@ -159,7 +159,7 @@ async fn stop_ends_the_task_and_its_watches_at_once() {
     harness.tasks.join_next().await.unwrap().unwrap();
 
     assert_eq!(begun.elapsed(), Duration::ZERO);
-    // The client's own worker lets go of the bodies.
+    // The client's own worker drops the bodies.
     tokio::task::yield_now().await;
     assert_eq!(harness.server.open_watches(), 0);
     let requests = harness.server.requests("").len();

@@ -1,4 +1,4 @@
-//! Objects that cannot be read, and lines that are too long, in an open watch.
+//! Objects that cannot be decoded, and lines that are too long, in an open watch.
 
 use serde_json::json;
 
@@ -7,8 +7,8 @@ use crate::informer::{
     script::{Harness, Open, change, names, settle, stored, widget},
 };
 
-/// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects the error in that field.
-/// The object that follows proceeds, and so does `a` with its next event.
+/// Sends `bad` as the metadata of `a`, whose uid is `uid-a`, and expects an error in `field`. Later
+/// events of `a` and of another object must still be applied.
 async fn check(bad: &[u8], field: &str, has_name: bool) {
     let mut harness = Harness::new();
     let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
@@ -33,7 +33,7 @@ async fn check(bad: &[u8], field: &str, has_name: bool) {
     assert!(harness.set.status()[0].quarantined.is_empty(), "{field}");
 }
 
-/// The metadata of `a` with one more field.
+/// Returns the metadata of `a` with an additional field.
 fn with(field: &str) -> Vec<u8> {
     format!(r#""name":"a","uid":"uid-a","resourceVersion":"11",{field}"#).into_bytes()
 }
@@ -55,7 +55,7 @@ async fn object_that_cannot_be_read_is_told_of_and_hurts_no_other() {
     check(twice, "metadata.name", false).await;
 }
 
-/// Sends `object`, of version 11, which is odd but can be read.
+/// Sends `object` at version 11: unusual, but valid.
 async fn check_odd(object: &[u8]) {
     let mut harness = Harness::new();
     let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
@@ -134,7 +134,7 @@ async fn line_of_two_hundred_mebibytes_is_cut_at_the_budget() {
             }
             200
         };
-        // What has been read is held until the line ends: no more than the budget and a chunk.
+        // The reader buffers no more than the budget and one chunk until the line ends.
         assert_eq!(sent.await, 17);
     };
     send(watch).await;

@@ -1,4 +1,4 @@
-//! Lists, by pages and by a stream: what a store begins with, and what it is compared to.
+//! Lists of the reflector: by pages, and as a streaming list.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -16,11 +16,12 @@ use crate::informer::{
     wire::{self, Bookmark, Event, Page, Slot, error_event},
 };
 
-/// A streaming list that has been silent for this long has no end.
+/// Silence after which a streaming list counts as endless.
 const STREAM_IDLE: Duration = Duration::from_secs(10);
 
-/// What a complete list must find again.
-struct Roll {
+/// State of a list in progress: the keys it has seen (`None` if there is nothing to delete), and
+/// the number of objects whose key cannot be read.
+struct Scan {
     seen: Option<HashSet<ObjectKey>>,
     unreadable: usize,
 }
@@ -29,7 +30,7 @@ impl Reflector {
     /// Lists by pages.
     pub(super) async fn list(&mut self) -> Result<(), (Phase, Failure)> {
         let mut slot = self.slot().await;
-        let mut roll = self.roll();
+        let mut scan = self.scan();
         let mut token = String::new();
         loop {
             let phase = Phase::List { continued: !token.is_empty() };
@@ -38,22 +39,23 @@ impl Reflector {
             let asked = Instant::now();
             let bytes = self.wire.page(limit, &token, budget, &mut slot).await;
             let bytes = bytes.map_err(|failure| (phase, failure))?;
-            // After an outage pages grow again, as long as twice as much is answered in time.
+            // After an outage, pages grow again while twice the size would still be answered in
+            // time.
             if asked.elapsed() < self.options.request_deadline / 4 {
                 self.listing.limit = self.listing.limit.saturating_mul(2).min(self.listing.most);
             }
             let (next, version) =
-                self.page(bytes, &mut roll).await.map_err(|failure| (phase, failure))?;
+                self.page(bytes, &mut scan).await.map_err(|failure| (phase, failure))?;
             if next.is_empty() {
-                self.complete(&version, roll);
+                self.complete(&version, scan);
                 return Ok(());
             }
             token = next;
         }
     }
 
-    /// Takes the objects of one page; returns the token of the next and the list's position.
-    async fn page(&mut self, whole: Whole, roll: &mut Roll) -> Result<(String, String), Failure> {
+    /// Applies the objects of a page. Returns the token of the next page and the list's position.
+    async fn page(&mut self, whole: Whole, scan: &mut Scan) -> Result<(String, String), Failure> {
         let text = decode::text(&whole.bytes);
         let page: Page<'_> = serde_json::from_str(&text).map_err(|error| Failure::Undecodable {
             what: "a page of the list",
@@ -61,7 +63,7 @@ impl Reflector {
         })?;
         let items = page.items.unwrap_or_default();
         for (index, item) in items.iter().enumerate() {
-            self.listed(item.get(), roll);
+            self.listed(item.get(), scan);
             if index % BATCH == BATCH - 1 {
                 tokio::task::yield_now().await;
             }
@@ -71,35 +73,35 @@ impl Reflector {
         Ok((metadata.token.unwrap_or_default(), metadata.resource_version.unwrap_or_default()))
     }
 
-    fn roll(&self) -> Roll {
-        // Into an empty store a list cannot bring a deletion.
+    fn scan(&self) -> Scan {
+        // A list cannot delete anything from an empty store.
         let nothing = self.informer.store.is_empty() && !self.informer.has_quarantined();
         let seen = (!nothing).then(HashSet::new);
-        Roll { seen, unreadable: 0 }
+        Scan { seen, unreadable: 0 }
     }
 
-    fn listed(&mut self, json: &str, roll: &mut Roll) {
+    fn listed(&mut self, json: &str, scan: &mut Scan) {
         match self.decoder.decode(json) {
             Ok(object) => {
                 self.metrics.event(EventKind::Listed);
-                roll.seen(object.key());
+                scan.seen(object.key());
                 self.informer.put(&object);
             }
             Err(error) => {
                 match &error.key {
-                    // It is there, whatever it looks like.
-                    Some(key) => roll.seen(key),
-                    None => roll.unreadable += 1,
+                    // The object exists, even if it cannot be decoded.
+                    Some(key) => scan.seen(key),
+                    None => scan.unreadable += 1,
                 }
                 self.quarantine(&error);
             }
         }
     }
 
-    /// Deletes what a complete list was without, and goes on from its position.
-    fn complete(&mut self, version: &str, roll: Roll) {
-        if let Some(seen) = &roll.seen {
-            if roll.unreadable == 0 {
+    /// Deletes the objects that a complete list lacks, and sets the resume version.
+    fn complete(&mut self, version: &str, scan: Scan) {
+        if let Some(seen) = &scan.seen {
+            if scan.unreadable == 0 {
                 for object in self.informer.store.list() {
                     if !seen.contains(object.key()) {
                         self.informer.remove(object.key());
@@ -107,9 +109,9 @@ impl Reflector {
                 }
                 self.informer.retain_quarantined(|key| seen.contains(key));
             } else {
-                // One of those that cannot be read may be any of those that are missing.
-                let unreadable = roll.unreadable;
-                warn!(unreadable, "list has objects without a name; it deletes nothing");
+                // Each unreadable object could be one of the missing ones.
+                let unreadable = scan.unreadable;
+                warn!(unreadable, "list has objects without a name; no object is deleted");
             }
         }
         self.metrics.cached(&self.informer.store);
@@ -120,14 +122,14 @@ impl Reflector {
         self.suspicion = None;
         self.resume_version = Some(ResumeVersion::new(version, self.order));
         if version.is_empty() {
-            // A server without versions has no watch cache, and streams no lists.
+            // A server without versions has no watch cache and no streaming lists.
             self.listing.never_stream = true;
         }
         self.informer.complete();
         debug!(resource_version = version, objects = self.informer.store.len(), "list is complete");
     }
 
-    /// Lists by a watch, and goes on watching.
+    /// Lists with a streaming list, and continues it as a watch.
     pub(super) async fn stream(&mut self) -> (Phase, Failure) {
         let mut slot = self.slot().await;
         let deadline = Deadline::random();
@@ -149,7 +151,7 @@ impl Reflector {
         lines: &mut LineReader,
         slot: &mut Slot,
     ) -> Result<(), Failure> {
-        let mut roll = self.roll();
+        let mut scan = self.scan();
         let mut count = 0;
         loop {
             let line = async {
@@ -170,19 +172,19 @@ impl Reflector {
             };
             let json = event.object.get();
             match &*event.kind {
-                "ADDED" | "MODIFIED" => self.listed(json, &mut roll),
-                // It went while the list was on its way.
+                "ADDED" | "MODIFIED" => self.listed(json, &mut scan),
+                // The object was deleted during the list.
                 "DELETED" => match self.decoder.decode(json) {
-                    Ok(object) => self.unlisted(object.key(), &mut roll),
-                    Err(ObjectError { key: Some(key), .. }) => self.unlisted(&key, &mut roll),
-                    Err(_unreadable) => roll.unreadable += 1,
+                    Ok(object) => self.unlisted(object.key(), &mut scan),
+                    Err(ObjectError { key: Some(key), .. }) => self.unlisted(&key, &mut scan),
+                    Err(_unreadable) => scan.unreadable += 1,
                 },
                 "BOOKMARK" => {
                     if let Ok(bookmark) = serde_json::from_str::<Bookmark>(json)
                         && bookmark.ends_list()
                     {
                         let version = bookmark.metadata.resource_version.unwrap_or_default();
-                        self.complete(&version, roll);
+                        self.complete(&version, scan);
                         return Ok(());
                     }
                 }
@@ -197,16 +199,16 @@ impl Reflector {
         }
     }
 
-    fn unlisted(&self, key: &ObjectKey, roll: &mut Roll) {
+    fn unlisted(&self, key: &ObjectKey, scan: &mut Scan) {
         self.metrics.event(EventKind::Deleted);
-        if let Some(seen) = &mut roll.seen {
+        if let Some(seen) = &mut scan.seen {
             seen.remove(key);
         }
         self.informer.remove(key);
     }
 }
 
-impl Roll {
+impl Scan {
     fn seen(&mut self, key: &ObjectKey) {
         if let Some(seen) = &mut self.seen {
             seen.insert(key.clone());
@@ -239,7 +241,7 @@ mod tests {
         assert_eq!(first.query["limit"], "500");
         assert_eq!(first.query["labelSelector"], "app%20in%20%28a%2C%20b%29");
         first.page(10, "more/1", &[widget("a", 1)]);
-        // What a page brings is handed out before the list is complete.
+        // The objects of a page are delivered before the list is complete.
         assert_eq!(change(&mut subscription).await, ("a".into(), 0, 1));
         let second = harness.script.list().await;
         assert_eq!(second.query["continue"], "more%2F1");
@@ -295,7 +297,7 @@ mod tests {
         assert_eq!(subscription.store().bytes(), 0);
     }
 
-    /// After an expired position, a streaming list brings the store up to date.
+    /// Checks that a streaming list updates the store after an expired position.
     async fn check_relist(harness: &mut Harness, subscription: &mut Subscription) {
         let stream = harness.script.stream().await;
         assert_eq!(stream.query["resourceVersionMatch"], "NotOlderThan");
@@ -581,7 +583,7 @@ mod tests {
         let half = harness.script.list().await.open();
         half.text(r#"{"metadata":{"resourceVersion":"10"},"#);
 
-        // Its bytes flow while the other one has the only place.
+        // The first list proceeds while the second one holds the only slot.
         slow.page(10, "more", &[widget("a", 1)]);
         settle().await;
         assert_eq!(stored(&first), names(&[]));

@@ -1,4 +1,5 @@
-//! Any history of a server, with any faults, ends with every view equal to the server's state.
+//! Model test: after any history of a server, with any faults, every view equals the server's
+//! state.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -12,19 +13,19 @@ use crate::informer::{
     script::{Asked, Harness, Open, stored},
 };
 
-/// Name, then uid and resourceVersion.
+/// uid and resourceVersion by name.
 type State = BTreeMap<String, (String, u64)>;
 
-/// A server that has one type, and bad days.
+/// A server of one type, with random faults.
 struct Server {
     rng: Rng,
     version: u64,
     state: State,
-    /// Every change: its version, its kind and the object.
+    /// All changes: version, event type and object.
     history: Vec<(u64, &'static str, Value)>,
-    /// Changes up to this version are forgotten.
+    /// Changes up to this version are compacted.
     compacted: u64,
-    /// The rest of lists that have begun: what is still to come, at which version.
+    /// Lists in progress, by token: their version and the remaining objects.
     lists: BTreeMap<String, (u64, Vec<Value>)>,
     watch: Option<Open>,
     faulty: bool,
@@ -67,7 +68,7 @@ impl Server {
         } else {
             self.state.insert(name, (uid, version));
             if self.chance(5) {
-                // It cannot be read, and is good again with its next change, right after.
+                // The object cannot be decoded; its next change, right after, repairs it.
                 object["metadata"]["labels"] = json!(["bad"]);
             }
         }
@@ -187,7 +188,7 @@ impl Server {
     }
 }
 
-/// What a subscriber knows from its deltas alone.
+/// A subscriber's state, built from its deltas alone.
 struct View {
     subscription: Subscription,
     state: State,
@@ -208,7 +209,7 @@ impl View {
             Some(new) => self.state.insert(name, version(new)),
             None => self.state.remove(&name),
         };
-        // Or it came and went unseen.
+        // `old` may also be an object that was created and deleted unseen.
         assert!(delta.old.as_ref().map(version) == old || old.is_none());
         true
     }
@@ -240,7 +241,7 @@ async fn check(seed: u64) {
     }
 
     server.faulty = false;
-    // A last list would hide that an event was lost.
+    // A final list would hide that an event was lost.
     if seed.is_multiple_of(2) {
         server.compact();
         server.cut();

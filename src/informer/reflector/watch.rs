@@ -1,4 +1,4 @@
-//! Watches: every later change, from where a list or an earlier watch has come to.
+//! Watches of the reflector: later changes, from the position of a list or an earlier watch.
 
 use std::time::Duration;
 
@@ -17,21 +17,22 @@ use crate::informer::{
     wire::{self, Bookmark, Event, Page, error_event},
 };
 
-/// A watch that lasted this long was healthy.
+/// Lifetime after which a watch counts as healthy.
 const HEALTHY: Duration = Duration::from_secs(1);
-/// Bookmarks come every minute; a watch without a line in this time may be ahead of its server.
+/// Silence after which a watch may be ahead of its server: bookmarks arrive every minute.
 const SILENT: Duration = Duration::from_secs(90);
-/// A server that cannot go on from our position says so in the first line.
+/// Wait before a watch counts as recovered: a server that cannot resume from the position reports
+/// it in the first line.
 const FIRST_LINE: Duration = Duration::from_millis(50);
 
 impl Reflector {
-    /// Watches from the resume version until that ends, one way or the other.
+    /// Watches from the resume version until the watch ends or fails.
     pub(super) async fn watch(&mut self) -> Failure {
-        if let Some(failure) = self.look_again().await {
+        if let Some(failure) = self.check_suspicion().await {
             return failure;
         }
         let Some(resume_version) = &self.resume_version else {
-            return Failure::Suspect("there is no position");
+            return Failure::Suspect("the watch has no position");
         };
         let deadline = Deadline::random();
         match self.wire.watch(resume_version.version(), deadline.seconds).await {
@@ -44,7 +45,7 @@ impl Reflector {
         }
     }
 
-    /// Reads an open watch until it ends. Its position is `proven` when a list has just given it.
+    /// Reads an open watch until it ends. `proven` is true if a list has just given its position.
     pub(super) async fn follow(
         &mut self,
         mut lines: LineReader,
@@ -53,7 +54,7 @@ impl Reflector {
     ) -> Failure {
         self.backoff.answered();
         let opened = Instant::now();
-        // A watch that failed has recovered when it gets past its first line.
+        // A watch that failed has recovered once it passes its first line.
         let failed = matches!(
             *self.informer.progress().borrow(),
             Progress::Stale(_) | Progress::Forbidden(_) | Progress::ConversionFailed(_)
@@ -103,7 +104,7 @@ impl Reflector {
                 return Err(failure);
             }
             self.metrics.event(EventKind::Ignored);
-            return Err(self.lost("it is no event"));
+            return Err(self.lost("not a watch event"));
         };
         let json = event.object.get();
         match &*event.kind {
@@ -137,14 +138,14 @@ impl Reflector {
             }
             Err(error) => {
                 self.quarantine(&error);
-                // Its change is not lost: what is cached stays, and its next event replaces it.
+                // The change is not lost: the cached object stays, and the next event replaces it.
                 self.advance(error.resource_version.as_deref().unwrap_or_default());
             }
         }
     }
 
-    /// Nobody knows whose event it was: no later one makes up for it, and a watch may last for ten
-    /// minutes. So the watch ends, and the next one begins with a list.
+    /// Ends the watch after an event that no object can be assigned to. No later event replaces it,
+    /// and a watch may last for minutes, so a list follows before the next watch.
     fn lost(&mut self, error: &str) -> Failure {
         self.suspicion = Some(Suspicion::Lost);
         Failure::Undecodable { what: "an event of the watch", error: error.to_owned() }
@@ -161,11 +162,11 @@ impl Reflector {
             }
             Err(error) => {
                 self.quarantine(&error);
-                return Err(self.lost("a deletion of an object without a name"));
+                return Err(self.lost("deletion of an object without a name"));
             }
         };
-        // Judged against the object and not the resume version: some servers send a deletion with the
-        // version of the last change.
+        // Compared with the object instead of the resume version: some servers send a deletion with
+        // the version of the last change.
         let is_stale = self.informer.store.get(&key).is_some_and(|cached| {
             let cached = cached.header();
             let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
@@ -198,7 +199,8 @@ impl Reflector {
         }
     }
 
-    /// What to do when the same line is over budget: a list may still get past it.
+    /// Returns the next step after a line over budget: a list if the line repeats, since it may get
+    /// past it.
     pub(super) fn long_line(&mut self) -> Step {
         let position = self.resume_version.as_ref().map(ResumeVersion::version).unwrap_or_default();
         if self.long_lines.1 != position {
@@ -208,24 +210,25 @@ impl Reflector {
         if self.long_lines.0 > 1 { Step::Relist } else { Step::Again }
     }
 
-    /// Follows up a suspicion before the next watch; a failure asks for a list.
+    /// Checks a suspicion before the next watch; a returned failure requires a list.
     ///
-    /// A watch from a position that the server has not reached yet, after a backup was restored,
-    /// is silent until it has, and misses everything before.
-    async fn look_again(&mut self) -> Option<Failure> {
+    /// After a restore from backup, a watch from a position that the server has not reached is
+    /// silent until the server reaches it. All changes before are missed.
+    async fn check_suspicion(&mut self) -> Option<Failure> {
         match self.suspicion.take()? {
             Suspicion::Lost => Some(Failure::Suspect("an event of the watch was lost")),
             Suspicion::Behind => {
                 let mut slot = self.slot().await;
                 let budget = self.options.max_page_bytes;
-                // When this fails, the watch will too, and says why.
+                // If this fails, so will the watch, which reports the error.
                 let whole = self.wire.page(Some(1), "", budget, &mut slot).await.ok()?;
                 let text = decode::text(&whole.bytes);
                 let page: Page<'_> = serde_json::from_str(&text).ok()?;
                 let version = page.metadata.unwrap_or_default().resource_version?;
                 let contradicted =
                     self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(&version));
-                contradicted.then_some(Failure::Suspect("the server is elsewhere than the watch"))
+                contradicted
+                    .then_some(Failure::Suspect("the server's position contradicts the watch"))
             }
         }
     }
@@ -391,7 +394,7 @@ mod tests {
         settle().await;
         assert_eq!(stored(&subscription), known);
 
-        // Of before its last change; of before it was made again, by its version or by its uid.
+        // Older than its last change; older than its re-creation, by version or by uid.
         for old in [widget("a", 11), widget("b", 13), widget("b", 15)] {
             watch.event("DELETED", &old);
             settle().await;
@@ -424,7 +427,7 @@ mod tests {
         settle().await;
         drop(watch);
 
-        // The server says where it is: ahead of us.
+        // The server's position is ahead of ours.
         let probe = harness.script.list().await;
         assert_eq!(probe.query["limit"], "1");
         probe.page(60, "", &[]);
@@ -439,7 +442,7 @@ mod tests {
         assert_eq!(change(&mut subscription).await, ("b".into(), 0, 1000));
         drop(watch);
 
-        // A watch from a position that the server has not reached yet is silent.
+        // A watch from a position that the server has not reached is silent.
         let silent = harness.script.watch(1000).await.open();
         silent.dropped().await;
         drop(silent);
@@ -460,7 +463,7 @@ mod tests {
             let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
             let begin = Instant::now();
 
-            // In the place of the only event about `b`.
+            // Replaces the only event about `b`.
             watch.chunk(line);
 
             watch.dropped().await;
@@ -487,7 +490,8 @@ mod tests {
         assert_eq!(status.quarantined[0].field, "metadata.labels");
         assert_eq!(status.quarantined[0].key.as_ref().unwrap().to_string(), "a");
 
-        // It has been seen: the watch goes on behind it, and a list finds it present.
+        // The event counts as seen: the watch resumes after it, and a list finds the object
+        // present.
         drop(watch);
         harness.script.watch(12).await.refuse(410, "Expired", "old");
         let stream = harness.script.stream().await.open();
@@ -539,7 +543,7 @@ mod tests {
         let watch = harness.script.next().await;
         assert!(watch.is_watch());
         let watch = watch.open();
-        // A version of an object is no position of the list.
+        // The version of an object is not a position of the list.
         watch.event("MODIFIED", &widget("a", 7));
         assert_eq!(change(&mut subscription).await, ("a".into(), 1, 7));
         watch.event("MODIFIED", &widget("b", 3));
@@ -572,7 +576,7 @@ mod tests {
         settle().await;
         watch.reset();
 
-        // The position is the one that came last.
+        // The position is the last one that arrived.
         harness.script.watch(4).await;
     }
 

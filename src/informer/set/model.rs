@@ -1,7 +1,8 @@
-//! Subscribers, the informer's task and the set, in every schedule with few preemptions.
+//! Model test of subscribers, the informer's task and the set, in every schedule with few
+//! preemptions.
 //!
-//! A thread plays the informer's task: it alone writes to the informer, and drops [`Ending`] when it is
-//! told to stop. The task that the set spawns is never polled.
+//! A thread plays the informer's task: only it writes to the informer, and it drops [`Ending`]
+//! after the informer is stopped. The task that the set spawns is never polled.
 
 #![expect(clippy::print_stderr, reason = "the figures of a search")]
 
@@ -18,7 +19,7 @@ use crate::informer::{
     schedule::{Act, Scene, explore, wait},
 };
 
-/// A set on a runtime that runs nothing.
+/// A set on a runtime that runs no tasks.
 struct Model {
     runtime: Runtime,
     set: InformerSet,
@@ -52,7 +53,7 @@ impl Model {
         Box::new(move || act(&model))
     }
 
-    /// The informer's task of this informer, from now until it is told to stop.
+    /// Returns the thread that plays the informer's task until the informer is stopped.
     fn task(
         self: &Arc<Self>,
         informer: &Arc<SharedInformer>,
@@ -66,7 +67,7 @@ impl Model {
         })
     }
 
-    /// What is counted agrees with what lives.
+    /// Checks that the count of types matches the live informers.
     fn check_counts(&self) {
         let live = self.set.shared.lock().live.len();
         assert_eq!(self.set.types().borrow().values().sum::<usize>(), live);
@@ -81,7 +82,7 @@ fn key(name: &str) -> ObjectKey {
     ObjectKey::cluster(name)
 }
 
-/// A subscriber's own copy, made of nothing but what it was told.
+/// A subscriber's copy, built from its deltas alone.
 #[derive(Default)]
 struct View(BTreeMap<String, Object>);
 
@@ -91,8 +92,8 @@ impl View {
         let version =
             |object: Option<&Object>| object.map(|it| it.header().resource_version.clone());
         let had = version(self.0.get(&name));
-        // Or it came and went unseen.
-        assert!(had.is_none() || had == version(delta.old.as_ref()), "what {name} was");
+        // `old` may also be an object that was created and deleted unseen.
+        assert!(had.is_none() || had == version(delta.old.as_ref()), "old object of {name}");
         assert!(delta.old.is_some() || delta.new.is_some());
         match delta.new {
             Some(new) => self.0.insert(name, new),
@@ -107,11 +108,11 @@ impl View {
     }
 
     fn check(&self, store: &crate::informer::Store) {
-        let told =
+        let row =
             |object: &Object| (object.key().to_string(), object.header().resource_version.clone());
-        let mut stored: Vec<_> = store.list().iter().map(told).collect();
+        let mut stored: Vec<_> = store.list().iter().map(row).collect();
         stored.sort();
-        assert_eq!(self.0.values().map(told).collect::<Vec<_>>(), stored);
+        assert_eq!(self.0.values().map(row).collect::<Vec<_>>(), stored);
     }
 }
 
@@ -121,7 +122,7 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
         let model = Model::new();
         let first = model.subscribe();
         let informer = model.informer().unwrap();
-        // Whoever joins looks at once, and again when everything is over.
+        // A joiner reads at once, and again after all threads have ended.
         let late: Arc<Mutex<Vec<(Subscription, View)>>> = Arc::default();
         let joins = || {
             let late = late.clone();
@@ -173,7 +174,7 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
         let mut subscription = model.subscribe();
         let informer = model.informer().unwrap();
         let (see, ended) = (CancellationToken::new(), model.set.ended(&model.key));
-        // What is not taken before the end is lost: the end waits for the reader.
+        // Changes not read before the end are lost, so the end waits for the reader.
         let seen = see.clone();
         let reader = model.act(move |_| {
             let mut view = View::default();
@@ -225,20 +226,20 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
             let joined = joined.clone();
             model.act(move |model| *joined.lock().unwrap() = Some(model.subscribe()))
         };
-        // The task ends when it is told to, and goes on otherwise.
+        // The task ends if the informer is stopped, and stays alive otherwise.
         let going: Arc<Mutex<Option<Ending>>> = Arc::default();
         let task: Act = {
             let ending = Ending { set: model.set.shared.clone(), informer: informer.clone() };
             let going = going.clone();
             Box::new(move || {
-                let told = wait(async {
+                let stopped = wait(async {
                     tokio::select! {
                         biased;
                         () = ending.informer.stopped() => true,
                         () = over.cancelled() => false,
                     }
                 });
-                match told {
+                match stopped {
                     true => drop(ending),
                     false => *going.lock().unwrap() = Some(ending),
                 }
@@ -250,11 +251,8 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
             move || {
                 let subscription = joined.lock().unwrap().take().unwrap();
                 let its = subscription.informer();
-                assert_eq!(its.closed(), None, "it lives");
-                assert!(
-                    Arc::ptr_eq(&its, &model.informer().unwrap()),
-                    "and is the one to be found"
-                );
+                assert_eq!(its.closed(), None, "it is open");
+                assert!(Arc::ptr_eq(&its, &model.informer().unwrap()), "it is in the set");
                 match informer.closed() {
                     Some(reason) => {
                         assert_eq!(reason, Ended::TypeGone);
@@ -264,7 +262,7 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
                     None => assert!(Arc::ptr_eq(&its, &informer)),
                 }
                 model.check_counts();
-                // The last one leaves, and nothing is left.
+                // After the last subscriber leaves, no informer is left.
                 let _going = going;
                 assert!(subscription.release(Linger::None).now_or_never().is_none(), "awaits it");
                 assert!(
@@ -292,7 +290,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
         };
         let gone = model.act(|model| model.set.type_gone(&model.key.identity));
         let down = model.act(|model| {
-            // Waits for tasks that nobody polls here.
+            // The tasks it waits for are never polled here.
             assert!(model.set.shutdown().now_or_never().is_none());
         });
         let task = model.task(&informer, |informer| {

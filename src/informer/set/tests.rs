@@ -40,7 +40,7 @@ async fn a_late_joiner_gets_everything_and_then_every_change_without_a_request()
     both.sort_by_key(|delta| delta.key.name.to_string());
     let [a, b] = &both;
     assert!(a.initial && a.old.is_none() && a.new.is_some());
-    // Its store showed b, though it never looked.
+    // The subscriber's store contained `b`, though `b` was never popped.
     assert!(!b.initial && b.old.is_some() && b.new.is_none());
     late.drained().await;
     assert_eq!(change(&mut late).await, ("c".into(), 0, 12));
@@ -193,7 +193,7 @@ async fn a_type_that_is_gone_ends_its_informers_whoever_listens() {
     harness.set.type_gone(&harness.key.identity);
 
     assert_eq!(subscription.next().now_or_never().unwrap().unwrap_err(), Ended::TypeGone);
-    assert_eq!(store.len(), 1, "what is still being worked on goes on over what is known");
+    assert_eq!(store.len(), 1, "running reconciles keep reading the store");
     assert_eq!(*progress.borrow(), Progress::Ended(Ended::TypeGone));
     assert!(harness.set.types().borrow().is_empty());
     subscription.release(Linger::None).await;
@@ -410,7 +410,7 @@ async fn closing_frees_no_object_under_the_locks_that_it_is_done_under() {
 
     let guard = harness.set.shared.lock();
     assert!(informer.close_if_unused(Ended::Released));
-    assert_eq!(store.len(), 1, "whoever holds the set's lock holds up everybody");
+    assert_eq!(store.len(), 1, "no store is cleared under the set's lock");
     drop(guard);
 
     settle().await;

@@ -1,4 +1,4 @@
-//! What discovery answers, and static mode, in which it says everything.
+//! Discovery answers, and static mode, in which they are the only source.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn built_in_types_are_unknown_before_the_first_answer() {
     catalog.services_listed(services, &mut Touched::default());
     assert_eq!(catalog.status(&deployments()), Judgement::unknown());
 
-    catalog.hear(answer(&[apps()]));
+    catalog.discover(answer(&[apps()]));
 
     assert_eq!(catalog.word(&deployments()), SERVED);
     assert_eq!(catalog.identity(&deployments()).uid, None);
@@ -28,12 +28,12 @@ fn partial_empty_and_stale_answers_remove_nothing() {
         (partial, SERVED),
         (empty, SERVED),
         (stale, UNKNOWN),
-        // Its APIService is still there: the server has only just started.
+        // The APIService still exists: the server has only just started.
         (forgetful, UNKNOWN),
     ] {
         let mut catalog = Catalog::complete();
 
-        catalog.hear(given);
+        catalog.discover(given);
 
         assert_eq!(catalog.word(&loads()), state);
         assert!(catalog.status(&loads()).served.is_some());
@@ -45,15 +45,15 @@ fn partial_empty_and_stale_answers_remove_nothing() {
 fn a_stale_group_keeps_its_last_state_until_it_is_current() {
     let mut catalog = Catalog::complete();
 
-    catalog.hear(answer(&[apps(), ("metrics.example.com", "v1", None)]));
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", None)]));
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.unsettled(), Unsettled::Silent);
 
-    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.unsettled(), Unsettled::Nothing);
 
-    catalog.hear(answer(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
+    catalog.discover(answer(&[apps(), ("metrics.example.com", "v1", Some(&[]))]));
     assert_eq!(catalog.word(&loads()), ABSENT);
 }
 
@@ -62,8 +62,8 @@ fn in_static_mode_discovery_tells_everything() {
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
     let with = answer(&[apps(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))]);
-    // It may be of a CRD, which would tell its uid.
-    catalog.hear(with.clone());
+    // The type may be a CRD's; its identity would need the uid.
+    catalog.discover(with.clone());
     assert_eq!(catalog.status(&widgets()), Judgement::unknown());
 
     catalog.poll(with, 0);
@@ -74,7 +74,7 @@ fn in_static_mode_discovery_tells_everything() {
     catalog.poll(answer(&[apps()]), 1);
     for seconds in 2..31 {
         catalog.poll(answer(&[apps()]), seconds);
-        catalog.check_doubted(&widgets(), TypeState::Served);
+        catalog.check_unconfirmed(&widgets(), TypeState::Served);
     }
     catalog.poll(answer(&[apps()]), 31);
     assert_eq!(catalog.word(&widgets()), ABSENT);
@@ -93,24 +93,24 @@ fn in_static_mode_absence_takes_two_complete_answers_a_period_apart() {
         catalog.list(vec![odd.build()]);
         let before = catalog.status(&widgets()).served;
 
-        // The first answers after the right is lost.
+        // The first answers after the permission is lost.
         catalog.poll(without(), 0);
-        catalog.check_doubted(&widgets(), TypeState::Served);
+        catalog.check_unconfirmed(&widgets(), TypeState::Served);
         assert_eq!(catalog.status(&widgets()).served, before);
         catalog.poll(Answer { complete: false, ..without() }, 40);
-        catalog.check_doubted(&widgets(), TypeState::Served);
+        catalog.check_unconfirmed(&widgets(), TypeState::Served);
         catalog.poll(with(), 41);
         assert_eq!(catalog.status(&widgets()).served, before);
         assert_eq!(catalog.word(&widgets()), SERVED);
 
         catalog.poll(without(), 50);
         catalog.poll(without(), 79);
-        catalog.check_doubted(&widgets(), TypeState::Served);
+        catalog.check_unconfirmed(&widgets(), TypeState::Served);
         assert_eq!(catalog.status(&widgets()).served, before);
         catalog.poll(without(), 80);
         assert_eq!(catalog.word(&widgets()), ABSENT);
 
-        // A returning name may be another type.
+        // A type that returns under this name may be another one.
         catalog.poll(with(), 81);
         assert_eq!(catalog.identity(&widgets()).uid, None);
     }
@@ -166,7 +166,7 @@ fn in_static_mode_an_old_answer_about_an_aggregated_type_changes_no_identity() {
 
     catalog.service_deleted(&"metrics.example.com".into(), &"v1".into(), &mut Touched::default());
     catalog.poll(answer(&[apps(), metrics()]), 1);
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.identity(&loads()), before);
 
     catalog.poll(answer(&[apps()]), 2);
@@ -188,7 +188,7 @@ fn a_crd_that_static_mode_found_first_has_no_uid_until_it_is_another_one() {
     let same = || crd("widgets", "Widget").list_kind("WidgetArray").versions(&[("v1", true)]);
     catalog.read_again(vec![same().build()]);
     assert_eq!(catalog.status(&widgets()).served, before);
-    assert!(!catalog.is_discovered(&catalog.identity(&widgets())), "its end is pushed");
+    assert!(!catalog.is_discovered(&catalog.identity(&widgets())), "the CRD watch reports its end");
     catalog.poll(with(), 60);
     assert_eq!(catalog.status(&widgets()).served, before);
 
@@ -210,7 +210,7 @@ fn in_static_mode_an_api_service_that_stands_keeps_its_types() {
     for minutes in 1..20 {
         catalog.poll(answer(&[apps()]), minutes * 60);
     }
-    catalog.check_doubted(&widgets(), TypeState::Served);
+    catalog.check_unconfirmed(&widgets(), TypeState::Served);
 
     catalog.service_deleted(&"example.com".into(), &"v1".into(), &mut Touched::default());
     catalog.poll(answer(&[apps()]), 20 * 60);
@@ -230,7 +230,7 @@ fn losing_the_right_to_watch_crds_changes_no_identity() {
     catalog.poll(Answer { complete: false, ..answer(&[]) }, 0);
     assert_eq!(catalog.status(&widgets()).served, before);
     catalog.poll(answer(&versions), 1);
-    catalog.check_doubted(&widgets(), TypeState::Served);
+    catalog.check_unconfirmed(&widgets(), TypeState::Served);
     assert_eq!(catalog.status(&widgets()).served, before);
     catalog.poll(answer(&with), 2);
     assert_eq!(catalog.status(&widgets()).served, before);
@@ -245,7 +245,7 @@ fn a_type_that_cannot_be_watched_says_so() {
     let mut catalog = Catalog::complete();
     let review = Resource { watchable: false, ..resource("reviews", "Review") };
 
-    catalog.hear(answer(&[("apps", "v1", Some(&[review])), metrics()]));
+    catalog.discover(answer(&[("apps", "v1", Some(&[review])), metrics()]));
 
     let reviews = TypeRef::kind("apps", "v1", "Review");
     assert_eq!(catalog.status(&reviews), Judgement::not_watchable());

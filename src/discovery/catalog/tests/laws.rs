@@ -1,15 +1,15 @@
-//! Laws of the catalog: what is known follows from what there is, not from how it was told.
+//! Properties: judgements depend on the cluster's state, not on the order of the events.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a cluster serves: each CRD by its uid, what it serves and how far it is in its life.
+/// State of a cluster: CRDs by uid, with versions and life cycle, and other types.
 #[derive(Clone, Debug, PartialEq)]
 struct Cluster {
     widgets: Option<Kind>,
     gadgets: Option<Kind>,
-    /// uid of the APIService, and whether it has a resource.
+    /// uid of the APIService, and whether it serves a resource.
     metrics: Option<(u8, bool)>,
     stateful_sets: bool,
 }
@@ -17,7 +17,7 @@ struct Cluster {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Kind {
     uid: u8,
-    /// Its list kind is not the usual one.
+    /// True if its list kind is not the conventional one.
     odd: bool,
     newer: bool,
     older: bool,
@@ -133,7 +133,7 @@ impl Cluster {
     }
 }
 
-/// Everything that anybody may ask.
+/// All requests that a client could make.
 fn questions() -> Vec<TypeRef> {
     let mut questions = Vec::new();
     for (group, plural, kind) in [
@@ -158,7 +158,7 @@ fn answers(catalog: &Catalog) -> Vec<(String, Judgement)> {
     questions().iter().map(|of| (of.to_string(), catalog.status(of))).collect()
 }
 
-/// One thing that a catalog is told.
+/// An input of the catalog.
 #[derive(Clone, Debug)]
 enum Event {
     CrdApplied(Crd),
@@ -171,7 +171,7 @@ enum Event {
 }
 
 impl Event {
-    fn tell(self, catalog: &mut Catalog, touched: &mut Touched) {
+    fn apply(self, catalog: &mut Catalog, touched: &mut Touched) {
         match self {
             Self::CrdApplied(crd) => catalog.crd_applied(crd, touched),
             Self::CrdDeleted(crd) => catalog.crd_deleted(&crd, touched),
@@ -190,7 +190,7 @@ impl Event {
     }
 }
 
-/// What a watcher of everything is told between two looks, told change by change or as lists.
+/// Events between two states of a cluster, as single changes or as lists.
 fn changes(before: &Cluster, after: &Cluster, as_lists: (bool, bool)) -> Vec<Event> {
     let mut events = vec![Event::Answered(after.answer())];
     if as_lists.0 {
@@ -215,7 +215,7 @@ fn changes(before: &Cluster, after: &Cluster, as_lists: (bool, bool)) -> Vec<Eve
     events
 }
 
-/// Two looks at a cluster, and what was told between them, in some order.
+/// Two states of a cluster, and the events between them in some order.
 fn change() -> impl Strategy<Value = (Cluster, Cluster, Vec<Event>)> {
     (cluster(), cluster(), any::<(bool, bool)>()).prop_flat_map(|(before, after, as_lists)| {
         let events = changes(&before, &after, as_lists);
@@ -223,7 +223,7 @@ fn change() -> impl Strategy<Value = (Cluster, Cluster, Vec<Event>)> {
     })
 }
 
-/// Whoever asks for this is woken.
+/// Returns whether a subscriber to this type is woken.
 fn is_touched(touched: &Touched, of: &TypeRef) -> bool {
     touched.all
         || touched.groups.contains(of.group.as_str())
@@ -242,10 +242,10 @@ proptest! {
         let mut catalog = before.read();
 
         for event in events {
-            event.tell(&mut catalog, &mut Touched::default());
+            event.apply(&mut catalog, &mut Touched::default());
         }
-        // Whoever serves a service is asked again after it has changed.
-        catalog.hear(after.answer());
+        // A changed APIService triggers a new discovery request.
+        catalog.discover(after.answer());
 
         prop_assert_eq!(answers(&catalog), answers(&after.read()));
     }
@@ -263,9 +263,9 @@ proptest! {
                 1 => Event::ServicesListed(cluster.services()),
                 _ => Event::Answered(cluster.answer()),
             };
-            event.tell(&mut catalog, &mut Touched::default());
+            event.apply(&mut catalog, &mut Touched::default());
         }
-        catalog.hear(cluster.answer());
+        catalog.discover(cluster.answer());
 
         prop_assert_eq!(answers(&catalog), answers(&cluster.read()));
     }
@@ -277,7 +277,7 @@ proptest! {
         for event in events {
             let old = answers(&catalog);
             let mut touched = Touched::default();
-            event.clone().tell(&mut catalog, &mut touched);
+            event.clone().apply(&mut catalog, &mut touched);
             for (of, (_, old)) in questions().iter().zip(old) {
                 let unchanged = catalog.status(of) == old;
                 prop_assert!(unchanged || is_touched(&touched, of), "{} by {:?}", of, event);
@@ -285,7 +285,7 @@ proptest! {
         }
     }
 
-    /// An answer that leaves out, or could not ask, whoever serves something proves nothing.
+    /// Answers that omit a group version, or could not reach its server, prove nothing.
     #[test]
     fn what_is_missing_from_partial_answers_is_not_gone(
         cluster in cluster(),
@@ -304,7 +304,7 @@ proptest! {
             }
             let mut keep = [named.0, named.1].into_iter();
             answer.versions.retain(|_| keep.next().unwrap_or(true));
-            catalog.hear(answer);
+            catalog.discover(answer);
 
             for (of, old) in &before {
                 let new = answers(&catalog).into_iter().find(|(new, _)| new == of).unwrap().1;
@@ -315,13 +315,13 @@ proptest! {
                 }
             }
         }
-        // The next good look clears every doubt.
-        catalog.hear(cluster.answer());
+        // The next complete answer settles every unknown state.
+        catalog.discover(cluster.answer());
         prop_assert_eq!(answers(&catalog), before);
     }
 
-    /// The right to watch CRDs is lost and granted again. Answers that leave something out, for
-    /// less than a period, change nothing either.
+    /// The permission to watch CRDs is lost and granted again. Answers that omit something for less
+    /// than a period change nothing either.
     #[test]
     fn static_mode_changes_no_identity(
         cluster in cluster(),
@@ -373,11 +373,11 @@ proptest! {
             }
         }
         catalog.read_again(cluster.crds());
-        catalog.hear(cluster.answer());
+        catalog.discover(cluster.answer());
         prop_assert_eq!(answers(&catalog), before);
     }
 
-    /// Types that were found without the right to watch CRDs stay the same when it is granted.
+    /// Types found without permission to watch CRDs keep their identity when it is granted.
     #[test]
     fn leaving_static_mode_changes_no_identity(cluster in cluster(), services in any::<bool>()) {
         let mut catalog = Catalog::default();
@@ -392,7 +392,7 @@ proptest! {
         let before = answers(&catalog);
 
         catalog.read_again(cluster.crds());
-        catalog.hear(if services { cluster.answer() } else { cluster.discovered() });
+        catalog.discover(if services { cluster.answer() } else { cluster.discovered() });
 
         for ((_, old), (of, new)) in before.into_iter().zip(answers(&catalog)) {
             let identity = |it: &Judgement| {

@@ -1,4 +1,4 @@
-//! What APIServices say, and what stands while they cannot be read.
+//! APIServices, and the judgements while they cannot be read.
 
 use super::*;
 use crate::kind::VersionOrder;
@@ -12,9 +12,9 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
 
         if services_first {
             catalog.services_listed(services, &mut Touched::default());
-            catalog.hear(answer(&[metrics()]));
+            catalog.discover(answer(&[metrics()]));
         } else {
-            catalog.hear(answer(&[metrics()]));
+            catalog.discover(answer(&[metrics()]));
             assert_eq!(catalog.status(&loads()), Judgement::unknown());
             let ask = catalog.services_listed(services, &mut Touched::default());
             assert!(!ask);
@@ -37,10 +37,10 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
 
         if services_first {
             catalog.services_listed(services(), &mut Touched::default());
-            assert_eq!(catalog.status(&type_ref), Judgement::unknown(), "discovery knows");
-            catalog.hear(answer(&[apps(), own]));
+            assert_eq!(catalog.status(&type_ref), Judgement::unknown(), "not discovered");
+            catalog.discover(answer(&[apps(), own]));
         } else {
-            catalog.hear(answer(&[apps(), own]));
+            catalog.discover(answer(&[apps(), own]));
             catalog.services_listed(services(), &mut Touched::default());
         }
 
@@ -49,9 +49,9 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
         assert_eq!(catalog.origin(&served), Origin::BuiltIn);
         assert_eq!(catalog.unsettled(), Unsettled::Nothing);
         catalog.services_listed(services(), &mut Touched::default());
-        assert_eq!(catalog.word(&type_ref), SERVED, "a list anew takes nothing away");
-        catalog.hear(answer(&[apps()]));
-        catalog.check_doubted(&type_ref, TypeState::Served);
+        assert_eq!(catalog.word(&type_ref), SERVED, "a repeated list removes nothing");
+        catalog.discover(answer(&[apps()]));
+        catalog.check_unconfirmed(&type_ref, TypeState::Served);
     }
 }
 
@@ -61,15 +61,15 @@ fn an_api_service_that_is_down_makes_its_types_unknown() {
 
     let ask = catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(false))));
     assert!(ask);
-    catalog.check_doubted(&loads(), TypeState::Served);
-    // The server still answers from what it has: its own condition knows better.
-    catalog.hear(answer(&[apps(), metrics()]));
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
+    // The server still answers from its cache: the condition is more current.
+    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.unsettled(), Unsettled::Announced);
 
     catalog.serve(service("metrics.example.com", "v1", aggregated("m-1", Some(true))));
     assert_eq!(catalog.unsettled(), Unsettled::Silent);
-    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.word(&loads()), SERVED);
 }
 
@@ -83,13 +83,13 @@ fn a_removed_api_service_is_gone_when_discovery_agrees() {
         &mut Touched::default(),
     );
     assert!(ask);
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.unsettled(), Unsettled::Silent);
 
-    catalog.hear(answer(&[apps(), metrics()]));
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.discover(answer(&[apps(), metrics()]));
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
 
-    catalog.hear(answer(&[apps()]));
+    catalog.discover(answer(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.unsettled(), Unsettled::Nothing);
     assert!(!catalog.types().iter().any(|name| name.group == "metrics.example.com"));
@@ -100,10 +100,10 @@ fn a_recreated_api_service_has_another_identity_once_discovery_is_current() {
     let mut catalog = Catalog::complete();
 
     catalog.serve(service("metrics.example.com", "v1", aggregated("m-2", Some(true))));
-    catalog.check_doubted(&loads(), TypeState::Served);
+    catalog.check_unconfirmed(&loads(), TypeState::Served);
     assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-1"));
 
-    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.identity(&loads()).uid.as_deref(), Some("m-2"));
 }
 
@@ -142,14 +142,14 @@ fn an_old_answer_does_not_bring_back_what_a_crd_served() {
             catalog.services_refused(&mut Touched::default());
         }
         catalog.list(vec![crd("widgets", "Widget").build()]);
-        catalog.hear(late());
+        catalog.discover(late());
         assert_eq!(catalog.identity(&widgets()).uid.as_deref(), Some("uid-1"));
 
         catalog.delete(crd("widgets", "Widget"));
         for type_ref in [widgets(), by_kind.clone(), widgets().any_version()] {
             assert_eq!(catalog.word(&type_ref), ABSENT, "{services}");
         }
-        catalog.hear(late());
+        catalog.discover(late());
         for type_ref in [widgets(), by_kind.clone(), widgets().any_version()] {
             assert_eq!(catalog.word(&type_ref), ABSENT, "{services}");
         }
@@ -163,20 +163,20 @@ fn without_api_services_a_complete_answer_tells_what_crds_do_not() {
     catalog.services_refused(&mut Touched::default());
     assert_eq!(catalog.word(&loads()), UNKNOWN);
 
-    catalog.hear(answer(&[apps(), metrics()]));
+    catalog.discover(answer(&[apps(), metrics()]));
     assert_eq!(catalog.word(&widgets()), SERVED);
     assert_eq!(catalog.word(&loads()), SERVED);
     assert_eq!(catalog.identity(&loads()).uid, None);
 
-    catalog.hear(Answer { complete: false, ..answer(&[apps()]) });
+    catalog.discover(Answer { complete: false, ..answer(&[apps()]) });
     assert_eq!(catalog.word(&loads()), SERVED);
 
     for _ in 1..CONFIRMATIONS {
-        catalog.hear(answer(&[apps()]));
-        catalog.check_doubted(&loads(), TypeState::Served);
+        catalog.discover(answer(&[apps()]));
+        catalog.check_unconfirmed(&loads(), TypeState::Served);
         assert_eq!(catalog.unsettled(), Unsettled::Silent);
     }
-    catalog.hear(answer(&[apps()]));
+    catalog.discover(answer(&[apps()]));
     assert_eq!(catalog.word(&loads()), ABSENT);
     assert_eq!(catalog.unsettled(), Unsettled::Nothing);
 }
@@ -197,7 +197,7 @@ fn names_of_deleted_crds_are_forgotten_when_no_answer_lists_them() {
     catalog.apply(crd("widgets", "Widget"));
     catalog.delete(crd("widgets", "Widget"));
     for _ in 0..CONFIRMATIONS {
-        catalog.hear(late());
+        catalog.discover(late());
     }
 
     assert!(catalog.retired.len() <= 2, "{}", catalog.retired.len());
@@ -221,7 +221,7 @@ fn versions_are_comparable_where_the_api_server_itself_is_known_to_serve_the_typ
     catalog.list(vec![crd("widgets", "Widget").build()]);
     catalog.services_refused(&mut Touched::default());
     let core = [resource("pods", "Pod")];
-    catalog.hear(answer(&[("", "v1", Some(&core[..])), apps(), metrics()]));
+    catalog.discover(answer(&[("", "v1", Some(&core[..])), apps(), metrics()]));
     assert_eq!(order(&catalog, &widgets()), Some(VersionOrder::Comparable));
     let pods = TypeRef::resource("", "v1", "pods");
     assert_eq!(order(&catalog, &pods), Some(VersionOrder::Comparable));

@@ -1,4 +1,4 @@
-//! What is asked for: answers of every kind, and how often.
+//! Discovery requests: kinds of answers, and how often they are sent.
 
 use super::*;
 
@@ -68,7 +68,7 @@ async fn discovery_is_asked_at_growing_intervals_until_the_group_is_current() {
     sleep(Duration::from_secs(40)).await;
     let times = harness.server.requests("get /apis").split_off(before);
     let gaps: Vec<u128> = times.windows(2).map(|two| (two[1] - two[0]).as_millis()).collect();
-    // A millisecond is the resolution of paused time.
+    // Paused time has a resolution of one millisecond.
     let rounded: Vec<u128> = gaps.iter().map(|gap| gap / 10 * 10).collect();
     assert_eq!(rounded, [100, 200, 400, 800, 1600, 3200, 6400, 10000, 10000]);
 

@@ -1,4 +1,4 @@
-//! What is watched: CRDs and APIServices, lost, refused and found again.
+//! Watches of CRDs and APIServices: lost, refused and restored.
 
 use super::*;
 
@@ -178,7 +178,7 @@ async fn without_the_right_to_watch_crds_discovery_is_polled_until_it_is_granted
     status.mark_unchanged();
     sleep(Duration::from_secs(1000)).await;
     assert!(!status.has_changed().unwrap());
-    assert_eq!(harness.identity(&widgets()).uid, None, "it is the type that it was");
+    assert_eq!(harness.identity(&widgets()).uid, None, "the identity is unchanged");
     let row = harness.registry.report().into_iter().find(|row| row.name == "widgets.example.com");
     assert_eq!(row.unwrap().uid.as_deref(), Some("a"));
 }
