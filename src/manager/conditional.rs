@@ -1,4 +1,4 @@
-//! Conditional: any runnable, with a condition of the user's.
+//! Runnable with a condition that the user adds.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::{
     Condition, ConditionalRunnable, Epoch, Readiness, RunResult, Runnable, RunnableGroup, all_of,
 };
 
-/// A runnable that runs only while a condition is met.
+/// Runnable that runs only while a condition is met.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -30,12 +30,12 @@ pub struct Conditional {
 struct Own(Arc<dyn ConditionalRunnable>);
 
 impl Conditional {
-    /// Runs `runnable` only while `condition` is met.
+    /// Makes `runnable` run only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
         Self { runnable, conditions: vec![Arc::new(condition)] }
     }
 
-    /// Runs `runnable` only while its own condition and `condition` are met.
+    /// Makes `runnable` run only while both its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
         let own = Own(Arc::clone(&runnable));
         Self { runnable, conditions: vec![Arc::new(own), Arc::new(condition)] }

@@ -86,7 +86,7 @@ async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone(
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let status = harness.handle.status_of("silent").unwrap();
     assert_eq!(status.reason, "ConditionUnknown");
-    assert_eq!(status.message, "its condition has not said anything");
+    assert_eq!(status.message, "its condition has not published a verdict");
 
     drop(silent.0.lock().unwrap().take());
     let gone = |it: &Arc<Snapshot>| it[&"silent".into()].reason == "ConditionAbandoned";
