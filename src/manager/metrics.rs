@@ -1,4 +1,4 @@
-//! Metrics of the manager. Series belong to a runnable's name and go with it.
+//! Metrics of the manager. Series belong to a runnable's name and are removed with it.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -19,14 +19,14 @@ struct Name {
     controller: String,
 }
 
-/// A runnable and a sort of what it has.
+/// Labels of a gauge: a runnable and a kind of task or timer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Owned {
     controller: String,
     kind: &'static str,
 }
 
-/// The tasks of one epoch.
+/// Counts of the tasks of one epoch.
 pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -51,7 +51,7 @@ pub struct ManagerMetrics {
 
 impl Default for ManagerMetrics {
     fn default() -> Self {
-        // 1 ms to about 65 s.
+        // Buckets from 1 ms to about 65 s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
         Self {
             state: Family::default(),
@@ -66,7 +66,7 @@ impl Default for ManagerMetrics {
 }
 
 impl ManagerMetrics {
-    /// Adds them to a registry.
+    /// Registers the metrics with a registry.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "pilotlight_controller_state",
@@ -107,8 +107,8 @@ impl ManagerMetrics {
         );
     }
 
-    /// Counts a run and its tasks, until this is dropped with the run's; what is left then counts
-    /// on.
+    /// Counts a run and its tasks until the returned value is dropped at the end of the run. Tasks
+    /// that outlive it stay counted.
     pub(super) fn run(&self, epoch: &Epoch) -> EpochTasks {
         let of = |kind| self.tasks.of(Self::owned(epoch.controller(), kind));
         let spawned = of("epoch").follow(epoch.tasks().tracker());
@@ -117,12 +117,12 @@ impl ManagerMetrics {
         (of("run").count(), [spawned, tracked, clients])
     }
 
-    /// Counts the task of a preparation.
+    /// Counts the task of a preparation until the returned value is dropped.
     pub(super) fn preparation(&self, name: &ControllerName) -> Counted<Owned> {
         self.tasks.of(Self::owned(name, "preparation")).count()
     }
 
-    /// Counts a timer.
+    /// Counts a timer until the returned value is dropped.
     pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<Owned> {
         self.timers.of(Self::owned(name, kind)).count()
     }
