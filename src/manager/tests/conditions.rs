@@ -1,8 +1,8 @@
-//! Conditions that misbehave concern their own runnable alone.
+//! Conditions that misbehave affect only their own runnable.
 
 use super::{super::condition::tests::met_by, *};
 
-/// A condition that panics.
+/// Runnable whose condition panics.
 struct Broken;
 
 impl Runnable for Broken {
@@ -130,7 +130,7 @@ async fn an_epoch_runs_on_while_the_chosen_part_of_any_of_is_unknown() {
     harness.stop().await.unwrap();
 }
 
-/// A condition of a user.
+/// Condition of a user.
 struct Switch(watch::Sender<Verdict>);
 
 impl Condition for Switch {

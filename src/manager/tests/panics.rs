@@ -1,4 +1,4 @@
-//! User code that panics affects its own runnable alone, and the status of that runnable says so.
+//! User code that panics affects only its own runnable, whose status reports the panic.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::*;
 
-/// Place in a runnable whose code panics.
+/// Place in a runnable at which its code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seam {
     Group,
@@ -30,7 +30,7 @@ enum Seam {
 
 struct Faulty(Option<Seam>);
 
-/// An error whose `Display` or `Drop` panics.
+/// Error whose `Display` or `Drop` panics.
 #[derive(Debug)]
 struct Unspeakable {
     dropped: bool,
@@ -115,7 +115,7 @@ impl ConditionalRunnable for Faulty {
     }
 }
 
-/// Runs a runnable that panics there beside a healthy one.
+/// Runs a runnable that panics at `seam` beside a healthy one.
 async fn try_seam(seam: Seam) {
     let harness = Harness::new();
     harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
