@@ -1,13 +1,14 @@
-//! The connection to the API server, over HTTP/2.
+//! Transport: connections to the API server, over HTTP/2.
 //!
-//! kube's own connector speaks HTTP/1.1 and so spends a TCP connection and a TLS session on every
-//! watch. Here many requests share a connection. The pool is ours, because a server allows only so
-//! many streams on a connection (kube-apiserver: 100) and a request beyond them waits for as long
-//! as the watches before it live; nobody must wait behind a watch, least of all a lease renewal.
+//! kube's own connector speaks HTTP/1.1 and needs a TCP connection and a TLS session for every
+//! watch. Here many requests share a connection. The pool is our own, because a server limits the
+//! streams on a connection (kube-apiserver: 100), and a request beyond the limit waits for as long
+//! as the watches before it are open. No request must wait behind a watch, least of all a lease
+//! renewal.
 //!
-//! kube's layers for the base address, authentication and impersonation are kept, its retry layer
-//! is not: only work queues and informers repeat requests. The one exception is a request that the
-//! server provably never looked at, because its connection was being closed.
+//! kube's layers for the base address, authentication and impersonation are kept. Its retry layer
+//! is not: only work queues and informers retry. The one exception is a request that the server
+//! provably did not process, because it was closing the connection.
 
 mod body;
 mod connection;
@@ -53,44 +54,44 @@ use tunnel::Tunnel;
 
 use crate::redaction;
 
-/// Longest time of an option that has an effect: what is longer is as good as for ever, and would
-/// overflow a clock.
+/// Upper bound of all time options, 10 years. A longer time has the same effect and would overflow
+/// a clock.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Longest interval of TCP keep-alives that Linux takes.
+/// Longest interval of TCP keep-alives that Linux accepts.
 const MAX_TCP_KEEP_ALIVE: Duration = Duration::from_secs(32_767);
 
 /// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
-    /// The longest a connection may take to be open, its TLS session included; 5 s.
+    /// Longest time to open a connection, including its TLS session; 5 s.
     pub connect_timeout: Duration,
-    /// The longest a request that is no watch may take until its body is complete, and a watch
-    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body. A log
-    /// that is followed has no such limit.
+    /// Longest time for a request that is not a watch until its body is complete, and for a watch
+    /// until its head arrives; 30 s. Also the longest pause within the body of a read. A followed
+    /// log has no such limit.
     pub request_timeout: Duration,
-    /// The longest a read may take while its body keeps arriving; 5 min.
+    /// Longest time for a read whose body keeps arriving; 5 min.
     pub read_timeout: Duration,
-    /// The same for requests about leases; 5 s.
+    /// Same as `request_timeout`, for requests about leases; 5 s.
     pub lease_timeout: Duration,
-    /// Streams on one connection, or fewer where the server allows fewer; 80.
+    /// Streams on one connection; 80, or fewer if the server allows fewer.
     ///
-    /// Below the 100 of kube-apiserver on purpose: the server may still be ending a stream that
-    /// we have reset already.
+    /// Below the 100 of kube-apiserver on purpose: the server may still be ending a stream that we
+    /// have already reset.
     pub max_streams: usize,
-    /// How often a connection is asked whether it is still alive, also while it is idle; 30 s. The
-    /// one for leases is asked twice within their timeout.
+    /// Interval between HTTP/2 pings, also on idle connections; 30 s. Connections for leases are
+    /// pinged twice within `lease_timeout`.
     pub keep_alive_interval: Duration,
-    /// How long it may take to answer that; 10 s.
+    /// Longest wait for the answer to a ping; 10 s.
     pub keep_alive_timeout: Duration,
-    /// How long a connection without a stream stays open; 90 s.
+    /// Time for which a connection without a stream stays open; 90 s.
     pub idle_timeout: Duration,
-    /// The longest that an exec plugin of the kubeconfig may run; 60 s. It is killed then.
+    /// Longest run of an exec plugin of the kubeconfig, after which it is killed; 60 s.
     pub exec_timeout: Duration,
-    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none. The library
-    /// stands behind it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
+    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none by default. The
+    /// library's product follows it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
     pub product: Option<String>,
-    /// Where requests are counted.
+    /// Metrics of the requests.
     pub metrics: TransportMetrics,
 }
 
@@ -113,7 +114,7 @@ impl Default for TransportOptions {
 }
 
 impl TransportOptions {
-    /// Times that clocks can add.
+    /// Caps all times, so that adding them to a clock cannot overflow.
     fn limited(mut self) -> Self {
         for time in [
             &mut self.connect_timeout,
@@ -131,55 +132,55 @@ impl TransportOptions {
     }
 }
 
-/// Why a request got no answer, or a transport could not be made.
+/// Error of a request without an answer, or of the construction of a transport.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The configuration is unusable; correct the kubeconfig.
     #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
-    /// The server name in the configuration is none; correct `tls-server-name`.
+    /// The server name in the configuration is invalid; correct `tls-server-name`.
     #[error("tls-server-name {name:?} is no server name: {message}")]
     ServerName {
-        /// As configured.
+        /// Name as configured.
         name: String,
-        /// What is wrong with it.
+        /// Reason for which the name is invalid.
         message: String,
     },
-    /// The proxy is none that knows `CONNECT`; name one of http:// or https:// in `proxy-url` or
+    /// The proxy's scheme is not supported; name a proxy of http:// or https:// in `proxy-url` or
     /// `HTTPS_PROXY`.
     #[error(
         "the proxy {0} is not supported: only http:// and https:// proxies are, so change \
          proxy-url in the kubeconfig or HTTPS_PROXY, or list the API server in NO_PROXY"
     )]
     Proxy(Uri),
-    /// A variable of the environment holds no URL; correct it.
+    /// An environment variable does not hold a URL; correct it.
     #[error("{variable} is not the URL of a proxy")]
     ProxyVariable {
         /// Name of the variable.
         variable: String,
     },
-    /// The system's roots, by which a proxy of https:// is judged, cannot be used.
+    /// The system's root certificates, which verify a proxy of https://, cannot be used.
     #[error("reading the system's root certificates for the proxy: {message}")]
     ProxyRoots {
         /// The whole chain of causes.
         message: String,
     },
-    /// The product for `User-Agent` is unusable; correct [`TransportOptions::product`].
+    /// The product for `User-Agent` is invalid; correct [`TransportOptions::product`].
     #[error("the product {product:?} cannot be sent as User-Agent")]
     Product {
-        /// As configured.
+        /// Product as configured.
         product: String,
     },
-    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Asked for
-    /// again by later requests.
+    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Later
+    /// requests try to obtain them again.
     #[error("obtaining credentials for the API server: {message}")]
     Credentials {
         /// Failed part, and the reason.
         message: String,
     },
-    /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
-    /// that requests share cannot become. It was not sent.
+    /// The request asks for an upgraded connection (exec, attach, port-forward), which is
+    /// impossible on shared connections. It was not sent; use a client of kube's own.
     #[error(
         "{path} needs a connection of its own, for exec, attach or port-forward: send it with \
          another client, made by kube::Client::try_from(config)"
@@ -188,7 +189,8 @@ pub enum Error {
         /// Path without the query.
         path: String,
     },
-    /// No connection could be opened; the address or the server is wrong, or not up yet.
+    /// No connection could be opened: the address is wrong, or the server is unreachable or not
+    /// ready.
     #[error("connecting to {host}: {message}")]
     Connect {
         /// Host and port.
@@ -196,17 +198,17 @@ pub enum Error {
         /// The whole chain of causes.
         message: String,
     },
-    /// A request was not answered in time. A write may have been carried out all the same.
+    /// A request was not answered in time. A write may have been carried out nevertheless.
     #[error("{method} {path} was not answered within {after:?}")]
     Deadline {
         /// Method of the request.
         method: http::Method,
         /// Path without the query.
         path: String,
-        /// The time that was given.
+        /// Time that the request had.
         after: Duration,
     },
-    /// The connection broke. A write may have been carried out all the same.
+    /// The connection broke. A write may have been carried out nevertheless.
     #[error("the connection to {host} broke: {message}")]
     Broken {
         /// Host and port.
@@ -214,18 +216,18 @@ pub enum Error {
         /// The whole chain of causes.
         message: String,
     },
-    /// The transport was closed.
+    /// The transport was closed; create another one.
     #[error("the connection to the API server has been closed")]
     Closed,
 }
 
-/// A service that carries requests to the API server: what to put layers on.
+/// Service that sends requests to the API server, to which layers can be added.
 pub type ApiService = BoxService<Request<Body>, Response<ResponseBody>, BoxError>;
 
-/// The connections to one API server, and whatever is needed to open more.
+/// Connections to one API server, with everything that is needed to open more.
 ///
-/// Cheap to clone. Connections are closed when the last clone, the last client made from it and
-/// the last response that is being read are dropped.
+/// Cheap to clone. Connections are closed when the last clone, the last client made from it and the
+/// last response that is being read are dropped.
 #[derive(Clone)]
 pub struct Transport {
     config: Arc<Config>,
@@ -236,15 +238,16 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Connections for `config`; opens none yet, and starts no exec plugin. Reads the files of a
-    /// token and of a client certificate.
+    /// Creates the transport for `config`. Opens no connection yet and starts no exec plugin, but
+    /// reads the files of a token and of a client certificate.
     ///
     /// # Errors
     ///
-    /// When the TLS material, the credentials, the server's name or the proxy are unusable.
+    /// If the TLS material, the credentials, the server's name or the proxy are unusable.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
         let options = options.limited();
-        // An embedder may have another provider installed, and that is fine; the error says so.
+        // An embedder may have installed another provider, which also works; then this does
+        // nothing.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
@@ -255,19 +258,19 @@ impl Transport {
         let user = &config.auth_info;
         let credentials = Credentials::new(user, options.exec_timeout, identity, pool.tasks())?;
         let user_agent = user_agent::value(options.product.as_deref())?;
-        // The layers are built once here, so that what is wrong with them is said at the start.
+        // The layers are built once here, so that errors in them are reported at the start.
         let config = credentials::without_sources(&config);
         config.auth_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         config.extra_headers_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         Ok(Self { config: Arc::new(config), options, pool, credentials, user_agent })
     }
 
-    /// The service under [`Transport::client`], to put layers on:
+    /// Returns the service under [`Transport::client`], to which layers can be added:
     /// `Client::new(ServiceBuilder::new().layer(faults).service(transport.service()?), "default")`.
     ///
     /// # Errors
     ///
-    /// When the credentials are unusable.
+    /// If the credentials are unusable.
     pub fn service(&self) -> Result<ApiService, Error> {
         let config = |error| Error::Config(Arc::new(error));
         let (credentials, user_agent) = (self.credentials.clone(), self.user_agent.clone());
@@ -284,21 +287,21 @@ impl Transport {
             .boxed())
     }
 
-    /// A client over these connections. Must be called on a tokio runtime.
+    /// Returns a client over these connections. Must be called on a tokio runtime.
     ///
     /// # Errors
     ///
-    /// When the credentials are unusable.
+    /// If the credentials are unusable.
     pub fn client(&self) -> Result<Client, Error> {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
     }
 
-    /// How many connections are open or being opened.
+    /// Number of connections that are open or being opened.
     pub fn connections(&self) -> usize {
         self.pool.connections()
     }
 
-    /// Breaks every connection and waits for their tasks; requests fail from now on.
+    /// Closes every connection and waits until their tasks have ended; requests fail from now on.
     pub async fn close(&self) {
         self.pool.close().await;
     }
@@ -313,16 +316,16 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// A client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
+/// Returns a client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
 ///
 /// # Errors
 ///
-/// When `config` is unusable: TLS material, credentials, server name or proxy.
+/// If `config` is unusable: TLS material, credentials, server name or proxy.
 pub fn client(config: Config, options: TransportOptions) -> Result<Client, Error> {
     Transport::new(config, options)?.client()
 }
 
-/// Connector: TCP or a proxy, and TLS with the client certificate at the time.
+/// Returns the connector: TCP or a proxy, then TLS with the current client certificate.
 fn connector(
     config: &Config,
     options: &TransportOptions,
@@ -333,13 +336,13 @@ fn connector(
     let mut tls =
         anonymous.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
     tls.client_auth_cert_resolver = identity;
-    // A session that is resumed keeps the client certificate that it began with.
+    // A resumed session keeps the client certificate with which it began.
     tls.resumption = Resumption::disabled();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(options.connect_timeout));
-    // HTTP/1.1 has no pings.
+    // For HTTP/1.1, which has no pings.
     tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
     tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
     let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
@@ -355,11 +358,11 @@ fn connector(
 }
 
 fn host(uri: &Uri) -> String {
-    // Without user and password, which would be a label of every metric.
+    // Without user and password, which would become a label of every metric.
     uri.authority().map(redaction::url).unwrap_or_default()
 }
 
-/// An error with all its causes: hyper's say nothing but "client error" by themselves.
+/// Formats an error with all its causes: hyper's errors alone say only "client error".
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     redaction::error(error)
 }
@@ -395,7 +398,7 @@ mod tests {
         String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
     }
 
-    /// A watch whose first line has arrived.
+    /// Opens a watch and waits for its first line.
     async fn watch(client: &Client) -> Body {
         let mut body = client.send(get("/pods?watch=true")).await.unwrap().into_body();
         body.frame().await.unwrap().unwrap();
@@ -467,7 +470,7 @@ mod tests {
 
         assert_eq!(transport.connections(), 2, "those that go away no longer count");
         drop(old);
-        // The old connection goes once its last stream has ended.
+        // The old connection closes once its last stream has ended.
         server.open(2).await;
         drop(new);
     }

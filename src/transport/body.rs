@@ -15,54 +15,54 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{Error, connection::Slot, describe, pool::Pool};
 
-/// The body of an answer of the API server.
+/// Body of a response of the API server.
 pub struct ResponseBody {
     incoming: Incoming,
     host: Arc<str>,
-    // Held for their drop: the stream's place on its connection, and the pool for HTTP/1.1.
+    // Dropped with the body: the stream's place on its connection, or the pool for HTTP/1.1.
     held: Option<Held>,
     deadline: Option<Deadline>,
 }
 
-/// When a body has taken too long.
+/// Deadline of a body.
 struct Deadline {
-    // Until when it has to be complete, or until when more of it has to arrive.
+    // Fires when the body must be complete, or when more of it must have arrived.
     sleep: Pin<Box<Sleep>>,
     error: Error,
     progress: Option<Progress>,
 }
 
-/// A body that may go on for as long as it keeps arriving, up to a limit.
+/// Limits of a body that may take longer while it keeps arriving.
 struct Progress {
-    /// The longest pause.
+    /// Longest pause between two frames.
     pause: Duration,
     end: Instant,
-    // What it fails with then.
+    // Error at `end`.
     error: Error,
 }
 
-/// What keeps the connection of a body open.
+/// Owner of a body's connection.
 pub(super) enum Held {
-    /// Its place on an HTTP/2 connection.
+    /// Place of the stream on an HTTP/2 connection.
     Slot(#[expect(dead_code, reason = "held for its drop")] Slot),
-    /// The pool, which ends its connections when it is dropped.
+    /// Pool, which ends its connections when it is dropped.
     Pool(#[expect(dead_code, reason = "held for its drop")] Arc<Pool>),
 }
 
 impl ResponseBody {
-    /// A body that holds on to its connection until its end.
+    /// Creates a body that holds its connection until its end.
     pub(super) fn new(incoming: Incoming, host: Arc<str>, held: Held) -> Self {
         Self { incoming, host, held: Some(held), deadline: None }
     }
 
-    /// Fails with `error` when it is not complete by then.
+    /// Makes the body fail with `error` if it is not complete at `end`.
     pub(super) fn complete_by(mut self, end: Instant, error: Error) -> Self {
         self.deadline = Some(Deadline { sleep: Box::pin(sleep_until(end)), error, progress: None });
         self
     }
 
-    /// Fails with `paused` when nothing arrives for so long, and with `late` when it is not
-    /// complete at the end, however steadily it arrives.
+    /// Makes the body fail with `paused` if nothing arrives for `pause`, and with `late` if it is
+    /// not complete at `end`, however steadily it arrives.
     pub(super) fn arriving(
         mut self,
         pause: Duration,
@@ -78,7 +78,7 @@ impl ResponseBody {
 }
 
 impl Deadline {
-    /// Something has arrived: there is time for more, unless it is the end.
+    /// Records that a frame has arrived: extends the deadline, unless `end` has passed.
     fn arrived(&mut self) -> Result<(), Error> {
         let Some(progress) = &self.progress else { return Ok(()) };
         let now = Instant::now();

@@ -414,7 +414,7 @@ impl Model {
             }
         }
         if let Some(pending) = &entry.pending {
-            assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: a met replacement takes over");
+            assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: a met one takes over");
             assert!(entry.lifecycle.live(), "P4: a replacement waits only for a run");
         }
     }

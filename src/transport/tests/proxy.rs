@@ -1,4 +1,4 @@
-//! The way to the API server through a proxy.
+//! Connections to the API server through a proxy.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use tokio::{
 
 use super::*;
 
-/// Proxy on loopback that connects to one server, whatever host it is asked for.
+/// Proxy on loopback that connects to one server, whatever host a request names.
 struct ConnectProxy {
     address: String,
     heads: Arc<Mutex<Vec<String>>>,
@@ -49,7 +49,7 @@ impl ConnectProxy {
         Self { address, heads, _accepting: accepting }
     }
 
-    /// Configuration for a server that only the proxy can find.
+    /// Configuration for a server whose name only the proxy can resolve.
     fn config(&self, server: &Server, proxy: &str) -> Config {
         let mut config = server.config();
         config.cluster_url = "https://kubernetes.test:6443".parse().unwrap();
@@ -111,7 +111,8 @@ async fn a_proxy_that_refuses_is_named_with_its_status_and_without_its_password(
 async fn a_proxy_over_tls_is_judged_by_the_systems_roots() {
     let server = Server::start(H2, 100).await;
     let mut config = server.config();
-    // The server itself stands in for the proxy: nobody but the cluster's authority vouches for it.
+    // The server itself stands in for the proxy: only the cluster's authority signs its
+    // certificate.
     config.proxy_url = Some(config.cluster_url.clone());
     let client = client(config, TransportOptions::default()).unwrap();
 
