@@ -74,7 +74,8 @@ impl Driver {
             if kind.installed {
                 self.check_parents(kind, children, &mut problems).await?;
             } else if self.server.is_simulated() && !children.is_empty() {
-                problems.push(format!("{}: children without a parent: {children:?}", kind.plural()));
+                problems
+                    .push(format!("{}: children without a parent: {children:?}", kind.plural()));
             }
         }
         Ok(problems)

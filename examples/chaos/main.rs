@@ -140,7 +140,7 @@ async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Res
     for step in driver.desired.initial_steps() {
         driver.carry_out(step).await?;
     }
-    println!("begun: settled after {:?}", driver.converge(patience).await?);
+    println!("started: converged after {:?}", driver.converge(patience).await?);
     samples.take(&mut driver);
     match args.events {
         Some(events) => {
@@ -201,10 +201,10 @@ async fn chaos(
         }
         driver::random_pause(&mut pauses, Duration::from_millis(args.pause)).await;
     }
-    println!("{done} steps; faults ended");
+    println!("{done} steps; ending faults");
     driver.end_faults().await?;
     let took = driver.converge(patience).await.with_context(|| format!("after {done} steps"))?;
-    println!("settled after {took:?}");
+    println!("converged after {took:?}");
     samples.take(driver);
     Ok(())
 }
