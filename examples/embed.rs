@@ -46,8 +46,7 @@ impl Reconciler for Greeter {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        // Also called for deleted widgets. Their ConfigMaps are deleted through the owner
-        // reference.
+        // Deleted widgets are reconciled too. Their ConfigMaps are deleted by owner reference.
         let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
             return Ok(Outcome::Done);
         };

@@ -122,7 +122,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager without runnables.
+    /// Creates a manager without runnables.
     pub fn new(options: ManagerOptions) -> Self {
         // Room for a burst of declared controllers; a sender beyond it waits for its turn.
         let (sender, commands) = mpsc::channel(64);
@@ -137,7 +137,7 @@ impl Manager {
         Self { options, handle, commands, snapshot, waiting: Vec::new() }
     }
 
-    /// A handle that adds, removes and reports while the manager runs.
+    /// Returns a handle to add and remove runnables and to read their status.
     pub fn handle(&self) -> ManagerHandle {
         self.handle.clone()
     }
@@ -146,7 +146,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`AddError::AlreadyThere`] when the name is taken.
+    /// [`AddError::AlreadyThere`] if the name is taken.
     pub fn add(
         &mut self,
         name: impl Into<ControllerName>,

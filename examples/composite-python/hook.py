@@ -2,8 +2,8 @@
 """Hook of the Greeting controller: one ConfigMap for each language.
 
 Each HTTP request contains a Greeting and its children; the answer contains the desired children and
-status. The answer depends only on the request: the hook keeps no state and sends no requests, so any
-number of replicas may run. Needs only Python 3.8 or newer. Listens on $PORT, 8080 by default.
+status. The answer depends only on the request: the hook keeps no state and sends no requests, so
+any number of replicas may run. Needs only Python 3.8 or newer. Listens on $PORT, 8080 by default.
 """
 
 import json

@@ -53,7 +53,7 @@ pub enum Verdict {
     Met(Vec<Basis>),
     /// The condition is proven not to hold, for these reasons.
     Unmet(Vec<Unmet>),
-    /// Nothing is proven, for these reasons: a running epoch continues, and no epoch starts.
+    /// Neither is proven, for these reasons: a running epoch continues, and no epoch starts.
     Unknown(Vec<Unmet>),
 }
 
@@ -111,7 +111,7 @@ enum Node {
     Optional(Box<Readiness>),
 }
 
-/// A subresource that a condition may require.
+/// Subresource that a condition may require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subresource {
     /// `/status`

@@ -63,7 +63,7 @@ pub struct Report {
     pub watches: Vec<WatchReport>,
 }
 
-/// One run of a runnable: its number, its stop signal and its permission to write.
+/// Run of a runnable: its number, its stop signal and its permission to write.
 ///
 /// Cheap to clone. Everything that the run sends goes through [`Epoch::client`], whose fence closes
 /// before the epoch is announced as done.

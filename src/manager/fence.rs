@@ -150,7 +150,7 @@ impl Fence {
         self.state.borrow().under_way
     }
 
-    /// Number of requests whose outcome is unknown, because they ended without an answer.
+    /// Number of requests whose outcome is unknown, because they ended without the server's answer.
     pub fn unknown(&self) -> usize {
         self.state.borrow().unknown
     }

@@ -144,8 +144,8 @@ impl ManagerHandle {
         self.ask(|reply| Command::Replace(name, spec, reply)).await
     }
 
-    /// Removes a runnable; resolves when its epoch is done and the name is free. Not an error if
-    /// there is no such runnable.
+    /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
+    /// runnable has that name.
     ///
     /// # Cancel safety
     ///

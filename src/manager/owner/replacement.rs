@@ -71,7 +71,7 @@ impl Owner {
             Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
                 let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
                 pending.why = all.join("; ");
-                // Its resources would be held without use.
+                // Releases resources that would be held without use.
                 pending.unprepare(&entry.name, entry.epoch.as_ref());
             }
         }

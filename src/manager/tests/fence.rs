@@ -135,8 +135,8 @@ async fn no_request_that_waits_is_handed_to_a_connection_after_done() {
         let server = Closed::new(waits);
         let epoch = Epoch::new("widgets", 1, Duration::from_secs(5));
         let client = epoch.client(&kube::Client::new(server.clone(), "default"));
-        // One request of a task that the epoch does not know, and one of no task, which is not
-        // polled again.
+        // The first request belongs to a task that the epoch does not know, the second to no task:
+        // it is not polled again.
         let mut detached = tokio::task::JoinSet::new();
         let escaped = client.clone();
         detached.spawn(async move { escaped.send(post()).await.map(drop) });

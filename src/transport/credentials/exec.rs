@@ -151,9 +151,8 @@ impl Plugin {
     }
 }
 
-/// Upper bound of the time until expiry, 10 years, so that adding it to a clock cannot overflow. Also
-/// the time until the renewal of a credential without an expiry, which is renewed when it is
-/// refused.
+/// Upper bound of the time until expiry, 10 years, so that adding it to a clock cannot overflow. A
+/// credential without an expiry gets it as renewal time and is renewed only when it is refused.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
 /// Returns the time left until a moment in RFC 3339.
