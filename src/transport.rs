@@ -8,7 +8,7 @@
 //!
 //! kube's layers for the base address, authentication and impersonation are kept. Its retry layer
 //! is not: only work queues and informers retry. The one exception is a request that the server
-//! provably did not process, because it was closing the connection.
+//! provably did not process, because it refused the stream or was closing the connection.
 
 mod body;
 mod connection;
@@ -140,7 +140,7 @@ pub enum Error {
     #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
     /// The server name in the configuration is invalid; correct `tls-server-name`.
-    #[error("tls-server-name {name:?} is no server name: {message}")]
+    #[error("tls-server-name {name:?} is not a valid server name: {message}")]
     ServerName {
         /// Name as configured.
         name: String,
@@ -246,8 +246,8 @@ impl Transport {
     /// If the TLS material, the credentials, the server's name or the proxy are unusable.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
         let options = options.limited();
-        // An embedder may have installed another provider, which also works; then this does
-        // nothing.
+        // An embedder may have installed another provider, which also works; an error here means
+        // only that.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }

@@ -235,7 +235,7 @@ impl PlainCrd {
         tasks.spawn(async move {
             loop {
                 let event = tokio::select! {
-                    event = events.try_next() => event.unwrap().expect("the watch goes on"),
+                    event = events.try_next() => event.unwrap().expect("the watch stays open"),
                     () = stop.cancelled() => return,
                 };
                 let now = Instant::now();
@@ -260,7 +260,7 @@ impl PlainCrd {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "whoever asked awaits the handle")]
+#[expect(clippy::disallowed_methods, reason = "the caller awaits the handle")]
 fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(future)
 }

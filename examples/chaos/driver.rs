@@ -31,7 +31,7 @@ pub(crate) struct Driver {
     pub(crate) desired: Desired,
     pub(crate) faults: Faults,
     pub(crate) hook: Arc<TestHook>,
-    /// `None` while the leak oracle takes its baseline.
+    /// `None` while the leak oracle measures without a manager.
     pub(crate) manager: Option<ManagerRun>,
     playing: Option<Playing>,
     pub(crate) on: Handle,

@@ -13,7 +13,7 @@
 //! hooks fail, specifications change, and the manager restarts. The same seed gives the same
 //! sequence of steps. On the simulated server, whose minutes are those of a paused clock, it also
 //! gives the same times. With `--events` the run is a soak: only lifecycle steps, spread over the
-//! given minutes of wall-clock time, if any. Again and again the state is restored and measured,
+//! given minutes of wall-clock time, if any. The state is repeatedly restored and measured,
 //! and a figure that keeps rising is a leak. `RUST_LOG` sets the log level of the managers, which
 //! log to stderr. All connections stay on loopback.
 

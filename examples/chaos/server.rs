@@ -237,7 +237,7 @@ impl Server {
         Ok(())
     }
 
-    /// Creates the role of a type on the real server, so that its binding can be deleted later.
+    /// Creates and binds the role of a type on the real server, so that `allow` can unbind it.
     pub(crate) async fn grant(&self, kind: &Kind) -> anyhow::Result<()> {
         if self.is_simulated() {
             return Ok(());

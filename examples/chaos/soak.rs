@@ -58,7 +58,7 @@ pub(crate) struct Soak {
 }
 
 impl Soak {
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     pub(crate) async fn run(&self, driver: &mut Driver) -> anyhow::Result<()> {
         let mut pauses = fastrand::Rng::with_seed(self.seed);
         while driver.figures.lifecycle < WARM_UP {
@@ -104,7 +104,7 @@ impl Soak {
         measurements.check(done)
     }
 
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     async fn run_step(&self, driver: &mut Driver) -> anyhow::Result<()> {
         let (done, step) = (driver.figures.steps, driver.desired.draw_lifecycle());
         if self.log {
@@ -123,7 +123,7 @@ fn since(begin: Timestamp) -> Duration {
 }
 
 /// Waits by the wall clock; a paused clock stands still meanwhile.
-#[expect(clippy::disallowed_methods, reason = "on a thread that is for that")]
+#[expect(clippy::disallowed_methods, reason = "on a blocking thread")]
 async fn wait(long: Duration) -> anyhow::Result<()> {
     if !long.is_zero() {
         spawn_blocking(move || std::thread::sleep(long)).await?;
@@ -187,7 +187,7 @@ struct Measurements {
 }
 
 impl Measurements {
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     fn take(&mut self, done: usize, measure: &Measure, begin: Timestamp) {
         self.taken += 1;
         let minutes = since(begin).as_secs_f64() / 60.0;
@@ -200,7 +200,7 @@ impl Measurements {
     }
 
     /// Checks the slope of each figure over the later half.
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     fn check(&self, done: usize) -> anyhow::Result<()> {
         let mut rising = Vec::new();
         for (sort, limit) in MAX_RISE {
@@ -210,7 +210,7 @@ impl Measurements {
             let (rise, error) = (slope.per_unit * 1000.0, slope.error * 1000.0);
             let limit = limit / done as f64;
             let line = format!(
-                "{sort}: {rise:+.2} in 1000 events, ± {error:.2}; {:.2} are too many",
+                "{sort}: {rise:+.2} in 1000 events, ± {error:.2}; limit {:.2}",
                 limit * 1000.0
             );
             println!("  {line}");

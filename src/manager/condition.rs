@@ -585,7 +585,7 @@ pub(super) mod tests {
         drop(sender);
 
         assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
-        assert!(futures::poll!(readiness.changed()).is_ready(), "told once");
+        assert!(futures::poll!(readiness.changed()).is_ready(), "reported once");
         assert!(futures::poll!(readiness.changed()).is_pending());
     }
 

@@ -218,7 +218,7 @@ impl Entry {
             ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
                 let late = self.epoch.as_ref().map(Epoch::late).unwrap_or_default();
-                (Reason::Stuck, format!("does not end, something blocks without yielding: {late}"))
+                (Reason::Stuck, format!("does not end, code blocks without yielding: {late}"))
             }
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {

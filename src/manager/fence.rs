@@ -53,7 +53,7 @@ struct State {
 /// The epoch is over: the request was not sent, or it was dropped before its whole response had
 /// arrived. In the second case the outcome of a write is unknown, and counted so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the epoch is over, the request was given up")]
+#[error("the epoch is over, the request was dropped")]
 pub struct FenceClosed;
 
 /// Request that has passed the fence; under way until it is answered.

@@ -90,19 +90,19 @@ impl ManagerMetrics {
         );
         registry.register(
             "pilotlight_controller_stop_duration_seconds",
-            "From the stop being asked for to done",
+            "From the request to stop to done",
             self.stop.clone(),
         );
         registry.register(
             "pilotlight_controller_tasks",
-            "Tasks alive: what drives a run (run) or prepares one (preparation), the run's own \
-             (epoch) and those of its clients (client)",
+            "Tasks alive: the task that drives a run (run) or prepares one (preparation), the \
+             run's own tasks (epoch) and those of its clients (client)",
             self.tasks.clone(),
         );
         registry.register(
             "pilotlight_controller_timers",
-            "Timers set: to look again after a back-off (wake), to tell of a stop that takes too \
-             long (overdue), to end the grace of a stop (grace), to prepare again (retry)",
+            "Timers set: end of a back-off (wake), end of the grace of a stop (grace), report of \
+             a stop that takes too long (overdue), retry of a preparation (retry)",
             self.timers.clone(),
         );
     }

@@ -26,8 +26,8 @@ use super::Error;
 /// `10.0.0.1`, `10.0.0.0/8`, each with an optional `:port` (except a range), or `*`. A loopback
 /// address is always reached directly, and so is a server without TLS.
 ///
-/// kube reads `HTTPS_PROXY` for kubeconfigs too, but it does not apply `NO_PROXY`, and does not do
-/// so in a pod. Therefore call this after the configuration has been read.
+/// kube reads `HTTPS_PROXY` for kubeconfigs too, but it does not apply `NO_PROXY`, and in a pod it
+/// reads neither. Therefore call this after the configuration has been read.
 ///
 /// # Errors
 ///

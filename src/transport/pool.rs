@@ -184,7 +184,7 @@ impl Pool {
                 None => None,
             };
             let Some(unsent) = unsent else { return Err(last) };
-            debug!(error = %last, "the connection was closed under a request, sent again");
+            debug!(error = %last, "connection closed, retrying the unprocessed request");
             slot.retire_connection();
             request = unsent;
         }

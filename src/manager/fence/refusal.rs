@@ -213,7 +213,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_time_is_heard_from_the_status_or_from_the_header() {
-        for (header, told, expected) in [
+        for (header, in_status, expected) in [
             (None, Some(7), Some(7)),
             (Some("7"), None, Some(7)),
             (Some("1"), Some(7), Some(7)),
@@ -223,7 +223,7 @@ mod tests {
             (Some("soon"), None, None),
             (None, None, None),
         ] {
-            let (code, _, message, after) = refused(429, header, status(429, told)).await;
+            let (code, _, message, after) = refused(429, header, status(429, in_status)).await;
 
             assert_eq!((code, message.as_str(), after), (429, "later", expected), "{header:?}");
         }

@@ -164,7 +164,8 @@ async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_w
     let reached = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.stuck);
     let mut watch = harness.handle.watch();
     let stuck = timeout(Duration::from_secs(30), watch.wait_for(reached)).await;
-    let status = stuck.expect("it is told").unwrap()[&ControllerName::from("leaving")].clone();
+    let status =
+        stuck.expect("the status reports it").unwrap()[&ControllerName::from("leaving")].clone();
     assert_eq!((status.state, status.reason.as_str()), (ControllerState::Stopping, "Stuck"));
     assert!(status.message.contains("1 task"), "{}", status.message);
 

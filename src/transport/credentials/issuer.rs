@@ -180,7 +180,7 @@ impl State {
                 // Logged once, while there is a valid credential; without one, requests return the
                 // error.
                 if self.failure.is_none() && self.valid(Instant::now()).is_some() {
-                    warn!(%error, "credentials not renewed, the ones at hand are used");
+                    warn!(%error, "renewing credentials failed, keeping the current ones");
                 }
                 self.failure = Some((Instant::now(), error));
             }
