@@ -1,8 +1,8 @@
-//! How fast controllers follow the life of their types, on a real control plane.
+//! Bench: reaction of controllers to the lifecycle of their types, on a real control plane.
 //!
-//! `cargo bench --bench lifecycle [-- --installs 100]` prints a distribution for each figure,
-//! each beside what a plain watcher of kube saw in the same run. Compare ratios within one run;
-//! absolute times are the machine's.
+//! `cargo bench --bench lifecycle [-- --installs 100]` prints the distribution of each figure,
+//! measured against a plain watcher of kube in the same run. Compare ratios within one run;
+//! absolute times depend on the machine.
 
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a bench prints, and fails loudly")]
 
@@ -46,8 +46,8 @@ fn installs() -> usize {
     arguments.nth(1).map_or(100, |number| number.parse().expect("--installs takes a number"))
 }
 
-/// A CRD is installed and deleted again and again: how soon is its type asked for, and how soon
-/// is the controller done?
+/// Installs and deletes a CRD repeatedly. Measures the time until its type is listed, until the
+/// controller runs, and until the controller is done.
 async fn life_of_a_crd(harness: &mut Harness, installs: usize) {
     let mut asked = Figure::new(harness, "Established seen by a plain watcher → list asked for");
     let mut running = Figure::new(harness, "Established seen by a plain watcher → running");
@@ -69,7 +69,7 @@ async fn life_of_a_crd(harness: &mut Harness, installs: usize) {
     done.print();
 }
 
-/// Objects are created one by one: how soon after a plain watcher sees one is it reconciled?
+/// Creates objects one by one. Measures the time from the plain watcher's event to the reaction.
 async fn reaction_to_objects(harness: &mut Harness, objects: usize) {
     let name = harness.carrier.reaction();
     let mut reaction = Figure::new(harness, &format!("object seen by a plain watcher → {name}"));
@@ -91,8 +91,8 @@ async fn reaction_to_objects(harness: &mut Harness, objects: usize) {
     harness.uninstall(&crd).await;
 }
 
-/// A version is served again over 20 stored parents: how soon are all of them reconciled, and how
-/// soon has a plain watcher seen them?
+/// Serves a version again over 20 stored parents. Measures the time until all of them have been
+/// reconciled, and until a plain watcher has seen them.
 async fn served_again(harness: &mut Harness, rounds: usize) {
     let name = harness.carrier.reaction();
     let mut synced = Figure::new(harness, &format!("served again over 20 parents → every {name}"));

@@ -1,4 +1,4 @@
-//! A controller written in Rust, for a type that may come and go.
+//! Controller written in Rust, for a type that may be installed and deleted at any time.
 //!
 //! ```console
 //! $ pilotlight dev --no-manager          # or any cluster; it prints how to reach it
@@ -29,15 +29,15 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
-/// What a widget asks for.
+/// Specification of a widget.
 #[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
 struct WidgetSpec {
-    /// Goes into the widget's ConfigMap.
+    /// Content of the widget's ConfigMap.
     greeting: String,
 }
 
-/// Gives each widget a ConfigMap.
+/// Reconciler that creates a ConfigMap for each widget.
 struct Greeter;
 
 impl Reconciler for Greeter {
@@ -46,7 +46,7 @@ impl Reconciler for Greeter {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        // A deleted widget is reconciled too. Its ConfigMap goes with it, by its owner reference.
+        // Deleted widgets are reconciled too. Their ConfigMaps are deleted by owner reference.
         let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
             return Ok(Outcome::Done);
         };
@@ -60,7 +60,8 @@ impl Reconciler for Greeter {
             data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
             ..ConfigMap::default()
         };
-        // The context's client stops working when the epoch ends: nothing is written afterwards.
+        // The context's client is closed when the epoch ends, so that nothing is written
+        // afterwards.
         let namespace = widget.namespace().unwrap_or_default();
         let config_maps = Api::<ConfigMap>::namespaced(context.client().clone(), &namespace);
         let apply = PatchParams::apply("embed-example").force();
@@ -70,7 +71,7 @@ impl Reconciler for Greeter {
     }
 }
 
-/// Product in the User-Agent of requests to the API server.
+/// Returns options with a product for `User-Agent`.
 fn options() -> TransportOptions {
     TransportOptions {
         product: Some("embed-example/1.0".to_owned()),
@@ -91,7 +92,7 @@ async fn main() -> anyhow::Result<()> {
     let client = transport::client(config, options())?;
     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
 
-    // Conditional: it runs while widgets are served, and only then.
+    // Conditional: runs only while widgets are served.
     let widgets = Controller::builder("widgets")
         .for_::<Widget>()
         .conditional()
@@ -102,6 +103,6 @@ async fn main() -> anyhow::Result<()> {
     manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
     manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
 
-    // SIGTERM or Ctrl-C drains, a second one ends the process at once.
+    // SIGTERM or Ctrl-C drains; a second one ends the process at once.
     Ok(manager.run(signals::shutdown()?).await?)
 }

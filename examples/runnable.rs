@@ -1,12 +1,12 @@
-//! Something that is no controller, and runs only while a type is served.
+//! Runnable that is not a controller, and runs only while a type is served.
 //!
 //! ```console
 //! $ cargo run --example runnable         # with the cluster of the current kubeconfig
 //! ```
 //!
-//! It counts the objects of `widgets.example.com` (see `embed.rs`) every few seconds. The manager
-//! starts it when the type is there, stops it when the type is gone, and starts it again when the
-//! type returns; it would do the same for a gRPC server, a poller or a subprocess.
+//! The runnable counts the objects of `widgets.example.com` (see `embed.rs`) every few seconds. The
+//! manager starts it when the type is served, stops it when the type is gone, and starts it again
+//! when the type returns. A gRPC server, a poller or a subprocess can be managed in the same way.
 
 use std::{sync::Arc, time::Duration};
 
@@ -36,9 +36,10 @@ struct Census {
 }
 
 impl Runnable for Census {
-    /// One epoch. Its end is *done*, so it owns all that it starts.
+    /// Runs one epoch. When the future ends the epoch is done, so it must own everything that it
+    /// starts.
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        // What the epoch sends goes through its own client, which closes when it ends.
+        // All requests of the epoch use its own client, which is closed when the epoch ends.
         let client = epoch.client(&self.client);
         let served = self.types.served(&self.counted);
         async move {
@@ -48,12 +49,12 @@ impl Runnable for Census {
             loop {
                 tokio::select! {
                     reason = epoch.stopping() => {
-                        info!(?reason, "no more to count");
+                        info!(?reason, "stopped counting");
                         return Ok(());
                     }
                     _ = often.tick() => {
-                        // A type that has just begun to be served may refuse for a moment. An
-                        // error that were returned would end the epoch, to start again later.
+                        // A type that has just begun to be served may refuse requests for a moment.
+                        // Returning the error would end the epoch and restart it after a back-off.
                         match objects.list(&ListParams::default()).await {
                             Ok(list) => info!(count = list.items.len(), "counted"),
                             Err(error) => warn!(%error, "not counted"),
@@ -67,13 +68,13 @@ impl Runnable for Census {
 }
 
 impl ConditionalRunnable for Census {
-    /// Any version will do. Conditions combine: `all_of`, `any_of`, `optional`.
+    /// Met by any version. Conditions can be combined: `all_of`, `any_of`, `optional`.
     fn ready(&self) -> Readiness {
         type_served(&self.types, &self.counted)
     }
 }
 
-/// Product in the User-Agent of requests to the API server.
+/// Returns options with a product for `User-Agent`.
 fn options() -> TransportOptions {
     TransportOptions {
         product: Some("runnable-example/1.0".to_owned()),
@@ -99,6 +100,6 @@ async fn main() -> anyhow::Result<()> {
     manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
     manager.add("census", Arc::new(census), RunnableOptions::default())?;
 
-    // SIGTERM or Ctrl-C drains, a second one ends the process at once.
+    // SIGTERM or Ctrl-C drains; a second one ends the process at once.
     Ok(manager.run(signals::shutdown()?).await?)
 }

@@ -1,7 +1,7 @@
-//! Room 2: who should run?
+//! Manager (room 2): starts, stops and restarts controllers and other runnables.
 //!
-//! A [`Manager`] starts, stops and restarts [`Runnable`]s: each while its condition holds, one
-//! epoch at a time. It knows nothing of informers, queues or hooks.
+//! A [`Manager`] runs each [`Runnable`] while its condition holds, one epoch at a time. It knows
+//! nothing of informers, queues or hooks.
 //!
 //! ```no_run
 //! # async fn example(controller: std::sync::Arc<dyn pilotlight::manager::ConditionalRunnable>) {
@@ -62,18 +62,18 @@ pub use status::{
     ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
 };
 
-/// How a manager treats its runnables.
+/// Settings that apply to all runnables of a manager.
 #[derive(Clone, Debug)]
 pub struct ManagerOptions {
-    /// How long all runnables together may take to stop; 30 s. `None` waits for ever.
+    /// Time for all runnables together to stop; 30 s. `None` waits for ever.
     pub graceful_shutdown_timeout: Option<Duration>,
     /// Time for which later groups wait for the runnables of one group that have not reported
     /// running; 2 min. After that the manager logs the late ones, reports them as `StartTimeout`,
     /// and opens the next group. `None` waits for ever.
     pub group_start_timeout: Option<Duration>,
-    /// The wait between a failed run and the next.
+    /// Delay between a failed run and the next.
     pub restart_backoff: RestartBackoff,
-    /// Where it counts; register it with the process's registry.
+    /// Metrics of this manager; register them with the process's registry.
     pub metrics: ManagerMetrics,
 }
 
@@ -88,24 +88,24 @@ impl Default for ManagerOptions {
     }
 }
 
-/// Why a manager ended with an error.
+/// Error with which a manager ends.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagerError {
-    /// A runnable failed whose failure policy is to end the manager.
+    /// A runnable with [`FailurePolicy::FailManager`] failed.
     #[error("{name} failed: {error}")]
     RunnableFailed {
-        /// Which one.
+        /// Name of the failed runnable.
         name: ControllerName,
-        /// Its error.
+        /// Error of the failed run.
         error: String,
     },
-    /// The graceful shutdown timeout was over; what still ran was left behind.
+    /// The graceful shutdown timeout expired; the runnables that were still live were abandoned.
     #[error("not stopped in time: {}", names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Late {
-        /// Those that still ran.
+        /// Runnables that were still live.
         names: Vec<ControllerName>,
-        /// Why the manager was stopping, if that was an error.
+        /// Error for which the manager was stopping, if any.
         #[source]
         before: Option<Box<ManagerError>>,
     },
@@ -122,7 +122,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// A manager without runnables.
+    /// Creates a manager without runnables.
     pub fn new(options: ManagerOptions) -> Self {
         // Room for a burst of declared controllers; a sender beyond it waits for its turn.
         let (sender, commands) = mpsc::channel(64);
@@ -130,13 +130,14 @@ impl Manager {
         let handle = ManagerHandle {
             commands: sender,
             snapshot: snapshot.subscribe(),
-            // Enough for a test or a log to keep up; a slower one is told what it missed.
+            // Enough for a test or a log to keep up; a slower receiver gets `Lagged` with the
+            // number missed.
             transitions: broadcast::Sender::new(1024),
         };
         Self { options, handle, commands, snapshot, waiting: Vec::new() }
     }
 
-    /// A handle that adds, removes and reports while the manager runs.
+    /// Returns a handle to add and remove runnables and to read their status.
     pub fn handle(&self) -> ManagerHandle {
         self.handle.clone()
     }
@@ -145,7 +146,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`AddError::AlreadyThere`] when the name is taken.
+    /// [`AddError::AlreadyThere`] if the name is taken.
     pub fn add(
         &mut self,
         name: impl Into<ControllerName>,
@@ -174,12 +175,12 @@ impl Manager {
         self.add(name, Arc::new(Conditional::new(runnable, Always)), options)
     }
 
-    /// Runs until `stop` is cancelled, or until a runnable fails that may end the manager; then
+    /// Runs until `stop` is cancelled or a runnable with [`FailurePolicy::FailManager`] fails; then
     /// stops every runnable, group by group.
     ///
     /// Semantics: `controllerManager.Start` of controller-runtime (`pkg/manager/internal.go`),
-    /// except that nothing is locked while groups start, a waiting runnable holds up nobody, and
-    /// the late are named.
+    /// except that no lock is held while groups start, a waiting runnable does not delay later
+    /// groups, and late runnables are named.
     ///
     /// # Errors
     ///
@@ -187,14 +188,14 @@ impl Manager {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future aborts what runs, without draining it.
+    /// Dropping the future aborts the runnables without draining them.
     pub async fn run(self, stop: CancellationToken) -> Result<(), ManagerError> {
         let Self { options, handle, commands, snapshot, waiting } = self;
         let metrics = options.metrics.clone();
         let mut owner =
             owner::Owner::new(options, metrics, commands, snapshot, handle.transitions.clone());
         for (name, runnable, options) in waiting {
-            // Their names were checked when they were added.
+            // Names were checked in `add`, so this cannot fail.
             owner.add(name, entry::Spec::new(runnable, options)).unwrap_or_default();
         }
         owner.run(stop).await

@@ -1,13 +1,14 @@
-//! The connection to the API server, over HTTP/2.
+//! Transport: connections to the API server, over HTTP/2.
 //!
-//! kube's own connector speaks HTTP/1.1 and so spends a TCP connection and a TLS session on every
-//! watch. Here many requests share a connection. The pool is ours, because a server allows only so
-//! many streams on a connection (kube-apiserver: 100) and a request beyond them waits for as long
-//! as the watches before it live; nobody must wait behind a watch, least of all a lease renewal.
+//! kube's own connector speaks HTTP/1.1 and needs a TCP connection and a TLS session for every
+//! watch. Here many requests share a connection. The pool is our own, because a server limits the
+//! streams on a connection (kube-apiserver: 100), and a request beyond the limit waits for as long
+//! as the watches before it are open. No request must wait behind a watch, least of all a lease
+//! renewal.
 //!
-//! kube's layers for the base address, authentication and impersonation are kept, its retry layer
-//! is not: only work queues and informers repeat requests. The one exception is a request that the
-//! server provably never looked at, because its connection was being closed.
+//! kube's layers for the base address, authentication and impersonation are kept. Its retry layer
+//! is not: only work queues and informers retry. The one exception is a request that the server
+//! provably did not process, because it refused the stream or was closing the connection.
 
 mod body;
 mod connection;
@@ -57,16 +58,16 @@ use tunnel::Tunnel;
 
 use crate::redaction;
 
-/// Longest interval of TCP keep-alives that Linux takes.
+/// Longest interval of TCP keep-alives that Linux accepts.
 const MAX_TCP_KEEP_ALIVE: Duration = Duration::from_secs(32_767);
 
-/// A service that carries requests to the API server: what to put layers on.
+/// Service that carries requests to the API server.
 pub type ApiService = BoxService<Request<Body>, Response<ResponseBody>, BoxError>;
 
-/// The connections to one API server, and whatever is needed to open more.
+/// Connections to one API server, with everything that is needed to open more.
 ///
-/// Cheap to clone. Connections are closed when the last clone, the last client made from it and
-/// the last response that is being read are dropped.
+/// Cheap to clone. Connections are closed when the last clone, the last client made from it and the
+/// last response that is being read are dropped.
 #[derive(Clone)]
 pub struct Transport {
     config: Arc<Config>,
@@ -77,15 +78,16 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// Connections for `config`; opens none yet, and starts no exec plugin. Reads the files of a
-    /// token and of a client certificate.
+    /// Creates the transport for `config`. Opens no connection yet and starts no exec plugin, but
+    /// reads the files of a token and of a client certificate.
     ///
     /// # Errors
     ///
-    /// When the TLS material, the credentials, the server's name or the proxy are unusable.
+    /// If the TLS material, the credentials, the server's name or the proxy are unusable.
     pub fn new(config: Config, options: TransportOptions) -> Result<Self, Error> {
         let options = options.limited();
-        // An embedder may have another provider installed, and that is fine; the error says so.
+        // An embedder may have installed another provider, which also works; an error here means
+        // only that.
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             drop(rustls::crypto::aws_lc_rs::default_provider().install_default());
         }
@@ -96,19 +98,19 @@ impl Transport {
         let user = &config.auth_info;
         let credentials = Credentials::new(user, options.exec_timeout, identity, pool.tasks())?;
         let user_agent = user_agent::value(options.product.as_deref())?;
-        // The layers are built once here, so that what is wrong with them is said at the start.
+        // The layers are built once here, so that errors in them are reported at the start.
         let config = credentials::without_sources(&config);
         config.auth_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         config.extra_headers_layer().map_err(|error| Error::Config(Arc::new(error)))?;
         Ok(Self { config: Arc::new(config), options, pool, credentials, user_agent })
     }
 
-    /// The service under [`Transport::client`], to put layers on:
+    /// Returns the service under [`Transport::client`], to which layers can be added:
     /// `Client::new(ServiceBuilder::new().layer(faults).service(transport.service()?), "default")`.
     ///
     /// # Errors
     ///
-    /// When the credentials are unusable.
+    /// If the credentials are unusable.
     pub fn service(&self) -> Result<ApiService, Error> {
         let config = |error| Error::Config(Arc::new(error));
         let (credentials, user_agent) = (self.credentials.clone(), self.user_agent.clone());
@@ -125,21 +127,21 @@ impl Transport {
             .boxed())
     }
 
-    /// A client over these connections. Must be called on a tokio runtime.
+    /// Returns a client over these connections. Must be called on a tokio runtime.
     ///
     /// # Errors
     ///
-    /// When the credentials are unusable.
+    /// If the credentials are unusable.
     pub fn client(&self) -> Result<Client, Error> {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
     }
 
-    /// How many connections are open or being opened.
+    /// Number of connections that are open or being opened.
     pub fn connections(&self) -> usize {
         self.pool.connections()
     }
 
-    /// Breaks every connection and waits for their tasks; requests fail from now on.
+    /// Closes every connection and waits until their tasks have ended; requests fail from now on.
     pub async fn close(&self) {
         self.pool.close().await;
     }
@@ -154,16 +156,16 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// A client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
+/// Returns a client whose requests share HTTP/2 connections. Must be called on a tokio runtime.
 ///
 /// # Errors
 ///
-/// When `config` is unusable: TLS material, credentials, server name or proxy.
+/// If `config` is unusable: TLS material, credentials, server name or proxy.
 pub fn client(config: Config, options: TransportOptions) -> Result<Client, Error> {
     Transport::new(config, options)?.client()
 }
 
-/// Connector: TCP or a proxy, and TLS with the client certificate at the time.
+/// Returns the connector: TCP or a proxy, then TLS with the current client certificate.
 fn connector(
     config: &Config,
     options: &TransportOptions,
@@ -174,13 +176,13 @@ fn connector(
     let mut tls =
         anonymous.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
     tls.client_auth_cert_resolver = identity;
-    // A session that is resumed keeps the client certificate that it began with.
+    // A resumed session keeps the client certificate with which it began.
     tls.resumption = Resumption::disabled();
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(Some(options.connect_timeout));
-    // HTTP/1.1 has no pings.
+    // For HTTP/1.1, which has no pings.
     tcp.set_keepalive(Some(options.keep_alive_interval.min(MAX_TCP_KEEP_ALIVE)));
     tcp.set_keepalive_interval(Some(options.keep_alive_timeout.min(MAX_TCP_KEEP_ALIVE)));
     let tunnel = Tunnel::new(tcp, config.proxy_url.as_ref(), options.connect_timeout)?;
@@ -196,11 +198,11 @@ fn connector(
 }
 
 fn host(uri: &Uri) -> String {
-    // Without user and password, which would be a label of every metric.
+    // Without user and password, which would become a label of every metric.
     uri.authority().map(redaction::url).unwrap_or_default()
 }
 
-/// An error with all its causes: hyper's say nothing but "client error" by themselves.
+/// Formats an error with all its causes: hyper's errors alone say only "client error".
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     redaction::error(error)
 }

@@ -1,10 +1,10 @@
-//! The two that are measured: a controller in Rust, and one declared as an object.
+//! Measured controllers: one in Rust, and one declared as an object.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Carrier {
-    /// A controller of the builder's; its reconcile is what is timed.
+    /// Controller made by the builder; its reconcile is measured.
     Embedded,
-    /// A CompositeController; its hook call is what is timed.
+    /// CompositeController; its hook call is measured.
     Composite,
 }
 
@@ -16,7 +16,7 @@ impl Carrier {
         }
     }
 
-    /// What the manager calls it.
+    /// Name of the controller in the manager.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Embedded => "measured",

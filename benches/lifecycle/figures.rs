@@ -1,4 +1,4 @@
-//! One figure: a distribution of durations.
+//! Figure: a distribution of durations.
 
 use tokio::time::Instant;
 
@@ -6,7 +6,7 @@ use crate::support::Harness;
 
 pub(crate) struct Figure {
     title: String,
-    // Milliseconds; below zero where we were faster than the plain watcher.
+    // Milliseconds; negative if the controller was faster than the plain watcher.
     samples: Vec<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! A manager on the control plane, and what looks at it from outside.
+//! Harness of the bench: a manager on a control plane, and plain clients as reference.
 
 use std::{collections::HashMap, future::Future, sync::Arc, time::Duration};
 
@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::carrier::Carrier;
 
-/// A hook that answers with no children, and its URL.
+/// Serves a hook that answers with no children; returns its URL.
 async fn hook(recorder: Recorder, tasks: &mut JoinSet<()>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/sync", listener.local_addr().unwrap());
@@ -132,7 +132,7 @@ impl Harness {
         CrdBuilder::new(&self.scope.group, "Widget")
     }
 
-    /// Installs the CRD and waits until objects can be created without being held back.
+    /// Installs the CRD and waits until objects can be created without delay.
     pub(crate) async fn install(&mut self) -> CrdBuilder {
         let crd = self.crd();
         self.scope.install_crd(&crd).await.unwrap();
@@ -164,17 +164,17 @@ impl Harness {
         }
     }
 
-    /// When the plain watcher has seen the CRD established.
+    /// Returns the time at which the plain watcher saw the CRD established.
     pub(crate) async fn established(&mut self) -> Instant {
         self.crds.wait_for(|crd| crd.established.is_some()).await.unwrap().established.unwrap()
     }
 
-    /// When the plain watcher has seen the CRD gone.
+    /// Returns the time at which the plain watcher saw the CRD deleted.
     pub(crate) async fn removed(&mut self) -> Instant {
         self.crds.wait_for(|crd| crd.removed.is_some()).await.unwrap().removed.unwrap()
     }
 
-    /// A watch of the type by plain means.
+    /// Watches the type with a plain client.
     pub(crate) async fn plain_watch(&mut self, crd: &CrdBuilder) -> PlainWatch {
         let api = self.scope.api(crd, "v1");
         let version = api.list(&ListParams::default()).await.unwrap().metadata.resource_version;
@@ -191,7 +191,7 @@ impl Harness {
         PlainWatch { seen, task }
     }
 
-    /// When a plain client that lists as soon as it can has so many objects.
+    /// Returns the time at which a plain client that lists repeatedly has `count` objects.
     pub(crate) fn plain_list(
         &mut self,
         crd: &CrdBuilder,
@@ -210,7 +210,8 @@ impl Harness {
     }
 }
 
-/// What a plain watcher of kube has last seen of the CRD; its watch is open before.
+/// Last state of the CRD as seen by a plain watcher of kube. The watch is opened before the CRD is
+/// created.
 #[derive(Clone, Copy, Debug, Default)]
 struct PlainCrd {
     established: Option<Instant>,
@@ -234,7 +235,7 @@ impl PlainCrd {
         tasks.spawn(async move {
             loop {
                 let event = tokio::select! {
-                    event = events.try_next() => event.unwrap().expect("the watch goes on"),
+                    event = events.try_next() => event.unwrap().expect("the watch stays open"),
                     () = stop.cancelled() => return,
                 };
                 let now = Instant::now();
@@ -259,7 +260,7 @@ impl PlainCrd {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "whoever asked awaits the handle")]
+#[expect(clippy::disallowed_methods, reason = "the caller awaits the handle")]
 fn spawn<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> JoinHandle<T> {
     tokio::spawn(future)
 }
@@ -288,7 +289,7 @@ impl Drop for PlainWatch {
     }
 }
 
-/// When each object was first reconciled, or its hook first called.
+/// Time at which each object was first reconciled, or its hook first called.
 #[derive(Clone, Default)]
 pub(crate) struct Recorder {
     seen: Arc<watch::Sender<HashMap<String, Instant>>>,
@@ -323,14 +324,14 @@ impl Reconciler for Recorder {
     }
 }
 
-/// When the client under measure first asked for the type.
+/// Time of the first request for the type by the measured client.
 #[derive(Clone, Default)]
 pub(crate) struct Requests {
     first: Arc<watch::Sender<Option<Instant>>>,
 }
 
 impl Requests {
-    /// A client whose requests to `group` are noted.
+    /// Returns a client whose first request to `group` is recorded.
     fn client(&self, plane: &ControlPlane, group: &str) -> Client {
         let inner = pilotlight::transport::client(plane.config(), Default::default()).unwrap();
         let prefix = format!("/apis/{group}/");

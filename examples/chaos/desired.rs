@@ -1,4 +1,4 @@
-//! What was said last: drawn at random, and kept to be compared with what came of it.
+//! Desired state: the specifications after the last step, and the generator of random steps.
 
 use std::collections::BTreeMap;
 
@@ -7,45 +7,45 @@ use kube::core::{ApiResource, GroupVersionKind};
 use pilotlight::testing::CrdBuilder;
 
 pub(crate) const GROUP: &str = "chaos.test";
-/// A parent has no more children.
-const MOST: usize = 3;
+/// Upper bound on the children of a parent.
+const MAX_CHILDREN: usize = 3;
 
-/// A parent's specification.
+/// Specification of a parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Spec {
     pub(crate) size: usize,
     pub(crate) text: u64,
 }
 
-/// A type of parents and its controller.
+/// Type of parents, and its controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Kind {
     pub(crate) number: usize,
     pub(crate) installed: bool,
     pub(crate) cluster_scoped: bool,
-    /// The version that its controller asks for.
+    /// True if the version that the controller uses is served.
     pub(crate) served: bool,
     pub(crate) allowed: bool,
     pub(crate) declared: bool,
     pub(crate) paused: bool,
     pub(crate) recreates: bool,
     pub(crate) resync: i32,
-    pub(crate) mood: Mood,
+    pub(crate) hook_mode: HookMode,
     pub(crate) parents: BTreeMap<usize, Spec>,
 }
 
-/// How a hook feels.
+/// Behaviour of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mood {
-    Fine,
+pub(crate) enum HookMode {
+    Working,
     Unreachable,
     Busy,
     Slow,
-    Garbage,
-    Refusing,
+    Invalid,
+    Failing,
 }
 
-/// What a controller is to be in the end.
+/// State that a controller must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
     Absent,
@@ -53,51 +53,51 @@ pub(crate) enum Expected {
     Running,
 }
 
-/// One thing that happens.
+/// Step of a run.
 #[derive(Clone, Debug)]
-pub(crate) enum Deed {
-    /// Creates a parent, or changes it.
-    Put(usize, usize, Spec),
-    Delete(usize, usize),
-    /// Deletes a child behind its parent's back.
-    Strike(usize, usize),
+pub(crate) enum Step {
+    /// Creates or updates a parent.
+    PutParent(usize, usize, Spec),
+    DeleteParent(usize, usize),
+    /// Deletes a child directly.
+    DeleteChild(usize, usize),
     Uninstall(usize),
     /// Installs the type, perhaps with another scope, and creates parents.
-    Return(usize, bool, Vec<(usize, Spec)>),
-    Serve(usize, bool),
-    Allow(usize, bool),
+    Install(usize, bool, Vec<(usize, Spec)>),
+    SetServed(usize, bool),
+    SetAllowed(usize, bool),
     /// Changes the controller's specification.
-    Edit(usize),
-    Pause(usize, bool),
-    Declare(usize, bool),
-    Feel(usize, Mood),
-    /// Plays the faults of this seed instead of those before.
+    EditController(usize),
+    SetPaused(usize, bool),
+    SetDeclared(usize, bool),
+    SetHookMode(usize, HookMode),
+    /// Plays the faults of this seed in place of the current ones.
     Faults(u64),
     CutWatches,
-    /// History is gone, or the connections of all watches.
-    Expire,
+    /// Compacts the server's history, or closes all connections if the server offers no compaction.
+    ExpireHistory,
     RestartManager,
 }
 
-impl Deed {
-    /// Whether it concerns the life of controllers.
+impl Step {
+    /// Returns whether the step starts, stops or changes controllers.
     pub(crate) fn is_lifecycle(&self) -> bool {
         match self {
             Self::Uninstall(_)
-            | Self::Return(..)
-            | Self::Serve(..)
-            | Self::Edit(_)
-            | Self::Pause(..)
-            | Self::Declare(..)
+            | Self::Install(..)
+            | Self::SetServed(..)
+            | Self::EditController(_)
+            | Self::SetPaused(..)
+            | Self::SetDeclared(..)
             | Self::RestartManager => true,
-            Self::Put(..)
-            | Self::Delete(..)
-            | Self::Strike(..)
-            | Self::Allow(..)
-            | Self::Feel(..)
+            Self::PutParent(..)
+            | Self::DeleteParent(..)
+            | Self::DeleteChild(..)
+            | Self::SetAllowed(..)
+            | Self::SetHookMode(..)
             | Self::Faults(_)
             | Self::CutWatches
-            | Self::Expire => false,
+            | Self::ExpireHistory => false,
         }
     }
 }
@@ -117,13 +117,13 @@ impl Kind {
         if self.cluster_scoped { crd.cluster_scoped() } else { crd }
     }
 
-    /// By the version that is always served.
+    /// Resource in the version that is always served.
     pub(crate) fn resource(&self) -> ApiResource {
         let kind = GroupVersionKind::gvk(GROUP, "v2", &format!("Kind{}", self.number));
         ApiResource::from_gvk_with_plural(&kind, &self.plural())
     }
 
-    /// What a child's name begins with, and on the simulated server all of it.
+    /// Prefix of a child's name; on the simulated server the whole name.
     pub(crate) fn child(&self, parent: usize, child: usize) -> String {
         format!("{}-{parent}-{child}", self.plural())
     }
@@ -137,22 +137,23 @@ impl Kind {
     }
 }
 
-/// All that was said.
+/// Desired state of all types, parents and controllers.
 #[derive(Debug)]
 pub(crate) struct Desired {
     pub(crate) kinds: Vec<Kind>,
-    /// How often the manager may have deleted each child.
-    pub(crate) excuses: BTreeMap<String, usize>,
-    /// Parents of each type at most, and of one that has returned.
-    most: usize,
-    fill: usize,
+    /// Number of times that the manager is allowed to delete each child.
+    pub(crate) allowed_deletes: BTreeMap<String, usize>,
+    /// Upper bound on the parents of each type, and number of parents of a type that has just been
+    /// installed.
+    max_parents: usize,
+    initial: usize,
     random: Rng,
     texts: u64,
 }
 
 impl Desired {
-    /// Nothing is installed or declared yet.
-    pub(crate) fn new(seed: u64, controllers: usize, most: usize, fill: usize) -> Self {
+    /// State in which nothing is installed or declared.
+    pub(crate) fn new(seed: u64, controllers: usize, max_parents: usize, initial: usize) -> Self {
         let kind = |number| Kind {
             number,
             installed: false,
@@ -163,170 +164,179 @@ impl Desired {
             paused: false,
             recreates: false,
             resync: 3600,
-            mood: Mood::Fine,
+            hook_mode: HookMode::Working,
             parents: BTreeMap::new(),
         };
         Self {
             kinds: (0..controllers).map(kind).collect(),
-            excuses: BTreeMap::new(),
-            most,
-            fill,
+            allowed_deletes: BTreeMap::new(),
+            max_parents,
+            initial,
             random: Rng::with_seed(seed),
             texts: 0,
         }
     }
 
-    /// Everything there is, once.
-    pub(crate) fn beginning(&mut self) -> Vec<Deed> {
+    /// Steps that declare every controller and install every type.
+    pub(crate) fn initial_steps(&mut self) -> Vec<Step> {
         let all = 0..self.kinds.len();
-        all.flat_map(|at| [Deed::Declare(at, true), Deed::Return(at, false, self.filling())])
-            .collect()
+        all.flat_map(|at| {
+            [Step::SetDeclared(at, true), Step::Install(at, false, self.initial_parents())]
+        })
+        .collect()
     }
 
-    /// What makes everything good that is missing, and leaves what was said of it otherwise.
-    pub(crate) fn restoring(&mut self) -> Vec<Deed> {
-        let mut deeds = Vec::new();
+    /// Steps that install, serve, declare and resume whatever is missing or paused, and change
+    /// nothing else.
+    pub(crate) fn restoring_steps(&mut self) -> Vec<Step> {
+        let mut steps = Vec::new();
         for at in 0..self.kinds.len() {
             let Kind { installed, served, declared, paused, .. } = self.kinds[at];
             if !installed {
-                deeds.push(Deed::Return(at, false, self.filling()));
+                steps.push(Step::Install(at, false, self.initial_parents()));
             }
             if !served {
-                deeds.push(Deed::Serve(at, true));
+                steps.push(Step::SetServed(at, true));
             }
             if !declared {
-                deeds.push(Deed::Declare(at, true));
+                steps.push(Step::SetDeclared(at, true));
             } else if paused {
-                deeds.push(Deed::Pause(at, false));
+                steps.push(Step::SetPaused(at, false));
             }
         }
-        deeds
+        steps
     }
 
-    /// What ends whatever keeps anybody from working.
-    pub(crate) fn peace(&self) -> Vec<Deed> {
+    /// Steps that restore rights and hooks.
+    pub(crate) fn repairing_steps(&self) -> Vec<Step> {
         let denied = self.kinds.iter().filter(|kind| !kind.allowed);
-        let moody = self.kinds.iter().filter(|kind| kind.mood != Mood::Fine);
+        let faulty = self.kinds.iter().filter(|kind| kind.hook_mode != HookMode::Working);
         denied
-            .map(|kind| Deed::Allow(kind.number, true))
-            .chain(moody.map(|kind| Deed::Feel(kind.number, Mood::Fine)))
+            .map(|kind| Step::SetAllowed(kind.number, true))
+            .chain(faulty.map(|kind| Step::SetHookMode(kind.number, HookMode::Working)))
             .collect()
     }
 
-    /// What happens next, of all there is.
-    pub(crate) fn draw(&mut self) -> Deed {
+    /// Draws the next step from all kinds of steps.
+    pub(crate) fn draw(&mut self) -> Step {
         match self.random.u32(0..1000) {
             0..700 => self.draw_object(),
             700..790 => self.draw_lifecycle(),
             790..830 => {
                 let at = self.any();
-                Deed::Allow(at, !self.kinds[at].allowed)
+                Step::SetAllowed(at, !self.kinds[at].allowed)
             }
-            830..930 => self.draw_mood(),
-            930..950 => Deed::Faults(self.random.u64(..)),
-            950..980 => Deed::CutWatches,
-            980..995 => Deed::Expire,
-            _ => Deed::RestartManager,
+            830..930 => self.draw_hook_mode(),
+            930..950 => Step::Faults(self.random.u64(..)),
+            950..980 => Step::CutWatches,
+            980..995 => Step::ExpireHistory,
+            _ => Step::RestartManager,
         }
     }
 
-    /// What happens next in the life of a controller.
-    pub(crate) fn draw_lifecycle(&mut self) -> Deed {
+    /// Draws the next step in the lifecycle of a controller.
+    pub(crate) fn draw_lifecycle(&mut self) -> Step {
         let at = self.any();
         let kind = self.kinds[at].clone();
         match self.random.u32(0..10) {
             0..6 if !kind.installed => {
                 let other_scope = self.random.u32(0..4) == 0;
-                Deed::Return(at, kind.cluster_scoped != other_scope, self.filling())
+                Step::Install(at, kind.cluster_scoped != other_scope, self.initial_parents())
             }
-            0..4 => Deed::Uninstall(at),
-            4..6 => Deed::Serve(at, !kind.served),
-            6..8 if kind.declared => Deed::Edit(at),
-            8 if kind.declared => Deed::Pause(at, !kind.paused),
-            _ => Deed::Declare(at, !kind.declared),
+            0..4 => Step::Uninstall(at),
+            4..6 => Step::SetServed(at, !kind.served),
+            6..8 if kind.declared => Step::EditController(at),
+            8 if kind.declared => Step::SetPaused(at, !kind.paused),
+            _ => Step::SetDeclared(at, !kind.declared),
         }
     }
 
-    fn draw_object(&mut self) -> Deed {
+    fn draw_object(&mut self) -> Step {
         let at = self.any();
         if !self.kinds[at].installed {
             return self.draw_lifecycle();
         }
-        let parent = self.random.usize(0..self.most);
+        let parent = self.random.usize(0..self.max_parents);
         let known = self.kinds[at].parents.contains_key(&parent);
         match self.random.u32(0..10) {
-            0..2 if known => Deed::Delete(at, parent),
-            2..4 if known => Deed::Strike(at, parent),
-            _ => Deed::Put(at, parent, self.spec()),
+            0..2 if known => Step::DeleteParent(at, parent),
+            2..4 if known => Step::DeleteChild(at, parent),
+            _ => Step::PutParent(at, parent, self.spec()),
         }
     }
 
-    fn draw_mood(&mut self) -> Deed {
-        let moody = self.kinds.iter().find(|kind| kind.mood != Mood::Fine);
-        if let Some(kind) = moody.filter(|_| self.random.bool()) {
-            return Deed::Feel(kind.number, Mood::Fine);
+    fn draw_hook_mode(&mut self) -> Step {
+        let faulty = self.kinds.iter().find(|kind| kind.hook_mode != HookMode::Working);
+        if let Some(kind) = faulty.filter(|_| self.random.bool()) {
+            return Step::SetHookMode(kind.number, HookMode::Working);
         }
-        let moods = [Mood::Unreachable, Mood::Busy, Mood::Slow, Mood::Garbage, Mood::Refusing];
-        Deed::Feel(self.any(), moods[self.random.usize(0..moods.len())])
+        let modes = [
+            HookMode::Unreachable,
+            HookMode::Busy,
+            HookMode::Slow,
+            HookMode::Invalid,
+            HookMode::Failing,
+        ];
+        Step::SetHookMode(self.any(), modes[self.random.usize(0..modes.len())])
     }
 
     fn any(&mut self) -> usize {
         self.random.usize(0..self.kinds.len())
     }
 
-    fn filling(&mut self) -> Vec<(usize, Spec)> {
-        (0..self.fill).map(|parent| (parent, self.spec())).collect()
+    fn initial_parents(&mut self) -> Vec<(usize, Spec)> {
+        (0..self.initial).map(|parent| (parent, self.spec())).collect()
     }
 
     fn spec(&mut self) -> Spec {
         self.texts += 1;
-        Spec { size: self.random.usize(0..=MOST), text: self.texts }
+        Spec { size: self.random.usize(0..=MAX_CHILDREN), text: self.texts }
     }
 
-    /// Remembers it.
-    pub(crate) fn apply(&mut self, deed: &Deed) {
-        match deed {
-            Deed::Put(at, parent, spec) => {
-                // It may have fewer children then, or others instead.
-                self.excuse(*at, *parent);
+    /// Records the effect of a step on the desired state.
+    pub(crate) fn apply(&mut self, step: &Step) {
+        match step {
+            Step::PutParent(at, parent, spec) => {
+                // The parent may then have fewer children, or different ones.
+                self.allow_deletes(*at, *parent);
                 self.kinds[*at].parents.insert(*parent, spec.clone());
             }
-            Deed::Delete(at, parent) => {
+            Step::DeleteParent(at, parent) => {
                 self.kinds[*at].parents.remove(parent);
             }
-            Deed::Uninstall(at) => {
+            Step::Uninstall(at) => {
                 self.kinds[*at].parents.clear();
                 self.kinds[*at].installed = false;
             }
-            Deed::Return(at, cluster_scoped, parents) => {
+            Step::Install(at, cluster_scoped, parents) => {
                 let kind = &mut self.kinds[*at];
                 (kind.installed, kind.cluster_scoped) = (true, *cluster_scoped);
                 kind.parents = parents.iter().cloned().collect();
             }
-            Deed::Serve(at, served) => self.kinds[*at].served = *served,
-            Deed::Allow(at, allowed) => self.kinds[*at].allowed = *allowed,
-            Deed::Edit(at) => {
+            Step::SetServed(at, served) => self.kinds[*at].served = *served,
+            Step::SetAllowed(at, allowed) => self.kinds[*at].allowed = *allowed,
+            Step::EditController(at) => {
                 let kind = &mut self.kinds[*at];
                 kind.recreates = !kind.recreates;
                 kind.resync += 1;
             }
-            Deed::Pause(at, paused) => self.kinds[*at].paused = *paused,
-            Deed::Declare(at, declared) => {
+            Step::SetPaused(at, paused) => self.kinds[*at].paused = *paused,
+            Step::SetDeclared(at, declared) => {
                 let kind = &mut self.kinds[*at];
                 (kind.declared, kind.paused) = (*declared, false);
             }
-            Deed::Feel(at, mood) => self.kinds[*at].mood = *mood,
-            Deed::Strike(..)
-            | Deed::Faults(_)
-            | Deed::CutWatches
-            | Deed::Expire
-            | Deed::RestartManager => {}
+            Step::SetHookMode(at, mode) => self.kinds[*at].hook_mode = *mode,
+            Step::DeleteChild(..)
+            | Step::Faults(_)
+            | Step::CutWatches
+            | Step::ExpireHistory
+            | Step::RestartManager => {}
         }
     }
 
-    fn excuse(&mut self, at: usize, parent: usize) {
-        for child in 0..MOST {
-            *self.excuses.entry(self.kinds[at].child(parent, child)).or_default() += 1;
+    fn allow_deletes(&mut self, at: usize, parent: usize) {
+        for child in 0..MAX_CHILDREN {
+            *self.allowed_deletes.entry(self.kinds[at].child(parent, child)).or_default() += 1;
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Carries out what was drawn.
+//! Driver: carries out the drawn steps.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -17,31 +17,31 @@ use serde_json::{Value, json};
 use tokio::{runtime::Handle, time::sleep};
 
 use crate::{
-    desired::{Deed, Desired, GROUP, Kind, Spec},
-    fleet::{Fleet, Moody},
-    server::{NAMESPACE, Server, by, insist},
+    desired::{Desired, GROUP, Kind, Spec, Step},
+    manager::{ManagerRun, TestHook},
+    server::{NAMESPACE, Server, post_params, retry},
 };
 
-/// Parents that are created at the same time.
+/// Parents that are created concurrently.
 const AT_ONCE: usize = 16;
 
-/// Server, faults, manager and hook, and what was said to them.
+/// Server, faults, manager and hook, and their desired state.
 pub(crate) struct Driver {
     pub(crate) server: Server,
     pub(crate) desired: Desired,
     pub(crate) faults: Faults,
-    pub(crate) hook: Arc<Moody>,
-    /// Nobody while the leak oracle looks.
-    pub(crate) fleet: Option<Fleet>,
+    pub(crate) hook: Arc<TestHook>,
+    /// `None` while the leak oracle measures without a manager.
+    pub(crate) manager: Option<ManagerRun>,
     playing: Option<Playing>,
     pub(crate) on: Handle,
     pub(crate) figures: Figures,
 }
 
-/// What is counted.
+/// Counts of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Figures {
-    pub(crate) deeds: usize,
+    pub(crate) steps: usize,
     pub(crate) lifecycle: usize,
     pub(crate) epochs: u64,
     pub(crate) managers: usize,
@@ -49,18 +49,18 @@ pub(crate) struct Figures {
 }
 
 impl Driver {
-    /// The manager is to run on this runtime; it is not started yet.
+    /// Creates a driver whose manager will run on `on`; does not start the manager.
     pub(crate) async fn new(server: Server, desired: Desired, on: Handle) -> anyhow::Result<Self> {
         for kind in &desired.kinds {
             server.grant(kind).await?;
         }
-        let hook = Moody::new(desired.kinds.len(), server.naming());
+        let hook = TestHook::new(desired.kinds.len(), server.naming());
         Ok(Self {
             server,
             desired,
             faults: Faults::default(),
             hook,
-            fleet: None,
+            manager: None,
             playing: None,
             on,
             figures: Figures::default(),
@@ -68,102 +68,102 @@ impl Driver {
     }
 
     pub(crate) fn start(&mut self) -> anyhow::Result<()> {
-        let client = self.server.pilot(&self.faults, &self.on)?;
-        self.fleet = Some(Fleet::start(client, &self.hook, &self.on)?);
+        let client = self.server.manager_client(&self.faults, &self.on)?;
+        self.manager = Some(ManagerRun::start(client, &self.hook, &self.on)?);
         self.figures.managers += 1;
         Ok(())
     }
 
     pub(crate) async fn stop(&mut self) -> anyhow::Result<()> {
         self.count();
-        if let Some(fleet) = self.fleet.take() {
-            fleet.stop().await?;
+        if let Some(manager) = self.manager.take() {
+            manager.stop().await?;
         }
         Ok(())
     }
 
-    /// Counts the requests and the epochs since the last time, and forgets them.
+    /// Adds the requests and epochs since the last call to the counts, and clears the logs of them.
     pub(crate) fn count(&mut self) {
-        self.figures.epochs += self.fleet.as_mut().map_or(0, Fleet::epochs);
+        self.figures.epochs += self.manager.as_mut().map_or(0, ManagerRun::epochs);
         self.figures.requests += self.faults.seen().len();
         self.faults.forget_seen();
         self.server.forget();
     }
 
     /// Ends all faults.
-    pub(crate) async fn make_peace(&mut self) -> anyhow::Result<()> {
+    pub(crate) async fn end_faults(&mut self) -> anyhow::Result<()> {
         self.playing = None;
         self.faults.clear();
-        for deed in self.desired.peace() {
-            self.carry_out(deed).await?;
+        for step in self.desired.repairing_steps() {
+            self.carry_out(step).await?;
         }
         Ok(())
     }
 
-    /// Does it and remembers it.
-    pub(crate) async fn carry_out(&mut self, deed: Deed) -> anyhow::Result<()> {
-        self.figures.deeds += 1;
-        self.figures.lifecycle += usize::from(deed.is_lifecycle());
-        // Said before it is done: what follows from it may happen at once.
-        self.desired.apply(&deed);
-        // Large, and rarely all of it.
-        Box::pin(self.perform(&deed)).await.with_context(|| format!("{deed:?}"))?;
+    /// Records a step in the desired state and performs it.
+    pub(crate) async fn carry_out(&mut self, step: Step) -> anyhow::Result<()> {
+        self.figures.steps += 1;
+        self.figures.lifecycle += usize::from(step.is_lifecycle());
+        // Recorded first, because the step may take effect at once.
+        self.desired.apply(&step);
+        // Boxed, because the future is large and rarely used in full.
+        Box::pin(self.perform(&step)).await.with_context(|| format!("{step:?}"))?;
         self.count();
         Ok(())
     }
 
-    async fn perform(&mut self, deed: &Deed) -> anyhow::Result<()> {
-        match deed {
-            Deed::Put(at, parent, spec) => self.put(self.kind(*at), *parent, spec).await?,
-            Deed::Delete(at, parent) => {
+    async fn perform(&mut self, step: &Step) -> anyhow::Result<()> {
+        match step {
+            Step::PutParent(at, parent, spec) => self.put(self.kind(*at), *parent, spec).await?,
+            Step::DeleteParent(at, parent) => {
                 let parents = self.server.parents(self.kind(*at));
                 parents.delete(&name_of(*parent), &DeleteParams::background()).await?;
             }
-            Deed::Strike(at, parent) => {
+            Step::DeleteChild(at, parent) => {
                 let children = Api::<ConfigMap>::namespaced(self.server.client.clone(), NAMESPACE);
                 let parents = self.server.parents(self.kind(*at));
                 let found =
-                    insist("a parent", async || parents.get(&name_of(*parent)).await).await?;
+                    retry("a parent", async || parents.get(&name_of(*parent)).await).await?;
                 let suffix = self.server.naming().suffix(&found.uid().unwrap_or_default());
                 let child = self.kind(*at).child(*parent, 0) + &suffix;
                 match children.delete(&child, &DeleteParams::default()).await {
                     Ok(_) => {}
-                    // It was to have none, or has none yet.
+                    // The parent has no child by its specification, or not yet.
                     Err(kube::Error::Api(status)) if status.code == 404 => {}
                     Err(error) => return Err(error.into()),
                 }
             }
-            Deed::Uninstall(at) => self.server.uninstall(self.kind(*at)).await?,
-            Deed::Return(at, _, parents) => {
+            Step::Uninstall(at) => self.server.uninstall(self.kind(*at)).await?,
+            Step::Install(at, _, parents) => {
                 let kind = self.kind(*at);
                 self.server.install(kind).await?;
                 let creating = parents.iter().map(|(parent, spec)| self.put(kind, *parent, spec));
                 let mut created = pin!(stream::iter(creating).buffer_unordered(AT_ONCE));
                 while let Some(()) = created.try_next().await? {}
             }
-            Deed::Serve(at, _) if self.kind(*at).installed => {
+            Step::SetServed(at, _) if self.kind(*at).installed => {
                 self.server.serve(self.kind(*at)).await?;
             }
-            // It will be installed so.
-            Deed::Serve(..) => {}
-            Deed::Allow(at, _) => {
+            // Takes effect when the type is installed.
+            Step::SetServed(..) => {}
+            Step::SetAllowed(at, _) => {
                 let kind = self.kind(*at).clone();
                 self.server.allow(&self.desired.kinds, &kind).await?;
-                // What is open stays open: it would not notice.
+                // Open watches would not notice lost rights.
                 let plural = kind.plural();
                 self.faults.cut_open(|info| info.verb == Verb::Watch && info.resource == plural);
             }
-            Deed::Edit(at) => {
+            Step::EditController(at) => {
                 let kind = self.kind(*at);
                 let change = json!({ "spec": controller_spec(kind) });
                 self.change_controller(kind, change).await?;
             }
-            Deed::Pause(at, paused) => {
+            Step::SetPaused(at, paused) => {
                 let paused = paused.then_some("true");
                 let change = json!({ "metadata": { "annotations": { PAUSED: paused } } });
                 self.change_controller(self.kind(*at), change).await?;
             }
-            Deed::Declare(at, true) => {
+            Step::SetDeclared(at, true) => {
                 let kind = self.kind(*at);
                 let controller = serde_json::from_value(json!({
                     "apiVersion": "metacontroller.k8s.io/v1alpha1",
@@ -171,29 +171,29 @@ impl Driver {
                     "metadata": { "name": kind.controller() },
                     "spec": controller_spec(kind),
                 }))?;
-                self.controllers().create(&by(), &controller).await?;
+                self.controllers().create(&post_params(), &controller).await?;
             }
-            Deed::Declare(at, false) => {
+            Step::SetDeclared(at, false) => {
                 let name = self.kind(*at).controller();
                 self.controllers().delete(&name, &DeleteParams::default()).await?;
             }
-            Deed::Feel(at, mood) => self.hook.feel(*at, *mood),
-            Deed::Faults(seed) => {
+            Step::SetHookMode(at, mode) => self.hook.set_mode(*at, *mode),
+            Step::Faults(seed) => {
                 let profile = Profile { rules: 30, within: 30, ..Profile::default() };
-                // Not both at once.
+                // Ends the earlier schedule before the next begins.
                 drop(self.playing.take());
                 self.playing = Some(self.faults.play(&Schedule::random(*seed, &profile)));
             }
-            Deed::CutWatches => {
+            Step::CutWatches => {
                 self.faults.cut_open(|info| info.verb == Verb::Watch);
             }
-            Deed::Expire => {
-                let all = self.figures.deeds.is_multiple_of(2);
+            Step::ExpireHistory => {
+                let all = self.figures.steps.is_multiple_of(2);
                 if !self.server.expire(all) {
                     self.faults.cut_open(|_| true);
                 }
             }
-            Deed::RestartManager => {
+            Step::RestartManager => {
                 self.stop().await?;
                 self.start()?;
             }
@@ -215,17 +215,17 @@ impl Driver {
         Ok(())
     }
 
-    /// Creates a parent, or changes it.
+    /// Creates or updates a parent.
     async fn put(&self, kind: &Kind, parent: usize, spec: &Spec) -> anyhow::Result<()> {
         let (parents, name) = (self.server.parents(kind), name_of(parent));
         let spec = json!({ "size": spec.size, "text": spec.text.to_string() });
         let change = Patch::Merge(json!({ "spec": spec }));
         let object = kind.crd().object(&name, spec.clone());
-        // A type that has just come back refuses for a while.
-        insist("a parent", async || {
+        // A type that has just returned refuses requests for a while.
+        retry("a parent", async || {
             match parents.patch(&name, &PatchParams::default(), &change).await {
                 Err(kube::Error::Api(status)) if status.code == 404 => {
-                    parents.create(&by(), &object).await
+                    parents.create(&post_params(), &object).await
                 }
                 other => other,
             }
@@ -235,10 +235,10 @@ impl Driver {
     }
 }
 
-/// A while between two deeds.
-pub(crate) async fn breathe(random: &mut fastrand::Rng, most: Duration) {
-    let most = u64::try_from(most.as_micros()).unwrap_or(u64::MAX);
-    sleep(Duration::from_micros(random.u64(0..=most))).await;
+/// Waits a random time up to `longest`.
+pub(crate) async fn random_pause(random: &mut fastrand::Rng, longest: Duration) {
+    let longest = u64::try_from(longest.as_micros()).unwrap_or(u64::MAX);
+    sleep(Duration::from_micros(random.u64(0..=longest))).await;
 }
 
 pub(crate) fn name_of(parent: usize) -> String {
@@ -256,6 +256,6 @@ fn controller_spec(kind: &Kind) -> Value {
             "resource": "configmaps",
             "updateStrategy": { "method": method },
         }],
-        "hooks": { "sync": { "webhook": { "url": "http://nobody.invalid" } } },
+        "hooks": { "sync": { "webhook": { "url": "http://unused.invalid" } } },
     })
 }

@@ -1,5 +1,5 @@
-//! A random mix of everything, by seed, over many controllers and parents; then peace, and what
-//! there is must be what was said last.
+//! Chaos: random steps from a seed against many controllers and parents. Then all faults end, and
+//! the actual state must converge to the desired one.
 //!
 //! ```console
 //! $ cargo run --release --example chaos -- --minutes 30 --seed 7
@@ -8,19 +8,19 @@
 //!       --controllers 10 --parents 5
 //! ```
 //!
-//! Objects are created, changed and deleted, types go, return with another scope and lose a
-//! version, rights are taken, watches cut, histories lost, answers late or wrong, hooks out of
-//! order, specifications edited, the manager is started anew. The same seed is the same sequence of
-//! these; on the simulated server, whose minutes are those of a paused clock, also the same times.
-//! With `--events` it is a soak: the life of controllers and nothing else, spread over the minutes of
-//! the wall if there are any; again and again everything is made good and measured, and whatever
-//! rises from look to look is a leak. `RUST_LOG` says what the managers log, to stderr. Nothing
-//! leaves loopback.
+//! Objects are created, changed and deleted; types are deleted and return with another scope or
+//! without a version; rights are revoked, watches cut, histories lost; answers are late or wrong,
+//! hooks fail, specifications change, and the manager restarts. The same seed gives the same
+//! sequence of steps. On the simulated server, whose minutes are those of a paused clock, it also
+//! gives the same times. With `--events` the run is a soak: only lifecycle steps, spread over the
+//! given minutes of wall-clock time, if any. The state is repeatedly restored and measured,
+//! and a figure that keeps rising is a leak. `RUST_LOG` sets the log level of the managers, which
+//! log to stderr. All connections stay on loopback.
 
+mod check;
 mod desired;
 mod driver;
-mod fleet;
-mod judge;
+mod manager;
 mod server;
 mod soak;
 
@@ -41,47 +41,47 @@ use crate::{desired::Desired, driver::Driver, server::Server, soak::Soak};
 const SAMPLES: u32 = 20;
 
 #[derive(Clone, Debug, Parser)]
-#[command(about = "A random mix of everything, and then the truth")]
+#[command(about = "Random steps against many controllers, then a check of the final state")]
 struct Args {
-    /// For how long; of the simulated server, in its own time. One minute by default. Of a soak, in
-    /// the time of the wall wherever it is; as fast as it can be by default.
+    /// Length of the run in minutes, by the server's own clock if it is simulated; 1 by default. Of
+    /// a soak, in wall-clock time; by default it runs as fast as possible.
     #[arg(long)]
     minutes: Option<f64>,
-    /// Ends after so many deeds: the number that a failed run has printed.
+    /// Number of steps after which the run ends, as printed by a failed run.
     #[arg(long)]
-    deeds: Option<usize>,
-    /// A soak instead: so many events in the life of controllers, then nothing may have grown.
+    steps: Option<usize>,
+    /// Runs a soak of this many lifecycle steps, after which no figure may have grown.
     #[arg(long)]
     events: Option<usize>,
-    /// What happens; drawn at random by default.
+    /// Seed of the random steps; random by default.
     #[arg(long)]
     seed: Option<u64>,
-    /// How many types and controllers.
+    /// Number of types, each with a controller.
     #[arg(long, default_value_t = 50)]
     controllers: usize,
-    /// Of each, at most.
+    /// Upper bound on the parents of each type.
     #[arg(long, default_value_t = 200)]
     parents: usize,
-    /// The longest pause between two deeds, in milliseconds.
+    /// Longest pause between two steps, in milliseconds.
     #[arg(long, default_value_t = 100)]
     pause: u64,
-    /// Where all this happens.
-    #[arg(long, value_enum, default_value_t = Where::Real)]
-    server: Where,
-    /// Prints each deed.
+    /// Server to run against.
+    #[arg(long, value_enum, default_value_t = ServerKind::Real)]
+    server: ServerKind,
+    /// Prints each step.
     #[arg(long)]
     log: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Where {
-    /// In process, with a paused clock.
+enum ServerKind {
+    /// Simulated server in this process, with a paused clock.
     Simulated,
     /// etcd and kube-apiserver on loopback.
     Real,
 }
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "it is what the user asked for")]
+#[expect(clippy::print_stdout, clippy::print_stderr, reason = "output of a command-line program")]
 fn main() -> ExitCode {
     let args = Args::parse();
     let filter = EnvFilter::builder().with_default_directive(LevelFilter::OFF.into());
@@ -92,7 +92,7 @@ fn main() -> ExitCode {
     fastrand::seed(seed);
     match run(&args, seed) {
         Ok(()) => {
-            println!("seed {seed}: all is as it was said to be");
+            println!("seed {seed}: everything is as desired");
             ExitCode::SUCCESS
         }
         Err(error) => {
@@ -104,14 +104,14 @@ fn main() -> ExitCode {
 
 fn run(args: &Args, seed: u64) -> anyhow::Result<()> {
     match args.server {
-        Where::Simulated => {
+        ServerKind::Simulated => {
             let runtime = Builder::new_current_thread().enable_all().start_paused(true).build()?;
             let on = runtime.handle().clone();
             runtime.block_on(async { play(args, seed, Server::simulated(seed).await?, on).await })
         }
-        Where::Real => {
+        ServerKind::Real => {
             let runtime = Runtime::new()?;
-            // The manager's tasks are counted apart from ours.
+            // Separate runtime, so that the manager's tasks are counted apart from ours.
             let apart = Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
             let on = apart.handle().clone();
             let end = runtime
@@ -122,25 +122,25 @@ fn run(args: &Args, seed: u64) -> anyhow::Result<()> {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+#[expect(clippy::print_stdout, reason = "output of a command-line program")]
 async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Result<()> {
-    let fill = if args.events.is_some() { 2 } else { args.parents / 4 };
-    let desired = Desired::new(seed, args.controllers, args.parents, fill.min(args.parents));
+    let initial = if args.events.is_some() { 2 } else { args.parents / 4 };
+    let desired = Desired::new(seed, args.controllers, args.parents, initial.min(args.parents));
     let mut driver = Driver::new(server, desired, on.clone()).await?;
     let patience = match args.server {
-        // Its clock costs nothing, and a back-off may be long.
-        Where::Simulated => Duration::from_secs(3600),
-        Where::Real => Duration::from_secs(300),
+        // Paused time costs nothing, and a back-off may be long.
+        ServerKind::Simulated => Duration::from_secs(3600),
+        ServerKind::Real => Duration::from_secs(300),
     };
     let leaks = LeakOracle::new().tasks("the manager", &on).requests(&driver.faults);
-    let nobody = leaks.baseline().await;
+    let baseline = leaks.baseline().await;
     let mut samples = Samples::new(on);
 
     driver.start()?;
-    for deed in driver.desired.beginning() {
-        driver.carry_out(deed).await?;
+    for step in driver.desired.initial_steps() {
+        driver.carry_out(step).await?;
     }
-    println!("begun: settled after {:?}", driver.converge(patience).await?);
+    println!("started: converged after {:?}", driver.converge(patience).await?);
     samples.take(&mut driver);
     match args.events {
         Some(events) => {
@@ -158,13 +158,13 @@ async fn play(args: &Args, seed: u64, server: Server, on: Handle) -> anyhow::Res
     }
 
     driver.stop().await?;
-    leaks.compare(&nobody).await.context("left over by managers that have ended")?;
+    leaks.compare(&baseline).await.context("left over by managers that have ended")?;
     samples.take(&mut driver);
     samples.print_slope();
     let Driver { server, desired, faults, figures, .. } = driver;
     println!("{figures:?}, {} faults", faults.fired().len());
     let writes = server.writes.so_far();
-    let deletes = judge::excused(&desired, &writes.deletes)?;
+    let deletes = check::deletes(&desired, &writes.deletes)?;
     println!("{} children created, {deletes} deleted, each for a reason", writes.creates);
     server.stop().await;
     Ok(())
@@ -174,8 +174,8 @@ fn length(minutes: f64) -> anyhow::Result<Duration> {
     Duration::try_from_secs_f64(minutes * 60.0).context("--minutes")
 }
 
-/// Everything at once, for a while.
-#[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+/// Runs random steps of all kinds for a while.
+#[expect(clippy::print_stdout, reason = "output of a command-line program")]
 async fn chaos(
     args: &Args,
     seed: u64,
@@ -188,33 +188,33 @@ async fn chaos(
     let begin = Instant::now();
     let mut next = begin + length / SAMPLES;
     let mut done = 0;
-    while args.deeds.map_or_else(|| begin.elapsed() < length, |deeds| done < deeds) {
-        let deed = driver.desired.draw();
+    while args.steps.map_or_else(|| begin.elapsed() < length, |steps| done < steps) {
+        let step = driver.desired.draw();
         if args.log {
-            println!("{done} {:?} {deed:?}", begin.elapsed());
+            println!("{done} {:?} {step:?}", begin.elapsed());
         }
-        driver.carry_out(deed).await.with_context(|| format!("deed {done}"))?;
+        driver.carry_out(step).await.with_context(|| format!("step {done}"))?;
         done += 1;
         if Instant::now() >= next {
             samples.take(driver);
             next += length / SAMPLES;
         }
-        driver::breathe(&mut pauses, Duration::from_millis(args.pause)).await;
+        driver::random_pause(&mut pauses, Duration::from_millis(args.pause)).await;
     }
-    println!("{done} deeds; peace");
-    driver.make_peace().await?;
-    let took = driver.converge(patience).await.with_context(|| format!("after {done} deeds"))?;
-    println!("settled after {took:?}");
+    println!("{done} steps; ending faults");
+    driver.end_faults().await?;
+    let took = driver.converge(patience).await.with_context(|| format!("after {done} steps"))?;
+    println!("converged after {took:?}");
     samples.take(driver);
     Ok(())
 }
 
-/// What the process has needed, and when.
+/// Resource usage of the process over time.
 struct Samples {
     on: Handle,
     system: LeakOracle,
     begin: Timestamp,
-    /// KiB over wall-clock minutes.
+    /// Resident KiB over wall-clock minutes.
     resident: Trend,
 }
 
@@ -224,7 +224,7 @@ impl Samples {
         Self { on, system, begin: Timestamp::now(), resident: Trend::default() }
     }
 
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     fn take(&mut self, driver: &mut Driver) {
         driver.count();
         let minutes = (Timestamp::now().as_second() - self.begin.as_second()) as f64 / 60.0;
@@ -234,7 +234,7 @@ impl Samples {
         let figures = driver.figures;
         let parents: usize = driver.desired.kinds.iter().map(|kind| kind.parents.len()).sum();
         let line: BTreeMap<_, u64> = BTreeMap::from([
-            ("deeds", figures.deeds as u64),
+            ("steps", figures.steps as u64),
             ("epochs", figures.epochs),
             ("faults", driver.faults.fired().len() as u64),
             ("lifecycle", figures.lifecycle as u64),
@@ -247,10 +247,10 @@ impl Samples {
         println!("{minutes:.1} min: {line:?}");
     }
 
-    #[expect(clippy::print_stdout, reason = "it is what the user asked for")]
+    #[expect(clippy::print_stdout, reason = "output of a command-line program")]
     fn print_slope(&self) {
         if let Some(slope) = self.resident.later_half().slope()
-            // Too short to tell a slope from a step.
+            // A shorter run cannot distinguish a slope from a step.
             && self.begin.duration_until(Timestamp::now()).as_secs() >= 120
         {
             let (rise, error) = (slope.per_unit, slope.error);

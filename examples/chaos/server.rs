@@ -1,4 +1,4 @@
-//! The API server, simulated or real, and what is done to it.
+//! API server of a run, simulated or real, and the operations on it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,35 +37,36 @@ use tower::Service;
 
 use crate::{
     desired::{GROUP, Kind},
-    fleet::Naming,
+    manager::Naming,
 };
 
 pub(crate) const NAMESPACE: &str = "chaos";
-/// Whom the manager asks as.
+/// User as which the manager sends requests.
 const USER: &str = "pilot";
-/// For how long the server may be busy with what was before.
+/// Longest time for which requests are retried while the server is not ready for them.
 const PATIENCE: Duration = Duration::from_secs(120);
 const BREATH: Duration = Duration::from_millis(250);
 
-/// A server, and a client past all faults.
+/// Server, with a client that is not subject to faults.
 pub(crate) struct Server {
     pub(crate) client: Client,
     pub(crate) writes: Arc<Writes>,
-    what: What,
+    backend: Backend,
 }
 
-/// What the manager has done to children, as the server has carried it out.
+/// Writes of the manager to children that the server has carried out.
 #[derive(Debug, Default)]
 pub(crate) struct Writes(Mutex<Counts>);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) creates: usize,
-    /// By what the children of every parent of that name share.
+    /// Number of deletions, by the part of the name that the children of every parent of that name
+    /// share.
     pub(crate) deletes: BTreeMap<String, usize>,
 }
 
-enum What {
+enum Backend {
     Simulated(SimulatedServer),
     Real(Box<ControlPlane>),
 }
@@ -73,8 +74,11 @@ enum What {
 impl Server {
     pub(crate) async fn simulated(seed: u64) -> anyhow::Result<Self> {
         let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
-        let server =
-            Self { client: server.client(), writes: Arc::default(), what: What::Simulated(server) };
+        let server = Self {
+            client: server.client(),
+            writes: Arc::default(),
+            backend: Backend::Simulated(server),
+        };
         server.prepare().await?;
         Ok(server)
     }
@@ -82,8 +86,8 @@ impl Server {
     pub(crate) async fn real() -> anyhow::Result<Self> {
         let options = ControlPlaneOptions { audit: false, ..ControlPlaneOptions::default() };
         let plane = ControlPlane::start(options).await?;
-        let (client, what) = (plane.client()?, What::Real(Box::new(plane)));
-        let server = Self { client, writes: Arc::default(), what };
+        let (client, backend) = (plane.client()?, Backend::Real(Box::new(plane)));
+        let server = Self { client, writes: Arc::default(), backend };
         let all = [
             json!({ "apiGroups": ["*"], "resources": ["*"], "verbs": ["get"] }),
             json!({
@@ -103,30 +107,32 @@ impl Server {
         Ok(server)
     }
 
-    /// The simulated one collects garbage at once, whatever it belonged to.
+    /// Returns whether the server is simulated. Its garbage collector deletes children at once, for
+    /// every kind of owner.
     pub(crate) fn is_simulated(&self) -> bool {
-        matches!(self.what, What::Simulated(_))
+        matches!(self.backend, Backend::Simulated(_))
     }
 
-    /// Whoever is made anew there meets nothing of whoever had its name.
+    /// Names of children. On the simulated server names can be reused, because no child of an
+    /// earlier parent of the same name remains.
     pub(crate) fn naming(&self) -> Naming {
-        if self.is_simulated() { Naming::Again } else { Naming::Anew }
+        if self.is_simulated() { Naming::Reused } else { Naming::PerUid }
     }
 
     pub(crate) async fn stop(self) {
-        match self.what {
-            What::Simulated(_) => {}
-            What::Real(plane) => plane.stop().await,
+        match self.backend {
+            Backend::Simulated(_) => {}
+            Backend::Real(plane) => plane.stop().await,
         }
     }
 
-    /// The manager's way to it, through these faults and on that runtime.
-    pub(crate) fn pilot(&self, faults: &Faults, on: &Handle) -> anyhow::Result<Client> {
+    /// Client of the manager, with these faults, on the runtime `on`.
+    pub(crate) fn manager_client(&self, faults: &Faults, on: &Handle) -> anyhow::Result<Client> {
         let _on = on.enter();
         let layers = tower::ServiceBuilder::new().layer(faults.layer());
         let writes = Arc::clone(&self.writes);
-        let config = match &self.what {
-            What::Simulated(server) => {
+        let config = match &self.backend {
+            Backend::Simulated(server) => {
                 let service = server.service(USER);
                 let service = tower::service_fn(move |request: Request<Body>| {
                     let (mut service, writes) = (service.clone(), Arc::clone(&writes));
@@ -141,7 +147,7 @@ impl Server {
                 });
                 return Ok(Client::new(layers.service(service), NAMESPACE));
             }
-            What::Real(plane) => plane.user(USER, &[])?,
+            Backend::Real(plane) => plane.user(USER, &[])?,
         };
         let inner = Transport::new(config, TransportOptions::default())?.client()?;
         let service = tower::service_fn(move |request: Request<Body>| {
@@ -160,10 +166,10 @@ impl Server {
 
     async fn prepare(&self) -> anyhow::Result<()> {
         let namespace = serde_json::from_value(json!({ "metadata": { "name": NAMESPACE } }))?;
-        Api::<Namespace>::all(self.client.clone()).create(&by(), &namespace).await?;
+        Api::<Namespace>::all(self.client.clone()).create(&post_params(), &namespace).await?;
         for crd in meta::crds() {
-            self.crds().create(&by(), &crd).await?;
-            insist("own types", async || {
+            self.crds().create(&post_params(), &crd).await?;
+            retry("own types", async || {
                 Api::<meta::api::CompositeController>::all(self.client.clone())
                     .list(&ListParams::default())
                     .await
@@ -185,12 +191,12 @@ impl Server {
         }
     }
 
-    /// Installs the type once the one before is gone, and waits until it is served.
+    /// Installs the type once an earlier one is gone, and waits until it is served.
     pub(crate) async fn install(&self, kind: &Kind) -> anyhow::Result<()> {
         let crd = kind.crd().build();
-        insist("an installation", async || self.crds().create(&by(), &crd).await).await?;
+        retry("an installation", async || self.crds().create(&post_params(), &crd).await).await?;
         let parents = self.parents(kind);
-        insist("a new type", async || parents.list(&ListParams::default().limit(1)).await).await?;
+        retry("a new type", async || parents.list(&ListParams::default().limit(1)).await).await?;
         Ok(())
     }
 
@@ -199,7 +205,7 @@ impl Server {
         Ok(())
     }
 
-    /// Begins or ends to serve the version that the controller asks for.
+    /// Updates whether the version that the controller uses is served.
     pub(crate) async fn serve(&self, kind: &Kind) -> anyhow::Result<()> {
         let versions = kind.crd().build().spec.versions;
         let change = Patch::Merge(json!({ "spec": { "versions": versions } }));
@@ -207,10 +213,10 @@ impl Server {
         Ok(())
     }
 
-    /// Gives the manager the rights to the types that are allowed, and to no other.
+    /// Grants the manager the rights to the types that are allowed, and to no others.
     pub(crate) async fn allow(&self, kinds: &[Kind], changed: &Kind) -> anyhow::Result<()> {
-        match &self.what {
-            What::Simulated(server) => {
+        match &self.backend {
+            Backend::Simulated(server) => {
                 let denied = kinds.iter().filter(|kind| !kind.allowed).map(|kind| {
                     let name = kind.crd().name();
                     let status = format!("{}/status.{GROUP}", kind.plural());
@@ -218,7 +224,7 @@ impl Server {
                 });
                 server.set_rbac(denied);
             }
-            What::Real(_) => {
+            Backend::Real(_) => {
                 let name = role_of(changed);
                 if changed.allowed {
                     self.bind(&name).await?;
@@ -231,7 +237,7 @@ impl Server {
         Ok(())
     }
 
-    /// What the real server needs to know of rights before any is taken.
+    /// Creates and binds the role of a type on the real server, so that `allow` can unbind it.
     pub(crate) async fn grant(&self, kind: &Kind) -> anyhow::Result<()> {
         if self.is_simulated() {
             return Ok(());
@@ -246,7 +252,7 @@ impl Server {
     async fn role(&self, name: &str, rules: &[Value]) -> anyhow::Result<()> {
         let role = json!({ "metadata": { "name": name }, "rules": rules });
         let roles = Api::<ClusterRole>::all(self.client.clone());
-        roles.create(&by(), &serde_json::from_value(role)?).await?;
+        roles.create(&post_params(), &serde_json::from_value(role)?).await?;
         Ok(())
     }
 
@@ -261,27 +267,28 @@ impl Server {
             ],
         });
         let bindings = Api::<ClusterRoleBinding>::all(self.client.clone());
-        bindings.create(&by(), &serde_json::from_value(binding)?).await?;
+        bindings.create(&post_params(), &serde_json::from_value(binding)?).await?;
         Ok(())
     }
 
-    /// History is gone, where that can be asked for; whether it was.
+    /// Compacts the history, if the server offers that; returns whether it does. With `all`, also
+    /// restarts the server.
     pub(crate) fn expire(&self, all: bool) -> bool {
-        match &self.what {
-            What::Simulated(server) => {
+        match &self.backend {
+            Backend::Simulated(server) => {
                 server.compact();
                 if all {
                     server.restart();
                 }
                 true
             }
-            What::Real(_) => false,
+            Backend::Real(_) => false,
         }
     }
 
-    /// Lets the simulated one forget as the real one does: history after 5 minutes, Events after an
-    /// hour. Of the real one it takes the children that its garbage collector has yet to take, so
-    /// that there is no more of them later than there was.
+    /// Ages the server. The simulated one drops what the real one drops with time: history after 5
+    /// minutes, Events after an hour. On the real one, deletes the children that its garbage
+    /// collector has not deleted yet, so that later measurements do not include them.
     pub(crate) async fn age(&self, kinds: &[Kind]) -> anyhow::Result<()> {
         if !self.expire(false) {
             return self.collect(kinds).await;
@@ -294,13 +301,13 @@ impl Server {
         Ok(())
     }
 
-    /// The garbage collector of the real server takes an owner for absent as long as it runs, if it
-    /// has looked for it while its version was not served or its type had another scope; and deletes
-    /// each child that is made for it.
+    /// Restarts the garbage collector of the real server. If it once looked for an owner while the
+    /// owner's version was not served or its type had another scope, it takes the owner for absent
+    /// as long as it runs, and deletes each of its children.
     pub(crate) async fn restart_collector(&self) -> anyhow::Result<()> {
-        match &self.what {
-            What::Simulated(_) => {}
-            What::Real(plane) => plane.restart_controller_manager().await?,
+        match &self.backend {
+            Backend::Simulated(_) => {}
+            Backend::Real(plane) => plane.restart_controller_manager().await?,
         }
         Ok(())
     }
@@ -309,17 +316,17 @@ impl Server {
         let mut parents = BTreeSet::new();
         for kind in kinds.iter().filter(|kind| kind.installed) {
             let all = self.parents(kind);
-            let all = insist("parents", async || all.list(&ListParams::default()).await).await?;
+            let all = retry("parents", async || all.list(&ListParams::default()).await).await?;
             parents.extend(all.iter().filter_map(ResourceExt::uid));
         }
         let children = Api::<ConfigMap>::namespaced(self.client.clone(), NAMESPACE);
-        let all = insist("children", async || children.list(&ListParams::default()).await).await?;
+        let all = retry("children", async || children.list(&ListParams::default()).await).await?;
         for child in all {
             let is_owned = child.owner_references().iter().any(|it| parents.contains(&it.uid));
             if child.name_any().starts_with("kind") && !is_owned {
                 match children.delete(&child.name_any(), &DeleteParams::default()).await {
                     Ok(_) => {}
-                    // The collector was faster.
+                    // The garbage collector was faster.
                     Err(kube::Error::Api(status)) if status.code == 404 => {}
                     Err(error) => return Err(error.into()),
                 }
@@ -328,16 +335,16 @@ impl Server {
         Ok(())
     }
 
-    /// Forgets what was asked.
+    /// Clears the log of requests.
     pub(crate) fn forget(&self) {
-        match &self.what {
-            What::Simulated(server) => server.forget_requests(),
-            What::Real(_) => {}
+        match &self.backend {
+            Backend::Simulated(server) => server.forget_requests(),
+            Backend::Real(_) => {}
         }
     }
 }
 
-/// What a request would do to a ConfigMap.
+/// Effect of a request on ConfigMaps.
 #[derive(Clone, Debug)]
 enum Write {
     Create,
@@ -376,7 +383,7 @@ impl Writes {
         }
     }
 
-    /// How many children were created, and how often each was deleted.
+    /// Number of children created, and of deletions of each child.
     pub(crate) fn so_far(&self) -> Counts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -386,12 +393,12 @@ fn role_of(kind: &Kind) -> String {
     format!("chaos-{}", kind.plural())
 }
 
-pub(crate) fn by() -> PostParams {
+pub(crate) fn post_params() -> PostParams {
     PostParams::default()
 }
 
-/// Asks again for as long as the server is still busy with what was before.
-pub(crate) async fn insist<T>(
+/// Retries a request until it succeeds, because the server may not be ready for it yet.
+pub(crate) async fn retry<T>(
     what: &str,
     mut ask: impl AsyncFnMut() -> kube::Result<T>,
 ) -> anyhow::Result<T> {

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The hook of the Greeting controller: one ConfigMap for each language.
+"""Hook of the Greeting controller: one ConfigMap for each language.
 
-It is asked over HTTP which children and which status a Greeting should have, and answers from
-the request alone: it keeps nothing, calls nobody and may run in any number.
-Needs Python 3.8 or newer and nothing else. Listens on $PORT, 8080 if that is not set.
+Each HTTP request contains a Greeting and its children; the answer contains the desired children and
+status. The answer depends only on the request: the hook keeps no state and sends no requests, so
+any number of replicas may run. Needs only Python 3.8 or newer. Listens on $PORT, 8080 by default.
 """
 
 import json
@@ -19,7 +19,7 @@ def sync(request):
     languages = greeting["spec"].get("languages", [])
     known = [language for language in languages if language in HELLO]
 
-    # All children that should be: what is left out is deleted.
+    # All desired children: an existing child that is missing here is deleted.
     children = [
         {
             "apiVersion": "v1",
@@ -30,7 +30,7 @@ def sync(request):
         for language in known
     ]
 
-    # What there is already, by type and then by name.
+    # Existing children, by type and then by name.
     observed = request["children"]["ConfigMap.v1"]
     return {
         "status": {"ready": len(observed), "wanted": len(known)},
@@ -39,7 +39,7 @@ def sync(request):
 
 
 class Handler(BaseHTTPRequestHandler):
-    # Connections are kept between calls.
+    # HTTP/1.1 keeps connections open between calls.
     protocol_version = "HTTP/1.1"
 
     def do_POST(self):
@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         try:
             self.answer(200, sync(json.loads(body)))
-        except Exception as error:  # The first 256 bytes are shown in an Event on the parent.
+        except Exception as error:  # The first 256 bytes appear in an Event on the parent.
             self.answer(500, {"error": repr(error)})
 
     def answer(self, code, response):

@@ -1,4 +1,5 @@
-//! How long to wait before a failed run is started again.
+//! Delays before the next epoch: restart back-off after a failed run, and a limit for flapping
+//! conditions.
 
 use std::time::Duration;
 
@@ -6,31 +7,33 @@ use tokio::time::Instant;
 
 use crate::duration::LONGEST;
 
-/// Doubles from `first` to `longest`, with jitter; forgets after `healthy`.
+/// Restart back-off: doubles from `first` to `longest`, with jitter, and resets after a run of
+/// `healthy`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartBackoff {
-    /// The first wait; 1 s.
+    /// First delay; 1 s.
     pub first: Duration,
-    /// The longest wait; 5 min.
+    /// Longest delay; 5 min.
     pub longest: Duration,
-    /// A run that lasted this long is followed by the first wait again; 10 min.
+    /// Length of a run after which the delay starts at `first` again; 10 min.
     pub healthy: Duration,
-    /// So many epochs in a burst may end because their condition was lost, and the next one
-    /// begins as soon as it holds again; 250.
+    /// Number of epochs in a burst that may end through a lost condition before new epochs are
+    /// delayed; 250.
     pub flaps: u32,
-    /// Beyond that burst an epoch begins this long after the one before; 1 s. Each such time
-    /// without a loss gives one back.
+    /// Shortest interval between epochs once the burst is used up; 1 s. Each interval without a
+    /// loss restores one start of the burst.
     pub flap_interval: Duration,
 }
 
-/// How often a condition was lost of late: a bucket that leaks, by the time when it is empty.
+/// Rate limit for losses of the condition: a leaky bucket, stored as the time at which it is empty.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Flaps {
     pub(super) empty_at: Option<Instant>,
 }
 
 impl Flaps {
-    /// One more loss. When the next epoch may begin, if it has to wait.
+    /// Records a loss of the condition. Returns the time before which no epoch may begin, if there
+    /// is one.
     pub(super) fn lost(&mut self, now: Instant, backoff: &RestartBackoff) -> Option<Instant> {
         let interval = backoff.flap_interval.min(LONGEST);
         let empty_at = self.empty_at.map_or(now, |at| at.max(now)) + interval;
@@ -53,8 +56,8 @@ impl Default for RestartBackoff {
 }
 
 impl RestartBackoff {
-    /// The wait after so many failures in a row (from 1), shortened by up to a fifth so that
-    /// what failed together does not come back together.
+    /// Returns the delay after `failures` failed runs in a row (from 1). It is shortened by up to a
+    /// fifth, so that runnables that failed together do not restart together.
     pub(super) fn wait(&self, failures: u32, jitter: f64) -> Duration {
         let doublings = failures.saturating_sub(1).min(31);
         let full = self.first.saturating_mul(1 << doublings).min(self.longest).min(LONGEST);

@@ -14,24 +14,24 @@ use crate::{
     kind::{ServedType, TypeIdentity, TypeRef},
 };
 
-/// One thing that a condition waits for, and why.
+/// Unmet part of a condition, with its reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unmet {
-    /// Why; of a condition of one's own [`Reason::Other`].
+    /// Reason code; [`Reason::Other`] for conditions that users implement.
     pub reason: Reason,
-    /// One sentence for people.
+    /// Explanation in one sentence.
     pub message: String,
-    /// The type that is waited for, if it is one.
+    /// Type that the condition waits for, if it is about a type.
     pub type_ref: Option<TypeRef>,
 }
 
-/// A served type that a verdict rests on.
+/// Served type that a verdict depends on.
 ///
-/// The kinds are in it because they can be changed in place, under the same uid: what was read
-/// under the old ones says nothing about objects of the new ones.
+/// Includes the kinds, because a CRD can change them in place under the same uid; objects cached
+/// under the old kinds do not describe objects of the new ones.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Basis {
-    /// What makes it this type and no other.
+    /// Identity of the type.
     pub identity: TypeIdentity,
     /// Kind of its objects.
     pub kind: Arc<str>,
@@ -46,36 +46,37 @@ impl From<&ServedType> for Basis {
     }
 }
 
-/// What a condition says now.
+/// Current result of a condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It holds. What it rests on: a run that began on another basis is over.
+    /// The condition holds. A run that started with another basis must stop.
     Met(Vec<Basis>),
-    /// It is proven not to hold, for these reasons.
+    /// The condition is proven not to hold, for these reasons.
     Unmet(Vec<Unmet>),
-    /// Nothing is proven, for these reasons: what runs goes on, what does not stays off.
+    /// Neither is proven, for these reasons: a running epoch continues, and no epoch starts.
     Unknown(Vec<Unmet>),
 }
 
-/// A source of verdicts: what users implement for conditions of their own. A function that returns
-/// a [`Readiness`] is one.
+/// Source of verdicts; users implement it for their own conditions. Implemented for functions that
+/// return a [`Readiness`].
 ///
-/// [`Conditional`](super::Conditional) adds one to any runnable, and
-/// [`Builder::when`](crate::controller::Builder::when) to a controller.
+/// [`Conditional`](super::Conditional) adds a condition to any runnable, and
+/// [`Builder::when`](crate::controller::Builder::when) adds one to a controller.
 ///
 /// An epoch whose condition is lost ends with
 /// [`StopReason::TypeGone`](super::StopReason::TypeGone).
 ///
-/// It is asked on the manager's own task, so it must not block; the work of finding out belongs to
-/// whoever publishes. One that panics keeps its runnable waiting and says so, one that is silent
-/// keeps what it said last, and one that flaps starts its runnable less and less often
-/// ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Nobody else notices any of that.
+/// [`Condition::watch`] is called on the manager's own task, so it must not block; the publisher of
+/// the verdict does the work. If `watch` panics, the runnable waits and its status says so. If the
+/// publisher is silent, its last verdict stands. If the condition flaps, its epochs start less and
+/// less often ([`RestartBackoff::flaps`](super::RestartBackoff::flaps)). Other runnables are not
+/// affected by any of these.
 pub trait Condition: Send + Sync + 'static {
-    /// The current verdict and every later one.
+    /// Returns a subscription to the current verdict and every later one.
     fn watch(&self) -> Readiness;
 }
 
-/// The condition that always holds.
+/// Condition that always holds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Always;
 
@@ -85,7 +86,7 @@ impl Condition for Always {
     }
 }
 
-/// A subscription to a verdict.
+/// Subscription to the verdict of a condition.
 pub struct Readiness(Node);
 
 enum Node {
@@ -93,7 +94,7 @@ enum Node {
     Fixed(Verdict),
     Published {
         verdicts: watch::Receiver<Verdict>,
-        // Its publisher is gone, and whoever waits has been told.
+        // True once the loss of the publisher has been reported as a change.
         abandoned: bool,
     },
     Type {
@@ -102,14 +103,15 @@ enum Node {
         status: watch::Receiver<TypeStatus>,
         mode: watch::Receiver<DiscoveryMode>,
     },
-    // With what each rested on when all were met last.
+    // With the basis of each part as of the last time that all were met.
     AllOf(Vec<Readiness>, Vec<Vec<Basis>>),
-    // With the part that was met last; another one counts only once that one is proven unmet.
+    // With the index of the part that was met last. Another part replaces it only when that one is
+    // proven unmet.
     AnyOf(Vec<Readiness>, Option<usize>),
     Optional(Box<Readiness>),
 }
 
-/// A subresource that a condition may require.
+/// Subresource that a condition may require.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Subresource {
     /// `/status`
@@ -118,17 +120,18 @@ pub enum Subresource {
     Scale,
 }
 
-/// Always met.
+/// Returns a condition that is always met.
 pub fn always() -> Readiness {
     Readiness(Node::Always)
 }
 
-/// Met while `type_ref` is served, or terminating: its finalizers must finish.
+/// Returns a condition that is met while `type_ref` is served, or terminating: its finalizers must
+/// finish.
 pub fn type_served(registry: &TypeRegistry, type_ref: &TypeRef) -> Readiness {
     of_type(registry, type_ref, None)
 }
 
-/// As [`type_served`], while the type has this subresource.
+/// Returns a condition like [`type_served`] that also requires a subresource.
 pub fn subresource_served(
     registry: &TypeRegistry,
     type_ref: &TypeRef,
@@ -146,37 +149,39 @@ fn of_type(
     Readiness(Node::Type { type_ref: type_ref.clone(), subresource, status, mode })
 }
 
-/// Met while all are; the first that is proven unmet decides.
+/// Returns a condition that is met while all parts are. One part that is proven unmet makes it
+/// unmet.
 pub fn all_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AllOf(parts.into_iter().collect(), Vec::new()))
 }
 
-/// Met while any is; rests on one of them, and on another only when that one is proven unmet.
+/// Returns a condition that is met while any part is. It depends on one chosen part, and switches
+/// to another only when the chosen one is proven unmet.
 ///
-/// While the chosen part is unknown the verdict is unknown, also when another part is met: an epoch
-/// that rests on it runs on.
+/// While the chosen part is unknown the verdict is unknown, even if another part is met: the epoch
+/// that depends on the chosen part continues.
 pub fn any_of(parts: impl IntoIterator<Item = Readiness>) -> Readiness {
     Readiness(Node::AnyOf(parts.into_iter().collect(), None))
 }
 
-/// Always met; watched all the same, so that its changes are seen.
+/// Returns a condition that is always met. Changes of `part` still wake its watchers.
 pub fn optional(part: Readiness) -> Readiness {
     Readiness(Node::Optional(Box::new(part)))
 }
 
 impl Readiness {
-    /// A verdict that somebody publishes. When the sender is dropped the last verdict stands, and
-    /// one that is not met says so.
+    /// Subscribes to a published verdict. When the sender is dropped its last verdict stands;
+    /// unless it is `Met`, the reason [`Reason::ConditionAbandoned`] is added to it.
     pub fn published(verdicts: watch::Receiver<Verdict>) -> Self {
         Self(Node::Published { verdicts, abandoned: false })
     }
 
-    /// A verdict that stands for ever.
+    /// Returns a verdict that never changes.
     pub(super) fn fixed(verdict: Verdict) -> Self {
         Self(Node::Fixed(verdict))
     }
 
-    /// The verdict now; marks it as seen.
+    /// Returns the current verdict and marks it as seen.
     pub fn verdict(&mut self) -> Verdict {
         match &mut self.0 {
             Node::Always => Verdict::Met(Vec::new()),
@@ -188,7 +193,7 @@ impl Readiness {
                 {
                     why.push(Unmet {
                         reason: Reason::ConditionAbandoned,
-                        message: "whoever publishes its condition is gone".to_owned(),
+                        message: "the publisher of its condition is gone".to_owned(),
                         type_ref: None,
                     });
                 }
@@ -196,7 +201,7 @@ impl Readiness {
             }
             Node::Type { type_ref, subresource, status, mode } => {
                 let verdict = judge(type_ref, *subresource, &status.borrow_and_update());
-                slowly(verdict, &mode.borrow_and_update())
+                mark_polled(verdict, &mode.borrow_and_update())
             }
             Node::AllOf(parts, rests) => all(parts.iter_mut().map(Self::verdict), rests),
             Node::AnyOf(parts, chosen) => {
@@ -210,7 +215,7 @@ impl Readiness {
         }
     }
 
-    /// Resolves when the verdict may have changed since it was last asked for. Cancel safe.
+    /// Waits until the verdict may have changed since it was last read. Cancel safe.
     pub fn changed(&mut self) -> BoxFuture<'_, ()> {
         match &mut self.0 {
             Node::Always | Node::Fixed(_) => std::future::pending().boxed(),
@@ -243,7 +248,7 @@ impl Readiness {
         }
     }
 
-    /// Resolves when the condition is met, with what it rests on. Cancel safe.
+    /// Waits until the condition is met and returns its basis. Cancel safe.
     pub async fn met(&mut self) -> Vec<Basis> {
         loop {
             if let Verdict::Met(basis) = self.verdict() {
@@ -274,7 +279,7 @@ impl fmt::Debug for Readiness {
     }
 }
 
-/// A dropped sender says nothing more: the last verdict stands.
+/// Waits for a change; never returns once the sender is dropped, whose last value stands.
 async fn changed<T>(receiver: &mut watch::Receiver<T>) {
     if receiver.changed().await.is_err() {
         std::future::pending::<()>().await;
@@ -331,8 +336,8 @@ pub(super) fn judge(
     }
 }
 
-/// Whoever waits for a type is told when nobody will say at once that it is there.
-fn slowly(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
+/// Adds to each reason that discovery is polled, so that the wait may be long.
+fn mark_polled(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
     if let (Verdict::Unmet(why) | Verdict::Unknown(why), DiscoveryMode::Static(reason)) =
         (&mut verdict, mode)
     {
@@ -343,7 +348,8 @@ fn slowly(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
     verdict
 }
 
-/// `rests` is what each part rested on when all were met last.
+/// Combines the verdicts of all parts. `rests` holds the basis of each part as of the last time
+/// that all were met.
 fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<Basis>>) -> Verdict {
     let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
     let mut is_another = false;
@@ -363,29 +369,29 @@ fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<Basis>>) -> 
         rests.clone_from(&basis);
         Verdict::Met(basis.concat())
     } else if is_another {
-        // Another type of that name is proof enough for what rests on the one before.
+        // Another type of the same name proves that the earlier one is gone.
         Verdict::Unmet(once(unknown))
     } else {
         Verdict::Unknown(once(unknown))
     }
 }
 
-/// Two parts that wait for the same thing say so once.
+/// Removes duplicate reasons, for parts that wait for the same thing.
 fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
-    let mut told: Vec<Unmet> = Vec::with_capacity(reasons.len());
+    let mut unique: Vec<Unmet> = Vec::with_capacity(reasons.len());
     for reason in reasons {
-        if !told.contains(&reason) {
-            told.push(reason);
+        if !unique.contains(&reason) {
+            unique.push(reason);
         }
     }
-    told
+    unique
 }
 
 fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
     let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
     let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
-    // A lost part stays chosen until another one is met: an epoch that rests on it must stop,
-    // whatever is unknown of the others.
+    // A lost part stays chosen until another part is met: an epoch that depends on it must stop,
+    // even if other parts are unknown.
     let other = || (0..verdicts.len()).find(met);
     *chosen = chosen.filter(|index| !lost(index)).or_else(other).or(*chosen);
     let is_lost = chosen.as_ref().is_some_and(lost);
@@ -579,7 +585,7 @@ pub(super) mod tests {
         drop(sender);
 
         assert_eq!(readiness.verdict(), Verdict::Met(Vec::new()));
-        assert!(futures::poll!(readiness.changed()).is_ready(), "told once");
+        assert!(futures::poll!(readiness.changed()).is_ready(), "reported once");
         assert!(futures::poll!(readiness.changed()).is_pending());
     }
 

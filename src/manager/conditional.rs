@@ -1,4 +1,4 @@
-//! Conditional: any runnable, with a condition of the user's.
+//! Runnable with a condition that the user adds.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{
 };
 use crate::guard::Held;
 
-/// A runnable that runs only while a condition is met.
+/// Runnable that runs only while a condition is met.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -31,13 +31,13 @@ pub struct Conditional {
 struct Own(Arc<dyn ConditionalRunnable>);
 
 impl Conditional {
-    /// Runs `runnable` only while `condition` is met.
+    /// Makes `runnable` run only while `condition` is met.
     pub fn new(runnable: Arc<dyn Runnable>, condition: impl Condition) -> Self {
         let conditions = vec![Held::new(Arc::new(condition) as Arc<dyn Condition>)];
         Self { runnable: Held::new(runnable), conditions }
     }
 
-    /// Runs `runnable` only while its own condition and `condition` are met.
+    /// Makes `runnable` run only while both its own condition and `condition` are met.
     pub fn also(runnable: Arc<dyn ConditionalRunnable>, condition: impl Condition) -> Self {
         let own: Arc<dyn Condition> = Arc::new(Own(Arc::clone(&runnable)));
         let conditions = vec![Held::new(own), Held::new(Arc::new(condition))];

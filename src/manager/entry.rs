@@ -1,4 +1,4 @@
-//! One runnable as its manager holds it, and what is said of it.
+//! State that the manager keeps for one runnable, and the status derived from it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +14,14 @@ use super::{
 };
 use crate::guard::{self, Held};
 
-/// A specification and its supervision. What never changes of it is asked once.
+/// Specification of a runnable and how it is supervised. Answers that never change are read once.
 pub(super) struct Spec {
     pub(super) runnable: Held<Arc<dyn ConditionalRunnable>>,
     pub(super) options: RunnableOptions,
     pub(super) group: RunnableGroup,
     pub(super) reports_running: bool,
     pub(super) keeps_grace: bool,
-    /// Message of the panic with which it answered these questions.
+    /// Panic message, if `group`, `reports_running` or `keeps_grace` panicked.
     broken: Option<String>,
 }
 
@@ -37,7 +37,8 @@ impl Spec {
         Self { runnable, options, group, reports_running, keeps_grace, broken }
     }
 
-    /// Its condition. One that panics is unknown: it is somebody's code, and ends nobody else.
+    /// Returns the runnable's condition; unknown if `ready` panics, because a panic of user code
+    /// must not affect other runnables.
     pub(super) fn ready(&self) -> Readiness {
         let unknown = |reason, message| {
             Readiness::fixed(Verdict::Unknown(vec![Unmet { reason, message, type_ref: None }]))
@@ -51,7 +52,8 @@ impl Spec {
         })
     }
 
-    /// Releases what `prepare` acquired. A panic is reported by the epoch that runs meanwhile.
+    /// Releases what `prepare` acquired. A panic is reported in the status of the epoch that runs
+    /// meanwhile.
     pub(super) fn unprepare(&self, name: &ControllerName, epoch: Option<&Epoch>) {
         if let Err(error) = guard::run(|| self.runnable.unprepare()) {
             warn!(controller = %name, error, "unprepare panicked");
@@ -63,30 +65,30 @@ impl Spec {
     }
 }
 
-/// A new specification that waits to take over.
+/// New specification that waits to take over.
 pub(super) struct Pending {
     pub(super) spec: Spec,
-    /// Tells the answers to this one from those to an earlier one.
+    /// Serial number; answers to an earlier specification carry another one.
     pub(super) serial: u64,
     pub(super) verdict: Verdict,
     pub(super) why: String,
     pub(super) preparation: Preparation,
-    /// Ends what watches its condition.
+    /// Stops the watch of its condition.
     pub(super) watching: CancellationToken,
-    /// The timer that prepares it again.
+    /// Timer for the next attempt to prepare it.
     pub(super) retry: Option<delay_queue::Key>,
 }
 
-/// Whether what a new specification needs is at hand.
+/// State of the preparation of a new specification.
 pub(super) enum Preparation {
     None,
-    /// Under way; tells its answer from that of an earlier one, and gives it up.
+    /// Under way: number of the attempt, to recognise its result, and the token that cancels it.
     Running(u64, CancellationToken),
     Done,
 }
 
 impl Pending {
-    /// Gives up the preparation, and what it has acquired.
+    /// Cancels the preparation and releases what it acquired.
     pub(super) fn unprepare(&mut self, name: &ControllerName, epoch: Option<&Epoch>) {
         match std::mem::replace(&mut self.preparation, Preparation::None) {
             Preparation::None => return,
@@ -110,22 +112,23 @@ pub(super) struct Entry {
     pub(super) last_done: Option<Done>,
     /// End of the epoch's run, once it has returned.
     pub(super) returned: Option<RunEnd>,
-    /// Epoch for which later groups have waited in vain, and for how long.
+    /// Epoch that did not report running within the start timeout of its group, and that timeout.
     pub(super) late: Option<(u64, Duration)>,
-    /// When the epoch that starts was begun.
+    /// Time at which the starting epoch began.
     pub(super) begun_at: Option<Instant>,
-    /// When the epoch that stops was asked to, or its run returned.
+    /// Time at which the stopping epoch was asked to stop, or its run returned.
     pub(super) stopped_at: Option<Instant>,
-    /// The timer that ends a back-off.
+    /// Timer that ends a back-off.
     pub(super) wake: Option<delay_queue::Key>,
-    /// The timer that ends the grace of a stop, and then reports a stop that takes too long.
+    /// Timer that ends the grace of a stop; after that, timer that reports a stop that takes too
+    /// long.
     pub(super) overdue: Option<delay_queue::Key>,
-    /// As published last.
+    /// Status as last published.
     pub(super) status: Option<Arc<RunnableStatus>>,
 }
 
 impl Entry {
-    /// What is said of it now; `since` moves only with state or reason.
+    /// Returns the current status; `since` changes only with state or reason.
     pub(super) fn describe(&self) -> RunnableStatus {
         let state = self.lifecycle.state();
         let report =
@@ -151,7 +154,7 @@ impl Entry {
         }
     }
 
-    /// Time for which later groups have waited for the current epoch, if that was too long.
+    /// Returns the start timeout that the current epoch has exceeded, if it has.
     fn late_by(&self) -> Option<Duration> {
         self.late.filter(|(epoch, _)| *epoch == self.epoch_number).map(|(_, after)| after)
     }
@@ -175,11 +178,12 @@ impl Entry {
                     (first.reason.clone(), all.join("; "))
                 }
                 None if !self.lifecycle.allowed() => (Reason::NotStarted, String::new()),
-                None => {
-                    (Reason::ConditionUnknown, "its condition has not said anything".to_owned())
-                }
+                None => (
+                    Reason::ConditionUnknown,
+                    "its condition has not published a verdict".to_owned(),
+                ),
             },
-            // Before the timeout, which is no more than what comes of it.
+            // Before the sync timeout, which is only a consequence of it.
             ControllerState::Starting | ControllerState::Running
                 if !report.unconverted.is_empty() && report.forbidden.is_empty() =>
             {
@@ -214,7 +218,7 @@ impl Entry {
             ControllerState::Running => (Reason::Running, String::new()),
             ControllerState::Stopping if self.lifecycle.stuck() => {
                 let late = self.epoch.as_ref().map(Epoch::late).unwrap_or_default();
-                (Reason::Stuck, format!("does not end, something blocks without yielding: {late}"))
+                (Reason::Stuck, format!("does not end, code blocks without yielding: {late}"))
             }
             ControllerState::Stopping => {
                 let error = match self.lifecycle.stopping() {
@@ -226,7 +230,7 @@ impl Entry {
             }
             ControllerState::BackingOff if self.lifecycle.flaps() => (
                 Reason::ConditionFlaps,
-                "its condition comes and goes; it starts again a little later".to_owned(),
+                "its condition flaps; the next epoch is delayed".to_owned(),
             ),
             ControllerState::BackingOff => (Reason::RunFailed, failed().to_owned()),
             ControllerState::Stopped => match &self.last_done {

@@ -1,4 +1,4 @@
-//! One run of a runnable, seen from inside.
+//! Epoch: one run of a runnable, as the runnable sees it.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -14,59 +14,60 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::{ControllerName, Fence, WatchState, lifecycle::RunEnd, tasks::Tasks};
 use crate::{duration::after, kind::TypeRef};
 
-/// Why an epoch is asked to stop.
+/// Reason for which an epoch is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StopReason {
-    /// A type that its condition needs is proven gone, or another one than it started with.
+    /// A type that the condition needs is proven gone, or is not the one that the epoch started
+    /// with.
     TypeGone,
     /// The same runnable with another specification takes its place.
     Superseded,
     /// The runnable was removed, the manager stops, or the run has ended by itself.
     Cancelled,
-    /// This replica leads no more; nothing may be written from now on.
+    /// This replica lost the lease; no more writes are allowed.
     LeaseLost,
 }
 
-/// One watch of a run, for status and metrics.
+/// State of one watch of a run, for status and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchReport {
-    /// The type as it was asked for.
+    /// Type as it was requested.
     pub type_ref: TypeRef,
     /// State of the watch.
     pub state: WatchState,
-    /// What went wrong last, while something is wrong.
+    /// Last error, while the watch is failing.
     pub error: Option<String>,
 }
 
-/// What a run says of itself while it runs.
+/// Report of a run about itself, while it runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Started up: its sources are synced.
+    /// True once the run has started up: its sources are synced.
     pub running: bool,
-    /// Its cache is behind: a watch fails, though the type is not proven gone.
+    /// True if a cache is behind: a watch fails, though the type is not proven gone.
     pub stale: bool,
-    /// What is not synced though the time for that is over, each with the reason.
+    /// Sources that have not synced within the sync timeout, each with the reason.
     pub late: Vec<String>,
-    /// What it may not do, each with the rule that is missing.
+    /// Requests that the server forbids, each with the missing RBAC rule.
     pub forbidden: Vec<String>,
-    /// What it cannot read because a conversion webhook fails, each with the error.
+    /// Types that cannot be read because a conversion webhook fails, each with the error.
     pub unconverted: Vec<String>,
     /// Optional types that are missing.
     pub missing: Vec<TypeRef>,
-    /// No reconcile has succeeded since one failed a minute ago or longer.
+    /// True if a reconcile failed at least a minute ago and none has succeeded since.
     pub failing: bool,
-    /// The last error of its work.
+    /// Last error of the run's work.
     pub last_error: Option<String>,
-    /// Work that does not end though the grace is over, each by its name.
+    /// Names of work that has not ended although the grace is over.
     pub unfinished: Vec<String>,
-    /// Its watches.
+    /// State of each watch.
     pub watches: Vec<WatchReport>,
 }
 
-/// One run of a runnable: its number, its stop signal and its right to write.
+/// Run of a runnable: its number, its stop signal and its permission to write.
 ///
-/// Cheap to clone. Everything that the run sends goes through [`Epoch::client`], whose fence
-/// closes before the epoch's done is announced.
+/// Cheap to clone. Everything that the run sends goes through [`Epoch::client`], whose fence closes
+/// before the epoch is announced as done.
 #[derive(Clone)]
 pub struct Epoch {
     inner: Arc<Inner>,
@@ -82,19 +83,19 @@ struct Inner {
     report: watch::Sender<Report>,
     fence: Fence,
     tasks: Tasks,
-    // Tasks that the run itself ends; counted and awaited, never aborted from here.
+    // Tasks that the run itself ends; counted and awaited, but never aborted from here.
     tracker: TaskTracker,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Stop {
     reason: StopReason,
-    /// The end of the grace.
+    /// End of the grace.
     deadline: Instant,
 }
 
 impl Epoch {
-    /// Epoch without a manager, to call a runnable or a reconciler by hand (in a test, say). Nothing
+    /// Creates an epoch outside a manager, for tests that drive a runnable or a reconciler. Nothing
     /// asks it to stop: drop the run's future instead. Only the manager stops its own epochs.
     pub fn new(controller: impl Into<ControllerName>, number: u64, grace: Duration) -> Self {
         Self::counted(controller.into(), number, grace, Counter::default())
@@ -123,29 +124,29 @@ impl Epoch {
         }
     }
 
-    /// The runnable's name.
+    /// Name of the runnable.
     pub fn controller(&self) -> &ControllerName {
         &self.inner.controller
     }
 
-    /// Counted per name, from 1, and never repeated by one manager. A name that is added after
-    /// others were removed may begin at a higher number.
+    /// Number of the epoch, counted per name from 1 and never repeated within one manager. If names
+    /// were removed before, a new name may begin at a higher number.
     pub fn number(&self) -> u64 {
         self.inner.number
     }
 
-    /// Time for running work to finish, and to write, once the stop is asked for or the
-    /// run has returned. A year at most counts.
+    /// Time for running work to finish, and to write, after the stop is requested or the run has
+    /// returned. Capped at one year.
     pub fn grace(&self) -> Duration {
         self.inner.grace
     }
 
-    /// Cancelled when the stop is asked for.
+    /// Token that is cancelled when the stop is requested.
     pub fn token(&self) -> CancellationToken {
         self.inner.token.clone()
     }
 
-    /// Resolves when the stop is asked for. Cancel safe.
+    /// Waits until the stop is requested. Cancel safe.
     pub async fn stopping(&self) -> StopReason {
         let mut stop = self.inner.stop.subscribe();
         match stop.wait_for(Option::is_some).await {
@@ -154,13 +155,13 @@ impl Epoch {
         }
     }
 
-    /// Why the stop was asked for, if it was.
+    /// Reason for the stop, if it has been requested.
     pub fn stop_reason(&self) -> Option<StopReason> {
         self.inner.stop.borrow().map(|stop| stop.reason)
     }
 
     /// Asks the run to stop; only the first reason counts. The grace begins with the first call. A
-    /// lost lease ends it at once: another replica may write already.
+    /// lost lease ends the grace at once, because another replica may already write.
     pub(crate) fn stop(&self, reason: StopReason) {
         let (now, lost) = (Instant::now(), reason == StopReason::LeaseLost);
         let deadline = after(now, if lost { Duration::ZERO } else { self.inner.grace });
@@ -184,10 +185,10 @@ impl Epoch {
     /// Spawns a task of the epoch, in the current span.
     ///
     /// The task may continue, and write, until the grace is over; then it is dropped at its next
-    /// await. The epoch is not done before its last task has ended: one that blocks its thread
+    /// await. The epoch is not done before its last task has ended: a task that blocks its thread
     /// holds the runnable in `Stopping` with the reason `Stuck`. A panic is logged with the
-    /// controller's name and the epoch's number, is counted, and ends this task alone. A task that is spawned
-    /// when the grace is over never begins.
+    /// controller's name and the epoch's number, is counted, and ends only this task. A task
+    /// spawned after the grace never starts.
     ///
     /// # Panics
     ///
@@ -196,22 +197,23 @@ impl Epoch {
         self.inner.tasks.spawn(&self.inner.controller, self.inner.number, task);
     }
 
-    /// Tasks that [`Epoch::spawn`] has spawned.
+    /// Tasks spawned by [`Epoch::spawn`].
     pub(super) fn tasks(&self) -> &Tasks {
         &self.inner.tasks
     }
 
-    /// Counts tasks that the run itself ends. The epoch is not done before the last one has ended.
+    /// Tracker for tasks that the run itself ends. The epoch is not done before the last one has
+    /// ended.
     pub(crate) fn tracker(&self) -> &TaskTracker {
         &self.inner.tracker
     }
 
-    /// The run ends by itself, for a reason of its own, and drains before it returns.
+    /// Records that the run ends by itself, before it drains and returns.
     pub(crate) fn ends(&self, error: Option<String>) {
         self.returned(error.map_or(RunEnd::Completed, RunEnd::Failed));
     }
 
-    /// The run has ended; only the first end counts. Its tasks are asked to stop.
+    /// Records the end of the run; only the first end counts. Asks its tasks to stop.
     pub(super) fn returned(&self, end: RunEnd) {
         self.inner.returned.send_if_modified(|current| match current {
             Some(_) => false,
@@ -223,18 +225,18 @@ impl Epoch {
         self.stop(StopReason::Cancelled);
     }
 
-    /// End of the run, once it has returned.
+    /// Subscribes to the end of the run.
     pub(super) fn subscribe_returned(&self) -> watch::Receiver<Option<RunEnd>> {
         self.inner.returned.subscribe()
     }
 
-    /// The end of the grace, once it has begun.
+    /// End of the grace, once it has begun.
     pub(super) fn deadline(&self) -> Option<Instant> {
         self.inner.stop.borrow().map(|stop| stop.deadline)
     }
 
-    /// Resolves when the stop was asked for, or the run has ended, and the grace since is over.
-    /// Cancel safe.
+    /// Waits until the stop was requested, or the run has ended, and the grace that follows is
+    /// over. Cancel safe.
     pub(crate) async fn grace_over(&self) {
         let mut stop = self.inner.stop.subscribe();
         loop {
@@ -254,7 +256,7 @@ impl Epoch {
         }
     }
 
-    /// Lets tasks and requests end by themselves until the grace is over, and closes the epoch.
+    /// Waits until tasks and requests have ended or the grace is over, then closes the epoch.
     ///
     /// # Cancel safety
     ///
@@ -264,7 +266,7 @@ impl Epoch {
         self.close();
     }
 
-    /// Lets tasks and requests end by themselves; closes the epoch only when the grace is over.
+    /// Waits until tasks and requests have ended; closes the epoch only if the grace ends first.
     ///
     /// # Cancel safety
     ///
@@ -283,13 +285,13 @@ impl Epoch {
         }
     }
 
-    /// Aborts the tasks and closes the fence: the grace is over.
+    /// Ends the grace: aborts the tasks and closes the fence.
     pub(super) fn close(&self) {
         self.inner.tasks.abort();
         self.inner.fence.close();
     }
 
-    /// Resolves when no task is left, and the closed fence owns nothing. Cancel safe.
+    /// Waits until no task is left and the closed fence owns no request. Cancel safe.
     pub(crate) async fn ended(&self) {
         self.inner.tasks.ended().await;
         self.inner.tracker.close();
@@ -297,7 +299,7 @@ impl Epoch {
         self.inner.fence.released().await;
     }
 
-    /// Description of the work that has not ended; empty if all has.
+    /// Describes the work that has not ended; empty if all has.
     pub(super) fn late(&self) -> String {
         let count = |number: usize, what: &str| match number {
             0 => None,
@@ -313,7 +315,7 @@ impl Epoch {
         late.join(", ")
     }
 
-    /// The last check before the wire.
+    /// Fence of this epoch: the last check before a request is sent.
     pub(crate) fn fence(&self) -> &Fence {
         &self.inner.fence
     }
@@ -334,12 +336,12 @@ impl Epoch {
         self.inner.fence.client(client)
     }
 
-    /// Says that the run has started up.
+    /// Reports that the run has started up.
     pub fn running(&self) {
         self.report(|report| report.running = true);
     }
 
-    /// Changes what the run says of itself.
+    /// Changes the run's report; subscribers are notified if it differs.
     pub fn report(&self, change: impl FnOnce(&mut Report)) {
         self.inner.report.send_if_modified(|report| {
             let before = report.clone();
@@ -348,7 +350,7 @@ impl Epoch {
         });
     }
 
-    /// What the run says of itself, and every later change.
+    /// Subscribes to the run's report.
     pub fn subscribe(&self) -> watch::Receiver<Report> {
         self.inner.report.subscribe()
     }

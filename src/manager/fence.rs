@@ -1,9 +1,9 @@
-//! The last check before the wire.
+//! Fence: the last check before a request of an epoch is sent.
 //!
-//! A fence owns each request that it lets pass, from its first poll to the end of the response's
-//! body (`exchange.rs`). Closing it drops all of them, whether or not a task polls them: a request
-//! that waits for a connection is not sent, and a body is not read on. A read that is dropped
-//! changes nothing; the outcome of a write that is dropped is unknown.
+//! A fence owns each request that passes it, from the request's first poll to the end of the
+//! response's body (`exchange.rs`). Closing the fence drops all of them, even if no task polls
+//! them: a request that waits for a connection is not sent, and a body is not read further.
+//! Dropping a read has no effect on the server. The outcome of a dropped write is unknown.
 
 mod ask;
 mod exchange;
@@ -26,71 +26,73 @@ pub(crate) use self::refusal::wait_details;
 pub(crate) use self::{ask::ask, refusal::retry_after, write::Write};
 use super::BoxError;
 
-/// Hears of every write that is about to be sent, in the task that sends it; what it returns is
-/// called if the outcome of that write stays unknown.
+/// Observer of writes. Called before each write, in the task that sends it; the returned function
+/// is called if the outcome of that write stays unknown.
 pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send + Sync>;
 
-/// Lets requests pass until it is closed, and counts those under way.
+/// Gate for the requests of an epoch: passes them until it is closed, and counts those under way.
 #[derive(Clone)]
 pub(crate) struct Fence {
     state: Arc<watch::Sender<State>>,
-    // The clients that were made. Each has a task of kube's, which ends with the last clone.
+    // Clients behind this fence. Each has a task of kube's, which ends with the client's last
+    // clone.
     clients: TaskTracker,
 }
 
 #[derive(Default)]
 struct State {
     closed: bool,
-    /// Requests that have passed and are not answered.
+    /// Requests that have passed and have no answer yet.
     under_way: usize,
     unknown: usize,
-    /// Requests and bodies that are owned, by number.
+    /// Requests and response bodies that the fence owns, by number.
     exchanges: HashMap<u64, Arc<Slot>>,
     next: u64,
 }
 
-/// The epoch is over: the request was not sent, or it was given up before its whole response had
+/// The epoch is over: the request was not sent, or it was dropped before its whole response had
 /// arrived. In the second case the outcome of a write is unknown, and counted so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the epoch is over, the request was given up")]
+#[error("the epoch is over, the request was dropped")]
 pub struct FenceClosed;
 
-/// A request that has passed; under way until it is answered.
+/// Request that has passed the fence; under way until it is answered.
 ///
-/// Dropped without an answer, what the server made of the request is unknown, and counted so.
+/// If dropped without an answer, the outcome of the request is unknown and counted so.
 #[must_use = "the outcome counts as unknown when this is dropped"]
 pub(crate) struct Passage {
     fence: Fence,
     answered: bool,
-    // Called when the outcome is unknown.
-    told: Option<Box<dyn FnOnce() + Send>>,
+    // Called if the outcome stays unknown.
+    on_unknown: Option<Box<dyn FnOnce() + Send>>,
 }
 
 impl Passage {
-    /// The request has been answered, or was not sent.
+    /// Records that the request has been answered, or was not sent.
     pub(crate) fn answered(mut self) {
-        self.told = None;
+        self.on_unknown = None;
         self.answered = true;
     }
 
-    /// There is an answer, but it leaves open what became of the request.
+    /// Records that there is an answer, but one that leaves the outcome of the write unknown to the
+    /// observer.
     fn answered_vaguely(mut self) {
         self.answered = true;
     }
 }
 
 impl Fence {
-    /// An open fence.
+    /// Creates an open fence.
     pub(crate) fn new() -> Self {
         Self { state: Arc::default(), clients: TaskTracker::new() }
     }
 
-    /// Passes, unless the fence is closed. The passage counts, and its holder sends: closing the
-    /// fence does not end what the holder does.
+    /// Passes a request, unless the fence is closed. The passage is counted, but its holder sends
+    /// the request: closing the fence does not cancel it.
     ///
     /// # Errors
     ///
-    /// [`FenceClosed`] for ever after [`Fence::close`].
+    /// [`FenceClosed`] after [`Fence::close`].
     pub(crate) fn pass(&self) -> Result<Passage, FenceClosed> {
         let open = self.state.send_if_modified(|state| {
             state.under_way += usize::from(!state.closed);
@@ -99,11 +101,11 @@ impl Fence {
         if !open {
             return Err(FenceClosed);
         }
-        Ok(Passage { fence: self.clone(), answered: false, told: None })
+        Ok(Passage { fence: self.clone(), answered: false, on_unknown: None })
     }
 
-    /// Lets nothing pass from now on, and drops the requests under way and the bodies of their
-    /// responses. Their callers get [`FenceClosed`].
+    /// Closes the fence for ever: passes no more requests, and drops those under way and the bodies
+    /// of their responses. Their callers get [`FenceClosed`].
     pub(crate) fn close(&self) {
         let mut open = Vec::new();
         self.state.send_if_modified(|state| {
@@ -112,7 +114,7 @@ impl Fence {
             }
             !std::mem::replace(&mut state.closed, true)
         });
-        // Outside of the lock: what is dropped calls back.
+        // Outside of the lock: dropping a request calls back into the fence.
         for (id, slot) in open {
             if slot.cut() {
                 self.forget(id);
@@ -120,7 +122,7 @@ impl Fence {
         }
     }
 
-    /// Owns an exchange, unless the fence is closed; its number.
+    /// Takes ownership of an exchange and returns its number; `None` if the fence is closed.
     fn remember(&self, slot: &Arc<Slot>) -> Option<u64> {
         let mut id = None;
         self.state.send_if_modified(|state| {
@@ -134,34 +136,34 @@ impl Fence {
         id
     }
 
-    /// An exchange has ended, or what was left of it has been dropped.
+    /// Gives up an exchange that has ended or whose content has been dropped.
     fn forget(&self, id: u64) {
-        // Only a closed fence is waited for until it owns nothing.
+        // Only `released` waits for this, and only on a closed fence.
         self.state.send_if_modified(|state| {
             state.exchanges.remove(&id);
             state.closed && state.exchanges.is_empty()
         });
     }
 
-    /// How many requests have passed and are neither answered nor dropped.
+    /// Number of requests that have passed and are neither answered nor dropped.
     pub(crate) fn under_way(&self) -> usize {
         self.state.borrow().under_way
     }
 
-    /// How many requests passed whose outcome is unknown, because nobody waited for it.
+    /// Number of requests whose outcome is unknown, because they ended without the server's answer.
     pub(crate) fn unknown(&self) -> usize {
         self.state.borrow().unknown
     }
 
-    /// Resolves when no request is under way. Bodies of reads do not count. Cancel safe.
+    /// Waits until no request is under way. Bodies of reads do not count. Cancel safe.
     pub(crate) async fn quiet(&self) {
         let mut state = self.state.subscribe();
         // The sender lives in `self`, so this cannot fail.
         drop(state.wait_for(|state| state.under_way == 0).await);
     }
 
-    /// Resolves when a fence that has been closed owns nothing any more: at once, unless a thread
-    /// polls a request at this moment. Cancel safe.
+    /// Waits until a closed fence owns nothing: at once, unless another thread polls a request at
+    /// this moment. Cancel safe.
     pub(crate) async fn released(&self) {
         let mut state = self.state.subscribe();
         let left = |state: &State| !state.exchanges.is_empty() || state.under_way > 0;
@@ -169,41 +171,43 @@ impl Fence {
         drop(state.wait_for(|state| !left(state)).await);
     }
 
-    /// The tasks of the clients behind this fence.
+    /// Tasks of the clients behind this fence.
     pub(super) fn clients(&self) -> &TaskTracker {
         &self.clients
     }
 
-    /// Resolves when every client behind this fence has been dropped and its task has ended. Cancel
+    /// Waits until every client behind this fence has been dropped and its task has ended. Cancel
     /// safe.
     pub(super) async fn clients_gone(&self) {
         self.clients.close();
         self.clients.wait().await;
     }
 
-    /// `client` behind this fence.
+    /// Returns `client` behind this fence.
     ///
     /// A read counts as answered when the head of its response has arrived, or when its future is
     /// dropped; its body can be read until the fence closes. The outcome of a write is unknown
-    /// unless its whole answer was read: when its future is dropped, when the connection is lost, or
-    /// when a gateway answers in the server's place (502, 504).
+    /// unless its whole answer was read: when its future is dropped, when the connection is lost,
+    /// or when a gateway answers in the server's place (502, 504).
     ///
-    /// A refusal of a request about Secrets comes without the server's message, which may quote what
-    /// the Secret holds: its `Status` has code, reason and field paths.
+    /// A refusal of a request for Secrets is stripped of the server's message, which may quote the
+    /// Secret: its `Status` keeps code, reason and field paths.
     ///
-    /// kube moves requests through a task of its own, one for each call of this: clone what this
-    /// returns rather than call it again.
+    /// kube spawns a task for each call of this method to move requests through: clone the returned
+    /// client rather than call this again.
     pub(crate) fn client(&self, client: &Client) -> Client {
         self.observed_client(client, Arc::new(|_write| Box::new(|| {})))
     }
 
-    /// As [`Fence::client`], with somebody who hears of writes whose outcome is unknown; of those
-    /// too that ended in an error of the server (5xx), which may be older than the error. That holds
-    /// of a 503 with a `Retry-After` as well: kube-apiserver says it before it handles a request,
-    /// but who is in between says it of one that was passed on, in the same words.
+    /// As [`Fence::client`], with an observer for writes whose outcome is unknown. These include
+    /// writes that ended in a server error (5xx), because the server may have stored the write
+    /// before the error. A 503 with `Retry-After` is no exception: kube-apiserver sends it before
+    /// it handles a request, but a proxy may send the same answer for a request that it has already
+    /// forwarded.
     pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
-        // kube offers no handle on its task. It owns the service, and so this too, to its end.
+        // kube offers no handle on its task. The task owns the service, and with it this token,
+        // until its end.
         let token = self.clients.token();
         let service = service_fn(move |request: http::Request<Body>| {
             let _owned = &token;
@@ -215,13 +219,13 @@ impl Fence {
                 match write {
                     Some(write) => {
                         let path = write.path().to_owned();
-                        let told = observer(write);
-                        passage.told = Some(Box::new(move || {
-                            debug!(method = %method, path, "what became of a write is unknown");
-                            told();
+                        let on_unknown = observer(write);
+                        passage.on_unknown = Some(Box::new(move || {
+                            debug!(method = %method, path, "outcome of a write is unknown");
+                            on_unknown();
                         }));
                     }
-                    // Nothing becomes of a read.
+                    // A read changes nothing, so its outcome is always known.
                     None => passage.answered = true,
                 }
                 let send = async move {
@@ -248,9 +252,10 @@ impl Default for Fence {
 impl Drop for Passage {
     fn drop(&mut self) {
         let unknown = usize::from(!self.answered);
-        // Before the request stops counting as under way: whoever waits for that knows all.
-        if let Some(told) = self.told.take() {
-            told();
+        // Called while the request still counts as under way: `quiet` resolves after the observer
+        // has run.
+        if let Some(on_unknown) = self.on_unknown.take() {
+            on_unknown();
         }
         self.fence.state.send_modify(|state| {
             state.under_way -= 1;

@@ -1,4 +1,4 @@
-//! The handle on a running manager.
+//! Handle on a running manager.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,22 +9,22 @@ use super::{
     RunnableStatus, Snapshot, Transition, entry::Spec,
 };
 
-/// How a runnable is supervised.
+/// Supervision of one runnable.
 #[derive(Clone, Debug)]
 pub struct RunnableOptions {
-    /// What happens to a run that ends while its condition holds.
+    /// Reaction to a run that ends while its condition holds.
     pub restart: RestartPolicy,
     /// Consequence of a failed run for the manager, as soon as the run has returned.
     pub on_failure: FailurePolicy,
-    /// Time for a run and its tasks to drain, and to write, once the stop is asked for or the
-    /// run has returned; 5 s.
+    /// Time for a run and its tasks to drain, and to write, after the stop is requested or the run
+    /// has returned; 5 s.
     pub grace: Duration,
 }
 
-/// What a failed run means for the manager.
+/// Consequence of a failed run for the manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// Nothing: the restart policy decides.
+    /// No consequence for the manager; the restart policy decides about the next run.
     #[default]
     Isolate,
     /// The manager stops and returns the error, as controller-runtime does.
@@ -42,7 +42,7 @@ impl Default for RunnableOptions {
 }
 
 impl RunnableOptions {
-    /// As controller-runtime treats a plain runnable: started once, and its error ends the
+    /// Options for a plain runnable as in controller-runtime: started once, and its error ends the
     /// manager.
     pub fn fail_fast() -> Self {
         Self {
@@ -53,22 +53,22 @@ impl RunnableOptions {
     }
 }
 
-/// Why a runnable was not accepted.
+/// Reason for which a runnable was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AddError {
     /// Remove the other one first, or replace it.
     #[error("a runnable named {0} is already there")]
     AlreadyThere(ControllerName),
-    /// Nothing is there to replace.
+    /// No runnable of that name exists; add it instead.
     #[error("no runnable is named {0}")]
     NotThere(ControllerName),
-    /// The manager stops or has ended: nothing more can be started.
+    /// The manager is stopping or has ended; nothing more can be started.
     #[error("the stop procedure is already engaged")]
     Stopping,
 }
 
-/// What can reach the manager from outside.
+/// Command from a handle to the manager.
 pub(super) enum Command {
     Add(ControllerName, Spec, Reply),
     Replace(ControllerName, Spec, Reply),
@@ -77,7 +77,8 @@ pub(super) enum Command {
 
 pub(super) type Reply = oneshot::Sender<Result<(), AddError>>;
 
-/// Adds, replaces, removes and reports. Cheap to clone; works before and while the manager runs.
+/// Handle to add, replace and remove runnables and to read their status. Cheap to clone; works
+/// before and while the manager runs.
 #[derive(Clone, Debug)]
 pub struct ManagerHandle {
     pub(super) commands: mpsc::Sender<Command>,
@@ -88,7 +89,7 @@ pub struct ManagerHandle {
 impl ManagerHandle {
     /// Adds a runnable; it starts when its group is open and its condition is met.
     ///
-    /// Resolves when the manager has taken it, so not before the manager runs.
+    /// Resolves when the manager has accepted the runnable, therefore not before the manager runs.
     ///
     /// # Errors
     ///
@@ -96,7 +97,7 @@ impl ManagerHandle {
     ///
     /// # Cancel safety
     ///
-    /// Dropped early, it may or may not have been added.
+    /// If dropped early, the runnable may or may not have been added.
     pub async fn add(
         &self,
         name: impl Into<ControllerName>,
@@ -122,12 +123,12 @@ impl ManagerHandle {
         self.add(name, Arc::new(Conditional::new(runnable, Always)), options).await
     }
 
-    /// Puts another specification in the place of a runnable.
+    /// Replaces the specification of a runnable.
     ///
-    /// The running epoch goes on until the new one's condition is met and it is prepared; then
-    /// it is stopped as superseded and the new one starts. Until then the status says in
-    /// `pending` why it has not. A later replacement takes the place of one that waits; the very
-    /// runnable that runs, put in its own place, only calls off the one that waits.
+    /// The running epoch continues until the condition of the new specification is met and the new
+    /// runnable is prepared. Then the epoch is stopped as superseded and the new one starts. Until
+    /// then the status says in `pending` why it has not started. A later replacement discards one
+    /// that still waits. Replacing a runnable with itself only discards the one that waits.
     ///
     /// # Errors
     ///
@@ -143,12 +144,12 @@ impl ManagerHandle {
         self.ask(|reply| Command::Replace(name, spec, reply)).await
     }
 
-    /// Removes a runnable; resolves when it is done and its name is free. No error when there
-    /// is none.
+    /// Removes a runnable; resolves when its epoch is done and the name is free. No error if no
+    /// runnable has that name.
     ///
     /// # Cancel safety
     ///
-    /// It is removed all the same once this has been polled.
+    /// Once polled, the removal happens even if the future is dropped.
     pub async fn remove(&self, name: impl Into<ControllerName>) {
         let (reply, removed) = oneshot::channel();
         if self.commands.send(Command::Remove(name.into(), reply)).await.is_ok() {
@@ -157,22 +158,23 @@ impl ManagerHandle {
         }
     }
 
-    /// Every runnable as of now.
+    /// Current status of every runnable.
     pub fn status(&self) -> Arc<Snapshot> {
         self.snapshot.borrow().clone()
     }
 
-    /// One runnable as of now.
+    /// Current status of one runnable.
     pub fn status_of(&self, name: impl Into<ControllerName>) -> Option<Arc<RunnableStatus>> {
         self.snapshot.borrow().get(&name.into()).cloned()
     }
 
-    /// Snapshots; each has at least every change of the one before.
+    /// Watches snapshots. Each snapshot includes every change of the one before.
     pub fn watch(&self) -> watch::Receiver<Arc<Snapshot>> {
         self.snapshot.clone()
     }
 
-    /// Every transition from now on. A receiver that lags by over 1024 is told so.
+    /// Subscribes to every transition from now on. A receiver that lags by more than 1024 gets
+    /// `Lagged`.
     pub fn transitions(&self) -> broadcast::Receiver<Transition> {
         self.transitions.subscribe()
     }

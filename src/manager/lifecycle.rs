@@ -1,7 +1,7 @@
-//! The life of one runnable as a pure state machine: inputs in, actions out, no I/O.
+//! Lifecycle of one runnable as a pure state machine: inputs in, actions out, no I/O.
 //!
-//! It alone decides when an epoch begins and ends. What it is fed may come in any order and any
-//! number of times; it never begins an epoch before the one before is done.
+//! Only this machine decides when an epoch begins and ends. Inputs may arrive in any order and
+//! repeatedly. The machine never begins an epoch before the previous one is done.
 
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use super::{
     Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, backoff::Flaps,
 };
 
-/// Why an epoch is stopping.
+/// Reason for which an epoch is stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Cause {
     /// The epoch was asked to stop.
@@ -18,25 +18,25 @@ pub(super) enum Cause {
     Returned(DoneReason),
 }
 
-/// What happens to a run that ends while its condition holds.
+/// Reaction to a run that ends while its condition holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// It starts again, however it ended.
+    /// Restart after every end.
     #[default]
     Always,
-    /// It starts again after an error or a panic.
+    /// Restart after an error or a panic.
     OnFailure,
-    /// It rests.
+    /// Do not restart.
     Never,
 }
 
-/// How a run ended, as its owner saw it.
+/// End of a run, as its owner observed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum RunEnd {
     Completed,
     Failed(String),
     Panicked(String),
-    /// It was dropped after the grace.
+    /// The run was dropped after the grace.
     Aborted,
 }
 
@@ -53,12 +53,12 @@ impl RunEnd {
     }
 }
 
-/// All that can happen to a runnable.
+/// Everything that can happen to a runnable.
 #[derive(Clone, Debug)]
 pub(super) enum Input {
-    /// Its condition says this.
+    /// The condition published this verdict.
     Verdict(Verdict),
-    /// Its group is open (and this replica leads, where that matters), or no more.
+    /// True if the group is open (and this replica leads, where that matters).
     Allowed(bool),
     /// The epoch has started up.
     Running,
@@ -68,28 +68,29 @@ pub(super) enum Input {
     Ended,
     /// The epoch outlived its grace.
     Overdue,
-    /// Its specification is replaced: this epoch ends, the next one has the new one.
+    /// The specification is being replaced: this epoch ends, and the next one uses the new
+    /// specification.
     Supersede,
-    /// It is to go.
+    /// The runnable is to be removed.
     Remove,
-    /// A time that was asked for has come.
+    /// The time of an [`Action::WakeAt`] has come.
     Wake,
 }
 
-/// What is to be done about it.
+/// Action that the owner must take.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     /// Begin an epoch.
     Start,
     /// Ask the epoch to stop.
     Stop(StopReason),
-    /// Give what the run has left behind its grace.
+    /// Give the grace to the tasks that the run has left behind.
     Drain,
     /// Announce the end of the epoch.
     Done(DoneReason),
-    /// Come back at this time.
+    /// Send [`Input::Wake`] at this time.
     WakeAt(Instant),
-    /// Forget it: it is wanted no more and nothing of it runs.
+    /// Remove the entry: it was to be removed, and no epoch is live.
     Forget,
 }
 
@@ -104,7 +105,7 @@ pub(super) struct Lifecycle {
     failures: u32,
     not_before: Option<Instant>,
     flaps: Flaps,
-    /// What `not_before` is for: a condition that flaps rather than a run that failed.
+    /// True if `not_before` was set because the condition flaps, rather than because a run failed.
     flapping: bool,
 }
 
@@ -144,12 +145,12 @@ impl Lifecycle {
         }
     }
 
-    /// Whether an epoch is under way: from its start until it is done.
+    /// Returns whether an epoch is live: from its start until it is done.
     pub(super) fn live(&self) -> bool {
         matches!(self.state, State::Live { .. } | State::Stopping { .. })
     }
 
-    /// Why the epoch is stopping, if it is.
+    /// Reason for which the epoch is stopping, if it is.
     pub(super) fn stopping(&self) -> Option<&Cause> {
         match &self.state {
             State::Stopping { cause, .. } => Some(cause),
@@ -173,7 +174,7 @@ impl Lifecycle {
         self.failures
     }
 
-    /// What the epoch under way rests on.
+    /// Basis of the live epoch.
     #[cfg(test)]
     pub(super) fn basis(&self) -> Option<&[Basis]> {
         match &self.state {
@@ -182,15 +183,15 @@ impl Lifecycle {
         }
     }
 
-    /// Whether it may not start again yet.
+    /// Returns whether the next epoch must still wait for a delay.
     #[cfg(test)]
     pub(super) fn backs_off(&self, now: Instant) -> bool {
         self.not_before.is_some_and(|until| until > now)
     }
 
-    /// Another specification, so another condition and a clean record.
+    /// Resets the machine for another specification, with a new condition and no earlier failures.
     ///
-    /// Only between epochs: the caller has seen [`Action::Done`], or none is live.
+    /// Only allowed between epochs: the caller has seen [`Action::Done`], or no epoch is live.
     pub(super) fn renew(&mut self, policy: RestartPolicy) {
         debug_assert!(!self.live(), "a live epoch keeps its specification");
         self.policy = policy;
@@ -202,7 +203,7 @@ impl Lifecycle {
         self.state = State::Waiting;
     }
 
-    /// Whether it is the condition that the next epoch waits because of.
+    /// Returns whether the next epoch is delayed because the condition flaps.
     pub(super) fn flaps(&self) -> bool {
         self.flapping
     }
@@ -277,7 +278,7 @@ impl Lifecycle {
     }
 
     fn stop(&mut self, reason: StopReason, now: Instant) -> Vec<Action> {
-        // It was well, however it ends.
+        // A long run resets the failures, however it ends.
         if let State::Live { since, .. } = self.state
             && now.duration_since(since) >= self.backoff.healthy
         {
@@ -287,9 +288,9 @@ impl Lifecycle {
         vec![Action::Stop(reason)]
     }
 
-    /// The back-off counts from here: what the run has left behind does not prolong it.
+    /// Begins the back-off at the end of the run, so that draining its tasks does not prolong it.
     fn returned(&mut self, end: RunEnd, now: Instant, jitter: f64) -> Vec<Action> {
-        // A run that was asked to stop ends for that reason, however it ends.
+        // A run that was asked to stop ends for that reason, whatever it returns.
         let State::Live { since, .. } = self.state else { return Vec::new() };
         let reason = match end {
             RunEnd::Completed => DoneReason::Completed,
@@ -316,7 +317,7 @@ impl Lifecycle {
     }
 
     fn ended(&mut self, now: Instant, jitter: f64) -> Vec<Action> {
-        // An end without a return is a defect of the caller; the epoch is over all the same.
+        // An end without a return is a defect of the caller; the epoch is over nevertheless.
         drop(self.returned(RunEnd::Aborted, now, jitter));
         let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
         let (reason, state) = match cause {
@@ -397,7 +398,7 @@ mod tests {
             self.lifecycle.step(input, self.now, 0.0)
         }
 
-        /// The run ends, and nothing of it is left.
+        /// Ends the run and its epoch.
         fn end(&mut self, end: RunEnd) -> Vec<Action> {
             let drain = self.step(Input::Returned(end));
             let done = self.step(Input::Ended);
@@ -538,7 +539,7 @@ mod tests {
             assert_eq!(life.step(Input::Wake), [Action::Start]);
         }
 
-        // Well for a day, until its type is replaced.
+        // Runs for a day without failing, until its type is replaced.
         life.now += Duration::from_secs(24 * 3600);
         life.step(Input::Verdict(met("2")));
         life.end(RunEnd::Completed);
@@ -649,7 +650,7 @@ mod tests {
                 prop_assert_eq!(live, lifecycle.live());
             }
 
-            // Convergence: once the last word is spoken, the state follows from it alone.
+            // Convergence: after the last input, the state depends on the last verdict alone.
             let mut actions = lifecycle.step(Input::Allowed(true), now, 0.5);
             actions.extend(lifecycle.step(Input::Verdict(met("9")), now, 0.5));
             while lifecycle.live() && lifecycle.stopping().is_some() {

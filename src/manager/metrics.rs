@@ -1,4 +1,4 @@
-//! Metrics of the manager. Series belong to a runnable's name and go with it.
+//! Metrics of the manager. Series belong to a runnable's name and are removed with it.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -19,14 +19,14 @@ struct Name {
     controller: String,
 }
 
-/// A runnable and a sort of what it has.
+/// Labels of a gauge: a runnable and a kind of task or timer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Owned {
     controller: String,
     kind: &'static str,
 }
 
-/// The tasks of one epoch.
+/// Counts of the tasks of one epoch.
 pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -52,7 +52,7 @@ pub struct ManagerMetrics {
 
 impl Default for ManagerMetrics {
     fn default() -> Self {
-        // 1 ms to about 65 s.
+        // Buckets from 1 ms to about 65 s.
         let histogram: fn() -> Histogram = || Histogram::new(exponential_buckets(0.001, 2.0, 17));
         Self {
             state: Family::default(),
@@ -68,7 +68,7 @@ impl Default for ManagerMetrics {
 }
 
 impl ManagerMetrics {
-    /// Adds them to a registry.
+    /// Registers the metrics with a registry.
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "pilotlight_controller_state",
@@ -97,25 +97,25 @@ impl ManagerMetrics {
         );
         registry.register(
             "pilotlight_controller_stop_duration_seconds",
-            "From the stop being asked for to done",
+            "From the request to stop to done",
             self.stop.clone(),
         );
         registry.register(
             "pilotlight_controller_tasks",
-            "Tasks alive: what drives a run (run) or prepares one (preparation), the run's own \
-             (epoch) and those of its clients (client)",
+            "Tasks alive: the task that drives a run (run) or prepares one (preparation), the \
+             run's own tasks (epoch) and those of its clients (client)",
             self.tasks.clone(),
         );
         registry.register(
             "pilotlight_controller_timers",
-            "Timers set: to look again after a back-off (wake), to tell of a stop that takes too \
-             long (overdue), to end the grace of a stop (grace), to prepare again (retry)",
+            "Timers set: end of a back-off (wake), end of the grace of a stop (grace), report of \
+             a stop that takes too long (overdue), retry of a preparation (retry)",
             self.timers.clone(),
         );
     }
 
-    /// Counts a run and its tasks, until this is dropped with the run's; what is left then counts
-    /// on.
+    /// Counts a run and its tasks until the returned value is dropped at the end of the run. Tasks
+    /// that outlive it stay counted.
     pub(super) fn run(&self, epoch: &Epoch) -> EpochTasks {
         let of = |kind| self.tasks.of(Self::owned(epoch.controller(), kind));
         let spawned = of("epoch").follow(epoch.tasks().tracker());
@@ -124,12 +124,12 @@ impl ManagerMetrics {
         (of("run").count(), [spawned, tracked, clients])
     }
 
-    /// Counts the task of a preparation.
+    /// Counts the task of a preparation until the returned value is dropped.
     pub(super) fn preparation(&self, name: &ControllerName) -> Counted<Owned> {
         self.tasks.of(Self::owned(name, "preparation")).count()
     }
 
-    /// Counts a timer.
+    /// Counts a timer until the returned value is dropped.
     pub(super) fn timer(&self, name: &ControllerName, kind: &'static str) -> Counted<Owned> {
         self.timers.of(Self::owned(name, kind)).count()
     }

@@ -1,4 +1,4 @@
-//! The one task that owns every runnable's state: the loop is the list of all that can happen.
+//! Task that owns the state of every runnable: its event loop lists everything that can happen.
 
 mod effect;
 mod phase;
@@ -30,8 +30,8 @@ use super::{
 };
 use crate::owner_gauge::Counted;
 
-/// Identifies an entry for ever, so that what belongs to a removed one never meets a new one of
-/// the same name.
+/// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
+/// of the same name.
 pub(super) type Id = u64;
 
 /// Everything that can happen to a manager.
@@ -48,10 +48,10 @@ enum Event {
     Deadline,
 }
 
-/// End of a preparation: whose, which attempt, and the error as text.
+/// Result of a preparation: entry, attempt, and the error as text.
 type Prepared = (Id, u64, Result<(), String>);
 
-/// What is set, by entry; each counts for its owner.
+/// Pending timers by entry; each is counted for its runnable.
 type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
 
 /// Changes that are waited for.
@@ -66,7 +66,7 @@ enum Timer {
 }
 
 impl Timer {
-    /// As the label of metrics says it.
+    /// Returns the value of the metric label `kind`.
     fn word(self) -> &'static str {
         match self {
             Self::Wake => "wake",
@@ -85,14 +85,14 @@ pub(super) struct Owner {
     transitions: broadcast::Sender<Transition>,
     entries: BTreeMap<Id, Entry>,
     names: HashMap<ControllerName, Id>,
-    /// Epoch numbers of removed names.
+    /// Last epoch numbers of removed names.
     retired: Retired,
     next: u64,
-    /// The runs under way; one at most for each entry.
+    /// Runs under way; at most one for each entry.
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<Prepared>>,
     watches: Watches,
-    /// Whether a change comes before a command, if both are ready: they take turns.
+    /// True if a change is taken before a command when both are ready: they take turns.
     watches_first: bool,
     timers: Timers,
     phase: Phase,
@@ -139,8 +139,8 @@ impl Owner {
             self.handle(event);
             if !closing && matches!(self.phase, Phase::Closing { .. }) {
                 closing = true;
-                if let Some(patience) = self.options.graceful_shutdown_timeout {
-                    deadline = tokio::time::sleep(patience).boxed();
+                if let Some(timeout) = self.options.graceful_shutdown_timeout {
+                    deadline = tokio::time::sleep(timeout).boxed();
                 }
             }
             self.advance();
@@ -159,7 +159,7 @@ impl Owner {
         }
     }
 
-    /// Waits for one thing to happen. Cancel safe.
+    /// Waits for the next event. Cancel safe.
     async fn next_event(
         &mut self,
         stop: &CancellationToken,
@@ -176,7 +176,7 @@ impl Owner {
                     return Event::GroupLate;
                 }
                 Some(ended) = self.runs.join_next() => {
-                    // `run::drive` catches every panic and is aborted by nobody.
+                    // `run::drive` catches every panic, and only `run` aborts, after its loop.
                     let (id, end) = ended.expect("a run is driven to its end");
                     return Event::Ended(id, end);
                 }
@@ -217,7 +217,7 @@ impl Owner {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Add(name, spec, reply) => {
-                // Nobody waits for an answer that was given up.
+                // The receiver may have been dropped; then the answer is not needed.
                 drop(reply.send(self.add(name, spec)));
             }
             Command::Replace(name, spec, reply) => {
@@ -318,7 +318,7 @@ impl Owner {
         entry.returned = Some(end.clone());
         if let RunEnd::Failed(error) | RunEnd::Panicked(error) = &end {
             let policy = entry.spec.options.on_failure;
-            // Whoever fails while it is being stopped has nothing more to end.
+            // A failure of a run that is already stopping does not end the manager.
             let stopping = entry.lifecycle.stopping().is_some();
             if policy == FailurePolicy::FailManager && self.failure.is_none() && !stopping {
                 self.failure = Some(ManagerError::RunnableFailed {
@@ -401,7 +401,7 @@ impl Owner {
     }
 
     fn watch_report(&self, id: Id, epoch: u64, mut report: watch::Receiver<Report>) {
-        // Ends with the epoch, whose last clone takes the sender along.
+        // Ends with the epoch: its last clone drops the sender.
         self.watches.push(
             async move { report.changed().await.ok().map(|()| Event::Reported(id, epoch, report)) }
                 .boxed(),
@@ -409,7 +409,7 @@ impl Owner {
     }
 
     fn watch_return(&self, id: Id, epoch: u64, mut end: watch::Receiver<Option<RunEnd>>) {
-        // Ends with the epoch, whose last clone takes the sender along.
+        // Ends with the epoch: its last clone drops the sender.
         self.watches.push(
             async move {
                 let end = end.wait_for(Option::is_some).await.ok()?.clone()?;
@@ -420,11 +420,11 @@ impl Owner {
     }
 
     fn announce(&self, name: &ControllerName, epoch: u64, kind: TransitionKind) {
-        // Nobody has to listen.
+        // There may be no receiver.
         drop(self.transitions.send(Transition { name: name.clone(), epoch, kind }));
     }
 
-    /// Publishes what has changed, once for everything that was handled since.
+    /// Publishes all changes since the last call as one snapshot.
     fn publish(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
         let mut changed = Vec::new();
@@ -439,7 +439,7 @@ impl Owner {
         }
         if !changed.is_empty() {
             self.snapshot.send_modify(|snapshot| {
-                // Readers keep what they have; of ours, what has changed is copied.
+                // Readers keep their snapshot; only the changed paths of ours are copied.
                 let snapshot = Arc::make_mut(snapshot);
                 changed.into_iter().for_each(|status| snapshot.insert(status));
             });
@@ -481,7 +481,8 @@ async fn fair(
     }
 }
 
-/// Whatever is left behind, when the patience is over or the manager is dropped, may not send.
+/// Stops and closes every epoch that is left when the shutdown timeout expires or the manager is
+/// dropped, so that it can send no more requests.
 impl Drop for Owner {
     fn drop(&mut self) {
         for epoch in self.entries.values().filter_map(|entry| entry.epoch.as_ref()) {

@@ -13,12 +13,13 @@ macro_rules! reasons {
         #[non_exhaustive]
         pub enum Reason {
             $($(#[$doc])* $variant,)*
-            /// A user's own. Made by [`Reason::from`], which knows the words of the others.
+            /// Reason of a user's own condition. Use [`Reason::from`], which maps known words to
+            /// their variants.
             Other(Cow<'static, str>),
         }
 
         impl Reason {
-            /// The reason as one word.
+            /// Returns the reason as one word.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$variant => $word,)*
@@ -48,49 +49,49 @@ reasons! {
     TypeUnknown = "TypeUnknown",
     /// The server offers no list and watch for the type.
     NotWatchable = "NotWatchable",
-    /// The type has no such subresource.
+    /// The type lacks the required subresource.
     SubresourceMissing = "SubresourceMissing",
     /// The names of the CRD are not accepted.
     NamesNotAccepted = "NamesNotAccepted",
     /// The CRD is not established.
     NotEstablished = "NotEstablished",
-    /// The CRD is not established, for the certificates of its conversion webhook.
+    /// The CRD is not established, because of the certificates of its conversion webhook.
     InvalidCaBundle = "InvalidCABundle",
     /// The version asked for is not served.
     VersionNotServed = "VersionNotServed",
     /// The publisher of the condition is gone.
     ConditionAbandoned = "ConditionAbandoned",
-    /// The condition panicked when it was asked for.
+    /// The condition panicked when it was subscribed to.
     ConditionPanicked = "ConditionPanicked",
     /// The condition has published no verdict.
     ConditionUnknown = "ConditionUnknown",
-    /// The condition comes and goes, so that the next epoch waits.
+    /// The condition flaps, so the next epoch is delayed.
     ConditionFlaps = "ConditionFlaps",
-    /// The runnable panicked when it was asked for its group.
+    /// `group`, `reports_running` or `keeps_grace` of the runnable panicked.
     RunnablePanicked = "RunnablePanicked",
-    /// Its group is not open yet.
+    /// The group is not open yet.
     NotStarted = "NotStarted",
-    /// Its sources are not synced yet.
+    /// The sources have not synced yet.
     SourcesSyncing = "SourcesSyncing",
-    /// Later groups were started before it reported running.
+    /// Later groups were started before the runnable reported running.
     StartTimeout = "StartTimeout",
-    /// Its sources are not synced though the time for that is over.
+    /// The sources have not synced within the sync timeout.
     SyncTimeout = "SyncTimeout",
     /// The server refuses a list or a watch.
     Forbidden = "Forbidden",
     /// A conversion webhook fails, so that a type cannot be read.
     ConversionFailed = "ConversionFailed",
-    /// A watch fails, and its cache is behind.
+    /// A watch fails, so a cache is behind.
     Stale = "Stale",
     /// Optional types are missing.
     Degraded = "Degraded",
-    /// The runnable runs without trouble.
+    /// The runnable runs without problems.
     Running = "Running",
-    /// The epoch stops.
+    /// The epoch is stopping.
     Draining = "Draining",
-    /// The epoch does not stop.
+    /// The epoch does not end although its grace is over.
     Stuck = "Stuck",
-    /// The run failed, and the next one waits for its back-off.
+    /// The run failed, and the next one waits for the back-off.
     RunFailed = "RunFailed",
     /// The runnable was removed before its first epoch.
     Removed = "Removed",
@@ -153,7 +154,7 @@ impl fmt::Display for Reason {
     }
 }
 
-/// For assertions of tests; code matches the variants.
+/// For assertions in tests; other code matches the variants.
 impl PartialEq<&str> for Reason {
     fn eq(&self, word: &&str) -> bool {
         self.as_str() == *word

@@ -8,45 +8,48 @@ use tokio::time::{sleep, timeout};
 use super::{Epoch, RunResult, lifecycle::RunEnd};
 use crate::{guard, redaction};
 
-/// Beyond the epoch's own grace, so that a run which keeps it is never cut short.
+/// Added to the epoch's own grace before a run is dropped, so that a run that keeps the grace is
+/// never cut short.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Time after the grace before an epoch that is not done counts as stuck, so that a slow end is not
-/// reported.
+/// Time after the grace before an epoch that is not done is reported as stuck, so that a merely
+/// slow end is not.
 pub(super) const LATE: Duration = Duration::from_secs(1);
 
-/// How long the tasks of an epoch's clients are waited for.
+/// Longest wait for the tasks of an epoch's clients.
 const CLIENTS: Duration = Duration::from_millis(100);
 
-/// What becomes of a run that outlives its grace.
+/// Treatment of a run that outlives its grace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Overrun {
     Dropped,
     WaitedFor,
 }
 
-/// Runs `run` until it ends or is dropped after its grace, and returns when nothing of it is left:
-/// no task, nothing that may still be sent.
+/// Runs `run` until it ends or is dropped after its grace. Returns when nothing of the epoch is
+/// left: no task, and no request that may still be sent.
 ///
-/// [`Epoch::subscribe_returned`] reports the end of the run before. From then on, its tasks have
+/// [`Epoch::subscribe_returned`] reports the end of the run earlier. From then on, its tasks have
 /// the grace.
 pub(super) async fn drive(
     epoch: Epoch,
     run: BoxFuture<'static, RunResult>,
     overrun: Overrun,
 ) -> RunEnd {
-    // Also what happens when it is dropped, and when its error is told, is the runnable's code.
-    let end = guard::future(lived(&epoch, run, overrun)).await.unwrap_or_else(RunEnd::Panicked);
+    // Guards against panics: dropping the run and formatting its error execute the runnable's code
+    // too.
+    let end =
+        guard::future(run_to_end(&epoch, run, overrun)).await.unwrap_or_else(RunEnd::Panicked);
     epoch.returned(end.clone());
     epoch.drain().await;
     epoch.ended().await;
-    // They end by themselves, except where a runnable keeps a client beyond its run: that one has
-    // no use, since nothing passes the fence.
+    // The tasks end by themselves, unless a runnable keeps a client beyond its run. Such a client
+    // is useless, since the fence is closed.
     timeout(CLIENTS, epoch.fence().clients_gone()).await.unwrap_or_default();
     end
 }
 
-async fn lived(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overrun) -> RunEnd {
+async fn run_to_end(epoch: &Epoch, run: BoxFuture<'static, RunResult>, overrun: Overrun) -> RunEnd {
     tokio::select! {
         biased;
         end = run => match end {

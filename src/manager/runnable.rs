@@ -1,4 +1,5 @@
-//! What can be started: by the proposal's two methods, `ready` and then `start`.
+//! Runnables: the units of work that a manager starts and stops, through the two methods of the
+//! lifecycle proposal, `ready` and `start`.
 
 use std::{fmt, sync::Arc};
 
@@ -6,10 +7,10 @@ use futures::future::BoxFuture;
 
 use super::{Epoch, Readiness};
 
-/// An error of any kind, as a runnable returns it.
+/// Error of any kind, as a runnable returns it.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// How a run ends: cleanly, or with the reason it failed.
+/// Result of a run: a clean end, or the reason for which it failed.
 pub type RunResult = Result<(), BoxError>;
 
 /// Name of a managed runnable, unique among the live ones of one manager.
@@ -17,7 +18,7 @@ pub type RunResult = Result<(), BoxError>;
 pub struct ControllerName(Arc<str>);
 
 impl ControllerName {
-    /// The name as text.
+    /// Returns the name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -41,76 +42,75 @@ impl fmt::Debug for ControllerName {
     }
 }
 
-/// When a runnable starts and stops, relative to the others.
+/// Order in which runnables start and stop.
 ///
-/// Groups start in this order, each after the one before is running, and stop in the reverse of
-/// it. Only what still starts is waited for, and no longer than
-/// [`ManagerOptions::group_start_timeout`](super::ManagerOptions::group_start_timeout): one that waits for its condition, or that has failed or
-/// panicked and backs off, holds up no later group; add it with
-/// [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if nothing is of use without
-/// it. Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).
+/// Groups start in this order, each after the one before is running, and stop in reverse. A group
+/// waits only for runnables that are starting, and no longer than
+/// [`ManagerOptions::group_start_timeout`](super::ManagerOptions::group_start_timeout). A runnable
+/// that waits for its condition, or that has failed and backs off, does not delay later groups; use
+/// [`RunnableOptions::fail_fast`](super::RunnableOptions::fail_fast) if the manager is useless
+/// without it. Semantics: `runnables` of controller-runtime (`pkg/manager/runnable_group.go`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RunnableGroup {
-    /// Probes and metrics: they serve before anything else and longest.
+    /// Probes and metrics: the first to start and the last to stop.
     HttpServers,
     /// Conversion and admission webhooks: caches may need them to list.
     Webhooks,
-    /// Caches and discovery, awaited until they run.
+    /// Caches and discovery: later groups wait until they run.
     Caches,
-    /// Runs on every replica.
+    /// Runnables that run on every replica.
     Others,
-    /// Prepares before this replica leads.
+    /// Runnables that prepare before this replica leads.
     Warmup,
-    /// Runs on the leader alone; the default.
+    /// Runnables that run only on the leader; the default.
     LeaderElection,
 }
 
-/// One thing the manager starts and stops.
+/// Unit of work that a manager starts and stops.
 pub trait Runnable: Send + Sync + 'static {
     /// Runs one epoch: until [`Epoch::stopping`] resolves, or until the work is done.
     ///
-    /// When the returned future ends, the epoch is stopping: tasks of [`Epoch::spawn`] have the grace,
-    /// and are then dropped at their next await. The epoch is done when nothing of it is left. Start
-    /// is called again for every epoch, so what it needs is described by `self` and built here.
+    /// When the returned future ends, the epoch is stopping: tasks of [`Epoch::spawn`] have the
+    /// grace, and are then dropped at their next await. The epoch is done when nothing of it is
+    /// left. `start` is called again for every epoch, so it builds what an epoch needs from `self`.
     /// When the grace is over the future is dropped, unless [`Runnable::keeps_grace`].
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult>;
 
-    /// When it starts and stops, relative to the others.
+    /// Returns the group that determines when the runnable starts and stops.
     fn group(&self) -> RunnableGroup {
         RunnableGroup::LeaderElection
     }
 
-    /// Whether it calls [`Epoch::running`] once it has started up; otherwise it counts as
-    /// running from the moment it is started.
+    /// Returns whether the runnable calls [`Epoch::running`] once it has started up. If not, it
+    /// counts as running as soon as it is started.
     fn reports_running(&self) -> bool {
         false
     }
 
-    /// Whether it ends by itself within [`Epoch::grace`], however long its last task may take.
+    /// Returns whether the run ends by itself within [`Epoch::grace`], even if a task takes longer.
     ///
-    /// Its future is then never dropped; one that does not end is reported as stuck. Otherwise
+    /// If so, its future is never dropped; a run that does not end is reported as stuck. Otherwise
     /// the future is dropped when the grace is over, wherever it is.
     fn keeps_grace(&self) -> bool {
         false
     }
 
-    /// Gets ready to replace a running epoch of the same name, which goes on meanwhile.
+    /// Prepares to replace a running epoch of the same name, which continues meanwhile.
     ///
-    /// A failure leaves the old epoch running and is reported.
+    /// A failure is reported and leaves the old epoch running.
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// What [`Runnable::prepare`] acquired is given back: the start that it was for does not come
-    /// now.
+    /// Releases what [`Runnable::prepare`] acquired: the prepared start does not happen now.
     fn unprepare(&self) {}
 }
 
-/// A runnable that runs while a condition holds.
+/// Runnable that runs while a condition holds.
 ///
-/// The manager asks `ready`, waits until it is met, calls `start`, and when that run is done
-/// asks `ready` again. When the condition is lost during a run, the run is stopped.
+/// The manager subscribes to `ready`, waits until it is met and calls `start`. When that run is
+/// done it waits for `ready` again. A condition that is lost during a run stops the run.
 pub trait ConditionalRunnable: Runnable {
-    /// The published verdict on whether this can run now.
+    /// Returns a subscription to the condition under which this can run.
     fn ready(&self) -> Readiness;
 }

@@ -1,8 +1,8 @@
-//! Every runnable's status as of one moment, cheap to take and cheap to compare.
+//! Status of every runnable at one moment, cheap to take and cheap to compare.
 //!
-//! The manager publishes one after each event, and readers hold on to theirs. A map that is copied
-//! when it is shared would copy all of it each time; this one is a tree whose parts are shared, so
-//! that a change copies the path to it and no more.
+//! The manager publishes a snapshot after each event, and readers keep theirs. Copy-on-write of a
+//! whole map would copy all entries each time. This map is a persistent tree with shared nodes: a
+//! change copies only the path from the root to it.
 
 use std::{
     cmp::Ordering,
@@ -14,7 +14,7 @@ use std::{
 
 use super::{ControllerName, RunnableStatus};
 
-/// Every runnable by name, as of one moment. A clone is the same moment and costs nothing.
+/// Status of every runnable by name at one moment. A clone shares the tree and costs nothing.
 #[derive(Clone, Default)]
 pub struct Snapshot {
     root: Link,
@@ -23,10 +23,10 @@ pub struct Snapshot {
 
 type Link = Option<Arc<Node>>;
 
-/// A node of a treap: in order by name, and every parent's weight is above its children's.
+/// Node of a treap: ordered by name, with each parent's weight above its children's.
 ///
-/// The weight follows from the name, so that the tree has one shape, however it came to be. That
-/// keeps it balanced, and lets two snapshots be compared where they differ.
+/// The weight is derived from the name, so the shape of the tree depends only on its names. That
+/// keeps it balanced, and lets two snapshots be compared only where they differ.
 struct Node {
     name: ControllerName,
     status: Arc<RunnableStatus>,
@@ -35,49 +35,50 @@ struct Node {
     right: Link,
 }
 
-/// Goes through a snapshot in order of names.
+/// Iterator over a snapshot in order of names.
 #[derive(Clone)]
 pub struct Iter<'a> {
-    /// Those whose left side is done, the nearest last.
+    /// Nodes whose left subtree has been visited, the nearest last.
     path: Vec<&'a Node>,
     left: usize,
 }
 
 impl Snapshot {
-    /// The status of one runnable.
+    /// Returns the status of one runnable.
     pub fn get(&self, name: &ControllerName) -> Option<&Arc<RunnableStatus>> {
         find(&self.root, name).map(|node| &node.status)
     }
 
-    /// How many runnables there are.
+    /// Number of runnables.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no runnables.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Every runnable in order of names.
+    /// Iterates over all runnables in order of names.
     pub fn iter(&self) -> Iter<'_> {
         let mut iter = Iter { path: Vec::new(), left: self.len };
         iter.descend(&self.root);
         iter
     }
 
-    /// Every name in order.
+    /// Iterates over all names in order.
     pub fn keys(&self) -> impl Iterator<Item = &ControllerName> {
         self.iter().map(|(name, _)| name)
     }
 
-    /// Every status in order of names.
+    /// Iterates over all statuses in order of names.
     pub fn values(&self) -> impl Iterator<Item = &Arc<RunnableStatus>> {
         self.iter().map(|(_, status)| status)
     }
 
-    /// What is new or another than in an earlier snapshot of the same manager. Costs as much as
-    /// has changed, not as much as there is.
+    /// Returns the statuses that are new or different since an earlier snapshot of the same
+    /// manager. Removed runnables are not included. The cost grows with the number of changes, not
+    /// of runnables.
     #[cfg(any(test, feature = "meta"))]
     pub(crate) fn changed_since(&self, before: &Self) -> Vec<&Arc<RunnableStatus>> {
         let mut changed = Vec::new();
@@ -103,9 +104,9 @@ impl Snapshot {
         self.len += usize::from(insert(&mut self.root, node));
     }
 
-    /// Whether it was there.
+    /// Removes a runnable; returns whether it was present.
     pub(super) fn remove(&mut self, name: &ControllerName) -> bool {
-        // The path is copied only to change it.
+        // Looked up first, so that the path is copied only for a change.
         let found = self.get(name).is_some();
         if found {
             remove(&mut self.root, name);
@@ -126,7 +127,7 @@ fn find<'a>(mut link: &'a Link, name: &ControllerName) -> Option<&'a Arc<Node>> 
     None
 }
 
-/// Whether there is one more now.
+/// Inserts or replaces a node; returns whether the tree has grown.
 fn insert(link: &mut Link, new: Node) -> bool {
     let Some(node) = link else {
         *link = Some(Arc::new(new));
@@ -175,7 +176,7 @@ fn remove(link: &mut Link, name: &ControllerName) {
     }
 }
 
-/// One tree of two, of which the first is before the second.
+/// Joins two trees; all names of `left` are before those of `right`.
 fn join(left: Link, right: Link) -> Link {
     match (left, right) {
         (None, one) | (one, None) => one,
@@ -285,7 +286,7 @@ pub(super) mod tests {
     use crate::manager::RunnableGroup;
 
     thread_local! {
-        /// Nodes that were copied because somebody held the snapshot they are of.
+        /// Nodes that were copied because a reader held their snapshot.
         pub(in crate::manager) static COPIES: Cell<usize> = const { Cell::new(0) };
     }
 

@@ -1,23 +1,23 @@
-//! What the manager says of each runnable.
+//! Status of a runnable, as the manager publishes it.
 
 use k8s_openapi::jiff::Timestamp;
 
 use super::{ControllerName, Reason, Report, RunnableGroup, StopReason, Unmet};
 
-/// Where a runnable is in its life.
+/// State of a runnable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ControllerState {
-    /// Its condition is not met, or its group has not been opened yet.
+    /// The condition is not met, or the group is not open yet.
     Waiting,
     /// An epoch has begun; its sources are syncing.
     Starting,
-    /// An epoch works.
+    /// An epoch is running.
     Running,
     /// An epoch drains: it was asked to stop, or its run has returned.
     Stopping,
-    /// A run has failed; the next one begins after a while.
+    /// A run has failed, or the condition flaps; the next epoch begins after a delay.
     BackingOff,
-    /// It ended and its restart policy lets it rest.
+    /// The run ended, and the restart policy does not restart it.
     Stopped,
 }
 
@@ -32,7 +32,7 @@ impl ControllerState {
         Self::Stopped,
     ];
 
-    /// The state as one word.
+    /// Returns the state as one word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Waiting => "Waiting",
@@ -45,26 +45,26 @@ impl ControllerState {
     }
 }
 
-/// State of a watch of a run.
+/// State of one watch of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum WatchState {
-    /// Its condition is not met.
+    /// The condition of the watch is not met.
     Waiting,
-    /// Its first list is under way.
+    /// The first list is under way.
     Syncing,
-    /// Its cache is complete and current.
+    /// The cache is complete and current.
     Synced,
-    /// Its cache is behind.
+    /// The cache is behind.
     Stale,
-    /// The server refuses it.
+    /// The server refuses the list or the watch.
     Forbidden,
-    /// The conversion webhook of its type fails.
+    /// The conversion webhook of the type fails.
     ConversionFailed,
 }
 
 impl WatchState {
-    /// The state as one word.
+    /// Returns the state as one word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Waiting => "Waiting",
@@ -77,27 +77,27 @@ impl WatchState {
     }
 }
 
-/// Why an epoch is done.
+/// Reason for which an epoch is done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DoneReason {
-    /// A type that it needs is proven gone, or is another one now.
+    /// A type that the epoch needs is proven gone, or has been replaced by another.
     TypeGone,
-    /// The same runnable with another specification takes its place.
+    /// The same runnable with another specification replaces this epoch.
     Superseded,
-    /// It was removed, or the manager stops.
+    /// The runnable was removed, or the manager stops.
     Cancelled,
-    /// Its work was done.
+    /// The run completed its work.
     Completed,
-    /// It returned an error.
+    /// The run returned an error.
     Failed(String),
-    /// It panicked.
+    /// The run panicked.
     Panicked(String),
-    /// This replica leads no more.
+    /// This replica lost the lease.
     LeaseLost,
 }
 
 impl DoneReason {
-    /// The reason as one word.
+    /// Returns the reason as one word.
     pub fn word(&self) -> &'static str {
         match self {
             Self::TypeGone => "TypeGone",
@@ -110,7 +110,7 @@ impl DoneReason {
         }
     }
 
-    /// The error behind it, if there is one.
+    /// Returns the error of the run, if it failed.
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::Failed(error) | Self::Panicked(error) => Some(error),
@@ -134,55 +134,55 @@ impl From<StopReason> for DoneReason {
     }
 }
 
-/// The end of an epoch.
+/// End of an epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Done {
-    /// Which epoch.
+    /// Number of the epoch.
     pub epoch: u64,
-    /// Why.
+    /// Reason for the end.
     pub reason: DoneReason,
-    /// When.
+    /// Time of the end.
     pub at: Timestamp,
-    /// Writes whose outcome is unknown: the grace was over before the answer, the caller did not
-    /// wait, or the answer was lost. A write that still waited for a connection counts too, and was
+    /// Writes whose outcome is unknown: the grace ended before the answer, the caller did not wait,
+    /// or the answer was lost. Includes writes that were still waiting for a connection, which were
     /// not sent.
     pub unknown_requests: usize,
 }
 
-/// Everything there is to know about one runnable.
+/// Complete status of one runnable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunnableStatus {
-    /// Its name.
+    /// Name of the runnable.
     pub name: ControllerName,
-    /// Its group.
+    /// Group of the runnable.
     pub group: RunnableGroup,
-    /// Where it is in its life.
+    /// Current state.
     pub state: ControllerState,
-    /// Why.
+    /// Reason for the state.
     pub reason: Reason,
-    /// Why, as a sentence; empty when there is nothing to add.
+    /// Reason as a sentence; empty if there is nothing to add.
     pub message: String,
-    /// Since when state and reason hold.
+    /// Time since which state and reason have been the same.
     pub since: Timestamp,
-    /// The current epoch, or the last one; 0 before the first.
+    /// Current epoch, or the last one; 0 before the first.
     pub epoch: u64,
-    /// What it waits for.
+    /// Unmet parts of the condition that the runnable waits for.
     pub unmet: Vec<Unmet>,
-    /// What the current epoch says of itself.
+    /// Report of the current epoch about itself.
     pub report: Report,
-    /// The end of the last epoch.
+    /// End of the last epoch.
     pub last_done: Option<Done>,
-    /// Why a new specification has not taken over yet.
+    /// Reason for which a new specification has not taken over yet.
     pub pending: Option<String>,
-    /// The epoch outlived the grace and does not end; no new one begins. The message names what is
-    /// late.
+    /// True if the epoch does not end although its grace is over; no new epoch begins. The message
+    /// names the work that has not ended.
     pub stuck: bool,
     /// Failed runs in a row.
     pub failures: u32,
 }
 
 impl RunnableStatus {
-    /// Of one that was just added: it waits, and nothing has been said of it yet.
+    /// Status of a runnable that was just added: it waits, and its condition has not been read yet.
     pub fn new(name: ControllerName, group: RunnableGroup) -> Self {
         Self {
             name,
@@ -201,31 +201,31 @@ impl RunnableStatus {
         }
     }
 
-    /// The last error: of the work while it runs, else of the run that failed.
+    /// Returns the last error: of the current work if there is one, else of the run that failed.
     pub fn last_error(&self) -> Option<&str> {
         let of_run = || self.last_done.as_ref().and_then(|done| done.reason.error());
         self.report.last_error.as_deref().or_else(of_run)
     }
 }
 
-/// One step in the life of a runnable, in order; none is merged with another.
+/// Step in the life of a runnable. Transitions are sent in order, and none is merged with another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transition {
-    /// Whose.
+    /// Name of the runnable.
     pub name: ControllerName,
-    /// Which epoch it concerns.
+    /// Epoch that the step belongs to.
     pub epoch: u64,
-    /// What happened.
+    /// Kind of step.
     pub kind: TransitionKind,
 }
 
-/// What happened to a runnable.
+/// Kind of a transition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransitionKind {
-    /// It entered a state.
+    /// The runnable entered a state.
     Entered(ControllerState),
-    /// The epoch is done: nothing of it runs, subscribes or sends. Exactly once an epoch.
+    /// The epoch is done: nothing of it runs, subscribes or sends. Sent exactly once per epoch.
     Done(DoneReason),
-    /// It was removed, and its name is free again.
+    /// The runnable was removed, and its name is free again.
     Removed,
 }

@@ -31,7 +31,7 @@ impl Tasks {
         let (controller, abort) = (controller.clone(), self.abort.clone());
         let panics = self.panics.clone();
         let task = async move {
-            // Covers the drop of an aborted task too.
+            // Covers a panic in the drop of an aborted task too.
             if let Err(error) = guard::future(abort.run_until_cancelled_owned(task)).await {
                 panics.inc();
                 error!(%controller, epoch, error, "task panicked");
@@ -40,17 +40,17 @@ impl Tasks {
         drop(self.tracker.spawn(task.instrument(Span::current())));
     }
 
-    /// Drops each task at its next await, and each later one before it begins.
+    /// Drops each task at its next await; tasks spawned later never start.
     pub(super) fn abort(&self) {
         self.abort.cancel();
     }
 
-    /// Counts the tasks that have not ended.
+    /// Tracker of the tasks that have not ended.
     pub(super) fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }
 
-    /// Resolves when no task is left. Cancel safe.
+    /// Waits until no task is left. Cancel safe.
     pub(super) async fn ended(&self) {
         self.tracker.close();
         self.tracker.wait().await;

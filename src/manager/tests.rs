@@ -18,20 +18,20 @@ use tokio::{runtime::Handle, sync::Notify, task::JoinHandle, time::timeout};
 use super::*;
 use crate::guard::fixture::Bomb;
 
-/// A runnable whose condition and run the test holds in its hands.
+/// Runnable whose condition and run the test controls.
 struct Probe {
     verdict: watch::Sender<Verdict>,
     group: RunnableGroup,
     body: Body,
     log: Log,
-    // What `prepare` waits for, and how often it was given back.
+    // Gate of `prepare`, and the number of calls of `unprepare`.
     prepared: Arc<Notify>,
     given_back: Arc<AtomicUsize>,
     gate: bool,
     preparing: Preparing,
 }
 
-/// What `prepare` comes to.
+/// Behaviour of `prepare`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Preparing {
     Succeeds,
@@ -47,7 +47,7 @@ enum Body {
     Panics,
     IgnoresStop,
     NeverRuns,
-    /// A task that blocks its thread until it is released.
+    /// Leaves a task that blocks its thread until it is released.
     LeavesATask(Arc<Mutex<std::sync::mpsc::Receiver<()>>>),
     Drains(Duration),
     PanicsWhenDropped,
@@ -387,7 +387,7 @@ async fn a_burst_of_thousands_costs_as_much_as_changes() {
     drop(snapshots.wait_for(|snapshot| snapshot.len() == MANY).await.unwrap());
     let before = snapshot::tests::COPIES.get();
 
-    // A reader that holds on to each snapshot, as the status of declared controllers does.
+    // A reader that keeps each snapshot, as the status of declared controllers does.
     verdict.send_replace(met());
     let (mut held, mut changes) = (snapshots.borrow_and_update().clone(), 0);
     while held.values().any(|status| status.state != ControllerState::Running) {

@@ -15,56 +15,56 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{Error, connection::Slot, describe, pool::Pool};
 
-/// The body of an answer of the API server.
+/// Body of a response of the API server.
 pub struct ResponseBody {
     incoming: Incoming,
     host: Arc<str>,
-    // Held for their drop: the stream's place on its connection, and the pool for HTTP/1.1.
+    // Dropped with the body: the stream's place on its connection, or the pool for HTTP/1.1.
     held: Option<Held>,
     deadline: Option<Deadline>,
 }
 
-/// When a body has taken too long.
+/// Deadline of a body.
 struct Deadline {
-    // Until when it has to be complete, or until when more of it has to arrive.
+    // Fires when the body must be complete, or when more of it must have arrived.
     sleep: Pin<Box<Sleep>>,
     error: Error,
     progress: Option<Progress>,
 }
 
-/// A body that may go on for as long as it keeps arriving, up to a limit.
+/// Limits of a body that may take longer while it keeps arriving.
 struct Progress {
-    /// The longest pause.
+    /// Longest pause between two frames.
     pause: Duration,
     end: Instant,
-    // What it fails with then.
+    // Error at `end`.
     error: Error,
     /// Arrival of what the reader has got last, until it asks for more.
     arrived: Option<Instant>,
 }
 
-/// What keeps the connection of a body open.
+/// Owner of a body's connection.
 pub(super) enum Held {
-    /// Its place on an HTTP/2 connection.
+    /// Place of the stream on an HTTP/2 connection.
     Slot(#[expect(dead_code, reason = "held for its drop")] Slot),
-    /// The pool, which ends its connections when it is dropped.
+    /// Pool, which ends its connections when it is dropped.
     Pool(#[expect(dead_code, reason = "held for its drop")] Arc<Pool>),
 }
 
 impl ResponseBody {
-    /// A body that holds on to its connection until its end.
+    /// Creates a body that holds its connection until its end.
     pub(super) fn new(incoming: Incoming, host: Arc<str>, held: Held) -> Self {
         Self { incoming, host, held: Some(held), deadline: None }
     }
 
-    /// Fails with `error` when it is not complete by then.
+    /// Makes the body fail with `error` if it is not complete at `end`.
     pub(super) fn complete_by(mut self, end: Instant, error: Error) -> Self {
         self.deadline = Some(Deadline { sleep: Box::pin(sleep_until(end)), error, progress: None });
         self
     }
 
-    /// Fails with `paused` when nothing arrives for so long, and with `late` when it is not
-    /// complete at the end, however steadily it arrives. Time until the reader asks for more does
+    /// Makes the body fail with `paused` if nothing arrives for `pause`, and with `late` if it is
+    /// not complete at `end`, however steadily it arrives. Time until the reader asks for more does
     /// not count.
     pub(super) fn arriving(
         mut self,
@@ -87,7 +87,7 @@ impl Deadline {
         Self { sleep, error: paused, progress: Some(progress) }
     }
 
-    /// The reader asks for more: there is time for it from now on.
+    /// Restarts the clocks, because the reader asks for more.
     fn asked(&mut self) {
         let Some(progress) = &mut self.progress else { return };
         let Some(arrived) = progress.arrived.take() else { return };
@@ -96,7 +96,7 @@ impl Deadline {
         self.sleep.as_mut().reset(progress.end.min(now + progress.pause));
     }
 
-    /// Something has arrived, in time unless it is the end.
+    /// Records that data has arrived before its deadline.
     fn arrived(&mut self) -> Result<(), Error> {
         let Some(progress) = &mut self.progress else { return Ok(()) };
         let now = Instant::now();

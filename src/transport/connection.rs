@@ -1,4 +1,4 @@
-//! One connection: being opened, open, or closed to new streams.
+//! State of one connection: being opened, open, or closed to new streams.
 
 use std::{
     fmt,
@@ -14,21 +14,22 @@ use tokio::sync::{Notify, watch};
 
 use super::{Error, pool::Pool};
 
-/// Larger than any number of streams: no place is left for good.
+/// Added to the number of streams of a retired connection. Larger than any limit of streams, so
+/// that no place is ever free again.
 const RETIRED: usize = usize::MAX / 2;
 
-/// A connection, as the pool and its streams see it; the task that drives it is elsewhere.
+/// Connection as the pool and its streams see it; the task that drives it is in `dialer.rs`.
 pub(super) struct Connection {
     state: watch::Sender<State>,
-    // How many streams hold a place, or RETIRED and more once there are none to be had.
+    // Number of streams with a place; RETIRED or more once the connection accepts no more.
     streams: AtomicUsize,
     limit: AtomicUsize,
-    // Rung when the last stream leaves.
+    // Notified when the last stream leaves.
     emptied: Notify,
     origin: Origin,
 }
 
-/// Circumstances under which a connection began to be opened.
+/// Circumstances under which a connection was begun.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     /// Number among the connections of the pool.
@@ -47,17 +48,17 @@ enum State {
     Failed(Error),
 }
 
-/// What a request can be sent on.
+/// Outcome of opening a connection, for a request that waits for it.
 pub(super) enum Opened {
     Http2(http2::SendRequest<Body>),
     Http1,
-    /// Look for another connection: this one is closed, or the server allows fewer streams than
-    /// were counted on while it was being opened.
+    /// Use another connection: this one is closed, or the server allows fewer streams than were
+    /// assumed while it was being opened.
     Elsewhere,
 }
 
 impl Connection {
-    /// A connection that is being opened, with places for `limit` streams.
+    /// Creates a connection that is being opened, with places for `limit` streams.
     pub(super) fn opening(limit: usize, origin: Origin) -> Self {
         Self {
             origin,
@@ -68,7 +69,7 @@ impl Connection {
         }
     }
 
-    /// Takes a place, if one is left.
+    /// Takes a place for a stream; `None` if all are taken.
     pub(super) fn slot(self: &Arc<Self>, pool: &Arc<Pool>) -> Option<Slot> {
         let limit = self.limit.load(Ordering::Acquire);
         let streams = &self.streams;
@@ -80,18 +81,18 @@ impl Connection {
         Some(Slot { connection: self.clone(), _pool: pool.clone() })
     }
 
-    /// Generation of the client certificate that it was opened with.
+    /// Generation of the client certificate with which it was opened.
     pub(super) fn identity(&self) -> u64 {
         self.origin.identity
     }
 
-    /// Whether new streams may ever find a place.
+    /// Returns whether the connection is not retired, so that new streams may find a place.
     pub(super) fn usable(&self) -> bool {
         self.streams.load(Ordering::Acquire) < RETIRED
     }
 
-    /// It is open, and the server allows this many streams. If it was retired meanwhile, the sender
-    /// is dropped, so that it closes.
+    /// Records that the connection is open, with the number of streams that the server allows. If
+    /// it was retired meanwhile, `sender` is dropped, so that it closes.
     pub(super) fn opened(&self, sender: http2::SendRequest<Body>, limit: usize) {
         self.limit(limit);
         self.state.send_if_modified(|state| {
@@ -103,35 +104,36 @@ impl Connection {
         });
     }
 
-    /// The server allows this many streams now.
+    /// Sets the number of streams that the server now allows.
     pub(super) fn limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Release);
     }
 
-    /// The server speaks HTTP/1.1 alone.
+    /// Records that the server speaks only HTTP/1.1.
     pub(super) fn is_http1(&self) {
         self.end(State::Http1);
     }
 
-    /// It could not be opened.
+    /// Records that the connection could not be opened.
     pub(super) fn failed(&self, error: Error) {
         self.end(State::Failed(error));
     }
 
-    /// Takes no more streams; those that it has go on.
+    /// Retires the connection: it accepts no more streams, and those that it has continue.
     pub(super) fn retire(&self) {
         self.end(State::Closed);
     }
 
     fn end(&self, state: State) {
-        // Places that are held are still counted above RETIRED, so their return cannot revive it.
+        // Places that are held stay counted above RETIRED, so returning them cannot revive the
+        // connection.
         let retire = |streams: usize| (streams < RETIRED).then(|| streams + RETIRED);
         if self.streams.fetch_update(Ordering::AcqRel, Ordering::Acquire, retire).is_ok() {
             self.state.send_replace(state);
         }
     }
 
-    /// Retires it if it has no stream at this moment.
+    /// Retires the connection if it has no stream at this moment; returns whether it did.
     pub(super) fn retire_if_empty(&self) -> bool {
         let retired =
             self.streams.compare_exchange(0, RETIRED, Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -141,24 +143,25 @@ impl Connection {
         retired
     }
 
-    /// Resolves when it may have lost its last stream since this was last awaited. Cancel safe.
+    /// Waits until the last stream may have left since the last call. Cancel safe.
     pub(super) async fn emptied(&self) {
         self.emptied.notified().await;
     }
 }
 
-/// A place on a connection, given back when dropped. Keeps the pool, and so the connection, alive.
+/// Place of one stream on a connection, returned when dropped. Keeps the pool, and thereby the
+/// connection, alive.
 pub(super) struct Slot {
     connection: Arc<Connection>,
     _pool: Arc<Pool>,
 }
 
 impl Slot {
-    /// Waits for the connection to be open.
+    /// Waits until the connection is open or has ended.
     ///
     /// # Errors
     ///
-    /// Why it could not be opened.
+    /// The error with which opening failed.
     pub(super) async fn opened(&self) -> Result<Opened, Error> {
         let mut state = self.connection.state.subscribe();
         let state = state.wait_for(|state| !matches!(state, State::Opening)).await;
@@ -174,12 +177,12 @@ impl Slot {
         }
     }
 
-    /// Number of its connection among those of the pool.
+    /// Number of the connection among those of the pool.
     pub(super) fn serial(&self) -> u64 {
         self.connection.origin.serial
     }
 
-    /// The connection takes no more streams.
+    /// Retires the connection: it accepts no more streams.
     pub(super) fn retire_connection(&self) {
         self.connection.retire();
     }

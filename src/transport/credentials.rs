@@ -1,8 +1,8 @@
-//! Credentials of requests: `Authorization` headers and client certificates that are renewed.
+//! Credentials of requests: `Authorization` headers and client certificates, renewed as needed.
 //!
-//! Credentials in files and of exec plugins are obtained here, because kube reads client
-//! certificates once, does not react to a 401 and sets no limit to a plugin. Basic authentication,
-//! a literal token and the legacy `auth-provider` stay with kube's layer.
+//! Credentials from files and exec plugins are obtained here, because kube reads client
+//! certificates once, does not react to a 401 and sets no time limit on a plugin. Basic
+//! authentication, a literal token and the legacy `auth-provider` stay with kube's layer.
 
 mod exec;
 mod files;
@@ -28,7 +28,7 @@ use tower::{BoxError, Service, ServiceExt};
 use self::{exec::Plugin, files::Files, issuer::Issuer};
 use super::{Error, identity::Identity, tasks::Tasks};
 
-/// Material that one source has issued.
+/// Credential that one source has issued.
 #[derive(Clone, Debug, PartialEq)]
 struct Credential {
     authorization: Option<HeaderValue>,
@@ -46,7 +46,7 @@ impl PartialEq for Certificate {
 }
 
 impl Certificate {
-    /// Parses the client certificate and the key of a kubeconfig's user, which holds both as data.
+    /// Parses the client certificate and the key of a kubeconfig's user that holds both as data.
     fn parse(user: AuthInfo) -> Result<Self, Error> {
         let mut config = Config::new(http::Uri::from_static("https://localhost"));
         // No roots: only the client's half of the configuration is used.
@@ -69,18 +69,18 @@ impl Certificate {
 /// Credentials of one transport.
 #[derive(Clone)]
 pub(super) struct Credentials {
-    /// The first that issues a header or a certificate wins.
+    /// Issuers in order of precedence: the first one with a header or a certificate wins.
     issuers: Arc<[Arc<Issuer>]>,
     identity: Arc<Identity>,
 }
 
 impl Credentials {
-    /// Credentials of `user`; reads files, and starts no exec plugin yet. Client certificates are
-    /// put into `identity`. A plugin may run for `exec_timeout`.
+    /// Creates the credentials of `user`. Reads files, but starts no exec plugin yet. Client
+    /// certificates are put into `identity`. A plugin may run for `exec_timeout`.
     ///
     /// # Errors
     ///
-    /// When a file cannot be read, a certificate is unusable, or a plugin has no command.
+    /// If a file cannot be read, a certificate is unusable, or a plugin has no command.
     pub(super) fn new(
         user: &AuthInfo,
         exec_timeout: Duration,
@@ -115,7 +115,8 @@ impl Credentials {
         Ok(credentials)
     }
 
-    /// The server answered 401 to these: the next request gets new ones.
+    /// Records that the server answered 401 to these credentials, so that the next request gets new
+    /// ones.
     fn refused(&self, credentials: &[Arc<Credential>]) {
         for (issuer, credential) in self.issuers.iter().zip(credentials) {
             issuer.refused(credential);
@@ -123,7 +124,7 @@ impl Credentials {
     }
 }
 
-/// Token file and exec plugin of `user`, where kube's order of precedence lets them count: a legacy
+/// Token file and exec plugin of `user`, if kube's order of precedence uses them: a legacy
 /// provider, a password or a literal token wins over both, and the file over the plugin.
 fn sources(user: &AuthInfo) -> (Option<&str>, Option<&ExecConfig>) {
     let password = user.username.is_some() && user.password.is_some();
@@ -136,8 +137,8 @@ fn sources(user: &AuthInfo) -> (Option<&str>, Option<&ExecConfig>) {
     }
 }
 
-/// Configuration for kube's own authentication layer: without the sources that are handled here,
-/// since kube would start the plugin at once and block on it.
+/// Configuration for kube's own authentication layer, without the sources that are handled here:
+/// kube would start the plugin at once and block on it.
 pub(super) fn without_sources(config: &Config) -> Config {
     let mut config = config.clone();
     config.auth_info.token_file = None;
@@ -145,7 +146,7 @@ pub(super) fn without_sources(config: &Config) -> Config {
     config
 }
 
-/// Adds credentials to requests, and notes their refusal.
+/// Middleware that adds credentials to requests and records their refusal.
 #[derive(Clone)]
 pub(super) struct Authorized<S> {
     inner: S,
@@ -169,7 +170,7 @@ where
     type Future = BoxFuture<'static, Result<Response<B>, BoxError>>;
 
     fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        // The inner service is asked when the credentials are there.
+        // The inner service is polled in `call`, once there are credentials.
         Poll::Ready(Ok(()))
     }
 
@@ -189,7 +190,7 @@ where
     }
 }
 
-/// Value of `Authorization` for a token.
+/// Returns the value of `Authorization` for a token.
 fn bearer(token: &str) -> Result<HeaderValue, String> {
     let mut value = HeaderValue::try_from(format!("Bearer {token}"))
         .map_err(|_| "the token has characters that a header cannot hold".to_owned())?;

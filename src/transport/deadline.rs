@@ -1,4 +1,4 @@
-//! The time that a request has.
+//! Deadlines of requests.
 
 use std::{
     task::{Context, Poll},
@@ -12,13 +12,13 @@ use tower::{BoxError, Service};
 
 use super::{Error, Lane, TransportOptions, body::ResponseBody, lane::follows_a_log};
 
-/// Ends every request that is not answered in time: a black hole looks like a slow server for
-/// many minutes otherwise. A watch has this time for its head alone; how long it may be silent
-/// afterwards is for its informer to judge. The body of a read may go on for as long as it keeps
-/// arriving, up to a limit: a long list, converted object by object, takes its time.
+/// Ends every request that is not answered in time; without a deadline, a black hole looks like a
+/// slow server for many minutes. For a watch the deadline applies only to its head; its informer
+/// judges how long it may be silent afterwards. The body of a read may take longer while it keeps
+/// arriving, up to a limit: a long list whose objects are converted one by one takes its time.
 ///
-/// A followed log has no deadline: a container may say nothing for days, and its kubelet sends the
-/// head with the first line. The pings of the connection find out whether the server is there.
+/// A followed log has no deadline: a container may print nothing for days, and its kubelet sends
+/// the head with the first line. The pings of the connection detect a dead server.
 #[derive(Clone, Debug)]
 pub(super) struct Deadlines<S> {
     inner: S,

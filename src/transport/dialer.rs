@@ -45,21 +45,23 @@ pub(super) struct Bounded {
 type Stream = MaybeHttpsStream<MaybeHttpsStream<TokioIo<TcpStream>>>;
 type Driver = http2::Connection<Stream, Body, Watched>;
 
-/// What a stream may have buffered while nobody reads it, in bytes. A connection may have as much
-/// for each of its streams, so that readers who are slow cannot hold up those who are not.
+/// Bytes that a stream may have buffered while they are not read. A connection may buffer this much
+/// for each of its streams, so that slow readers cannot block the others.
 const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
 
-/// No server allows so many streams: the value that stands until it has said how many it allows.
-const NOT_SAID: usize = 0x5eed;
+/// Initial limit of streams until the server's settings arrive. An arbitrary number that no server
+/// sends, so that their arrival can be detected.
+const NO_SETTINGS: usize = 0x5eed;
 
-/// What it takes to open a connection.
+/// Opens connections to one server.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) server: Uri,
     pub(super) host: Arc<str>,
     connector: Connector,
     pub(super) options: TransportOptions,
-    // Streams on a connection, as far as is known: what is counted on while one is being opened.
+    // Number of streams on a connection according to the last settings received; assumed while a
+    // connection is being opened.
     pub(super) allowed: Arc<AtomicUsize>,
 }
 
@@ -92,7 +94,8 @@ impl Dialer {
 
     /// Opens a connection and drives it until it is closed.
     pub(super) async fn drive(self, lane: Lane, connection: Arc<Connection>, tasks: Tasks) {
-        // Whoever waits for the connection is told, also when this is dropped.
+        // Retires the connection at the end, also when this future is dropped, so that its waiters
+        // wake.
         let ending = Ending(connection);
         let connection = &ending.0;
         let polled = Arc::new(Notify::new());
@@ -122,7 +125,7 @@ impl Dialer {
         let idle = async {
             loop {
                 connection.emptied().await;
-                // Another stream that comes and goes meanwhile begins the wait anew.
+                // Another stream that ends meanwhile restarts the wait.
                 while timeout(self.options.idle_timeout, connection.emptied()).await.is_ok() {}
                 if connection.retire_if_empty() {
                     break;
@@ -139,8 +142,8 @@ impl Dialer {
         }
     }
 
-    /// An open connection over which the server has said how many streams it allows, or none
-    /// when it does not speak HTTP/2.
+    /// Opens a connection and waits for the server's settings, which contain the limit of streams.
+    /// `None` if the server does not speak HTTP/2.
     async fn open(
         &self,
         lane: Lane,
@@ -159,12 +162,12 @@ impl Dialer {
             Lane::Requests | Lane::Watches => {
                 (options.keep_alive_interval, options.keep_alive_timeout)
             }
-            // A dead connection must be found before the lease is lost over it.
+            // A dead connection must be detected before it costs the lease.
             Lane::Leases => (options.lease_timeout / 2, options.lease_timeout / 2),
         };
         let (sender, mut driver) = http2::Builder::new(executor)
             .timer(TokioTimer::new())
-            .initial_max_send_streams(NOT_SAID)
+            .initial_max_send_streams(NO_SETTINGS)
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(window)
             .keep_alive_interval(interval)
@@ -173,7 +176,7 @@ impl Dialer {
             .handshake(stream)
             .await
             .map_err(|error| self.error(describe(&error)))?;
-        while driver.current_max_send_streams() == NOT_SAID {
+        while driver.current_max_send_streams() == NO_SETTINGS {
             tokio::select! {
                 end = &mut driver => {
                     let why = end.err().map_or_else(

@@ -6,7 +6,7 @@ use http::Uri;
 
 use crate::redaction;
 
-/// Why a request got no answer, or a transport could not be made.
+/// Error of a request without an answer, or of the construction of a transport.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -16,45 +16,45 @@ pub enum Error {
     /// The server name in the configuration is none; correct `tls-server-name`.
     #[error("tls-server-name {name:?} is no server name: {message}")]
     ServerName {
-        /// As configured.
+        /// Name as configured.
         name: String,
         /// What is wrong with it.
         message: String,
     },
-    /// The proxy is none that knows `CONNECT`; name one of http:// or https:// in `proxy-url` or
+    /// The proxy's scheme is not supported; name a proxy of http:// or https:// in `proxy-url` or
     /// `HTTPS_PROXY`.
     #[error(
         "the proxy {0} is not supported: only http:// and https:// proxies are, so change \
          proxy-url in the kubeconfig or HTTPS_PROXY, or list the API server in NO_PROXY"
     )]
     Proxy(Uri),
-    /// A variable of the environment holds no URL; correct it.
+    /// An environment variable does not hold a URL; correct it.
     #[error("{variable} is not the URL of a proxy")]
     ProxyVariable {
         /// Name of the variable.
         variable: String,
     },
-    /// The system's roots, by which a proxy of https:// is judged, cannot be used.
+    /// The system's root certificates, which verify a proxy of https://, cannot be used.
     #[error("reading the system's root certificates for the proxy: {message}")]
     ProxyRoots {
         /// The whole chain of causes.
         message: String,
     },
-    /// The product for `User-Agent` is unusable; correct [`TransportOptions::product`].
+    /// The product for `User-Agent` is invalid; correct [`TransportOptions::product`].
     #[error("the product {product:?} cannot be sent as User-Agent")]
     Product {
-        /// As configured.
+        /// Product as configured.
         product: String,
     },
-    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Asked for
-    /// again by later requests.
+    /// There are no valid credentials: a file cannot be read, or an exec plugin failed. Later
+    /// requests try to obtain them again.
     #[error("obtaining credentials for the API server: {message}")]
     Credentials {
         /// Failed part, and the reason.
         message: String,
     },
-    /// The request asks for an upgraded connection (exec, attach, port-forward), which connections
-    /// that requests share cannot become. It was not sent.
+    /// The request asks for an upgraded connection (exec, attach, port-forward), which is
+    /// impossible on shared connections. It was not sent; use a client of kube's own.
     #[error(
         "{path} needs a connection of its own, for exec, attach or port-forward: send it with \
          another client, made by kube::Client::try_from(config)"
@@ -63,7 +63,8 @@ pub enum Error {
         /// Path without the query.
         path: String,
     },
-    /// No connection could be opened; the address or the server is wrong, or not up yet.
+    /// No connection could be opened: the address is wrong, or the server is unreachable or not
+    /// ready.
     #[error("connecting to {host}: {message}")]
     Connect {
         /// Host and port.
@@ -71,17 +72,17 @@ pub enum Error {
         /// The whole chain of causes.
         message: String,
     },
-    /// A request was not answered in time. A write may have been carried out all the same.
+    /// A request was not answered in time. A write may have been carried out nevertheless.
     #[error("{method} {path} was not answered within {after:?}")]
     Deadline {
         /// Method of the request.
         method: http::Method,
         /// Path without the query.
         path: String,
-        /// The time that was given.
+        /// Time that the request had.
         after: Duration,
     },
-    /// The connection broke. A write may have been carried out all the same.
+    /// The connection broke. A write may have been carried out nevertheless.
     #[error("the connection to {host} broke: {message}")]
     Broken {
         /// Host and port.
@@ -89,7 +90,7 @@ pub enum Error {
         /// The whole chain of causes.
         message: String,
     },
-    /// The transport was closed.
+    /// The transport was closed; create another one.
     #[error("the connection to the API server has been closed")]
     Closed,
 }

@@ -9,7 +9,7 @@ use rustls::{SignatureScheme, client::ResolvesClientCert, sign::CertifiedKey};
 
 /// Client certificate of a transport. It can be replaced while connections are open.
 ///
-/// A connection keeps the certificate that it was opened with, so the pool compares generations.
+/// A connection keeps the certificate with which it was opened, so the pool compares generations.
 #[derive(Debug, Default)]
 pub(super) struct Identity {
     current: RwLock<Option<Arc<dyn ResolvesClientCert>>>,
@@ -17,7 +17,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Presents this certificate on connections to come.
+    /// Sets the certificate for new connections.
     pub(super) fn replace(&self, certificate: &Arc<dyn ResolvesClientCert>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if !current.as_ref().is_some_and(|current| Arc::ptr_eq(current, certificate)) {

@@ -1,23 +1,23 @@
-//! Which connections a request travels on.
+//! Lanes: separate sets of connections for kinds of requests.
 
 use http::Request;
 
-/// A set of connections of its own, so that one sort of requests never waits for another.
+/// Set of connections for one kind of requests, so that it never waits for another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// Reads and writes.
     Requests,
     /// Watches and followed logs, which stay open.
     Watches,
-    /// Leases: a renewal that is late costs the leadership.
+    /// Leases: a late renewal costs the leadership.
     Leases,
 }
 
 impl Lane {
-    /// All of them.
+    /// Every lane.
     pub const ALL: [Self; 3] = [Self::Requests, Self::Watches, Self::Leases];
 
-    /// The lane of a request. A watch of leases is a watch.
+    /// Returns the lane of a request. A watch of leases is a watch.
     pub fn of<B>(request: &Request<B>) -> Self {
         let query = request.uri().query().unwrap_or_default();
         let is_watch =
@@ -31,7 +31,7 @@ impl Lane {
         if of_leases { Self::Leases } else { Self::Requests }
     }
 
-    /// One word for metrics and logs.
+    /// Returns the lane as one word, for metrics and logs.
     pub fn word(self) -> &'static str {
         match self {
             Self::Requests => "requests",
@@ -41,7 +41,7 @@ impl Lane {
     }
 }
 
-/// Returns whether a request asks for the log of a pod as it grows.
+/// Returns whether a request follows the log of a pod.
 pub(super) fn follows_a_log<B>(request: &Request<B>) -> bool {
     let uri = request.uri();
     let query = uri.query().unwrap_or_default();

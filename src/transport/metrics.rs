@@ -1,4 +1,4 @@
-//! What is counted of the requests to the API server, under client-go's names.
+//! Metrics of requests to the API server, under client-go's names.
 
 use std::{
     fmt::Write,
@@ -19,11 +19,11 @@ use tower::{BoxError, Service};
 use super::body::ResponseBody;
 use crate::owner_gauge::{OwnerGauge, Part};
 
-/// Seconds; client-go's.
+/// Buckets of the duration in seconds; client-go's.
 const BUCKETS: [f64; 11] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0];
 
-/// `rest_client_requests_total` and `rest_client_request_duration_seconds`, and
-/// `pilotlight_connection_tasks`. Cheap to clone; the clones count together.
+/// Metrics `rest_client_requests_total`, `rest_client_request_duration_seconds` and
+/// `pilotlight_connection_tasks`. Cheap to clone; clones share their counts.
 #[derive(Clone, Debug)]
 pub struct TransportMetrics {
     requests: Family<RequestLabels, Counter>,
@@ -42,7 +42,7 @@ impl Default for TransportMetrics {
 }
 
 impl TransportMetrics {
-    /// Adds them to a registry. (`_total` and `_seconds` are the registry's to append.)
+    /// Registers the metrics with a registry. (The registry appends `_total` and `_seconds`.)
     pub fn register(&self, registry: &mut Registry) {
         registry.register(
             "rest_client_requests",
@@ -61,7 +61,7 @@ impl TransportMetrics {
         );
     }
 
-    /// The tasks of the connections to a host.
+    /// Gauge of the tasks of the connections to a host.
     pub(super) fn tasks(&self, host: &Arc<str>) -> Part<HostLabels> {
         self.tasks.of(HostLabels { host: host.clone() })
     }
@@ -85,7 +85,7 @@ struct DurationLabels {
     host: Arc<str>,
 }
 
-/// A status code, or `<error>` as client-go writes it when there was no answer.
+/// Status code, or `<error>` as client-go writes it if there was no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Code(Option<u16>);
 
@@ -107,7 +107,7 @@ impl EncodeLabelValue for Verb {
     }
 }
 
-/// Counts what passes.
+/// Middleware that counts requests and their duration.
 #[derive(Clone, Debug)]
 pub(super) struct Metered<S> {
     inner: S,

@@ -1,4 +1,4 @@
-//! Proxy variables of the environment.
+//! Proxy settings from environment variables.
 //!
 //! Semantics: Go's `golang.org/x/net/http/httpproxy`, which client-go uses.
 
@@ -9,8 +9,8 @@ use kube::Config;
 
 use super::Error;
 
-/// Puts the proxy that the environment names into `config`, unless its kubeconfig has a `proxy-url`
-/// of its own, which always wins. `variable` reads a variable of the environment:
+/// Sets the proxy of `config` from the environment, unless the kubeconfig has a `proxy-url`, which
+/// always wins. `variable` reads an environment variable:
 ///
 /// ```
 /// # fn example(mut config: kube::Config) -> Result<(), pilotlight::transport::Error> {
@@ -21,17 +21,17 @@ use super::Error;
 /// # }
 /// ```
 ///
-/// Reads `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`, whose entries name hosts that
-/// are reached directly: `example.com` (and all below it), `.example.com` (only those below it),
-/// `10.0.0.1`, `10.0.0.0/8`, each with a `:port` if it has one (not a range), or `*`. A loopback
+/// Reads `HTTPS_PROXY` or `https_proxy`, and `NO_PROXY` or `no_proxy`, whose entries name hosts to
+/// reach directly: `example.com` (with all subdomains), `.example.com` (only subdomains),
+/// `10.0.0.1`, `10.0.0.0/8`, each with an optional `:port` (except a range), or `*`. A loopback
 /// address is always reached directly, and so is a server without TLS.
 ///
-/// kube reads `HTTPS_PROXY` for kubeconfigs too, but neither applies `NO_PROXY` nor does the same
-/// in a pod. So call this after the configuration has been read.
+/// kube reads `HTTPS_PROXY` for kubeconfigs too, but it does not apply `NO_PROXY`, and in a pod it
+/// reads neither. Therefore call this after the configuration has been read.
 ///
 /// # Errors
 ///
-/// When the variable holds no URL.
+/// If the variable does not hold a URL.
 pub fn proxy_from_environment(
     config: &mut Config,
     variable: impl Fn(&str) -> Option<String>,
@@ -42,7 +42,7 @@ pub fn proxy_from_environment(
         })
     };
     let Some((name, value)) = lookup(["HTTPS_PROXY", "https_proxy"]) else { return Ok(()) };
-    // The value may hold a password: it is not in the error.
+    // Not included in the error, because the value may hold a password.
     let proxy: Uri =
         value.parse().map_err(|_| Error::ProxyVariable { variable: name.to_owned() })?;
     if config.proxy_url.as_ref().is_some_and(|own| *own != proxy) {
@@ -70,7 +70,7 @@ fn is_direct(server: &Uri, exceptions: &str) -> bool {
             .any(|entry| matches(&entry.to_ascii_lowercase(), host, address, port))
 }
 
-/// Returns whether one entry of `NO_PROXY` names a host.
+/// Returns whether one entry of `NO_PROXY` matches a host.
 fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool {
     if entry == "*" {
         return true;
@@ -83,7 +83,7 @@ fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
             (None, _, _) | (_, None, _) | (_, _, None) => false,
         };
     }
-    // The port of `[::1]:443` and `host:443`, but no part of `::1`.
+    // Splits off the port of `[::1]:443` and `host:443`, but no part of `::1`.
     let (name, wanted) = match entry.rsplit_once(':') {
         Some((name, wanted)) if !name.contains(':') || name.ends_with(']') => (name, Some(wanted)),
         Some(_) | None => (entry, None),
@@ -103,7 +103,7 @@ fn matches(entry: &str, host: &str, address: Option<IpAddr>, port: u16) -> bool 
     }
 }
 
-/// Returns whether a network of so many leading bits contains an address.
+/// Returns whether a network of `bits` leading bits contains an address.
 fn contains(network: IpAddr, bits: u32, address: IpAddr) -> bool {
     let same = |network: u128, address: u128, width: u32| {
         bits <= width && (network ^ address).checked_shr(width - bits).unwrap_or(0) == 0
@@ -193,7 +193,7 @@ mod tests {
         assert_eq!(proxy(None, server, &[one, ("NO_PROXY", "example.com")]), None);
         assert_eq!(proxy(None, server, &[one, ("no_proxy", "example.com")]), None);
         assert_eq!(proxy(None, "http://api.example.com", &[one]), None);
-        // kube has put it there.
+        // As kube sets it from the environment.
         assert_eq!(proxy(Some(one.1), server, &[one, ("NO_PROXY", "example.com")]), None);
         let own = "http://own:3128/";
         assert_eq!(proxy(Some(own), server, &[one, ("NO_PROXY", "*")]).unwrap(), own);

@@ -4,42 +4,41 @@ use std::time::Duration;
 
 use super::TransportMetrics;
 
-/// Longest time of an option that has an effect: what is longer is as good as for ever, and would
-/// overflow a clock.
+/// Upper bound of all time options, 10 years. A longer time has the same effect and would overflow
+/// a clock.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Times and limits of a [`Transport`](super::Transport).
+/// Times and limits of a [`Transport`].
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
-    /// The longest a connection may take to be open, its TLS session included; 5 s.
+    /// Longest time to open a connection, including its TLS session; 5 s.
     pub connect_timeout: Duration,
-    /// The longest a request that is no watch may take until its body is complete, and a watch
-    /// until its head arrives; 30 s. A read may pause for so long in the middle of its body. A log
-    /// that is followed has no such limit.
+    /// Longest time for a request that is not a watch until its body is complete, and for a watch
+    /// until its head arrives; 30 s. Also the longest pause within the body of a read. A followed
+    /// log has no such limit.
     pub request_timeout: Duration,
-    /// The longest a read may take while its body keeps arriving; 5 min. Time until its reader asks
-    /// for more does not count.
+    /// Longest time for a read whose body keeps arriving; 5 min.
     pub read_timeout: Duration,
-    /// The same for requests about leases; 5 s.
+    /// Same as `request_timeout`, for requests about leases; 5 s.
     pub lease_timeout: Duration,
-    /// Streams on one connection, or fewer where the server allows fewer; 80.
+    /// Streams on one connection; 80, or fewer if the server allows fewer.
     ///
-    /// Below the 100 of kube-apiserver on purpose: the server may still be ending a stream that
-    /// we have reset already.
+    /// Below the 100 of kube-apiserver on purpose: the server may still be ending a stream that we
+    /// have already reset.
     pub max_streams: usize,
-    /// How often a connection is asked whether it is still alive, also while it is idle; 30 s. The
-    /// one for leases is asked twice within their timeout.
+    /// Interval between HTTP/2 pings, also on idle connections; 30 s. Connections for leases are
+    /// pinged twice within `lease_timeout`.
     pub keep_alive_interval: Duration,
-    /// How long it may take to answer that; 10 s.
+    /// Longest wait for the answer to a ping; 10 s.
     pub keep_alive_timeout: Duration,
-    /// How long a connection without a stream stays open; 90 s.
+    /// Time for which a connection without a stream stays open; 90 s.
     pub idle_timeout: Duration,
-    /// The longest that an exec plugin of the kubeconfig may run; 60 s. It is killed then.
+    /// Longest run of an exec plugin of the kubeconfig, after which it is killed; 60 s.
     pub exec_timeout: Duration,
-    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none. The library
-    /// stands behind it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
+    /// The embedder's own product for `User-Agent`, such as `myoperator/1.0`; none by default. The
+    /// library's product follows it: `myoperator/1.0 pilotlight/0.1.0 (linux/amd64)`.
     pub product: Option<String>,
-    /// Where requests are counted.
+    /// Metrics of the requests.
     pub metrics: TransportMetrics,
 }
 
@@ -62,7 +61,7 @@ impl Default for TransportOptions {
 }
 
 impl TransportOptions {
-    /// Times that clocks can add.
+    /// Caps all times, so that adding them to a clock cannot overflow.
     pub(super) fn limited(mut self) -> Self {
         for time in [
             &mut self.connect_timeout,

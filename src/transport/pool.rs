@@ -1,4 +1,4 @@
-//! The connections of a transport.
+//! Pool of the connections of a transport.
 
 use std::{
     sync::{
@@ -28,20 +28,21 @@ use super::{
     tasks::Tasks,
 };
 
-/// Connections opened for a request that may end before the server looks at it. Connections that
-/// were there before the request are not counted: all of them may drain at once.
+/// New connections to try for one request before it fails, if each ends before it can be used.
+/// Connections that existed before the request are not counted, since all of them may drain at
+/// once.
 const ATTEMPTS: usize = 5;
 
-/// Time after which HTTP/2 is tried again with a server that spoke HTTP/1.1 alone: a proxy or an
-/// old server may have been in its place for a while.
+/// Time after which HTTP/2 is tried again with a server that spoke only HTTP/1.1: a proxy or an old
+/// server may have been in its place for a while.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
-/// The connections to one server. Their tasks end when it is dropped.
+/// Connections to one server. Their tasks end when the pool is dropped.
 pub(super) struct Pool {
     dialer: Dialer,
     identity: Arc<Identity>,
     lanes: [Mutex<Vec<Arc<Connection>>>; 3],
-    /// HTTP/2 connections begun so far.
+    /// Number of HTTP/2 connections begun so far.
     begun: AtomicU64,
     http1: Mutex<Http1>,
     tasks: Tasks,
@@ -57,14 +58,14 @@ struct Http1 {
     reported: bool,
 }
 
-/// Time for which HTTP/1.1 is spoken before HTTP/2 is tried again.
+/// Validity of the fallback to HTTP/1.1.
 #[derive(Clone, Copy)]
 enum Until {
-    /// Not now.
+    /// HTTP/2 is spoken.
     Past,
-    /// Until HTTP/2 is tried again.
+    /// HTTP/1.1 is spoken until this time, then HTTP/2 is tried again.
     Then(Instant),
-    /// For ever: HTTP/2 takes TLS here.
+    /// HTTP/1.1 is spoken for ever: without TLS, HTTP/2 is not used.
     End,
 }
 
@@ -93,7 +94,7 @@ impl Pool {
         &self.tasks
     }
 
-    /// HTTP/2 connections that are open or being opened.
+    /// Number of HTTP/2 connections that are open or being opened.
     pub(super) fn connections(&self) -> usize {
         let open = |lane: &Mutex<Vec<Arc<Connection>>>| {
             let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,12 +103,12 @@ impl Pool {
         self.lanes.iter().map(open).sum()
     }
 
-    /// Ends every task and waits for them.
+    /// Cancels every task and waits for their end.
     pub(super) async fn close(&self) {
         self.tasks.end().await;
     }
 
-    /// A place for one request: on the first connection that has one, else on a new one.
+    /// Takes a place for one request: on the first connection that has one, else on a new one.
     fn slot(self: &Arc<Self>, lane: Lane) -> Slot {
         let connections = match lane {
             Lane::Requests => &self.lanes[0],
@@ -117,11 +118,11 @@ impl Pool {
         let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
         let identity = self.identity.generation();
         for old in connections.iter().filter(|connection| connection.identity() != identity) {
-            // Its streams continue, and it closes after the last one.
+            // The streams of the old connection continue, and it closes after the last one.
             old.retire();
         }
         connections.retain(|connection| connection.usable());
-        // First come, first filled: the later ones run empty and are closed.
+        // Earlier connections are filled first, so that later ones become idle and are closed.
         if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
             return slot;
         }
@@ -171,7 +172,7 @@ impl Pool {
                 }
                 Opened::Elsewhere => continue,
             };
-            let spare = spare(&request);
+            let copy = copy(&request);
             let mut error = match sender.try_send_request(request).await {
                 Ok(response) => {
                     let (host, held) = (self.dialer.host.clone(), Held::Slot(slot));
@@ -182,11 +183,11 @@ impl Pool {
             last = self.broken(error.error());
             let unsent = match error.take_message() {
                 Some(unsent) => Some(unsent),
-                None if never_looked_at(error.error()) => spare,
+                None if was_not_processed(error.error()) => copy,
                 None => None,
             };
             let Some(unsent) = unsent else { return Err(last) };
-            debug!(error = %last, "the connection was closed under a request, sent again");
+            debug!(error = %last, "connection closed, retrying the unprocessed request");
             slot.retire_connection();
             request = unsent;
         }
@@ -213,7 +214,7 @@ impl Pool {
         Some(http1.client.clone())
     }
 
-    /// The server speaks HTTP/1.1 alone.
+    /// Falls back to HTTP/1.1 for a while, since the server does not speak HTTP/2.
     fn fall_back(&self) {
         let mut http1 = self.http1_state();
         if matches!(http1.until, Until::Past) {
@@ -249,18 +250,18 @@ fn http1_client(dialer: &Dialer, tasks: &Tasks) -> legacy::Client<Bounded, Body>
         .build(dialer.http1())
 }
 
-/// The request once more, where its body allows it.
-fn spare(request: &Request<Body>) -> Option<Request<Body>> {
-    let mut spare = Request::new(request.body().try_clone()?);
-    *spare.method_mut() = request.method().clone();
-    *spare.uri_mut() = request.uri().clone();
-    *spare.headers_mut() = request.headers().clone();
-    Some(spare)
+/// Clones a request, if its body can be cloned.
+fn copy(request: &Request<Body>) -> Option<Request<Body>> {
+    let mut copy = Request::new(request.body().try_clone()?);
+    *copy.method_mut() = request.method().clone();
+    *copy.uri_mut() = request.uri().clone();
+    *copy.headers_mut() = request.headers().clone();
+    Some(copy)
 }
 
-/// Whether the server said that it did nothing about a request: it refused the stream, or it was
-/// closing the connection and the stream came after the last one that it would look at.
-fn never_looked_at(error: &hyper::Error) -> bool {
+/// Returns whether the server reported that it did not process a request. It refused the stream, or
+/// it was closing the connection and the stream came after the last one that it would process.
+fn was_not_processed(error: &hyper::Error) -> bool {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<h2::Error>() {

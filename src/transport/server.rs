@@ -1,4 +1,4 @@
-//! A TLS server to test the transport against.
+//! TLS server for tests of the transport.
 
 use std::{
     collections::HashSet,
@@ -33,7 +33,7 @@ use tokio_rustls::{
     rustls::{self, RootCertStore, server::WebPkiClientVerifier},
 };
 
-/// What a server does with its connections.
+/// Behaviour of a server towards its connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     Serve,
@@ -223,12 +223,12 @@ impl Server {
         self.refused.load(Ordering::SeqCst)
     }
 
-    /// Connections ever accepted.
+    /// Total number of connections accepted.
     pub(super) fn opened(&self) -> usize {
         self.opened.load(Ordering::SeqCst)
     }
 
-    /// Waits until so many connections are open.
+    /// Waits until exactly `wanted` connections are open.
     pub(super) async fn open(&self, wanted: usize) {
         self.open.subscribe().wait_for(|open| *open == wanted).await.unwrap();
     }
@@ -245,7 +245,7 @@ impl Server {
         self.order.send_replace(Order::RefuseStreams);
     }
 
-    /// Offers these protocols on connections to come.
+    /// Sets the protocols that are offered on new connections.
     pub(super) fn speak(&self, protocols: &[&[u8]]) {
         self.tls.lock().unwrap().alpn_protocols =
             protocols.iter().map(|protocol| protocol.to_vec()).collect();
@@ -256,7 +256,7 @@ impl Server {
         self.unauthorized.lock().unwrap().insert(authorization.to_owned());
     }
 
-    /// A client certificate that the server accepts, with this common name.
+    /// Issues a client certificate with this common name, which the server accepts.
     pub(super) fn client(&self, name: &str) -> ClientPem {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.distinguished_name.push(DnType::CommonName, name);
@@ -277,10 +277,10 @@ struct Peer {
     unauthorized: Arc<Mutex<HashSet<String>>>,
 }
 
-/// Notes each request, and answers by path: `/certificate` with the client's certificate, `/headers` with its
-/// `Authorization` and `User-Agent`, `/silent` never, `/stuck` with a head alone, `/flood` without
+/// Records each request, and answers by path: `/certificate` with the client's certificate,
+/// `/headers` with its `Authorization` and `User-Agent`, `/silent` never, `/stuck` with only a head, `/flood` without
 /// end, `/trickle` with eight bytes in two seconds, a watch and a followed log with one line and
-/// then nothing, and anything else with `ok`. Refuses the first stream that asks for
+/// then nothing, and any other path with `ok`. Refuses the first stream that requests
 /// `/refused-once`.
 async fn answer(request: Request<Incoming>, peer: Peer) -> Result<Response<Answer>, h2::Error> {
     let header = |name| {
@@ -328,7 +328,7 @@ struct Answer {
     then: Then,
 }
 
-/// Between two bytes of a trickle.
+/// Time between two bytes of a trickle.
 const TRICKLE: Duration = Duration::from_millis(250);
 
 enum Then {

@@ -1,4 +1,4 @@
-//! The tasks of a pool.
+//! Tasks of a pool.
 
 use std::{
     future::{Future, poll_fn},
@@ -13,7 +13,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use super::metrics::HostLabels;
 use crate::owner_gauge::Part;
 
-/// The tasks of a pool: they end when its token is cancelled.
+/// Owner of a pool's tasks, which end when its token is cancelled.
 #[derive(Clone)]
 pub(super) struct Tasks {
     tracker: TaskTracker,
@@ -22,12 +22,12 @@ pub(super) struct Tasks {
 }
 
 impl Tasks {
-    /// None yet; those to come are counted.
+    /// Creates an owner without tasks; `alive` counts its later ones.
     pub(super) fn new(alive: Part<HostLabels>) -> Self {
         Self { tracker: TaskTracker::new(), token: CancellationToken::new(), alive }
     }
 
-    /// Ends them; those that are spawned later end at once.
+    /// Cancels all tasks, and later ones as soon as they are spawned.
     pub(super) fn cancel(&self) {
         self.token.cancel();
     }
@@ -36,7 +36,7 @@ impl Tasks {
         self.token.is_cancelled()
     }
 
-    /// Ends them and waits for their end.
+    /// Cancels all tasks and waits for their end.
     pub(super) async fn end(&self) {
         self.token.cancel();
         self.tracker.close();
@@ -54,8 +54,8 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
     }
 }
 
-/// Rings whenever one of a connection's tasks has been polled, until nobody listens any more:
-/// hyper tells nobody that the server's settings have arrived.
+/// Executor that notifies `polled` whenever a task of the connection has been polled, until the
+/// receiver is dropped: hyper has no event for the arrival of the server's settings.
 #[derive(Clone)]
 pub(super) struct Watched {
     pub(super) tasks: Tasks,

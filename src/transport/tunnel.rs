@@ -24,7 +24,7 @@ use super::{Error, describe};
 /// Longest head of a proxy's answer, in bytes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
 
-/// Opens TCP connections to a server, through a proxy if there is one.
+/// Opens TCP connections to a server, through a proxy if one is configured.
 #[derive(Clone)]
 pub(super) struct Tunnel {
     tcp: HttpConnector,
@@ -32,20 +32,21 @@ pub(super) struct Tunnel {
     within: Duration,
 }
 
-/// A proxy that knows `CONNECT`.
+/// Proxy that supports `CONNECT`.
 struct Proxy {
-    /// Without credentials, for connecting and for errors.
+    /// Address without credentials, for connecting and for errors.
     address: Uri,
     authorization: Option<HeaderValue>,
     connector: HttpsConnector<HttpConnector>,
 }
 
 impl Tunnel {
-    /// Connections by `tcp`, through `proxy` if there is one; a proxy has `within` to answer.
+    /// Opens connections with `tcp`, through `proxy` if there is one, which must answer within
+    /// `within`.
     ///
     /// # Errors
     ///
-    /// When the proxy's scheme is neither http nor https.
+    /// If the proxy's scheme is neither http nor https.
     pub(super) fn new(
         tcp: HttpConnector,
         proxy: Option<&Uri>,
@@ -62,7 +63,8 @@ impl Proxy {
         if !matches!(address.scheme_str(), Some("http" | "https")) {
             return Err(Error::Proxy(address));
         }
-        // Its certificate is judged by the system's roots: the cluster's authority does not sign it.
+        // The system's roots verify the proxy's certificate: the cluster's authority does not sign
+        // it.
         let connector = HttpsConnectorBuilder::new()
             .try_with_platform_verifier()
             .map_err(|error| Error::ProxyRoots { message: describe(&error) })?
@@ -72,7 +74,7 @@ impl Proxy {
         Ok(Self { address, authorization: authorization(proxy), connector })
     }
 
-    /// A connection that the proxy passes on to `server`.
+    /// Opens a connection that the proxy forwards to `server`.
     async fn connect(
         &self,
         server: &Uri,
@@ -123,7 +125,7 @@ impl Service<Uri> for Tunnel {
     }
 }
 
-/// Asks for a tunnel and returns the status of the answer.
+/// Requests a tunnel and returns the status code of the answer.
 async fn ask(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     target: &str,
@@ -139,7 +141,7 @@ async fn ask(
     stream.write_all(&head).await?;
     stream.flush().await?;
     let mut answer = Vec::new();
-    // The server behind the proxy does not speak first, so nothing follows this head.
+    // The server behind the proxy does not send first, so nothing follows this head.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= MAX_HEAD_BYTES {
             return Err(io::Error::other("its answer has too long a head"));
@@ -152,8 +154,7 @@ async fn ask(
     status.ok_or_else(|| io::Error::other("its answer is not HTTP"))
 }
 
-/// The address of a proxy, which often carries a password, without it. A scheme that is missing is
-/// http, as in Go.
+/// Returns the address of a proxy without user and password. A missing scheme means http, as in Go.
 pub(super) fn without_credentials(proxy: &Uri) -> Uri {
     let Some(host) = proxy.host() else { return Uri::default() };
     let authority = proxy.port().map_or_else(|| host.to_owned(), |port| format!("{host}:{port}"));
@@ -165,7 +166,7 @@ pub(super) fn without_credentials(proxy: &Uri) -> Uri {
         .unwrap_or_default()
 }
 
-/// Value of `Proxy-Authorization` for the user and the password in a proxy's URL.
+/// Returns the value of `Proxy-Authorization` for the user and the password in a proxy's URL.
 fn authorization(proxy: &Uri) -> Option<HeaderValue> {
     let (user, _) = proxy.authority()?.as_str().rsplit_once('@')?;
     let mut value =
@@ -174,7 +175,7 @@ fn authorization(proxy: &Uri) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// Bytes of a text with percent-encoded ones.
+/// Decodes percent-encoded bytes of a text.
 fn decode(text: &str) -> Vec<u8> {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());

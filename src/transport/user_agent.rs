@@ -1,14 +1,14 @@
-//! `User-Agent` of requests.
+//! Header `User-Agent` of requests.
 
 use http::{HeaderValue, Request, header::USER_AGENT};
 
 use super::Error;
 
-/// Value of the header: the embedder's own product, if it has one, and this library.
+/// Returns the value of the header: the embedder's product, if any, then this library's.
 ///
 /// # Errors
 ///
-/// When the product has characters that a header cannot hold.
+/// If the product has characters that a header cannot hold.
 pub(super) fn value(product: Option<&str>) -> Result<HeaderValue, Error> {
     let own = product.map(|product| format!("{product} ")).unwrap_or_default();
     let text = format!("{own}pilotlight/{} ({}/{})", env!("CARGO_PKG_VERSION"), os(), arch());
@@ -16,13 +16,13 @@ pub(super) fn value(product: Option<&str>) -> Result<HeaderValue, Error> {
         .map_err(|_| Error::Product { product: product.unwrap_or_default().to_owned() })
 }
 
-/// Sets the header where a request has none: an embedder may have put it into `Config::headers`.
+/// Sets the header unless the request has one: an embedder may have put it into `Config::headers`.
 pub(super) fn set<B>(mut request: Request<B>, value: &HeaderValue) -> Request<B> {
     request.headers_mut().entry(USER_AGENT).or_insert_with(|| value.clone());
     request
 }
 
-/// Operating system under Go's name, as other clients of an API server say it.
+/// Operating system under Go's name, as in other clients' headers.
 fn os() -> &'static str {
     match std::env::consts::OS {
         "macos" => "darwin",

@@ -1,17 +1,19 @@
-//! Request with a decoded answer.
+//! Requests with decoded answers.
 //!
-//! kube's own `request` logs a whole body that it cannot decode, which may be that of a Secret.
+//! Replaces kube's own `request`, which logs the whole body when it cannot decode it; that may be
+//! the body of a Secret.
 
 use http::Request;
 use http_body_util::BodyExt;
 use kube::{Client, client::Body, core::Status};
 use serde::de::DeserializeOwned;
 
-/// Sends a request, and decodes its answer as kube does.
+/// Sends a request and decodes its answer as kube does.
 ///
 /// # Errors
 ///
-/// [`kube::Error::Api`] for a refusal: with the text as its message where the body is no `Status`.
+/// [`kube::Error::Api`] if the server refuses the request. If the body is not a `Status`, its text
+/// becomes the message.
 pub(crate) async fn ask<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,

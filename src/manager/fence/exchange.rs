@@ -1,8 +1,9 @@
-//! A request and its response, owned by the fence that let the request pass.
+//! Exchange: a request and its response, owned by the fence that the request passed.
 //!
-//! A future that is not polled is not cancelled by a signal. So the fence and the caller share a
-//! slot that holds the request's future, and later the response's body. The caller takes the
-//! content out of the slot for each poll; [`Fence::close`] takes it for good and drops it.
+//! A cancellation signal has no effect on a future that is not polled. Therefore the fence and the
+//! caller share a slot that holds the request's future, and later the response's body. The caller
+//! takes the content out of the slot for each poll; [`Fence::close`] takes it for good and drops
+//! it.
 
 use std::{
     mem,
@@ -20,30 +21,30 @@ use kube::client::Body;
 
 use super::{BoxError, Fence, FenceClosed, Passage};
 
-/// Head of a response, still to come.
+/// Future of a response's head.
 type Request = BoxFuture<'static, Result<Response<Body>, BoxError>>;
 
-/// Place of one exchange, shared by its caller and its fence.
+/// Content of one exchange, shared by its caller and its fence.
 #[derive(Debug, Default)]
 pub(super) struct Slot(Mutex<Phase>);
 
 #[derive(Default)]
 enum Phase {
-    /// The caller's, who polls the content at this moment.
+    /// The caller holds the content and polls it at this moment.
     #[default]
     Polled,
-    /// Cut while the caller polled the content; the caller drops it.
+    /// The exchange was cut while the caller polled the content; the caller drops it.
     Late,
-    /// Between two polls. The waker is the caller's.
+    /// The slot holds the content between two polls. The waker is the caller's.
     Held(Held, Waker),
-    /// Cut, and the content is dropped by the fence.
+    /// The exchange was cut, and the content has been dropped.
     Cut,
 }
 
 /// Remaining content of an exchange.
 struct Held {
     content: Content,
-    // Of a write until its outcome is known, of a read until its head has arrived.
+    // Present for a write until its outcome is known, for a read until its head has arrived.
     passage: Option<Passage>,
 }
 
@@ -53,26 +54,27 @@ enum Content {
     Nothing,
 }
 
-/// The caller's end of a slot. Dropping it drops the content.
+/// Caller's end of a slot. Dropping it drops the content.
 struct Owned {
     fence: Fence,
     id: u64,
     slot: Arc<Slot>,
 }
 
-/// A request under way.
+/// Future of a request under way.
 pub(super) struct Exchange(Option<Owned>);
 
-/// Body of a response. That of a write stays under way until it has been read.
+/// Body of a response. The body of a write's response keeps the write under way until it has been
+/// read.
 pub(super) struct Answer {
     owned: Owned,
-    // The caller has got the error that says so.
+    // True once the caller has received the error for the cut.
     cut: bool,
 }
 
 impl Slot {
-    /// Cuts the exchange; whether nothing of its content is left. A body that was read to its end
-    /// stays ended.
+    /// Cuts the exchange; returns whether none of its content is left. A body that was read to its
+    /// end stays ended.
     pub(super) fn cut(&self) -> bool {
         let mut phase = self.lock();
         if matches!(&*phase, Phase::Held(held, _) if matches!(held.content, Content::Nothing)) {
@@ -92,13 +94,14 @@ impl Slot {
         true
     }
 
-    // No change of it can panic half-way, so a poisoned lock is still consistent.
+    // No change under this lock can panic half-way, so the state behind a poisoned lock is still
+    // consistent.
     fn lock(&self) -> MutexGuard<'_, Phase> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Drops the content, which is code of the client's maker and may panic.
+/// Drops the content, which is code of the client's author and may panic.
 fn drop_quietly(held: Held) {
     if catch_unwind(AssertUnwindSafe(|| drop(held))).is_err() {
         tracing::warn!("a request panicked when it was dropped");
@@ -106,7 +109,7 @@ fn drop_quietly(held: Held) {
 }
 
 impl Owned {
-    /// Polls the content; `None` once it has been cut.
+    /// Polls the content; `None` once the exchange has been cut.
     fn poll<T>(
         &self,
         context: &mut Context<'_>,
@@ -128,7 +131,7 @@ impl Owned {
         }
     }
 
-    /// Puts the content back; `false` if it has been cut meanwhile.
+    /// Puts the content back; `false` if the exchange has been cut meanwhile.
     fn put(&self, held: Held, waker: Waker) -> bool {
         let mut phase = self.slot.lock();
         if matches!(*phase, Phase::Late) {
@@ -141,7 +144,7 @@ impl Owned {
         true
     }
 
-    /// The content is gone: the fence has nothing more to wait for.
+    /// Records that the content is gone, so that the fence no longer waits for it.
     fn finished(&self) {
         *self.slot.lock() = Phase::Cut;
         self.fence.forget(self.id);
@@ -153,9 +156,9 @@ impl Drop for Owned {
         let phase = mem::replace(&mut *self.slot.lock(), Phase::Cut);
         match phase {
             Phase::Held(held, _) => drop(held),
-            // A poll has panicked, and dropped the content.
+            // A poll has panicked and dropped the content.
             Phase::Polled | Phase::Late => {}
-            // The exchange was forgotten when its content was dropped.
+            // The fence forgot the exchange when the content was dropped.
             Phase::Cut => return,
         }
         self.fence.forget(self.id);
@@ -203,7 +206,7 @@ impl Held {
                     passage.answered();
                 }
             }
-            // Cut off: dropped without an answer.
+            // The body was cut off: dropped without an answer.
             Some(Err(_)) => drop(self.passage.take()),
         }
         self.content = Content::Nothing;
@@ -211,12 +214,12 @@ impl Held {
     }
 }
 
-/// Passage after the head of a response. The outcome of a successful write shows only in its whole
-/// answer.
+/// Returns the passage if it stays open after the head of a response: the outcome of a successful
+/// write is known only when its whole answer was read.
 fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage> {
     match status {
-        _ if passage.told.is_some() && status.is_success() && !ended => return Some(passage),
-        // The server itself was not asked to the end.
+        _ if passage.on_unknown.is_some() && status.is_success() && !ended => return Some(passage),
+        // A gateway answered; the server's own answer is missing.
         StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => drop(passage),
         _ if status.is_server_error() => passage.answered_vaguely(),
         _ => passage.answered(),
@@ -225,12 +228,12 @@ fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage>
 }
 
 impl Exchange {
-    /// Sends a request that has passed when it is polled first.
+    /// Creates the exchange of a request that has passed. The request is sent at the first poll.
     pub(super) fn new(passage: Passage, request: Request) -> Self {
         let fence = passage.fence.clone();
         let slot = Arc::new(Slot::default());
         let Some(id) = fence.remember(&slot) else {
-            // Closed since it has passed, and not sent.
+            // The fence was closed since the request passed, so it is not sent.
             passage.answered();
             return Self(None);
         };

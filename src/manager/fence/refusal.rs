@@ -1,9 +1,9 @@
-//! A refusal that asks to wait: until when.
+//! Refusals: the delay that the server asks for, and redaction of refusals about Secrets.
 //!
 //! kube turns a refusal into the `Status` in its body and drops the headers. The server's filters
-//! in front (API Priority and Fairness, the limit of requests under way) answer with plain text
-//! though, and say in `Retry-After` alone how long to wait. Here that is put where a `Status` has a
-//! place for it, so that whoever gets the error finds it.
+//! in front (API Priority and Fairness, the limit of requests under way) answer with plain text and
+//! put the delay only into the header `Retry-After`. This module copies the delay into the
+//! `Status`, so that it reaches the caller with the error.
 
 use std::time::Duration;
 
@@ -16,12 +16,13 @@ use kube::{
 
 use crate::redaction;
 
-/// The most of a refusal that is read.
+/// Bytes of a refusal's body that are read at most; a `Status` is far smaller.
 const MAX_BYTES: usize = 64 * 1024;
-/// The longest that a server may ask for.
+/// Longest delay that a server may ask for; longer ones are cut to this.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// How long a refused request is to wait, if the server says so: a second to five minutes.
+/// Returns the delay that the server asks for before a retry of a refused request, if any: 1 s to 5
+/// min.
 pub(crate) fn retry_after(status: &Status) -> Option<Duration> {
     if !asks(status.code) {
         return None;
@@ -30,17 +31,18 @@ pub(crate) fn retry_after(status: &Status) -> Option<Duration> {
     (seconds > 0).then(|| Duration::from_secs(seconds.into()).min(LONGEST))
 }
 
-/// The same response; if it is a refusal that asks to wait in a header, its body does too.
+/// Copies the delay of a refusal from its header into the `Status` in its body; passes any other
+/// response through.
 pub(super) async fn with_retry_after(response: Response<Body>) -> Response<Body> {
     let code = response.status();
     let Some(seconds) = seconds(response.headers()).filter(|_| asks(code.as_u16())) else {
         return response;
     };
     let (mut head, body) = response.into_parts();
-    // Cut off or too long, the head says enough.
+    // If the body is cut off or too long, the head alone is enough.
     let body = Limited::new(body, MAX_BYTES).collect().await;
     let body = body.map(|body| body.to_bytes()).unwrap_or_default();
-    let status = told(&body, code, seconds);
+    let status = status_with_delay(&body, code, seconds);
     head.headers.remove(header::CONTENT_LENGTH);
     head.headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let body = serde_json::to_vec(&status).map_or_else(|_| Body::from(body), Body::from);
@@ -57,7 +59,8 @@ pub(super) fn is_about_secrets(path: &str) -> bool {
     }
 }
 
-/// The same response; if it is a refusal, its body is a `Status` that quotes no Secret.
+/// Removes the server's message from a refusal, so that its `Status` quotes no Secret; passes any
+/// other response through.
 pub(super) async fn without_message(response: Response<Body>) -> Response<Body> {
     let code = response.status();
     if !code.is_client_error() && !code.is_server_error() {
@@ -74,20 +77,20 @@ pub(super) async fn without_message(response: Response<Body>) -> Response<Body> 
     Response::from_parts(head, Body::from(body))
 }
 
-/// Those are about requests at this moment. Any other is about this request, whatever its headers
-/// say.
+/// Returns whether a status code may ask for a delay. Only 429 and 503 concern requests at this
+/// moment; every other code concerns this request, whatever its headers say.
 fn asks(code: u16) -> bool {
     code == StatusCode::TOO_MANY_REQUESTS || code == StatusCode::SERVICE_UNAVAILABLE
 }
 
-/// At least one, so that nobody asks for a hot loop.
+/// Returns the delay in seconds; at least 1, so that a server cannot cause a hot loop.
 fn seconds(headers: &HeaderMap) -> Option<u32> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
     let seconds = value.trim().parse::<u64>().ok()?;
     Some(u32::try_from(seconds).unwrap_or(u32::MAX).max(1))
 }
 
-fn told(body: &[u8], code: StatusCode, seconds: u32) -> Status {
+fn status_with_delay(body: &[u8], code: StatusCode, seconds: u32) -> Status {
     let mut status = match serde_json::from_slice::<Status>(body) {
         Ok(status) if status.code != 0 => status,
         Ok(_) | Err(_) => {
@@ -107,7 +110,7 @@ fn told(body: &[u8], code: StatusCode, seconds: u32) -> Status {
     status
 }
 
-/// Of a refusal that says no more than for how many seconds to wait.
+/// Details of a `Status` that contain only a delay in seconds.
 pub(crate) fn wait_details(seconds: u32) -> StatusDetails {
     StatusDetails {
         name: String::new(),
@@ -128,9 +131,9 @@ mod tests {
     use super::*;
     use crate::manager::Fence;
 
-    /// What somebody behind a fence hears of such an answer, as an error: code, reason, message,
-    /// and how long to wait.
-    async fn hear(
+    /// Sends a request through a fence to a server with this answer. Returns the error as code,
+    /// reason, message and delay.
+    async fn refused(
         code: u16,
         header: Option<&'static str>,
         body: String,
@@ -197,20 +200,20 @@ mod tests {
 
     #[tokio::test]
     async fn a_refusal_in_plain_text_is_heard_with_the_time_in_its_header() {
-        // Word for word as the filter for priority and fairness answers.
+        // Text of the filter for API Priority and Fairness, verbatim.
         let text = "Too many requests, please try again later.\n".to_owned();
 
-        let (code, reason, message, after) = hear(429, Some("1"), text).await;
+        let (code, reason, message, after) = refused(429, Some("1"), text).await;
 
         assert_eq!((code, reason.as_str(), after), (429, "TooManyRequests", Some(1)));
         assert_eq!(message, "Too many requests, please try again later.");
-        let (code, reason, _, after) = hear(503, Some("10"), String::new()).await;
+        let (code, reason, _, after) = refused(503, Some("10"), String::new()).await;
         assert_eq!((code, reason.as_str(), after), (503, "ServiceUnavailable", Some(10)));
     }
 
     #[tokio::test]
     async fn the_time_is_heard_from_the_status_or_from_the_header() {
-        for (header, told, expected) in [
+        for (header, in_status, expected) in [
             (None, Some(7), Some(7)),
             (Some("7"), None, Some(7)),
             (Some("1"), Some(7), Some(7)),
@@ -220,7 +223,7 @@ mod tests {
             (Some("soon"), None, None),
             (None, None, None),
         ] {
-            let (code, _, message, after) = hear(429, header, status(429, told)).await;
+            let (code, _, message, after) = refused(429, header, status(429, in_status)).await;
 
             assert_eq!((code, message.as_str(), after), (429, "later", expected), "{header:?}");
         }
@@ -229,7 +232,7 @@ mod tests {
     #[tokio::test]
     async fn no_other_answer_asks_to_wait() {
         for code in [400, 403, 404, 409, 422, 500, 502, 504] {
-            let (_, _, _, after) = hear(code, Some("7"), status(code, Some(7))).await;
+            let (_, _, _, after) = refused(code, Some("7"), status(code, Some(7))).await;
 
             assert_eq!(after, None, "{code}");
         }

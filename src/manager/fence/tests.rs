@@ -10,13 +10,13 @@ use http_body_util::{BodyExt, StreamBody};
 
 use super::*;
 
-/// What a server does about a request.
+/// Reaction of a server to a request.
 #[derive(Clone, Copy, Debug)]
 enum Does {
     Nothing,
     Reset,
     Answers(u16),
-    /// Status 200 and half a body.
+    /// Sends status 200 and half a body.
     BreaksOff,
 }
 
@@ -42,12 +42,12 @@ fn server(does: Does) -> Client {
     Client::new(service, "default")
 }
 
-/// Sends one request, reads the answer as far as it goes and lets go of it; how many outcomes are
-/// unknown by then, and how often the observer was told so.
+/// Sends one request, reads the answer as far as it arrives and drops it. Checks the number of
+/// unknown outcomes by then, and of calls of the observer.
 async fn check(method: Method, does: Does, expected: (usize, usize)) {
     let fence = Fence::new();
-    let told = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&told);
+    let reported = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&reported);
     let observer: WriteObserver = Arc::new(move |write| {
         assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
         let count = Arc::clone(&count);
@@ -71,7 +71,7 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
     }
     drop(answer);
 
-    let seen = (fence.unknown(), told.load(Ordering::SeqCst));
+    let seen = (fence.unknown(), reported.load(Ordering::SeqCst));
     assert_eq!(seen, expected, "{method} {does:?}");
     assert_eq!(fence.under_way(), 0);
 }
@@ -87,7 +87,7 @@ async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
             (409, (0, 0)),
             (429, (0, 0)),
             (500, (0, 1)),
-            // A filter that has shed it says so, but a gateway that has passed it on too.
+            // Sent by a filter that shed the request, but also by a gateway that has forwarded it.
             (503, (0, 1)),
             (502, (1, 1)),
             (504, (1, 1)),
@@ -121,7 +121,7 @@ async fn write_is_under_way_until_its_answer_has_been_read() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_a_thread_polls_at_the_close_is_waited_for_and_then_dropped() {
-    /// Counts when it is dropped: what a request holds.
+    /// Value that a request holds; counts when it is dropped.
     struct Held(Arc<AtomicUsize>);
     impl Drop for Held {
         fn drop(&mut self) {

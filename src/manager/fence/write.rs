@@ -1,4 +1,4 @@
-//! A request that changes something, as the fence tells of it.
+//! Write request, as the fence describes it to observers.
 
 use bytes::Bytes;
 use futures::FutureExt;
@@ -6,16 +6,16 @@ use http::{Method, Request};
 use http_body_util::BodyExt;
 use kube::client::Body;
 
-/// A request that changes something.
+/// Request that may change something on the server.
 #[derive(Debug)]
 pub(crate) struct Write {
     path: String,
-    // Of a request that creates something; it names what.
+    // Body of a creation, which names the object.
     body: Option<Body>,
 }
 
 impl Write {
-    /// `None` for a read.
+    /// Returns the write that a request makes; `None` for a read.
     pub(super) fn of(request: &Request<Body>) -> Option<Self> {
         let method = request.method();
         if [Method::GET, Method::HEAD, Method::OPTIONS].contains(method) {
@@ -25,14 +25,14 @@ impl Write {
         Some(Self { path: request.uri().path().to_owned(), body })
     }
 
-    /// The path of its URL, without the query.
+    /// Path of the URL, without the query.
     pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
-    /// What it would create, if it is all there.
+    /// Body of a creation, if it is complete in memory.
     pub(crate) fn body(self) -> Option<Bytes> {
-        // A body that could be cloned is in memory.
+        // Only a body in memory can be cloned.
         Some(self.body?.collect().now_or_never()?.ok()?.to_bytes())
     }
 }

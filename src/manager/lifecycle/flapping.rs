@@ -1,5 +1,5 @@
-//! Every way in which a condition can flap, to the last state that it leads to: the limit of starts
-//! together with the life that it limits.
+//! Model test: every way in which a condition can flap, up to a depth. Checks the limit on starts
+//! together with the state machine that it limits.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -10,7 +10,7 @@ use super::{tests::met, *};
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const BURST: u32 = 2;
-/// As far as the search goes: a bucket that is empty again, twice over.
+/// Depth of the search: enough for the bucket to be empty again twice.
 const DEPTH: usize = 14;
 
 #[derive(Clone, Copy, Debug)]
@@ -18,9 +18,9 @@ enum Event {
     Met(&'static str),
     Unmet,
     Unknown,
-    /// What is stopping ends.
+    /// The stopping epoch ends.
     Ended,
-    /// Another specification, between two epochs.
+    /// Another specification takes over between two epochs.
     Renewed,
     HalfAnInterval,
 }
@@ -40,7 +40,7 @@ struct Model {
     machine: Lifecycle,
     now: Instant,
     wake: Option<Instant>,
-    /// Since the first start under this specification, and how many there were.
+    /// Time of the first start under this specification, and number of starts since.
     starts: Option<(Instant, u32)>,
 }
 
@@ -101,7 +101,7 @@ impl Model {
         }
     }
 
-    /// A condition that stays as it was last said to be is followed within the hold-down.
+    /// Checks that the machine follows a condition that stays constant, within the flap interval.
     fn comes_to_rest(&self) {
         let mut model = self.clone();
         model.happen(Event::Ended);
@@ -110,7 +110,7 @@ impl Model {
         }
         match &model.machine.verdict {
             Verdict::Met(met) => {
-                assert_eq!(model.machine.basis(), Some(&**met), "what was said last runs");
+                assert_eq!(model.machine.basis(), Some(&**met), "the last basis runs");
             }
             Verdict::Unmet(_) => assert_eq!(model.machine.state(), ControllerState::Waiting),
             Verdict::Unknown(_) => {
@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// What distinguishes it from here on.
+    /// Value that is equal for states that behave alike from here on.
     fn fingerprint(&self) -> impl Eq + std::hash::Hash + use<> {
         let left = |until: Option<Instant>| {
             until.map_or(0, |until| until.saturating_duration_since(self.now).as_millis())

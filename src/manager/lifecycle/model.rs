@@ -1,11 +1,12 @@
-//! Every life that the machine can lead: each input in each state, until no new state turns up.
+//! Model test: each input in each state of the machine, until no new state is found.
 //!
-//! Two states are one when no sequence of inputs can tell them apart: clocks count relative to
-//! now, and only as far as they decide something. So the search is finite, and complete for
-//! sequences of any length. What the machine says is judged by a [`Model`] that knows its actions
-//! alone, and from every state the model is left in peace, to see where it comes to rest.
+//! Two states are equal if no sequence of inputs distinguishes them: clocks count relative to now,
+//! and only as far as they affect a decision. The search is therefore finite, and complete for
+//! sequences of any length. A [`Model`] that sees only the machine's actions checks it. From every
+//! state, the model also stops disturbing the machine and checks the state in which it comes to
+//! rest.
 
-#![expect(clippy::print_stderr, reason = "the figures of a search")]
+#![expect(clippy::print_stderr, reason = "prints figures of the search")]
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -24,24 +25,25 @@ use crate::{
 
 const TICK: Duration = Duration::from_secs(1);
 
-/// Small enough that the clocks have few values, with each one of its rules in reach.
+/// Small enough that the clocks have few values, with each rule of the back-off in reach.
 const BACKOFF: RestartBackoff = RestartBackoff {
     first: TICK,
     longest: Duration::from_secs(2),
     healthy: Duration::from_secs(3),
-    // Never waits: a count of flaps has too many values.
+    // No limit on flaps: its counter has too many values.
     flaps: 0,
     flap_interval: Duration::ZERO,
 };
-/// From this many failures on, one more changes nothing.
+/// Number of failures beyond which one more changes nothing.
 const FAILURES_MAX: u32 = 2;
-/// An undisturbed life rests after fewer steps than this.
+/// Upper bound on the steps after which an undisturbed machine is at rest.
 const PATIENCE: usize = 8;
 
 const POLICIES: [RestartPolicy; 3] =
     [RestartPolicy::Always, RestartPolicy::OnFailure, RestartPolicy::Never];
 
-/// What discovery says of the one type that the condition rests on; the letter is its uid.
+/// State of the one type that the condition depends on, as discovery reports it; the letter is its
+/// uid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Type {
     Served(char),
@@ -97,24 +99,24 @@ fn served(uid: char) -> ServedType {
     }
 }
 
-/// All that its owner may do to a machine, in one go.
+/// Everything that the owner may do to a machine in one step.
 #[derive(Clone, Debug)]
 enum Event {
     Type(Type),
     Allowed(bool),
     Running,
-    /// The run ends; what it has left behind may not have ended yet.
+    /// The run ends; its tasks may not have ended yet.
     Returned(RunEnd),
-    /// End of the epoch; the owner wakes the machine right after.
+    /// The epoch ends; the owner wakes the machine right after.
     Ended,
-    /// End of the epoch, with another specification in its place at that moment.
+    /// The epoch ends, and another specification takes over at that moment.
     Replaced(RestartPolicy, Type),
-    /// Another specification takes over while nothing is live.
+    /// Another specification takes over while no epoch is live.
     Renewed(RestartPolicy, Type),
     Supersede,
     Overdue,
     Remove,
-    /// A timer of an earlier time, which nobody has taken back.
+    /// A stale timer fires.
     Wake,
     Tick,
 }
@@ -122,7 +124,7 @@ enum Event {
 fn events() -> Vec<Event> {
     let why = || "boom".to_owned();
     let ends = [RunEnd::Completed, RunEnd::Failed(why()), RunEnd::Panicked(why()), RunEnd::Aborted];
-    // What a specification starts with: each kind of verdict once.
+    // Initial types of a specification: each kind of verdict once.
     let first = [Type::Served('a'), Type::Served('b'), Type::Absent, Type::Unknown];
     let specs = || {
         POLICIES.into_iter().flat_map(move |policy| first.into_iter().map(move |of| (policy, of)))
@@ -144,20 +146,20 @@ fn events() -> Vec<Event> {
     all
 }
 
-/// A machine and what its owner knows of it, told by its actions and nothing else.
+/// Machine, and the knowledge of its owner as derived only from the machine's actions.
 #[derive(Clone, Debug)]
 struct Model {
     machine: Lifecycle,
     now: Instant,
-    /// The one timer.
+    /// Pending wake timer.
     wake: Option<Instant>,
     epoch: Option<Epoch>,
     forgotten: bool,
-    /// Since the last specification.
+    /// Number of failed runs in a row since the last specification.
     failures: u32,
-    /// No epoch may begin before.
+    /// Time before which no epoch may begin.
     rest: Option<Instant>,
-    /// By its policy it is done for good.
+    /// True if the restart policy ended the runnable for good.
     retired: bool,
 }
 
@@ -166,12 +168,12 @@ struct Epoch {
     basis: Vec<Basis>,
     since: Instant,
     asked: Option<StopReason>,
-    /// End of its run, if it returned by itself.
+    /// End of the run, if it returned by itself.
     returned: Option<DoneReason>,
 }
 
 impl Epoch {
-    /// Returns whether its run continues and was not asked to stop.
+    /// Returns whether the run continues and was not asked to stop.
     fn runs(&self) -> bool {
         self.asked.is_none() && self.returned.is_none()
     }
@@ -197,7 +199,7 @@ impl Model {
         }
     }
 
-    /// Whether its owner could do this now.
+    /// Returns whether the owner could do this now.
     fn possible(&self, event: &Event) -> bool {
         match event {
             Event::Renewed(..) => !self.machine.live() && !self.machine.removed,
@@ -280,7 +282,7 @@ impl Model {
                     self.wake = Some(at);
                 }
                 Action::Forget => {
-                    must(self.epoch.is_none(), "P2: what runs is not forgotten")?;
+                    must(self.epoch.is_none(), "P2: a live epoch is not forgotten")?;
                     must(self.machine.removed, "only what was removed is forgotten")?;
                     self.forgotten = true;
                 }
@@ -293,8 +295,8 @@ impl Model {
         must(self.epoch.is_none(), "P1: one epoch at a time")?;
         must(!self.forgotten && !self.machine.removed, "what is removed does not start")?;
         must(self.machine.allowed, "nothing starts before its group is open")?;
-        must(self.rest.is_none_or(|until| until <= self.now), "the back-off is waited for")?;
-        must(!self.retired, "its policy lets it rest")?;
+        must(self.rest.is_none_or(|until| until <= self.now), "the back-off is over")?;
+        must(!self.retired, "its policy forbids a restart")?;
         let Verdict::Met(basis) = &self.machine.verdict else {
             return Err("nothing starts without a condition that is met");
         };
@@ -359,10 +361,10 @@ impl Model {
             (None, Some(returned)) => returned,
             (None, None) => return Err("P2: what runs is not done"),
         };
-        must(*reason == expected, "done tells why")
+        must(*reason == expected, "done has the right reason")
     }
 
-    /// What holds between any two inputs.
+    /// Checks the invariants that hold between any two inputs.
     fn judge(&self) -> Judged {
         must(self.machine.live() == self.epoch.is_some(), "the machine knows its epoch")?;
         let cause = self.epoch.as_ref().and_then(|epoch| match (epoch.asked, &epoch.returned) {
@@ -370,10 +372,10 @@ impl Model {
             (None, Some(returned)) => Some(Cause::Returned(returned.clone())),
             (None, None) => None,
         });
-        must(self.machine.stopping() == cause.as_ref(), "the state tells that it stops, and why")?;
+        must(self.machine.stopping() == cause.as_ref(), "the state is stopping, with the cause")?;
         let stopping = self.machine.state() == ControllerState::Stopping;
-        must(stopping == cause.is_some(), "what has returned or was asked to stop is stopping")?;
-        must(!self.machine.stuck() || stopping, "only what stops is stuck")?;
+        must(stopping == cause.is_some(), "a returned or asked epoch is stopping")?;
+        must(!self.machine.stuck() || stopping, "only a stopping epoch is stuck")?;
         must(self.machine.failures() == self.failures, "failures in a row are counted")?;
         let Some(epoch) = self.epoch.as_ref().filter(|epoch| epoch.runs()) else {
             return Ok(());
@@ -389,8 +391,9 @@ impl Model {
         )
     }
 
-    /// Leaves it in peace: runs end when they are asked to, start up, and timers go off. It rests
-    /// in the one state that the last verdict and the last orders determine.
+    /// Checks convergence: without disturbances, where stopping runs end, starting runs start up
+    /// and timers fire, the machine comes to rest in the one state that the last verdict and the
+    /// last orders determine.
     fn converges(&self) -> Judged {
         let mut model = self.clone();
         let ran_on = self.epoch.as_ref().filter(|epoch| epoch.runs());
@@ -409,10 +412,10 @@ impl Model {
         if model.machine.removed {
             return must(model.forgotten && model.epoch.is_none(), "P4: removed is forgotten");
         }
-        must(model.wake.is_none(), "P4: no timer goes off for ever")?;
+        must(model.wake.is_none(), "P4: timers stop firing")?;
         if !model.machine.allowed {
             let quiet = matches!(rests, ControllerState::Waiting | ControllerState::Stopped);
-            return must(quiet, "P4: what may not run rests");
+            return must(quiet, "P4: it is at rest if it may not run");
         }
         match &model.machine.verdict {
             _ if model.retired => must(rests == ControllerState::Stopped, "P4: by its policy"),
@@ -423,18 +426,18 @@ impl Model {
             Verdict::Unmet(_) => {
                 must(rests == ControllerState::Waiting, "P4: proof of absence ends in waiting")
             }
-            // Neither starts nor stops.
+            // An unknown verdict neither starts nor stops an epoch.
             Verdict::Unknown(_) => match ran_on {
                 Some(epoch) => must(
                     rests == ControllerState::Running && basis == Some(&epoch.basis),
-                    "P5: what runs goes on",
+                    "P5: a running epoch continues",
                 ),
-                None => must(rests == ControllerState::Waiting, "P5: what does not run waits"),
+                None => must(rests == ControllerState::Waiting, "P5: without an epoch it waits"),
             },
         }
     }
 
-    /// What distinguishes it from here on.
+    /// Value that is equal for states that behave alike from here on.
     fn fingerprint(&self) -> impl Eq + std::hash::Hash + use<> {
         let left = |until: Option<Instant>| {
             until.map_or(0, |until| until.saturating_duration_since(self.now).as_secs())
@@ -446,7 +449,7 @@ impl Model {
         };
         let epoch = self.epoch.as_ref().map(|epoch| {
             let healthy = (self.now - epoch.since).min(BACKOFF.healthy);
-            // The length of a run counts until it stops.
+            // The length of a run matters only until it stops.
             let age = if epoch.runs() { healthy } else { Duration::ZERO };
             (epoch.basis.clone(), epoch.asked, epoch.returned.clone(), age)
         });
@@ -464,7 +467,7 @@ impl Model {
 fn every_life_keeps_the_promises_and_comes_to_rest() {
     let events = events();
     let (mut known, mut queue) = (HashSet::new(), VecDeque::new());
-    // How each state was reached first: from which, and by what.
+    // Predecessor and event by which each state was first reached.
     let mut origins: Vec<Option<(usize, usize)>> = Vec::new();
     let (mut transitions, mut deepest) = (0_u64, 0);
     let now = Instant::now();
@@ -489,7 +492,7 @@ fn every_life_keeps_the_promises_and_comes_to_rest() {
         if let Err(promise) = model.converges() {
             panic!("{promise}, after {:?}, from {model:?}", story(&origins, at));
         }
-        // Nobody owns it any more.
+        // The owner has removed the machine.
         if model.forgotten {
             continue;
         }

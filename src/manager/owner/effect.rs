@@ -1,4 +1,4 @@
-//! What an entry's machine says is to be done about its epoch.
+//! Effects: carries out the actions that an entry's state machine returns.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{
 };
 
 impl Owner {
-    /// Feeds one input to an entry's machine and does what it says.
+    /// Feeds one input to an entry's state machine and carries out its actions.
     pub(super) fn step(&mut self, id: Id, input: Input) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let now = Instant::now();
@@ -46,13 +46,13 @@ impl Owner {
             self.announce(&name, epoch, TransitionKind::Entered(state));
             debug!(controller = %name, epoch, state = state.word(), "entered");
         }
-        // Whoever never says so runs from the start.
+        // Runnables that do not report running count as running from the start.
         if state == ControllerState::Starting && !entry.spec.reports_running {
             self.step(id, Input::Running);
         }
     }
 
-    /// One timer for each, however often the condition flaps meanwhile.
+    /// Sets the one wake timer of the entry, however often the condition flaps meanwhile.
     pub(super) fn wake_at(&mut self, id: Id, at: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         match &entry.wake {
@@ -76,7 +76,7 @@ impl Owner {
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
         self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
         for remover in entry.removers {
-            // Whoever asked may have gone.
+            // The caller may have dropped its receiver.
             remover.send(()).unwrap_or_default();
         }
     }
@@ -134,8 +134,8 @@ impl Owner {
         self.drain(id, now);
     }
 
-    /// Gives the epoch its grace. The timer is the owner's, so that a run which blocks its thread
-    /// cannot hold it up.
+    /// Begins the grace of the epoch. The manager owns the timer, so that a run that blocks its
+    /// thread cannot delay it.
     pub(super) fn drain(&mut self, id: Id, now: Instant) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         entry.stopped_at = Some(now);
@@ -145,7 +145,7 @@ impl Owner {
         entry.overdue = Some(self.timers.insert_at((id, grace, counted), deadline));
     }
 
-    /// The grace is over: tasks are aborted, requests are dropped.
+    /// Ends the grace: aborts tasks and drops requests.
     pub(super) fn grace_over(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         if let Some(epoch) = &entry.epoch {
@@ -168,12 +168,12 @@ impl Owner {
         }
         let (name, epoch) = (entry.name.clone(), entry.epoch_number);
         match reason.error() {
-            // Told when it returned.
+            // Already logged when the run returned.
             Some(error) => debug!(controller = %name, epoch, error, "done"),
             None => info!(controller = %name, epoch, reason = reason.word(), "done"),
         }
         if unknown_requests > 0 {
-            warn!(controller = %name, epoch, unknown_requests, "the outcome of requests is unknown");
+            warn!(controller = %name, epoch, unknown_requests, "outcome of requests is unknown");
         }
         let at = Timestamp::now();
         entry.last_done = Some(Done { epoch, reason: reason.clone(), at, unknown_requests });

@@ -1,12 +1,12 @@
-//! Every order of events that can reach the owner's task, up to a depth.
+//! Model test: every order of events that can reach the owner's task, up to a depth.
 //!
-//! The owner's handlers are synchronous and its task is alone with its state, so that the order of
-//! events is all that a schedule can decide: exploring these orders explores the schedules. Each
-//! one is played from the start on an owner of its own, whose runs, watches and preparations are
-//! never polled; what they would have sent comes from here. A state that is known already, by
-//! what distinguishes it from here on, is not gone into again.
+//! The owner's handlers are synchronous and only its task changes its state, so a schedule can
+//! decide nothing but the order of events: exploring these orders explores the schedules. Each
+//! order is played from the start on its own owner, whose runs, watches and preparations are never
+//! polled; the model sends the events in their place. States with equal fingerprints behave alike
+//! from there on, so the search does not visit one twice.
 
-#![expect(clippy::print_stderr, reason = "the figures of a search, and the story of what it found")]
+#![expect(clippy::print_stderr, reason = "prints figures of the search and the steps to a failure")]
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -26,9 +26,10 @@ use crate::{
     },
 };
 
-/// An undisturbed owner rests after fewer events than this, and the timers that are left over.
+/// Upper bound on the events, beyond the pending timers, after which an undisturbed owner is at
+/// rest.
 const PATIENCE: usize = 12;
-/// Events in a row.
+/// Longest sequence of events.
 const DEPTH: usize = 12;
 const NAME: &str = "widgets";
 
@@ -78,28 +79,28 @@ enum Step {
     Add(Word),
     Replace(Word),
     Remove,
-    /// The condition of the specification in place.
+    /// The condition of the specification in place changes.
     Verdict(Word),
-    /// The condition of the one that waits to take over.
+    /// The condition of the specification that waits to take over changes.
     PendingVerdict(Word),
     Running,
-    /// What an earlier epoch says of itself arrives late.
+    /// A report of an earlier epoch arrives late.
     LateReport,
     Returned(RunEnd),
-    /// End of the epoch.
+    /// The epoch ends.
     Ended,
     Prepared(bool),
-    /// The answer to a preparation that was given up arrives late.
+    /// The result of a cancelled preparation arrives late.
     LatePrepared,
-    /// The next timer goes off.
+    /// The next timer fires.
     Timer,
     Stop,
 }
 
-/// A specification that does nothing by itself.
+/// Specification that does nothing by itself.
 struct Probe {
     first: Word,
-    /// `prepare`, `start` and `unprepare` as they come.
+    /// Calls of `prepare`, `start` and `unprepare`, in order.
     log: Mutex<Vec<&'static str>>,
 }
 
@@ -135,7 +136,7 @@ fn readiness(word: Word) -> Readiness {
     Readiness::published(watch::channel(word.verdict()).1)
 }
 
-/// An owner, and what its users have seen of it.
+/// Owner under test, and the transitions that its users have seen.
 struct Model {
     owner: Owner,
     transitions: broadcast::Receiver<Transition>,
@@ -143,7 +144,7 @@ struct Model {
     probes: Vec<Arc<Probe>>,
     live: Option<u64>,
     epochs: u64,
-    /// The last epoch whose run has returned by itself.
+    /// Last epoch whose run has returned by itself.
     returned: Option<u64>,
     /// True if an epoch has begun since the name was added.
     begun: bool,
@@ -190,7 +191,7 @@ impl Model {
         }
     }
 
-    /// What may happen now.
+    /// Steps that are possible now.
     fn steps(&self) -> Vec<Step> {
         let closing = matches!(self.owner.phase, Phase::Closing { .. });
         let mut steps = Vec::new();
@@ -240,7 +241,7 @@ impl Model {
             }
             Step::Replace(word) => {
                 let spec = self.spec(*word);
-                // One that is being removed is not replaced.
+                // Fails if the runnable is being removed.
                 drop(self.owner.replace(&NAME.into(), spec));
             }
             Step::Remove => {
@@ -288,7 +289,7 @@ impl Model {
             Step::Timer => {
                 let key = self.owner.timers.peek().unwrap();
                 let at = self.owner.timers.deadline(&key);
-                // The wheel turns by whole milliseconds.
+                // The timer wheel has a resolution of one millisecond.
                 let ahead = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                 tokio::time::advance(ahead).await;
                 let timer = self.owner.timers.next().now_or_never().flatten().expect("it is due");
@@ -308,7 +309,7 @@ impl Model {
         Spec::new(probe, RunnableOptions::default())
     }
 
-    /// An epoch, `back` before the current one, says that it runs.
+    /// Reports that the epoch `back` before the current one is running.
     fn report(&mut self, back: u64) {
         let (id, entry) = self.entry().unwrap();
         let report = Report { running: true, ..Report::default() };
@@ -316,7 +317,7 @@ impl Model {
         self.owner.handle(Event::Reported(id, epoch, watch::channel(report).1));
     }
 
-    /// What its users see must be a life: epochs one after the other, each done once.
+    /// Checks that users see one epoch after the other, each done exactly once.
     fn judge(&mut self) {
         while let Ok(transition) = self.transitions.try_recv() {
             let epoch = transition.epoch;
@@ -355,12 +356,12 @@ impl Model {
         let Some((_, entry)) = self.entry() else { return };
         assert_eq!(entry.epoch.is_some(), self.live.is_some());
         assert_eq!(entry.lifecycle.live(), self.live.is_some());
-        let told = self.owner.snapshot.borrow()[&entry.name].clone();
-        assert_eq!(told.state, entry.lifecycle.state(), "P10: the status tells the state");
-        let stopping = told.state == ControllerState::Stopping;
+        let status = self.owner.snapshot.borrow()[&entry.name].clone();
+        assert_eq!(status.state, entry.lifecycle.state(), "P10: the status has the state");
+        let stopping = status.state == ControllerState::Stopping;
         assert!(self.live.is_none() || self.returned != self.live || stopping, "shown as stopping");
-        assert_eq!(told.epoch, if self.begun { self.epochs } else { 0 });
-        assert_eq!(told.pending.is_some(), entry.pending.is_some());
+        assert_eq!(status.epoch, if self.begun { self.epochs } else { 0 });
+        assert_eq!(status.pending.is_some(), entry.pending.is_some());
         if let Some(attempt) = attempt
             && self.attempts.insert(attempt)
         {
@@ -368,7 +369,7 @@ impl Model {
         }
     }
 
-    /// Leaves it in peace: everything that was asked for happens, and nothing else.
+    /// Plays only the steps that were requested, until the owner is at rest.
     async fn rest(&mut self) {
         for _ in 0..PATIENCE + self.owner.timers.len() {
             let Some((_, entry)) = self.entry() else { break };
@@ -395,7 +396,7 @@ impl Model {
     fn rested(&self, removed: bool) {
         for probe in &self.probes {
             let log = probe.log.lock().unwrap();
-            assert_ne!(log.last(), Some(&"prepare"), "P3: prepared for nobody: {log:?}");
+            assert_ne!(log.last(), Some(&"prepare"), "P3: a preparation leaked: {log:?}");
         }
         let Some((_, entry)) = self.entry() else {
             assert!(self.owner.names.is_empty() && self.live.is_none());
@@ -403,7 +404,7 @@ impl Model {
         };
         assert!(!removed, "P4: what was removed is forgotten");
         assert!(!matches!(self.owner.phase, Phase::Closing { .. }), "P4: it closes");
-        assert!(self.owner.timers.is_empty(), "P4: no timer goes off for ever");
+        assert!(self.owner.timers.is_empty(), "P4: timers stop firing");
         let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
         match Word::of(verdict) {
             Word::A | Word::B => assert_eq!(state, ControllerState::Running, "P4"),
@@ -413,14 +414,14 @@ impl Model {
             }
         }
         if let Some(pending) = &entry.pending {
-            assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: what can start takes over");
-            assert!(entry.lifecycle.live(), "P4: what cannot start yields to what runs alone");
+            assert!(!matches!(pending.verdict, Verdict::Met(_)), "P4: a met one takes over");
+            assert!(entry.lifecycle.live(), "P4: a replacement waits only for a run");
         }
     }
 
-    /// What distinguishes it from here on, as text.
+    /// Text that is equal for states that behave alike from here on.
     fn fingerprint(&mut self) -> String {
-        // Only their order matters: time moves by the next one going off.
+        // Only their order matters: a timer step moves the clock to the next one.
         let timers = self.timers();
         let phase = match self.owner.phase {
             Phase::Opening { step, asked, .. } => (0, step, asked),
@@ -443,7 +444,7 @@ impl Model {
                 (machine.allowed(), !entry.removers.is_empty(), machine.backs_off(Instant::now()));
             let asked = machine.stopping().map(|cause| match cause {
                 Cause::Asked(reason) => Some(*reason),
-                // However it ended, its policy starts it again.
+                // Every end restarts alike, since the policy is `Always`.
                 Cause::Returned(_) => None,
             });
             let stopping = (asked, machine.stuck(), entry.returned.is_some());
@@ -452,45 +453,45 @@ impl Model {
         format!("{phase:?} {entry:?} {timers:?} {late} {}", self.epochs.min(2))
     }
 
-    /// The timers that still mean something, in their order.
+    /// Timers that still have an effect, in their order.
     fn timers(&mut self) -> Vec<&'static str> {
         let mut all = Vec::new();
         while let Some(key) = self.owner.timers.peek() {
             let timer = self.owner.timers.remove(&key);
             all.push((timer.deadline(), timer.into_inner()));
         }
-        let mut told = Vec::new();
+        let mut words = Vec::new();
         for (at, (id, timer, counted)) in all {
             let key = self.owner.timers.insert_at((id, timer, counted), at);
             let entry = self.owner.entries.get_mut(&id).expect("no timer outlives its entry");
             match timer {
                 Timer::Wake => {
                     entry.wake = Some(key);
-                    told.push("wake");
+                    words.push("wake");
                 }
                 Timer::Grace(epoch) => {
                     entry.overdue = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
-                        told.push("grace");
+                        words.push("grace");
                     }
                 }
                 Timer::Overdue(epoch) => {
                     entry.overdue = Some(key);
                     if epoch == entry.epoch_number && entry.lifecycle.stopping().is_some() {
-                        told.push("overdue");
+                        words.push("overdue");
                     }
                 }
                 Timer::Retry(serial) => {
                     let pending = entry.pending.as_mut();
                     let pending = pending.filter(|pending| pending.serial == serial);
                     pending.expect("no such timer outlives what it prepares").retry = Some(key);
-                    told.push("retry");
+                    words.push("retry");
                 }
             }
         }
-        // Of one that goes off twice the second time is nothing new.
-        told.dedup();
-        told
+        // A second timer of the same kind has no effect.
+        words.dedup();
+        words
     }
 }
 
@@ -513,16 +514,16 @@ async fn every_order_of_events_keeps_the_promises_and_comes_to_rest() {
             transitions += 1;
             let mut longer: Vec<Step> = path.clone();
             longer.push(step);
-            let told = Told(&longer);
+            let printer = PrintOnPanic(&longer);
             let mut model = replay(&longer).await;
             if !known.insert(model.fingerprint()) {
-                told.well();
+                printer.disarm();
                 continue;
             }
             let removed = model.entry().is_some_and(|(_, entry)| !entry.removers.is_empty());
             model.rest().await;
             model.rested(removed);
-            told.well();
+            printer.disarm();
             if longer.len() < DEPTH {
                 queue.push_back(longer);
             }
@@ -535,16 +536,16 @@ async fn every_order_of_events_keeps_the_promises_and_comes_to_rest() {
     );
 }
 
-/// Tells the story when a check in it fails.
-struct Told<'a>(&'a dyn Debug);
+/// Prints the sequence of steps when a check fails.
+struct PrintOnPanic<'a>(&'a dyn Debug);
 
-impl Told<'_> {
-    fn well(self) {
+impl PrintOnPanic<'_> {
+    fn disarm(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Told<'_> {
+impl Drop for PrintOnPanic<'_> {
     fn drop(&mut self) {
         eprintln!("after {:?}", self.0);
     }

@@ -1,4 +1,4 @@
-//! The groups: opened in order, closed in order.
+//! Phases of a manager: groups are opened in order and closed in order.
 
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -9,10 +9,11 @@ use super::{
     replacement::drop_pending,
 };
 
-/// How far the manager has come: groups are opened in order and closed in order.
+/// Phase of a manager.
 pub(super) enum Phase {
-    /// `asked` once the groups of this step were told; those that come later are told as they come.
-    /// The next group is opened at `until`, whatever still starts then.
+    /// Groups are being opened. `asked` is true once the runnables of this step's group have been
+    /// allowed to start; later additions are allowed as they arrive. At `until` the next group is
+    /// opened, even if runnables are still starting.
     Opening {
         step: usize,
         asked: bool,
@@ -34,7 +35,8 @@ const START_ORDER: [RunnableGroup; 6] = [
     RunnableGroup::LeaderElection,
 ];
 
-/// Semantics: `engageStopProcedure` of controller-runtime (`pkg/manager/internal.go`).
+/// Order in which groups stop. Semantics: `engageStopProcedure` of controller-runtime
+/// (`pkg/manager/internal.go`).
 const STOP_ORDER: [&[RunnableGroup]; 5] = [
     &[RunnableGroup::Others, RunnableGroup::Warmup],
     &[RunnableGroup::LeaderElection],
@@ -44,14 +46,14 @@ const STOP_ORDER: [&[RunnableGroup]; 5] = [
 ];
 
 impl Phase {
-    /// Before the group of this step is opened.
+    /// Returns the phase before the group of this step is opened.
     pub(super) fn opening(step: usize) -> Self {
         Self::Opening { step, asked: false, until: None }
     }
 }
 
 impl Owner {
-    /// Opens the next groups, or closes them, as far as can be gone now.
+    /// Opens or closes as many groups as possible now.
     pub(super) fn advance(&mut self) {
         loop {
             match self.phase {
@@ -68,8 +70,8 @@ impl Owner {
                             self.step(id, Input::Allowed(true));
                         }
                     }
-                    // Whoever waits for a condition holds nobody up; whoever starts, only where
-                    // the later groups rely on it.
+                    // A runnable that waits for its condition delays no group. A runnable that is
+                    // starting does only in the groups that later ones rely on.
                     if *group <= RunnableGroup::Caches && !self.starting(*group).is_empty() {
                         return;
                     }
@@ -96,7 +98,7 @@ impl Owner {
         }
     }
 
-    /// Time at which the next group is opened, whatever still starts then.
+    /// Time at which the next group is opened even if runnables are still starting.
     pub(super) fn opens_at(&self) -> Option<Instant> {
         match self.phase {
             Phase::Opening { until, .. } => until,
@@ -104,7 +106,7 @@ impl Owner {
         }
     }
 
-    /// Names the runnables of the group that still start, and opens the next group.
+    /// Logs the runnables of the group that are still starting, and opens the next group.
     pub(super) fn open_next(&mut self) {
         let Phase::Opening { step, .. } = self.phase else { return };
         let late = START_ORDER.get(step).map(|group| self.starting(*group)).unwrap_or_default();
@@ -149,7 +151,8 @@ impl Owner {
         matches!(self.phase, Phase::Closing { step, .. } if step >= STOP_ORDER.len())
     }
 
-    /// The patience is over: name the late and leave them behind.
+    /// Ends the shutdown when its timeout expires: records the late runnables as the error and
+    /// abandons them.
     pub(super) fn give_up(&mut self) {
         let late: Vec<_> = self
             .entries

@@ -1,4 +1,4 @@
-//! How a new specification takes the place of the one that runs: made before the break.
+//! Replacement of a running specification: the new one is prepared before the old one stops.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{guard, redaction};
 
-/// A replacement that cannot be prepared is tried again this often.
+/// Delay before a failed preparation is retried.
 const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
 impl Owner {
@@ -51,8 +51,8 @@ impl Owner {
         Ok(())
     }
 
-    /// A replacement takes over when it can run and is prepared, or when nothing would run
-    /// otherwise.
+    /// Judges the waiting specification, which takes over when it can run and is prepared, or when
+    /// nothing would run otherwise.
     pub(super) fn judge_pending(&mut self, id: Id, verdict: Verdict) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(pending) = &mut entry.pending else { return };
@@ -71,7 +71,7 @@ impl Owner {
             Verdict::Unmet(unmet) | Verdict::Unknown(unmet) => {
                 let all: Vec<_> = unmet.iter().map(|part| part.message.as_str()).collect();
                 pending.why = all.join("; ");
-                // What was acquired for it would be held for nobody.
+                // Releases resources that would be held without use.
                 pending.unprepare(&entry.name, entry.epoch.as_ref());
             }
         }
@@ -84,7 +84,7 @@ impl Owner {
         end_retry(pending, &mut self.timers);
         let task = self.metrics.preparation(&entry.name);
         let given_up = CancellationToken::new();
-        pending.why = "its caches are being filled".to_owned();
+        pending.why = "its caches are syncing".to_owned();
         pending.preparation = Preparation::Running(attempt, given_up.clone());
         let runnable = pending.spec.runnable.clone();
         self.prepares.spawn(async move {
@@ -110,7 +110,7 @@ impl Owner {
         self.dirty.push(id);
         match result {
             Ok(()) => {
-                // Its condition holds: had it been lost, the preparation would have been given up.
+                // The condition still holds: its loss would have cancelled the preparation.
                 pending.preparation = Preparation::Done;
                 self.step(id, Input::Supersede);
             }
@@ -125,7 +125,8 @@ impl Owner {
         }
     }
 
-    /// Puts the waiting specification in place if that stops nothing that could run.
+    /// Puts the waiting specification in place if that stops nothing that could run. Returns
+    /// whether it did.
     pub(super) fn swap_if_due(&mut self, id: Id) -> bool {
         let Some(entry) = self.entries.get(&id) else { return false };
         let Some(pending) = &entry.pending else { return false };
@@ -141,7 +142,7 @@ impl Owner {
         due
     }
 
-    /// Puts the waiting specification in place. Nothing of the entry is live.
+    /// Puts the waiting specification in place. The entry must have no live epoch.
     pub(super) fn swap(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
         let Some(mut pending) = entry.pending.take() else { return };
@@ -161,7 +162,7 @@ impl Owner {
             self.metrics.entered(&name, before, ControllerState::Waiting);
             self.announce(&name, epoch, TransitionKind::Entered(ControllerState::Waiting));
         }
-        // It may be of another group than the one before.
+        // The new specification may be of another group.
         let allowed = self.is_open(group);
         self.step(id, Input::Allowed(allowed));
         self.step(id, Input::Verdict(pending.verdict));
@@ -171,7 +172,7 @@ impl Owner {
     }
 }
 
-/// Calls off the new specification that waits.
+/// Discards the waiting specification.
 pub(super) fn drop_pending(entry: &mut Entry, timers: &mut Timers) {
     if let Some(mut pending) = entry.pending.take() {
         end_retry(&mut pending, timers);
@@ -180,7 +181,7 @@ pub(super) fn drop_pending(entry: &mut Entry, timers: &mut Timers) {
     }
 }
 
-/// Its timer would be nobody's.
+/// Removes the retry timer, which would have no effect any more.
 fn end_retry(pending: &mut Pending, timers: &mut Timers) {
     if let Some(retry) = pending.retry.take() {
         timers.try_remove(&retry);

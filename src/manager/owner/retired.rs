@@ -1,19 +1,19 @@
-//! Epoch numbers of removed runnables, so that a name that is added again repeats none.
+//! Epoch numbers of removed runnables, so that a name that is added again does not repeat a number.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::super::ControllerName;
 
-/// Names whose numbers are kept. Of more, the oldest are forgotten.
+/// Number of names kept; beyond it, the oldest are dropped.
 const KEPT: usize = 1024;
 
 /// Last epoch numbers of removed names, bounded by [`KEPT`].
 #[derive(Debug, Default)]
 pub(super) struct Retired {
     numbers: HashMap<ControllerName, u64>,
-    // In the order of removal; may hold names that were added again since.
+    // Names in the order of removal.
     order: VecDeque<ControllerName>,
-    /// Highest number that was forgotten: a name without a number of its own counts on from here.
+    /// Highest number that was dropped; a name without a number of its own starts after this.
     floor: u64,
 }
 
@@ -33,8 +33,8 @@ impl Retired {
         }
     }
 
-    /// Takes the number that the epochs of a name count on from: 0 for a new name, until names were
-    /// forgotten.
+    /// Removes and returns the number after which the epochs of a name continue. For a new name
+    /// this is 0, until numbers have been dropped.
     pub(super) fn take(&mut self, name: &ControllerName) -> u64 {
         match self.numbers.remove(name) {
             Some(number) => {

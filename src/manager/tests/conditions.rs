@@ -1,8 +1,8 @@
-//! Conditions that misbehave concern their own runnable alone.
+//! Conditions that misbehave affect only their own runnable.
 
 use super::{super::condition::tests::met_by, *};
 
-/// A condition that panics.
+/// Runnable whose condition panics.
 struct Broken;
 
 impl Runnable for Broken {
@@ -86,7 +86,7 @@ async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone(
     tokio::time::sleep(Duration::from_secs(3600)).await;
     let status = harness.handle.status_of("silent").unwrap();
     assert_eq!(status.reason, "ConditionUnknown");
-    assert_eq!(status.message, "its condition has not said anything");
+    assert_eq!(status.message, "its condition has not published a verdict");
 
     drop(silent.0.lock().unwrap().take());
     let gone = |it: &Arc<Snapshot>| it[&"silent".into()].reason == "ConditionAbandoned";
@@ -130,7 +130,7 @@ async fn an_epoch_runs_on_while_the_chosen_part_of_any_of_is_unknown() {
     harness.stop().await.unwrap();
 }
 
-/// A condition of a user.
+/// Condition of a user.
 struct Switch(watch::Sender<Verdict>);
 
 impl Condition for Switch {

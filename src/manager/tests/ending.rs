@@ -1,4 +1,4 @@
-//! A run that ends by itself: what the manager shows until nothing of it is left.
+//! Runs that end by themselves: status until nothing of them is left.
 
 use tokio::time::{Instant, sleep};
 
@@ -6,7 +6,7 @@ use super::*;
 
 const GRACE: Duration = Duration::from_secs(5);
 
-/// A run that leaves a task behind and then ends.
+/// Run that leaves a task behind and then ends.
 struct Leaving {
     ends: Ends,
     leaves: Arc<dyn Fn(&Epoch) + Send + Sync>,
@@ -30,7 +30,7 @@ impl Runnable for Leaving {
         let (ends, leaves) = (self.ends, Arc::clone(&self.leaves));
         Box::pin(async move {
             leaves(&epoch);
-            // Time for which it is shown as running.
+            // Time during which the runnable shows as running.
             sleep(Duration::from_millis(100)).await;
             match ends {
                 Ends::Fails => Err("boom".into()),
@@ -47,8 +47,8 @@ impl ConditionalRunnable for Leaving {
     }
 }
 
-/// A task that ends when it is aborted alone.
-fn deaf(epoch: &Epoch) {
+/// Spawns a task that ends only when it is aborted.
+fn spawn_endless(epoch: &Epoch) {
     epoch.spawn(std::future::pending());
 }
 
@@ -61,7 +61,7 @@ async fn a_run_that_has_returned_is_stopping_and_its_tasks_are_aborted_after_the
     ] {
         let mut harness = Harness::new();
         let options = RunnableOptions { restart: RestartPolicy::Never, ..Default::default() };
-        let runnable = Leaving::new(ends, deaf);
+        let runnable = Leaving::new(ends, spawn_endless);
         harness.handle.add_runnable("leaving", runnable, options).await.unwrap();
         harness.until("leaving", ControllerState::Running).await;
         let asked = Instant::now();
@@ -83,7 +83,7 @@ async fn a_failed_run_ends_the_manager_when_it_returns_and_not_when_it_is_done()
     let mut harness = Harness::new();
     let others = Probe::new(Body::UntilStopped).arc();
     harness.add("others", &others).await;
-    let runnable = Leaving::new(Ends::Fails, deaf);
+    let runnable = Leaving::new(Ends::Fails, spawn_endless);
     harness.handle.add_runnable("leaving", runnable, RunnableOptions::fail_fast()).await.unwrap();
     harness.until("leaving", ControllerState::Running).await;
     let begin = Instant::now();
@@ -99,14 +99,14 @@ async fn a_failed_run_ends_the_manager_when_it_returns_and_not_when_it_is_done()
 
 #[tokio::test(start_paused = true)]
 async fn the_next_epoch_begins_at_done_and_no_sooner_than_the_back_off_after_the_return() {
-    // The wait is shortened by up to a fifth.
+    // Jitter shortens the back-off by up to a fifth.
     for (first, longest) in [(2, GRACE + Duration::from_millis(100)), (20, Duration::from_secs(20))]
     {
         let first = Duration::from_secs(first);
         let restart_backoff = RestartBackoff { first, ..Default::default() };
         let manager = Manager::new(ManagerOptions { restart_backoff, ..Default::default() });
         let mut harness = Harness::start(manager);
-        let runnable = Leaving::new(Ends::Fails, deaf);
+        let runnable = Leaving::new(Ends::Fails, spawn_endless);
         harness.handle.add_runnable("leaving", runnable, Default::default()).await.unwrap();
         harness.until("leaving", ControllerState::Stopping).await;
         let returned = Instant::now();
@@ -173,7 +173,8 @@ async fn a_task_that_blocks_its_thread_after_the_run_returned_shows_stuck_with_w
     let reached = |snapshot: &Arc<Snapshot>| snapshot.values().any(|status| status.stuck);
     let mut watch = harness.handle.watch();
     let stuck = timeout(Duration::from_secs(30), watch.wait_for(reached)).await;
-    let status = stuck.expect("it is told").unwrap()[&ControllerName::from("leaving")].clone();
+    let status =
+        stuck.expect("the status reports it").unwrap()[&ControllerName::from("leaving")].clone();
     assert_eq!((status.state, status.reason.as_str()), (ControllerState::Stopping, "Stuck"));
     assert!(status.message.contains("1 task"), "{}", status.message);
 

@@ -1,4 +1,4 @@
-//! Nothing is sent, and nothing is left, once an epoch is done.
+//! Once an epoch is done, nothing is sent and no request is left.
 
 use std::task::{Context, Poll};
 
@@ -74,7 +74,7 @@ async fn a_client_that_is_kept_beyond_the_run_delays_done_by_no_more_than_a_mome
     drop(kept);
 }
 
-/// Where a request waits until the test opens the server.
+/// Place in which a request waits until the test opens the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waits {
     /// In kube's buffer, for a service that is not ready.
@@ -82,7 +82,7 @@ enum Waits {
     ForAConnection,
 }
 
-/// A server that takes requests only once the test opens it, and counts them.
+/// Server that accepts requests only once the test opens it, and counts them.
 #[derive(Clone)]
 struct Closed {
     waits: Waits,
@@ -135,7 +135,8 @@ async fn no_request_that_waits_is_handed_to_a_connection_after_done() {
         let server = Closed::new(waits);
         let epoch = Epoch::new("widgets", 1, Duration::from_secs(5));
         let client = epoch.client(&kube::Client::new(server.clone(), "default"));
-        // Of a task that the epoch does not know, and of no task: this one is not polled again.
+        // The first request belongs to a task that the epoch does not know, the second to no task:
+        // it is not polled again.
         let mut detached = tokio::task::JoinSet::new();
         let escaped = client.clone();
         detached.spawn(async move { escaped.send(post()).await.map(drop) });

@@ -1,4 +1,4 @@
-//! Groups, and the end of a manager.
+//! Order of the groups, and the end of a manager.
 
 use super::*;
 

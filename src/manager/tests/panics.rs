@@ -1,11 +1,11 @@
-//! User code that panics affects its own runnable alone, and the status of that runnable says so.
+//! User code that panics affects only its own runnable, whose status reports the panic.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
 use super::*;
 use crate::guard::fixture::{Unspeakable, check_each, is_named};
 
-/// Place in a runnable whose code panics.
+/// Place in a runnable at which its code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seam {
     Group,
@@ -127,7 +127,7 @@ impl ConditionalRunnable for Faulty {
     }
 }
 
-/// Runs a runnable that panics there beside a healthy one.
+/// Runs a runnable that panics at `seam` beside a healthy one.
 async fn try_seam(seam: Seam) {
     let harness = Harness::new();
     harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;

@@ -1,4 +1,4 @@
-//! One specification in the place of another.
+//! Replacement of one specification by another.
 
 use super::*;
 
@@ -22,7 +22,7 @@ async fn a_replacement_takes_over_only_once_it_can_run() {
     let status = harness.until("widgets", ControllerState::Running).await;
     assert_eq!((status.epoch, status.pending.clone()), (2, None));
 
-    // The old specification's condition concerns nobody any more.
+    // The old specification's condition has no effect any more.
     old.verdict.send_replace(unmet());
     new.verdict.send_replace(unmet());
     assert_eq!(harness.next_done().await, (2, DoneReason::TypeGone));
@@ -144,7 +144,7 @@ async fn a_preparation_that_panics_when_it_is_given_up_is_given_up_all_the_same(
     harness.stop().await.unwrap();
 }
 
-/// The series of timers of one sort that there are.
+/// Series of the timers of one kind.
 fn timers(metrics: &ManagerMetrics, kind: &str) -> Vec<String> {
     let mut registry = prometheus_client::registry::Registry::default();
     metrics.register(&mut registry);

@@ -1,6 +1,6 @@
-//! Exec credential plugins, as kubeconfigs name them.
+//! Exec credential plugins, as configured in kubeconfigs.
 //!
-//! Semantics: `client.authentication.k8s.io` as client-go has it
+//! Semantics: `client.authentication.k8s.io` as in client-go
 //! (`plugin/pkg/client/auth/exec/exec.go`), except that a run has a deadline.
 
 use std::{io::IsTerminal, process::Stdio, time::Duration};
@@ -21,13 +21,13 @@ use super::{
     issuer::{Issued, Source},
 };
 
-/// Most that a plugin may print, in bytes; a credential has some kilobytes.
+/// Longest output of a plugin, in bytes; a credential has a few kilobytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
 
 /// Longest time before expiry at which a credential is renewed.
 const RENEW_BEFORE: Duration = Duration::from_secs(60);
 
-/// Plugin with what it is started with.
+/// Exec plugin with its configuration and its time limit.
 pub(super) struct Plugin {
     command: String,
     config: ExecConfig,
@@ -58,7 +58,7 @@ impl Plugin {
         Ok(Self { command, config, within })
     }
 
-    /// Runs the plugin once; it is killed when it takes too long or this is dropped.
+    /// Runs the plugin once; it is killed if it takes too long or the future is dropped.
     async fn run(&self) -> Result<Vec<u8>, String> {
         let mut child = self.command()?.spawn().map_err(|error| {
             let hint = self.config.install_hint.as_deref().unwrap_or_default();
@@ -118,7 +118,7 @@ impl Plugin {
     }
 
     fn read(output: &[u8]) -> Result<Issued, String> {
-        // Parsers quote their input in errors, and the input is a secret.
+        // The parser's error is dropped, because it may quote its input, which is secret.
         let answer: Answer = serde_saphyr::from_slice(output)
             .map_err(|_| "its output is not an ExecCredential".to_owned())?;
         let status = answer.status.ok_or("its ExecCredential has no status")?;
@@ -151,10 +151,11 @@ impl Plugin {
     }
 }
 
-/// For a credential that does not expire: it is renewed when it is refused.
+/// Upper bound of the time until expiry, 10 years, so that adding it to a clock cannot overflow. A
+/// credential without an expiry gets it as renewal time and is renewed only when it is refused.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Time left until a moment in RFC 3339.
+/// Returns the time left until a moment in RFC 3339.
 fn left(expiry: &str) -> Result<Duration, String> {
     let expiry: Timestamp = expiry
         .parse()
@@ -166,7 +167,7 @@ fn left(expiry: &str) -> Result<Duration, String> {
     Ok(left.min(FOREVER))
 }
 
-/// Time until a credential is renewed that expires after `left`.
+/// Returns the delay before the renewal of a credential that expires after `left`.
 fn before_expiry(left: Duration) -> Duration {
     left - RENEW_BEFORE.min(left / 5)
 }
@@ -257,7 +258,7 @@ mod tests {
         let id = std::fs::read_to_string(file.path()).unwrap();
         let status = format!("/proc/{}/stat", id.trim());
         let gone = async {
-            // A zombie is dead, too, until the runtime has asked for its end.
+            // A zombie has ended too; it stays until the runtime reaps it.
             while std::fs::read_to_string(&status).is_ok_and(|stat| !stat.contains(") Z ")) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

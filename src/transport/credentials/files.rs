@@ -17,18 +17,18 @@ use super::{
     issuer::{Issued, Source},
 };
 
-/// Pause between two reads while requests are sent. A rotator that writes a certificate at least so
-/// long before the old one expires costs no request.
+/// Time between two reads of the files while requests are sent. If a rotator writes a new
+/// certificate at least this long before the old one expires, no request fails.
 const READ_AGAIN: Duration = Duration::from_secs(5);
 
-/// Credentials of a kubeconfig's user that are in files or in the kubeconfig itself.
+/// Credentials of a kubeconfig's user from files or from the kubeconfig itself.
 pub(super) struct Files {
     token: Option<PathBuf>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
-    /// Certificate and key that the kubeconfig itself holds; they win over files.
+    /// Certificate and key in the kubeconfig itself, which win over files.
     data: AuthInfo,
-    /// Certificate at hand with the contents that it was parsed from.
+    /// Current certificate, and the file contents from which it was parsed.
     parsed: Mutex<Option<(Vec<Vec<u8>>, Certificate)>>,
 }
 
@@ -51,7 +51,7 @@ impl Files {
         }
     }
 
-    /// Reads the files; blocks for as long as that takes.
+    /// Reads the files; blocks the thread meanwhile.
     pub(super) fn read(&self) -> Result<Issued, Error> {
         let authorization = match &self.token {
             Some(path) => {
@@ -94,7 +94,8 @@ impl Files {
         {
             return Ok(Some(certificate.clone()));
         }
-        // While a rotator is between two files, they do not match, and the old pair is kept.
+        // While a rotator has replaced only one of the two files, they do not match; then this
+        // fails, and the old pair is kept.
         let certificate = Certificate::parse(user)?;
         *parsed = Some((contents, certificate.clone()));
         Ok(Some(certificate))

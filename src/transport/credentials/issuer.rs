@@ -1,4 +1,5 @@
-//! Credentials at hand: when they are renewed, by one run of their source at a time.
+//! Issuer: keeps the current credential of one source and renews it, with one run of the source at
+//! a time.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -13,34 +14,34 @@ use tracing::{debug, warn};
 
 use super::{Credential, Error, Tasks};
 
-/// Pause after a run that failed, so that a thousand requests do not start a thousand plugins.
+/// Pause after a failed run, so that a thousand requests do not start a thousand plugins.
 const RETRY_GAP: Duration = Duration::from_secs(5);
 
-/// Pause between two renewals for a 401. A server that refuses every credential must not be the
-/// reason for a run with each request.
+/// Pause between two renewals caused by a 401, so that a server that refuses every credential does
+/// not cause a run for each request.
 const REFUSED_GAP: Duration = Duration::from_secs(5);
 
-/// Delay of a due renewal after which a credential without an expiry is read again before it is
-/// sent: no request was made meanwhile, and its file may have changed.
+/// Age of a due renewal after which a credential without an expiry is read again before it is sent:
+/// no request was made meanwhile, and its file may have changed.
 const UNSEEN: Duration = Duration::from_secs(30);
 
 /// Source of credentials.
 pub(super) trait Source: Send + Sync + 'static {
-    /// Obtains credentials; may take its time.
+    /// Obtains credentials; may take long.
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>>;
 }
 
-/// Outcome of one run of a source.
+/// Result of one run of a source.
 #[derive(Clone, Debug)]
 pub(super) struct Issued {
     pub(super) credential: Credential,
-    /// When the credential stops being valid.
+    /// Time at which the credential expires.
     pub(super) expires: Option<Instant>,
-    /// When the source is asked again, while the credential is still used.
+    /// Time at which the source runs again, while the credential is still used.
     pub(super) renew: Option<Instant>,
 }
 
-/// Credentials of one source.
+/// Current credential of one source.
 pub(super) struct Issuer {
     source: Box<dyn Source>,
     tasks: Tasks,
@@ -52,17 +53,17 @@ struct State {
     credential: Option<Arc<Credential>>,
     expires: Option<Instant>,
     renew: Option<Instant>,
-    /// The server refused the credential: it is replaced before the next request.
+    /// True if the server refused the credential: it is replaced before the next request.
     refused: bool,
-    /// Last refusal that counted.
+    /// Time of the last refusal that caused a renewal.
     refused_at: Option<Instant>,
-    /// Last run, if it failed.
+    /// Time and error of the last run, if it failed.
     failure: Option<(Instant, Error)>,
-    /// Run under way; cancelled when it has ended, however it ended.
+    /// Token of the run under way; cancelled at its end, whatever the result.
     run: Option<CancellationToken>,
 }
 
-/// Decision about one request.
+/// Decision for one request.
 enum Look {
     Use(Arc<Credential>),
     Wait(CancellationToken),
@@ -70,7 +71,7 @@ enum Look {
 }
 
 impl Issuer {
-    /// An issuer with what has been issued at the start, if anything. Runs belong to `tasks`.
+    /// Creates an issuer, with a credential if one has been issued already. Runs belong to `tasks`.
     pub(super) fn new(source: impl Source, issued: Option<Issued>, tasks: Tasks) -> Arc<Self> {
         let mut state = State::default();
         if let Some(issued) = issued {
@@ -79,16 +80,16 @@ impl Issuer {
         Arc::new(Self { source: Box::new(source), tasks, state: Mutex::new(state) })
     }
 
-    /// Credential for the next request. Waits only while there is none that is valid, or the server
-    /// has refused it.
+    /// Returns the credential for the next request. Waits only while there is no valid one, or the
+    /// server has refused it.
     ///
     /// # Errors
     ///
-    /// When there is no valid credential and the source failed.
+    /// If there is no valid credential and the source failed.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the run continues for other waiters, and for the next request.
+    /// Cancel safe: the run continues for other waiters and for the next request.
     pub(super) async fn current(self: &Arc<Self>) -> Result<Arc<Credential>, Error> {
         while !self.tasks.are_cancelled() {
             match self.look() {
@@ -100,14 +101,14 @@ impl Issuer {
         Err(Error::Closed)
     }
 
-    /// The server answered 401 to a request with this credential.
+    /// Records that the server answered 401 to a request with this credential.
     pub(super) fn refused(&self, credential: &Arc<Credential>) {
         let now = Instant::now();
         let mut state = self.state();
         let is_current =
             state.credential.as_ref().is_some_and(|current| Arc::ptr_eq(current, credential));
         let rested = state.refused_at.is_none_or(|at| now >= at + REFUSED_GAP);
-        // Without a time to renew there is nothing to ask for.
+        // A credential without a time to renew has no source that could issue another.
         if is_current && rested && state.renew.is_some() {
             debug!("the API server refused the credentials");
             state.refused = true;
@@ -176,9 +177,10 @@ impl State {
                 self.failure = None;
             }
             Err(error) => {
-                // Requests report it when there is no credential left, and it is logged once.
+                // Logged once, while there is a valid credential; without one, requests return the
+                // error.
                 if self.failure.is_none() && self.valid(Instant::now()).is_some() {
-                    warn!(%error, "credentials not renewed, the ones at hand are used");
+                    warn!(%error, "renewing credentials failed, keeping the current ones");
                 }
                 self.failure = Some((Instant::now(), error));
             }
@@ -236,7 +238,7 @@ mod tests {
         Credential { authorization: Some(HeaderValue::from_str(token).unwrap()), certificate: None }
     }
 
-    /// Valid for 100 s, renewed after 80 s.
+    /// Credential that is valid for 100 s and renewed after 80 s.
     fn issued(token: &str) -> Issued {
         let after = |seconds| Some(Instant::now() + Duration::from_secs(seconds));
         Issued { credential: credential(token), expires: after(100), renew: after(80) }

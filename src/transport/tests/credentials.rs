@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use super::*;
 use crate::transport::server::ClientPem;
 
-/// Bounds tests that fail.
+/// Upper bound for waits of tests that fail.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Configuration for `server` as this `user` of a kubeconfig.
@@ -27,7 +27,7 @@ pub(super) struct Plugin {
 }
 
 impl Plugin {
-    /// A plugin that prints the content of its file `answer`.
+    /// Creates a plugin that prints the content of its file `answer`.
     pub(super) fn new() -> Self {
         let plugin = Self { folder: tempfile::tempdir().unwrap() };
         plugin.script("cat \"$folder/answer\"");
@@ -38,7 +38,7 @@ impl Plugin {
         self.folder.path().join(name)
     }
 
-    /// From now on it does this.
+    /// Sets the body of the script for later runs.
     pub(super) fn script(&self, body: &str) {
         let folder = self.folder.path().display();
         let script = format!("folder={folder}\necho run >> \"$folder/runs\"\n{body}\n");
@@ -46,7 +46,7 @@ impl Plugin {
         fs::rename(self.path("next"), self.path("script")).unwrap();
     }
 
-    /// From now on it prints this status.
+    /// Sets the status that later runs print.
     pub(super) fn answer(&self, status: &Value) {
         let credential = json!({
             "apiVersion": "client.authentication.k8s.io/v1",

@@ -1,4 +1,4 @@
-//! Connections that end under requests, and servers that change their protocol.
+//! Connections that end while requests use them, and servers that change their protocol.
 
 use super::*;
 

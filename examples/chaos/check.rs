@@ -1,4 +1,4 @@
-//! Whether what there is is what was said last.
+//! Checks: compares the actual state with the desired state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,49 +14,51 @@ use tokio::time::{Instant, sleep};
 use crate::{
     desired::{Desired, Expected, Kind},
     driver::{Driver, name_of},
-    server::{NAMESPACE, insist},
+    server::{NAMESPACE, retry},
 };
 
-/// Between two looks.
-const LOOK: Duration = Duration::from_secs(1);
-/// What is not as it was said to be by then is made so by nobody but another garbage collector.
-const COLLECTOR: Duration = Duration::from_secs(60);
-/// So many problems are told.
-const TOLD: usize = 10;
+/// Time between two comparisons.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which the collector is restarted: a difference that persists may be caused by its
+/// stale view of owners.
+const COLLECTOR_TIMEOUT: Duration = Duration::from_secs(60);
+/// Upper bound on the problems in an error message.
+const MAX_REPORTED: usize = 10;
 
-/// Child by name: who owns it, and its text.
+/// Children by name, each with its owners and its text.
 type Children = BTreeMap<String, (Vec<String>, String)>;
 
 impl Driver {
-    /// Waits until all is as it was said to be; how long that took.
+    /// Waits until the actual state matches the desired one; returns how long that took.
     pub(crate) async fn converge(&self, patience: Duration) -> anyhow::Result<Duration> {
         let begin = Instant::now();
-        let mut collector_forgets = begin + COLLECTOR;
+        let mut restart_collector_at = begin + COLLECTOR_TIMEOUT;
         loop {
             let problems = self.problems().await?;
             if problems.is_empty() {
                 return Ok(begin.elapsed());
             }
-            if Instant::now() >= collector_forgets {
+            if Instant::now() >= restart_collector_at {
                 self.server.restart_collector().await?;
-                collector_forgets += patience;
+                restart_collector_at += patience;
             }
             if begin.elapsed() > patience {
-                let told: Vec<_> = problems.iter().take(TOLD).map(String::as_str).collect();
+                let reported: Vec<_> =
+                    problems.iter().take(MAX_REPORTED).map(String::as_str).collect();
                 bail!(
-                    "not as it was said to be after {patience:?}, {} problems:\n  {}",
+                    "not as desired after {patience:?}, {} problems:\n  {}",
                     problems.len(),
-                    told.join("\n  ")
+                    reported.join("\n  ")
                 );
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
     async fn problems(&self) -> anyhow::Result<Vec<String>> {
         let mut problems = Vec::new();
         let all = Api::<ConfigMap>::namespaced(self.server.client.clone(), NAMESPACE);
-        let all = insist("children", async || all.list(&ListParams::default()).await).await?;
+        let all = retry("children", async || all.list(&ListParams::default()).await).await?;
         let mut children: BTreeMap<&str, Children> = BTreeMap::new();
         for child in &all {
             let Some(name) = child.metadata.name.as_deref() else { continue };
@@ -72,15 +74,16 @@ impl Driver {
             if kind.installed {
                 self.check_parents(kind, children, &mut problems).await?;
             } else if self.server.is_simulated() && !children.is_empty() {
-                problems.push(format!("{}: children of nobody: {children:?}", kind.plural()));
+                problems
+                    .push(format!("{}: children without a parent: {children:?}", kind.plural()));
             }
         }
         Ok(problems)
     }
 
     fn state_problem(&self, kind: &Kind) -> Option<String> {
-        let fleet = self.fleet.as_ref()?;
-        let status = fleet.manager.status_of(format!("CompositeController-{}", kind.controller()));
+        let run = self.manager.as_ref()?;
+        let status = run.handle.status_of(format!("CompositeController-{}", kind.controller()));
         let expected = kind.expected();
         let is_right = match (expected, status.as_ref().map(|status| status.state)) {
             (Expected::Absent, state) => state.is_none(),
@@ -98,19 +101,19 @@ impl Driver {
         problems: &mut Vec<String>,
     ) -> anyhow::Result<()> {
         let parents = self.server.parents(kind);
-        // Whose type has just begun to be served.
-        let listed = insist("parents", async || parents.list(&ListParams::default()).await).await?;
+        // Retried, because the type may have just begun to be served.
+        let listed = retry("parents", async || parents.list(&ListParams::default()).await).await?;
         let live: BTreeSet<_> = listed.iter().map(ResourceExt::name_any).collect();
-        let said: BTreeSet<_> = kind.parents.keys().copied().map(name_of).collect();
-        if live != said {
-            problems.push(format!("{}: parents {live:?}, not {said:?}", kind.plural()));
+        let expected: BTreeSet<_> = kind.parents.keys().copied().map(name_of).collect();
+        if live != expected {
+            problems.push(format!("{}: parents {live:?}, not {expected:?}", kind.plural()));
         }
         if kind.expected() != Expected::Running {
             return Ok(());
         }
-        let everybodys = children.clone();
+        let all_children = children.clone();
         if !self.server.is_simulated() {
-            // The real garbage collector takes its time while types come and go.
+            // The real garbage collector may be slow while types come and go.
             let uids: BTreeSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
             children.retain(|_, (owners, _)| owners.iter().any(|owner| uids.contains(owner)));
         }
@@ -124,7 +127,7 @@ impl Driver {
                 match children.remove(&child) {
                     Some(found) if found == right => {}
                     found => {
-                        let found = found.or_else(|| everybodys.get(&child).cloned());
+                        let found = found.or_else(|| all_children.get(&child).cloned());
                         problems.push(format!("{child} is {found:?}, not {right:?}"));
                     }
                 }
@@ -141,21 +144,21 @@ impl Driver {
     }
 }
 
-/// Every deletion of a child by the manager has a reason: an edit of its parent. Returns how many
-/// there were.
+/// Checks that every deletion of a child by the manager has a reason: an update of its parent.
+/// Returns the number of deletions.
 ///
 /// # Errors
 ///
-/// Which children were deleted more often, and how often.
-pub(crate) fn excused(
+/// Names the children that were deleted more often, and how often.
+pub(crate) fn deletes(
     desired: &Desired,
     deletes: &BTreeMap<String, usize>,
 ) -> anyhow::Result<usize> {
-    let reasons = |name: &String| desired.excuses.get(name).copied().unwrap_or_default();
-    let unexcused = deletes.iter().filter(|(name, number)| **number > reasons(name));
-    let problems: Vec<_> = unexcused
+    let reasons = |name: &String| desired.allowed_deletes.get(name).copied().unwrap_or_default();
+    let unexpected = deletes.iter().filter(|(name, number)| **number > reasons(name));
+    let problems: Vec<_> = unexpected
         .map(|(name, number)| format!("{name}: {number} times, for {} reasons", reasons(name)))
-        .take(TOLD)
+        .take(MAX_REPORTED)
         .collect();
     if problems.is_empty() {
         return Ok(deletes.values().sum());

@@ -1,4 +1,4 @@
-//! The manager under test with its declared controllers, and their hook.
+//! Manager under test with its declared controllers, and their hook.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -27,23 +27,23 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{desired::Mood, server::NAMESPACE};
+use crate::{desired::HookMode, server::NAMESPACE};
 
-/// How long a manager may take to stop: its grace, and a little.
+/// Longest time for a manager to stop: its shutdown timeout and a margin.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One manager's life.
-pub(crate) struct Fleet {
-    pub(crate) manager: ManagerHandle,
+/// Run of one manager.
+pub(crate) struct ManagerRun {
+    pub(crate) handle: ManagerHandle,
     pub(crate) metrics: Arc<Registry>,
     transitions: broadcast::Receiver<Transition>,
     stop: CancellationToken,
     tasks: JoinSet<anyhow::Result<()>>,
 }
 
-impl Fleet {
-    /// On this runtime, to which the client belongs.
-    pub(crate) fn start(client: Client, hook: &Arc<Moody>, on: &Handle) -> anyhow::Result<Self> {
+impl ManagerRun {
+    /// Starts a manager on the runtime `on`, to which the client must belong.
+    pub(crate) fn start(client: Client, hook: &Arc<TestHook>, on: &Handle) -> anyhow::Result<Self> {
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let manager_metrics = ManagerMetrics::default();
         let mut metrics = Registry::default();
@@ -66,11 +66,11 @@ impl Fleet {
         let mut tasks = JoinSet::new();
         let stopping = stop.clone();
         tasks.spawn_on(async move { manager.run(stopping).await.context("the manager") }, on);
-        Ok(Self { manager: handle, metrics: Arc::new(metrics), transitions, stop, tasks })
+        Ok(Self { handle, metrics: Arc::new(metrics), transitions, stop, tasks })
     }
 
-    /// How many epochs its runnables have begun since it was asked last, as far as nobody was too
-    /// late to hear of them.
+    /// Number of epochs begun since the last call. Those that the receiver missed because it lagged
+    /// are not counted.
     pub(crate) fn epochs(&mut self) -> u64 {
         let mut epochs = 0;
         loop {
@@ -85,7 +85,7 @@ impl Fleet {
         }
     }
 
-    /// Stops it, and waits until it has ended.
+    /// Stops the manager and waits for its end.
     pub(crate) async fn stop(mut self) -> anyhow::Result<()> {
         self.stop.cancel();
         let ended = timeout(PATIENCE, self.tasks.join_next()).await;
@@ -101,61 +101,64 @@ pub(crate) fn text(metrics: &Registry) -> String {
     }
 }
 
-/// A hook that wants `spec.size` ConfigMaps, when its type's mood lets it.
+/// Hook that returns `spec.size` ConfigMaps, unless the mode of its type makes it fail.
 #[derive(Debug)]
-pub(crate) struct Moody {
-    moods: Mutex<Vec<Mood>>,
+pub(crate) struct TestHook {
+    modes: Mutex<Vec<HookMode>>,
     naming: Naming,
 }
 
-/// How children are called.
+/// Names of children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Naming {
-    /// A parent that is made anew has children of the same names.
-    Again,
-    /// It has others. The real garbage collector may leave children of a parent whose type went for
-    /// minutes while types come and go, and nobody else may take their names meanwhile.
-    Anew,
+    /// A parent that is created again has children of the same names.
+    Reused,
+    /// A parent that is created again has children of other names. While types come and go, the
+    /// real garbage collector may take minutes to delete children of a parent whose type is gone,
+    /// and their names stay taken meanwhile.
+    PerUid,
 }
 
 impl Naming {
-    /// Behind the name that the children of every parent of that name share.
+    /// Suffix of a child's name, after the part that depends only on the parent's name.
     pub(crate) fn suffix(self, uid: &str) -> String {
         match self {
-            Self::Again => String::new(),
-            Self::Anew => format!("-{}", uid.split('-').next().unwrap_or_default()),
+            Self::Reused => String::new(),
+            Self::PerUid => format!("-{}", uid.split('-').next().unwrap_or_default()),
         }
     }
 }
 
-impl Moody {
+impl TestHook {
     pub(crate) fn new(kinds: usize, naming: Naming) -> Arc<Self> {
-        Arc::new(Self { moods: Mutex::new(vec![Mood::Fine; kinds]), naming })
+        Arc::new(Self { modes: Mutex::new(vec![HookMode::Working; kinds]), naming })
     }
 
-    pub(crate) fn feel(&self, kind: usize, mood: Mood) {
-        self.moods.lock().unwrap_or_else(PoisonError::into_inner)[kind] = mood;
+    pub(crate) fn set_mode(&self, kind: usize, mode: HookMode) {
+        self.modes.lock().unwrap_or_else(PoisonError::into_inner)[kind] = mode;
     }
 
-    fn mood(&self, parent: &Value) -> Mood {
+    fn mode(&self, parent: &Value) -> HookMode {
         let kind = parent["kind"].as_str().and_then(|kind| kind.strip_prefix("Kind")?.parse().ok());
-        let moods = self.moods.lock().unwrap_or_else(PoisonError::into_inner);
-        kind.and_then(|kind: usize| moods.get(kind).copied()).unwrap_or(Mood::Garbage)
+        let modes = self.modes.lock().unwrap_or_else(PoisonError::into_inner);
+        kind.and_then(|kind: usize| modes.get(kind).copied()).unwrap_or(HookMode::Invalid)
     }
 }
 
-impl Hook for Moody {
+impl Hook for TestHook {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
         let request: Value = serde_json::from_slice(&request).unwrap_or_default();
         async move {
             let parent = &request["parent"];
-            match self.mood(parent) {
-                Mood::Fine => {}
-                Mood::Unreachable => return Err(HookError::Transport("out of order".to_owned())),
-                Mood::Busy => return Err(HookError::Busy(Duration::from_secs(1))),
-                Mood::Slow => sleep(Duration::from_millis(500)).await,
-                Mood::Garbage => return Ok(Bytes::from_static(b"{\"children\": 7}")),
-                Mood::Refusing => {
+            match self.mode(parent) {
+                HookMode::Working => {}
+                HookMode::Unreachable => {
+                    return Err(HookError::Transport("out of order".to_owned()));
+                }
+                HookMode::Busy => return Err(HookError::Busy(Duration::from_secs(1))),
+                HookMode::Slow => sleep(Duration::from_millis(500)).await,
+                HookMode::Invalid => return Ok(Bytes::from_static(b"{\"children\": 7}")),
+                HookMode::Failing => {
                     return Err(HookError::Status { code: 500, body: String::new() });
                 }
             }
