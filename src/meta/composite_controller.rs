@@ -1,9 +1,9 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
-//! The fields are Metacontroller's, all of them, so that the API server prunes nothing of what
-//! its users wrote; what is not executed is refused by [`Definition`](super::Definition) and not
-//! here. Enumerations are text here and schema in the CRD, so that an object stored under a more
-//! liberal schema can still be read and answered with the name of the field that is wrong.
+//! All of Metacontroller's fields are declared, so that the API server prunes none of them.
+//! Unsupported fields are refused by [`Definition`](super::Definition) and not here. Enumerations
+//! are strings here and enums in the CRD's schema: an object stored under a more liberal schema can
+//! then still be decoded, and its invalid field named.
 
 mod credentials;
 mod own_status;

@@ -1,4 +1,4 @@
-//! Checks the children of a hook's answer: each by itself, and all against each other.
+//! Validation of the children of a hook response: each by itself, and all against each other.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -17,20 +17,20 @@ use crate::{
     redaction,
 };
 
-/// Longest metadata of a child, in bytes: twice what the API server takes of annotations.
+/// Longest metadata of a child, in bytes: twice what the API server accepts as annotations.
 const MAX_METADATA_BYTES: usize = 512 * 1024;
 /// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
 const MAX_TYPE_BYTES: usize = 1024;
 
 impl Rules<'_> {
-    /// Checks a hook's children, one after the other.
+    /// Checks the children of a response, one after the other.
     ///
     /// Children of an optional type that is not served are left out.
     ///
     /// # Errors
     ///
-    /// Names the first field that is wrong, as in `children[3].metadata.name`; no child after it is
-    /// looked at.
+    /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
+    /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
         let observed: HashMap<_, _> =
             self.observed.iter().map(|child| ((child.group, &child.key), child)).collect();
@@ -115,7 +115,7 @@ impl Rules<'_> {
         Ok(Some(Desired { group, key, json }))
     }
 
-    /// Where the child belongs.
+    /// Returns the namespace of the child.
     fn namespace(
         &self,
         metadata: &Map<String, Value>,
@@ -178,7 +178,8 @@ impl Rules<'_> {
         }
     }
 
-    /// Identity and ownership are the server's and ours. A hook may send back what it was shown.
+    /// Checks uid and owners, which a hook must not set. It may send back the values that it
+    /// received.
     fn check_identity(
         &self,
         metadata: &Map<String, Value>,
@@ -224,14 +225,15 @@ fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
     type_ref.group == group && type_ref.version.as_deref().is_none_or(|asked| asked == version)
 }
 
-/// What the API server accepts as a name in a path, and a little less: what would change a URL.
+/// Returns whether this is a name that the API server accepts in a path. Names that would change a
+/// URL are refused too.
 fn is_name(name: &str) -> bool {
     name.len() <= 253
         && !matches!(name, "." | "..")
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
 }
 
-/// The fields of a child that say which one it is; the others are passed over.
+/// Fields that identify a child; the others are skipped.
 struct Head(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Head {
@@ -281,7 +283,7 @@ fn wrong(field: &str, message: impl Into<String>) -> Wrong {
     Wrong { field: field.to_owned(), message: message.into() }
 }
 
-/// The beginning of a name, which may be a text of any length and content.
+/// Returns the beginning of a name, which may have any length and content.
 fn shown(name: &str) -> String {
     redaction::printable(name).chars().take(64).collect()
 }
@@ -297,7 +299,7 @@ fn word(value: &Value) -> &'static str {
     }
 }
 
-/// As [`word`], of a text that is no object.
+/// Like [`word`], for JSON text that is not an object.
 fn word_of(json: &[u8]) -> &'static str {
     match json.first() {
         Some(b'n') | None => "null",

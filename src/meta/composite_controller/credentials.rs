@@ -1,4 +1,4 @@
-//! Whom a hook trusts and how it is told who asks, as its author declares it.
+//! TLS and credentials of a hook, as its author declares them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What a CompositeController's status has room for.
+//! Status of a CompositeController.
 
 use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
