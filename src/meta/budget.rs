@@ -36,7 +36,7 @@ pub struct AnswerLimits {
     pub process: usize,
     /// Answers of one controller; a quarter of `process` by default and at most.
     pub controller: usize,
-    /// One answer; 16 MiB by default, and at most `controller`.
+    /// A single answer; 16 MiB by default, and at most `controller`.
     pub answer: usize,
 }
 

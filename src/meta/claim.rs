@@ -66,7 +66,7 @@ pub(crate) fn selector_of(
         return Ok(Selector::label(UID_LABEL, parent_uid));
     }
     let parent: Parent = serde_json::from_slice(parent_json).map_err(|error| {
-        format!("spec.selector: is no label selector: {}", redaction::decoding(error))
+        format!("spec.selector: is not a label selector: {}", redaction::decoding(error))
     })?;
     let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();
     if selector == LabelSelector::default() {

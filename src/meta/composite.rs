@@ -366,7 +366,7 @@ impl Reconciler for Composite {
             Err(SyncError::Busy(after)) => {
                 // Not an error, but nothing is done for the parent until the hook is free. The
                 // message omits the wait, which may differ with each response.
-                let message = "the hook is busy and wants to be asked again later".to_owned();
+                let message = "the hook is busy and asks to wait".to_owned();
                 let reason = HookError::Busy(after).reason();
                 self.parents.hook.failed(&parent.key, Failure { reason, message });
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
@@ -536,9 +536,8 @@ impl Composite {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };
-        let message = format!(
-            "the hook wants {what} to be another one again and again, or somebody else does"
-        );
+        let message =
+            format!("{what} changes again and again, because of the hook or another client");
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));

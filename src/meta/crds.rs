@@ -7,7 +7,7 @@ use super::CompositeController;
 
 /// Returns the definitions, in the order of their installation.
 ///
-/// They accept every object that Metacontroller's own definitions accept, and add a status.
+/// The definitions accept every object that Metacontroller's own ones accept, and add a status.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![CompositeController::crd()]
 }

@@ -94,7 +94,7 @@ impl Definition {
             _ => {
                 return Err(Rejected::Undecodable {
                     field: "metadata.name".to_owned(),
-                    message: "must be a text that is not empty".to_owned(),
+                    message: "must be a non-empty string".to_owned(),
                 });
             }
         };
@@ -223,7 +223,8 @@ fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let depth = said.as_str().and_then(|text| text.parse().ok());
     depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
         let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
-        problems.invalid(field, format!("{said} is no whole number of 1 to {DEEPEST} as text"));
+        problems
+            .invalid(field, format!("{said} is not a string with a number from 1 to {DEEPEST}"));
         OWNER_DEPTH
     })
 }
@@ -246,7 +247,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
                 problems.invalid(
                     format!("{field}.updateStrategy.method"),
                     format!(
-                        "{other:?} is none of OnDelete, Recreate, InPlace, RollingRecreate, \
+                        "{other:?} is not one of OnDelete, Recreate, InPlace, RollingRecreate, \
                          RollingInPlace"
                     ),
                 );
@@ -301,7 +302,7 @@ fn type_ref(
     if !named(resource, &['-', '.']) {
         problems.invalid(
             format!("{field}.resource"),
-            format!("{resource:?} is no plural name of a resource, such as configmaps"),
+            format!("{resource:?} is not a plural resource name, such as configmaps"),
         );
         return None;
     }

@@ -57,16 +57,16 @@ pub trait Hook: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum HookError {
     /// The hook asks to wait; not a failure, and no reason to back off.
-    #[error("hook is busy, again in {0:?}")]
+    #[error("hook is busy, retry in {0:?}")]
     Busy(Duration),
     /// The epoch ended; whether the hook handled the request is unknown.
-    #[error("hook call was given up: the epoch ends")]
+    #[error("hook call was cancelled: the epoch ended")]
     Cancelled,
     /// The hook did not respond in time; raise `timeout` or make the hook faster.
     #[error("hook did not answer within {0:?}")]
     Timeout(Duration),
     /// The hook could not be reached, or the connection broke; check its address and network.
-    #[error("hook could not be asked: {0}")]
+    #[error("hook could not be reached: {0}")]
     Transport(String),
     /// The hook responded with another status than 200; see the hook's log.
     #[error("hook answered with status {code}{}", excerpt(.body))]
@@ -159,7 +159,7 @@ pub(crate) async fn call<'a>(
         () = token.cancelled() => Err(HookError::Cancelled),
         answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
     };
-    // Also for an abandoned call: a hook is called again anyway, so no write is unconfirmed.
+    // Also after an abandoned call: the hook is called again anyway, so no write is unconfirmed.
     passage.answered();
     match answer {
         Ok(answer) => Ok((answer, counted)),

@@ -316,7 +316,7 @@ impl Observation<'_> {
 
 impl Drop for Observation<'_> {
     fn drop(&mut self) {
-        // Also for an abandoned call.
+        // An abandoned call is counted down as well.
         self.series.families.in_flight.get_or_create(&self.series.labels).dec();
     }
 }

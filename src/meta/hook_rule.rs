@@ -149,7 +149,7 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
                 }
             }
             if !(1..=65535).contains(&port) {
-                problems.invalid(format!("{field}.service.port"), format!("{port} is no port"));
+                problems.invalid(format!("{field}.service.port"), format!("{port} is not a port"));
                 return None;
             }
             // Without its slash, a path would become part of the port.
@@ -165,7 +165,7 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
     let parsed = match text.parse::<Uri>() {
         Ok(parsed) => parsed,
         Err(error) => {
-            problems.invalid(field, format!("{shown:?} is no URL: {error}"));
+            problems.invalid(field, format!("{shown:?} is not a URL: {error}"));
             return None;
         }
     };
@@ -173,13 +173,13 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
     if !matches!(parsed.scheme_str(), Some("http" | "https")) {
         problems.invalid(field, format!("{shown:?} must begin with http:// or https://"));
     } else if parsed.host().is_none_or(str::is_empty) {
-        problems.invalid(field, format!("{shown:?} names no host"));
+        problems.invalid(field, format!("{shown:?} has no host"));
     } else if authority.contains('@') {
         // The URL is not repeated, since it holds a password.
         problems.invalid(field, "must not hold a user name or password");
     } else if !has_usable_port(&parsed) {
         // The request would go to the default port of the scheme, where another server may listen.
-        problems.invalid(field, format!("{shown:?} has a port that is none of 1 to 65535"));
+        problems.invalid(field, format!("{shown:?} has a port outside of 1 to 65535"));
     } else {
         return Some(parsed);
     }

@@ -215,7 +215,7 @@ impl<'de> Visitor<'de> for Response {
                 if self.strict {
                     return Err(A::Error::custom(format!("{wrong} {key:?}")));
                 }
-                tracing::debug!(field = key, wrong, "hook answer has a field too many");
+                tracing::debug!(field = key, wrong, "unknown or duplicate field in hook response");
             }
             match key.as_str() {
                 "status" => {

@@ -172,8 +172,8 @@ impl EventRecorder {
 
     /// Writes the pending Events one after the other.
     async fn deliver(self, mut delivery: Delivery<Entry>, context: Context) {
-        // Its own client: with that of the context, a write with an unknown outcome would count as
-        // one of the running reconciles.
+        // A separate client: with that of the context, a write with an unknown outcome would count
+        // as one of the running reconciles.
         let client = context.epoch().client(&self.client);
         let all = async {
             while let Some(entry) = delivery.next() {
@@ -196,7 +196,7 @@ impl EventRecorder {
                 error,
                 reason,
                 %name,
-                "an Event was not written; others that fail alike are logged at debug"
+                "an Event was not written; further failures of this cause are logged at debug"
             );
         } else {
             tracing::debug!(error, reason, %name, "an Event was not written");

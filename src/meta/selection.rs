@@ -93,13 +93,15 @@ fn requirement(text: &str) -> Result<Expression, SelectorError> {
     let text = text.trim();
     let wrong = |problem| SelectorError { part: text.to_owned(), problem };
     let key = |key: &str| match key.trim() {
-        "" => Err(wrong("names no label")),
+        "" => Err(wrong("has no label key")),
         key if is_label(key) => Ok(key.to_owned()),
-        _ => Err(wrong("is no requirement such as app=web, app!=web, app in (a,b), app or !app")),
+        _ => {
+            Err(wrong("is not a requirement such as app=web, app!=web, app in (a,b), app or !app"))
+        }
     };
     let value = |value: &str| match value.trim() {
         value if is_value(value) => Ok(value.to_owned()),
-        _ => Err(wrong("holds what can be no value of a label")),
+        _ => Err(wrong("has an invalid label value")),
     };
     if let Some((left, values)) = text.split_once('(') {
         let values =
@@ -155,8 +157,8 @@ fn is_value(value: &str) -> bool {
 /// Path of the field within the selector, and the problem. Invalid keys and values of labels are
 /// errors as in the API server: they would never select anything.
 pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, String)> {
-    let no_label = |key: &str| format!("{key:?} is no name of a label");
-    let no_value = |value: &str| format!("{value:?} can be no value of a label");
+    let no_label = |key: &str| format!("{key:?} is not a valid label key");
+    let no_value = |value: &str| format!("{value:?} is not a valid label value");
     let mut expressions = Vec::new();
     for (key, value) in &selector.match_labels {
         if !is_label(key) {
@@ -197,7 +199,7 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
             (other, _) => {
                 return Err((
                     field("operator"),
-                    format!("{other:?} is none of In, NotIn, Exists, DoesNotExist"),
+                    format!("{other:?} is not one of In, NotIn, Exists, DoesNotExist"),
                 ));
             }
         };

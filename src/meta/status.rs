@@ -87,7 +87,7 @@ impl View<'_> {
                 Some(pending) => (
                     Truth::False,
                     "SpecPending".to_owned(),
-                    format!("the old specification goes on: {pending}"),
+                    format!("the previous specification keeps running: {pending}"),
                 ),
                 None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
                     (Truth::False, "Forbidden".to_owned(), run.report.forbidden.join("; "))

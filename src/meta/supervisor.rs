@@ -146,7 +146,7 @@ impl Runnable for Supervisor {
             let result = run.await;
             if epoch.stop_reason() == Some(StopReason::TypeGone) {
                 let crd = CompositeController::crd_name();
-                warn!(crd, "the CRD is gone: what was declared goes on as it was");
+                warn!(crd, "the CRD is gone; declared controllers keep running");
             }
             result
         })

@@ -44,7 +44,7 @@ impl Rules<'_> {
             let Some(child) = checked? else { continue };
             if let Some(first) = first.insert((child.group, child.key.clone()), index) {
                 return Err(format!(
-                    "children[{index}]: {} {} is there twice, first as children[{first}]",
+                    "children[{index}]: {} {} is listed twice, first as children[{first}]",
                     self.groups[child.group].served.kind, child.key
                 ));
             }
@@ -59,7 +59,7 @@ impl Rules<'_> {
         observed: &HashMap<(usize, &ObjectKey), &Child>,
     ) -> Result<Option<Desired>, Wrong> {
         if json.first() != Some(&b'{') {
-            return Err(wrong("", format!("is {} and no object", word_of(&json))));
+            return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
         let head: Result<Head, _> = serde_json::from_slice(&json);
         let Head(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
@@ -91,13 +91,13 @@ impl Rules<'_> {
         };
         let name = text(metadata, "name", ".metadata")?.to_owned();
         if !is_name(&name) {
-            let message = format!("{:?} is no name of an object", shown(&name));
+            let message = format!("{:?} is not a valid object name", shown(&name));
             return Err(wrong(".metadata.name", message));
         }
         if metadata.get("generateName").is_some_and(|value| !value.is_null()) {
             return Err(wrong(
                 ".metadata.generateName",
-                "cannot be used: a child is recognised by its name",
+                "is not supported: a child is identified by its name",
             ));
         }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
@@ -127,7 +127,7 @@ impl Rules<'_> {
             Some(Value::String(text)) if text.is_empty() => None,
             Some(Value::String(text)) => Some(text.clone()),
             Some(other) => {
-                return Err(wrong(FIELD, format!("is {} and no text", word(other))));
+                return Err(wrong(FIELD, format!("must be a string, not {}", word(other))));
             }
         };
         match (served.identity.scope, &self.parent.key.namespace, wanted) {
@@ -172,7 +172,7 @@ impl Rules<'_> {
                 if valid {
                     Ok(Some(wanted.into()))
                 } else {
-                    Err(wrong(FIELD, "is no name of a namespace"))
+                    Err(wrong(FIELD, "is not a valid namespace name"))
                 }
             }
         }
@@ -189,7 +189,9 @@ impl Rules<'_> {
             None | Some(Value::Null) => {}
             Some(Value::String(uid)) if observed.is_some_and(|observed| *observed.uid == **uid) => {
             }
-            Some(_) => return Err(wrong(".metadata.uid", "must not be set: the server does")),
+            Some(_) => {
+                return Err(wrong(".metadata.uid", "must not be set: the server assigns it"));
+            }
         }
         match metadata.get("ownerReferences") {
             None | Some(Value::Null) => Ok(()),
@@ -206,9 +208,10 @@ impl Rules<'_> {
                     )),
                 }
             }
-            Some(other) => {
-                Err(wrong(".metadata.ownerReferences", format!("is {} and no list", word(other))))
-            }
+            Some(other) => Err(wrong(
+                ".metadata.ownerReferences",
+                format!("must be a list, not {}", word(other)),
+            )),
         }
     }
 }
@@ -293,7 +296,7 @@ fn word(value: &Value) -> &'static str {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
@@ -304,7 +307,7 @@ fn word_of(json: &[u8]) -> &'static str {
     match json.first() {
         Some(b'n') | None => "null",
         Some(b't' | b'f') => "a boolean",
-        Some(b'"') => "a text",
+        Some(b'"') => "a string",
         Some(b'[') => "a list",
         Some(_) => "a number",
     }
@@ -315,7 +318,7 @@ fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&
     match object.get(field) {
         Some(Value::String(text)) if !text.is_empty() => Ok(text),
         None | Some(Value::Null | Value::String(_)) => Err(wrong(&path, "is required")),
-        Some(other) => Err(wrong(&path, format!("is {} and no text", word(other)))),
+        Some(other) => Err(wrong(&path, format!("must be a string, not {}", word(other)))),
     }
 }
 
@@ -333,10 +336,10 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong>
                 | Value::Array(_)
                 | Value::Object(_)) => Err(wrong(
                     &format!("{path}[{:?}]", shown(key)),
-                    format!("is {} and no text", word(other)),
+                    format!("must be a string, not {}", word(other)),
                 )),
             })
             .collect(),
-        Some(other) => Err(wrong(&path, format!("is {} and no object", word(other)))),
+        Some(other) => Err(wrong(&path, format!("must be an object, not {}", word(other)))),
     }
 }

@@ -82,7 +82,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/labels", json!({"app": "y"}), "children[1].metadata.labels: do not");
     check_refused("/metadata/labels", json!({"app": 1}), "children[1].metadata.labels[\"app\"]: ");
     check_refused("/metadata/annotations", json!([]), "children[1].metadata.annotations: ");
-    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is there twice");
+    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is listed twice");
     check_refused(
         "",
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),

@@ -229,7 +229,7 @@ async fn explain_existing(
             SyncError::Behind(format!("{doing}: it is about to be adopted"))
         }
         None => SyncError::Failed(format!(
-            "{doing}: it exists already, belongs to nobody and does not match the parent's \
+            "{doing}: it exists already, has no owner and does not match the parent's \
              selector {selector}"
         )),
     }

@@ -48,8 +48,8 @@ pub(super) fn depth(
 pub(super) fn explain(parent: &Parent, limit: usize) -> String {
     let kind = &parent.served.kind;
     format!(
-        "the hook wants children of the type {kind} for one that has {limit} owners of this type \
-         one above the other, and no more are allowed; a longer chain is allowed by the annotation \
+        "the hook wants children of type {kind} for a parent with a chain of {limit} owners of that \
+         type, which is the limit; to raise it, set the annotation \
          {MAX_OWNER_DEPTH} of the CompositeController"
     )
 }

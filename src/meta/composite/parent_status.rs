@@ -92,7 +92,7 @@ impl Composite {
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
-        let rival = other.as_deref().unwrap_or("somebody else");
+        let rival = other.as_deref().unwrap_or("another client");
         Err(SyncError::Behind(format!("writing the status: {rival} keeps writing the parent")))
     }
 }

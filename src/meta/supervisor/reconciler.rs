@@ -259,7 +259,7 @@ impl DeclarationReconciler {
         if self.stop(name).await.is_err() {
             return Outcome::RequeueAfter(STOP_PATIENCE);
         }
-        tracing::info!(name, "declared controller is no target any more");
+        tracing::info!(name, "declared controller no longer matches the target selector");
         self.changes.remove(name);
         Outcome::Done
     }
@@ -310,7 +310,7 @@ impl DeclarationReconciler {
 /// Returns the time until a runnable that the manager refused is offered again: the previous one of
 /// the same name may still be stopping.
 fn refused(name: &str, error: &AddError) -> Option<Duration> {
-    tracing::debug!(%error, name, "declared controller not taken");
+    tracing::debug!(%error, name, "the manager refused a declared controller");
     match error {
         // The manager itself is stopping.
         AddError::Stopping => None,

@@ -60,7 +60,7 @@ fn of_certificate(error: &CertificateError) -> Option<String> {
 fn at(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).ok();
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
-    time.map_or_else(|| "a time that no calendar has".to_owned(), |time| time.to_string())
+    time.map_or_else(|| "an invalid time".to_owned(), |time| time.to_string())
 }
 
 /// Returns the error of rustls among the sources. I/O errors do not return the error that they wrap
