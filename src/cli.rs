@@ -31,8 +31,8 @@ use logging::LogFormat;
 use pilotlight::redaction;
 use tracing_subscriber::filter::LevelFilter;
 
-/// A conditional controller manager for Kubernetes: controllers that start when the API types
-/// they need are served, stop cleanly when those go, and start again when they return.
+/// A conditional controller manager for Kubernetes: controllers start when the API types that they
+/// need are served, stop cleanly when a type is removed, and start again when it returns.
 #[derive(Debug, Parser)]
 #[command(
     name = "pilotlight",

@@ -59,7 +59,7 @@ impl ConnectionArgs {
         let options =
             KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-        // The file is read again when it changes, like that of a pod.
+        // Set so that the file is read again, like that of a pod.
         config.root_cert_file = authority;
         Ok(config)
     }

@@ -47,7 +47,7 @@ fn differences(directory: &Path, wanted: &[(String, String)]) -> anyhow::Result<
         let path = directory.join(name);
         match std::fs::read_to_string(&path) {
             Ok(stored) if stored == *yaml => {}
-            Ok(_) => wrong.push(format!("{} differs from what the types say", path.display())),
+            Ok(_) => wrong.push(format!("{} differs from the generated CRD", path.display())),
             Err(error) => wrong.push(format!("{}: {error}", path.display())),
         }
     }

@@ -191,7 +191,7 @@ impl Story<'_> {
         if !left.is_empty() {
             bail!("watches were left behind: {}", left.join(", "));
         }
-        say("of the type no watch, no cache and no task is left")
+        say("no watch, cache or task of the type is left")
     }
 
     /// Waits for a status of the controller; returns it, and the time.

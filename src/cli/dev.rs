@@ -130,7 +130,7 @@ impl DevArgs {
         let client = transport.client()?;
         install(&client, &pilotlight::meta::crds()).await?;
         output::print(&format!(
-            "{what} runs, {:.1} s after the start. To talk to it:\n\n    \
+            "{what} runs, {:.1} s after the start. To use it:\n\n    \
              export KUBECONFIG={}\n\n",
             began.elapsed().as_secs_f64(),
             place.kubeconfig.display()
@@ -190,7 +190,7 @@ fn inspection(metrics: Option<SocketAddr>, probes: Option<SocketAddr>) -> String
     match (metrics, probes) {
         (None, None) => "A manager runs in this process.\n\n".to_owned(),
         (metrics, probes) => format!(
-            "A manager runs in this process. To look into it:\n\n{}{}\n",
+            "A manager runs in this process. To inspect it:\n\n{}{}\n",
             metrics.unwrap_or_default(),
             probes.unwrap_or_default()
         ),

@@ -7,7 +7,7 @@ use pilotlight::duration;
 /// Shortest polling interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Parses a polling interval, which has a lower bound to spare the API server.
+/// Parses a polling interval. Its lower bound spares the API server.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration::parse(text).map_err(|error| error.to_string())?;
     if interval < SHORTEST_INTERVAL {

@@ -21,22 +21,22 @@ const NOT_KEPT: &str = "pilotlight: the installed CRD of CompositeControllers ke
                         --filename -`, or ask a running manager with --address";
 /// Fields of the JSON, which both sources share.
 const JSON: &str = "\
-With --output=json one object is printed, alike for both sources; a field that the source does not \
-know is null:
+With --output=json the command prints one object with the same fields for both sources; a field \
+that the source does not know is null:
   source       api or instance
   ready        every controller is ready
   version, discovery{mode,current,errors}, informers[]
-               of the instance
+               only from an instance
   controllers[]
     name, parent, group, state, reason, message, since, epoch, conditions[]
     ready      True, False or Unknown
-    outdated   the status is about an older specification
+    outdated   the status describes an older specification
     failing    no sync has succeeded for a minute
     stuck, stale, failures, lastError, pending, lastDone, queueDepth
     unmet[], forbidden[], missing[], watches[]
 
-Exit codes: 0 every controller is ready, 1 one is not or the source did not answer, 2 invalid \
-command line. A controller that waits for a type or is paused is not ready.";
+Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
+2 invalid command line. A controller that waits for a type or is paused is not ready.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = JSON, after_help = "The JSON and the exit codes: --help.")]

@@ -69,7 +69,7 @@ async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
     let synced = async {
         if tokio::time::timeout(TIMEOUT, types.synced()).await.is_err() {
             let error = types.health().discovery.error.unwrap_or_default();
-            bail!("the API server has not said what it serves within {TIMEOUT:?}: {error}");
+            bail!("the API server did not report its types within {TIMEOUT:?}: {error}");
         }
         // Types that are still unknown then are reported as such.
         tokio::time::timeout(TIMEOUT, types.complete()).await.unwrap_or_default();

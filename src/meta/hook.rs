@@ -159,7 +159,7 @@ pub(crate) async fn call<'a>(
         () = token.cancelled() => Err(HookError::Cancelled),
         answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
     };
-    // Also after an abandoned call: the hook is called again anyway, so no write is unconfirmed.
+    // An abandoned call is answered as well: hooks are called again, so no write is unconfirmed.
     passage.answered();
     match answer {
         Ok(answer) => Ok((answer, counted)),

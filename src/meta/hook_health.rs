@@ -107,7 +107,7 @@ impl HookHealth {
 
     /// Records that the hook responded for a parent. Returns the parents to sync at once.
     pub(crate) fn responded(&self, key: &ObjectKey) -> Vec<ObjectKey> {
-        // The second field, the wait that the server asked for, is always zero here.
+        // The remaining wait of each is zero, since `wait` sets no minimum.
         let next = self.lock().gate.answered(key, Instant::now());
         next.into_iter().map(|(key, _)| key).collect()
     }

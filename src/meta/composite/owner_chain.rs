@@ -48,9 +48,9 @@ pub(super) fn depth(
 pub(super) fn explain(parent: &Parent, limit: usize) -> String {
     let kind = &parent.served.kind;
     format!(
-        "the hook wants children of type {kind} for a parent with a chain of {limit} owners of that \
-         type, which is the limit; to raise it, set the annotation \
-         {MAX_OWNER_DEPTH} of the CompositeController"
+        "the hook wants children of type {kind} for a parent with a chain of {limit} owners of \
+         that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
+         CompositeController"
     )
 }
 
