@@ -1,4 +1,4 @@
-//! The command line.
+//! Command line of the binary.
 
 mod address;
 mod admin;
@@ -36,14 +36,14 @@ use logging::LogFormat;
 use pilotlight::redaction;
 use tracing_subscriber::filter::LevelFilter;
 
-/// A conditional controller manager for Kubernetes: controllers that start when the API types
-/// they need are served, stop cleanly when those go, and start again when they return.
+/// A conditional controller manager for Kubernetes: controllers start when the API types that they
+/// need are served, stop cleanly when a type is removed, and start again when it returns.
 #[derive(Debug, Parser)]
 #[command(
     name = "pilotlight",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 it worked, 1 it failed, 2 the command line is wrong.",
+    after_help = "Exit codes: 0 success, 1 failure, 2 invalid command line.",
     disable_help_subcommand = true
 )]
 pub(crate) struct Cli {
@@ -57,13 +57,14 @@ pub(crate) struct Cli {
 enum Command {
     /// Run the controllers that are declared in a cluster.
     Run(Box<run::RunArgs>),
-    /// Start a throw-away Kubernetes control plane on this machine, with a manager in it, until
-    /// Ctrl-C. The first run builds it with Go, which takes some minutes.
+    /// Start a temporary Kubernetes control plane on this machine, with a manager, until Ctrl-C.
+    /// The first run builds it with Go, which takes some minutes.
     #[cfg(feature = "dev")]
     Dev(dev::DevArgs),
-    /// Print what the cluster serves: each type, its state, and who watches it.
+    /// Print the types that the cluster serves, with their state and the number of controllers that
+    /// watch them.
     Types(types::TypesArgs),
-    /// Print how the declared controllers are doing.
+    /// Print the state of the declared controllers.
     Status(status::StatusArgs),
     /// Print Pilotlight's own CustomResourceDefinitions as YAML, or check files against them.
     Crds(crds::CrdsArgs),
@@ -72,7 +73,7 @@ enum Command {
 }
 
 impl Cli {
-    /// Reads a command line, the name of the program first.
+    /// Parses a command line, whose first argument is the name of the program.
     pub(crate) fn read(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
         Self::try_parse_from(with_command(arguments)).map_err(with_hint_for_dev)
     }
@@ -96,7 +97,7 @@ impl Cli {
                 Command::Completions(args) => args.run(),
             }
         });
-        // What is left is blocking user code, which nothing can end.
+        // Only blocking code can still run, and it cannot be stopped.
         runtime.shutdown_timeout(Duration::from_millis(100));
         match result {
             Ok(()) => ExitCode::SUCCESS,
@@ -106,7 +107,7 @@ impl Cli {
 }
 
 impl Command {
-    /// What is logged when nothing is said about it.
+    /// Default log level.
     fn log_level(&self) -> LevelFilter {
         match self {
             Self::Run(args) => args.log_level(),
@@ -118,7 +119,7 @@ impl Command {
         }
     }
 
-    /// How it is logged when nothing is said about it.
+    /// Default log format.
     fn log_format(&self) -> LogFormat {
         match self {
             Self::Run(args) => args.log_format(),
@@ -131,13 +132,13 @@ impl Command {
     }
 }
 
-/// One line, with every cause.
+/// Prints an error on one line, with all its causes.
 fn fail(error: &anyhow::Error) -> ExitCode {
     writeln!(std::io::stderr(), "pilotlight: {}", redaction::error(error.as_ref())).ok();
     ExitCode::FAILURE
 }
 
-/// Says what is wrong with the command line; `--help` and `--version` arrive here too.
+/// Prints the error of a command line. `--help` and `--version` end here too.
 pub(crate) fn refuse(error: clap::Error) -> ExitCode {
     error.print().ok();
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
@@ -180,7 +181,7 @@ fn with_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> 
     arguments
 }
 
-/// Where the command stands, behind the flags that every command has.
+/// Returns the position of the command, after the global flags.
 fn command_position(arguments: &[OsString]) -> usize {
     let cli = Cli::command();
     let global = |flag: &str| {
@@ -202,7 +203,8 @@ fn command_position(arguments: &[OsString]) -> usize {
     at
 }
 
-/// Whether what stands behind one dash is the name of a flag, not of a short one, and no number.
+/// Returns whether the text after one dash is the name of a long flag, rather than a short flag or
+/// a number.
 fn is_long(name: &str) -> bool {
     let mut letters = name.chars();
     letters.next().is_some_and(|first| first.is_ascii_alphabetic())

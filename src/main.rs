@@ -1,10 +1,10 @@
-//! The binary: reads flags and environment, runs one command, says how it went.
+//! The binary: reads flags and environment, runs one command, and maps its result to an exit code.
 
 mod cli;
 
 use std::process::ExitCode;
 
-/// 0: it worked. 1: it failed. 2: the command line is wrong.
+/// Exit code 0: success. 1: failure. 2: invalid command line.
 fn main() -> ExitCode {
     match cli::Cli::read(std::env::args_os()) {
         Ok(cli) => cli.run(),

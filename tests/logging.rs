@@ -197,7 +197,7 @@ fn cases() -> Vec<Case> {
                 bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
                 bench.parent("p", 2, "one");
             },
-            message: "an Event was not written; others that fail alike are logged at debug",
+            message: "an Event was not written; further failures of this cause are logged at debug",
             error: "no right to tell",
             fields: &[("reason", "SyncError"), ("name", "p")],
             within: TOLD,

@@ -1,4 +1,4 @@
-//! Addresses that servers listen on.
+//! Addresses that servers bind.
 
 use std::{
     fmt, io,
@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-/// Where a server listens, as Go writes it: `:8081`, `127.0.0.1:9999`, `[::1]:0`; `0` for nowhere.
+/// Address of a server in Go's format: `:8081`, `127.0.0.1:9999`, `[::1]:0`; `0` for no server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum BindAddress {
     Off,
@@ -24,7 +24,7 @@ impl FromStr for BindAddress {
             return Ok(Self::Off);
         }
         let (host, port) = text.rsplit_once(':').ok_or(hint)?;
-        let port = port.parse().map_err(|_| format!("{port:?} is no port; {hint}"))?;
+        let port = port.parse().map_err(|_| format!("{port:?} is not a port; {hint}"))?;
         Ok(if host.is_empty() { Self::Any(port) } else { Self::Host(text.to_owned()) })
     }
 }
@@ -40,11 +40,11 @@ impl fmt::Display for BindAddress {
 }
 
 impl BindAddress {
-    /// Listens there, so that a server which cannot is known before anything starts.
+    /// Binds the address, so that a failure is known before anything starts.
     pub(super) fn listen(&self) -> io::Result<Option<TcpListener>> {
         let listener = match self {
             Self::Off => return Ok(None),
-            // Both families where the machine has both.
+            // Both address families, if the machine has both.
             Self::Any(port) => TcpListener::bind(("::", *port))
                 .or_else(|_| TcpListener::bind(("0.0.0.0", *port)))?,
             Self::Host(host) => {

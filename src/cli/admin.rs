@@ -1,4 +1,4 @@
-//! The manager's own servers: probes on one port, metrics and details on another.
+//! Servers of the manager: probes on one port, metrics and details on another.
 
 use std::{
     net::{SocketAddr, TcpListener},
@@ -30,7 +30,7 @@ use super::{
     watchers::Watchers,
 };
 
-/// What the servers show.
+/// State that the servers show.
 #[derive(Debug)]
 pub(super) struct Shown {
     manager: ManagerHandle,
@@ -44,7 +44,8 @@ impl Shown {
         Self { manager, cluster, metrics, types_known: AtomicBool::new(false) }
     }
 
-    /// Whether discovery has ever answered: later failures leave what is known, and are shown.
+    /// Returns whether discovery has ever answered. After later failures the known types stay and
+    /// are shown.
     fn types_known(&self) -> bool {
         if self.cluster.types.health().discovery.stale_since.is_none() {
             self.types_known.store(true, Ordering::Relaxed);
@@ -53,14 +54,14 @@ impl Shown {
     }
 }
 
-/// Where the servers listen already.
+/// Bound listeners of the servers.
 #[derive(Debug)]
 pub(super) struct Listeners {
     probes: Option<TcpListener>,
     metrics: Option<TcpListener>,
 }
 
-/// The servers; they answer while the manager runs them.
+/// Runnable of the servers.
 #[derive(Debug)]
 pub(super) struct Admin {
     listeners: Listeners,
@@ -68,7 +69,7 @@ pub(super) struct Admin {
 }
 
 impl Listeners {
-    /// Listens on both addresses, so that one which is taken is known before anything starts.
+    /// Binds both addresses, so that a failure is known before anything starts.
     pub(super) fn bind(probes: &BindAddress, metrics: &BindAddress) -> anyhow::Result<Self> {
         let listen = |address: &BindAddress, flag: &str| {
             address.listen().with_context(|| {
@@ -81,12 +82,12 @@ impl Listeners {
         })
     }
 
-    /// Where metrics are served, if they are.
+    /// Returns the address of the metrics server, if there is one.
     pub(super) fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref()?.local_addr().ok()
     }
 
-    /// Where probes are answered, if they are.
+    /// Returns the address of the probe server, if there is one.
     pub(super) fn probe_address(&self) -> Option<SocketAddr> {
         self.probes.as_ref()?.local_addr().ok()
     }
@@ -155,7 +156,7 @@ fn metrics_router(shown: Arc<Shown>) -> Router {
         .with_state(shown)
 }
 
-/// Alive is who answers, while the manager's own task is there.
+/// Liveness: healthy as long as the manager's own task runs.
 async fn alive(State(shown): State<Arc<Shown>>) -> Response {
     if shown.manager.watch().has_changed().is_ok() {
         "ok".into_response()

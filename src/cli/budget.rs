@@ -8,22 +8,23 @@ use super::flag;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hooks")]
 pub(super) struct BudgetArgs {
-    /// Bytes of hook answers that the process holds at once, such as 128Mi; answers kept by
-    /// their ETag may take half as much again. An answer of up to 64Ki is not counted; a longer one waits
-    /// within its hook's timeout until there is room.
+    /// Maximum bytes of hook answers that the process holds at once, such as 128Mi. Answers kept by
+    /// their ETag may take half as much again. An answer of up to 64Ki is not counted; a longer one
+    /// waits until there is room, up to the timeout of its hook.
     #[arg(long, value_name = "BYTES", default_value = "128Mi", value_parser = flag::bytes)]
     hook_answer_budget: usize,
-    /// The same for one controller; a quarter of --hook-answer-budget by default and at most.
+    /// Maximum bytes of hook answers that one controller holds at once; at most a quarter of
+    /// --hook-answer-budget. Default: that quarter.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
     hook_answer_budget_per_controller: Option<usize>,
-    /// Longest hook answer in bytes; at most the budget of a controller. By default 16Mi, or that
-    /// budget if it is less.
+    /// Maximum bytes of one hook answer; at most --hook-answer-budget-per-controller. Default:
+    /// 16Mi, or that budget if it is less.
     #[arg(long, value_name = "BYTES", value_parser = flag::bytes)]
     hook_answer_limit: Option<usize>,
 }
 
 impl BudgetArgs {
-    /// The budget.
+    /// Returns the budget.
     ///
     /// # Errors
     ///

@@ -7,7 +7,7 @@ use super::{Cli, output};
 
 #[derive(Debug, Args)]
 pub(super) struct CompletionsArgs {
-    /// Which shell.
+    /// Shell of the script.
     shell: Shell,
 }
 

@@ -1,4 +1,4 @@
-//! Which API server, and as whom.
+//! Connection to the API server: its address and credentials.
 
 use std::path::PathBuf;
 
@@ -13,17 +13,17 @@ use pilotlight::transport::{Transport, TransportOptions, proxy_from_environment}
 #[derive(Debug, Args)]
 #[command(next_help_heading = "API server")]
 pub(super) struct ConnectionArgs {
-    /// The kubeconfig file. Without it: $KUBECONFIG, else the service account of the pod, else
+    /// Kubeconfig file. Default: $KUBECONFIG, else the service account of the pod, else
     /// ~/.kube/config.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig; its current one by default.
+    /// Context of the kubeconfig. Default: its current context.
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
 }
 
 impl ConnectionArgs {
-    /// Reads the configuration, and from the environment the proxy.
+    /// Reads the configuration, and the proxy from the environment.
     pub(super) async fn config(&self) -> anyhow::Result<Config> {
         let mut config = self.of_server().await?;
         proxy_from_environment(&mut config, |name| std::env::var(name).ok())?;
@@ -59,19 +59,19 @@ impl ConnectionArgs {
         let options =
             KubeConfigOptions { context: self.context.clone(), ..KubeConfigOptions::default() };
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
-        // So that it is read again, as that of a pod is.
+        // Set so that the file is read again, like that of a pod.
         config.root_cert_file = authority;
         Ok(config)
     }
 
-    /// Connections to that server; none is opened yet.
+    /// Returns the connections to the server; none is opened yet.
     pub(super) async fn transport(&self, options: TransportOptions) -> anyhow::Result<Transport> {
         Ok(Transport::new(self.config().await?, options)?)
     }
 }
 
-/// The file with the authority of the API server's certificate, if the kubeconfig names one: what
-/// it holds itself comes first.
+/// Returns the file with the certificate authority of the API server, if the kubeconfig names one
+/// and has no inline authority, which takes precedence.
 fn authority_file(kubeconfig: &Kubeconfig, context: Option<&str>) -> Option<PathBuf> {
     let context = context.or(kubeconfig.current_context.as_deref())?;
     let context = kubeconfig.contexts.iter().find(|named| named.name == context)?;

@@ -9,8 +9,8 @@ use super::output;
 
 #[derive(Debug, Args)]
 pub(super) struct CrdsArgs {
-    /// Instead of printing, compare with the files of a directory, each named after its CRD; fail
-    /// when one differs, is missing or is too many.
+    /// Compare with the files of a directory instead of printing; each file is named after its CRD.
+    /// Fail if a file differs, is missing, or belongs to no CRD. Without a value: crds.
     #[arg(long, value_name = "DIRECTORY", num_args = 0..=1, default_missing_value = "crds")]
     check: Option<PathBuf>,
 }
@@ -30,7 +30,7 @@ impl CrdsArgs {
     }
 }
 
-/// File names and contents.
+/// Returns file names and contents.
 fn generate() -> anyhow::Result<Vec<(String, String)>> {
     pilotlight::meta::crds()
         .iter()
@@ -47,7 +47,7 @@ fn differences(directory: &Path, wanted: &[(String, String)]) -> anyhow::Result<
         let path = directory.join(name);
         match std::fs::read_to_string(&path) {
             Ok(stored) if stored == *yaml => {}
-            Ok(_) => wrong.push(format!("{} differs from what the types say", path.display())),
+            Ok(_) => wrong.push(format!("{} differs from the generated CRD", path.display())),
             Err(error) => wrong.push(format!("{}: {error}", path.display())),
         }
     }

@@ -1,4 +1,4 @@
-//! The declared controllers as their objects say.
+//! Declared controllers, read from their objects.
 
 use anyhow::anyhow;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -7,8 +7,8 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 use kube::{Api, Client, CustomResourceExt, api::ListParams};
 use pilotlight::meta::api::CompositeController;
 
-/// Every declared controller, by pages, which the API server answers at once also where it has just
-/// begun to serve.
+/// Lists the declared controllers by pages, which the API server answers at once even if it has
+/// just started to serve the type.
 pub(super) async fn list(client: Client) -> anyhow::Result<Vec<CompositeController>> {
     let api = Api::<CompositeController>::all(client);
     let mut page = ListParams::default().limit(500);
@@ -23,8 +23,8 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Vec<CompositeControll
     }
 }
 
-/// Whether the installed CRD has no place for a status, as Metacontroller's; that it cannot be read
-/// says nothing.
+/// Returns whether the installed CRD has no place for a status, as is the case with
+/// Metacontroller's; false if the CRD cannot be read.
 pub(super) async fn keeps_no_status(client: Client) -> bool {
     let api = Api::<CustomResourceDefinition>::all(client);
     api.get(CompositeController::crd_name()).await.is_ok_and(|crd| prunes_status(&crd))
@@ -49,7 +49,7 @@ fn explain(error: kube::Error) -> anyhow::Error {
     let kube::Error::Api(status) = error else { return error.into() };
     if status.code == 404 {
         return anyhow!(
-            "the API server knows no CompositeControllers; install Pilotlight's CRDs: \
+            "the API server does not serve CompositeControllers; install Pilotlight's CRDs: \
              pilotlight crds | kubectl apply --filename -"
         );
     }

@@ -1,4 +1,4 @@
-//! The demo: a controller that is declared before its type exists, and outlives it.
+//! Demo: a controller that is declared before its type exists, and that outlives its type.
 
 mod hook;
 mod objects;
@@ -28,10 +28,10 @@ use tokio::{sync::broadcast::error::RecvError, time::Instant};
 use super::{output, table::Table};
 use sight::Sight;
 
-/// No step takes nearly as long.
+/// Timeout of a step, far longer than any takes.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Plays it against a running manager, and prints each step with the time it took.
+/// Runs the demo against a running manager, and prints the duration of each step.
 pub(super) async fn play(
     hooks: &HookServer,
     client: &Client,
@@ -39,7 +39,7 @@ pub(super) async fn play(
     cluster: &Cluster,
 ) -> anyhow::Result<()> {
     let mut story = Story { client, manager, cluster, steps: Vec::new() };
-    story.tell(&hooks.url()).await?;
+    story.run(&hooks.url()).await?;
     let mut table = Table::new(["STEP", "TOOK"]);
     for (step, took) in &story.steps {
         table.row([step.clone(), took.clone()]);
@@ -55,7 +55,7 @@ struct Story<'a> {
 }
 
 impl Story<'_> {
-    async fn tell(&mut self, url: &str) -> anyhow::Result<()> {
+    async fn run(&mut self, url: &str) -> anyhow::Result<()> {
         self.chapter("A controller is declared. The type of its parents does not exist.")?;
         self.declare(url).await?;
         self.chapter("The type is installed: its CustomResourceDefinition is created.")?;
@@ -69,7 +69,8 @@ impl Story<'_> {
         self.greet("hello-again").await
     }
 
-    /// Applied while its parent type is missing, the controller waits and says for what.
+    /// Declares the controller while its parent type is missing; its status reports what it waits
+    /// for.
     async fn declare(&mut self, url: &str) -> anyhow::Result<()> {
         let api = Api::<CompositeController>::all(self.client.clone());
         let mut controllers = Sight::begin(api.clone()).await?;
@@ -85,9 +86,9 @@ impl Story<'_> {
             let controller = objects::composite_controller(url);
             Ok(api.create(&PostParams::default(), &controller).await?)
         });
-        let (_, (visible, told)) =
+        let (_, (visible, waiting)) =
             tokio::try_join!(create, within("the controller's status", seen))?;
-        self.step("controller declared → its status says Waiting", told - visible)?;
+        self.step("controller declared → its status says Waiting", waiting - visible)?;
         let (status, _) = self.until("waiting", |status| !status.unmet.is_empty()).await?;
         let waits_for: BTreeSet<_> = status.unmet.iter().map(|unmet| &unmet.message).collect();
         for message in waits_for {
@@ -96,7 +97,7 @@ impl Story<'_> {
         Ok(())
     }
 
-    /// Once the type is served, the controller starts.
+    /// Installs the type, and waits until the controller runs.
     async fn install(&mut self, epoch: u64) -> anyhow::Result<()> {
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
         let crd = objects::crd();
@@ -122,7 +123,7 @@ impl Story<'_> {
         self.step(&format!("CRD established → running, epoch {epoch}"), took)
     }
 
-    /// A parent gets its child through the hook.
+    /// Creates a parent, and waits for its child and its status.
     async fn greet(&mut self, name: &str) -> anyhow::Result<()> {
         let parents = Api::<DynamicObject>::namespaced_with(
             self.client.clone(),
@@ -149,7 +150,7 @@ impl Story<'_> {
         self.step("parent visible → its status written", status.saturating_duration_since(visible))
     }
 
-    /// Once the type is gone, the controller is done and nothing of it is left.
+    /// Removes the type, and waits until the controller is done and all its watches are closed.
     async fn remove(&mut self) -> anyhow::Result<()> {
         let name = objects::crd().name_any();
         let api = Api::<CustomResourceDefinition>::all(self.client.clone());
@@ -190,10 +191,10 @@ impl Story<'_> {
         if !left.is_empty() {
             bail!("watches were left behind: {}", left.join(", "));
         }
-        say("of the type no watch, no cache and no task is left")
+        say("no watch, cache or task of the type is left")
     }
 
-    /// The controller's status once it is as wanted, and when that was.
+    /// Waits for a status of the controller; returns it, and the time.
     async fn until(
         &self,
         what: &str,
@@ -225,7 +226,8 @@ impl Story<'_> {
     }
 }
 
-/// The manager names a declared controller after its kind and its object.
+/// Returns whether this is the demo's controller: the manager names it after its kind and its
+/// object.
 fn is_ours(name: &str) -> bool {
     name.ends_with(objects::CONTROLLER)
 }

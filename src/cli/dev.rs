@@ -35,45 +35,46 @@ use super::{
     output,
 };
 
-/// How long a CRD may take to be usable.
+/// Timeout for a new CRD to become usable.
 const USABLE_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Args)]
 pub(super) struct DevArgs {
-    /// Leave the manager out: a control plane with Pilotlight's CRDs, and nothing that runs in it.
+    /// Run no manager: only a control plane with Pilotlight's CRDs.
     #[arg(long, conflicts_with = "demo")]
     no_manager: bool,
-    /// Play a controller's life: declared before its type exists, started, stopped and started
-    /// again as the type comes, goes and returns; each step with the time it took. Then end.
+    /// Run a demo, then end: a controller is declared before its type exists, starts, stops and
+    /// starts again as the type is installed, removed and installed again. Prints the duration of
+    /// each step.
     #[arg(long)]
     demo: bool,
-    /// Leave everything running after the demo, until Ctrl-C.
+    /// Keep everything running after the demo, until Ctrl-C.
     #[arg(long, requires = "demo")]
     keep: bool,
-    /// Play the cluster in this process: an API server that is there at once, without binaries. It
-    /// has no controllers but the garbage collector, and refuses what it does not do.
+    /// Simulate the API server in this process: ready at once, without binaries. It has no
+    /// controllers except the garbage collector, and refuses requests that it does not support.
     #[arg(long)]
     simulated: bool,
-    /// Where /metrics, /debug/status and /debug/types are served: :PORT, HOST:PORT, or 0 for
-    /// nowhere. Port 0 is any that is free.
+    /// Address of /metrics, /debug/status and /debug/types: :PORT, HOST:PORT, or 0 for no server.
+    /// Port 0 means any free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     metrics_address: BindAddress,
-    /// Where /healthz, /livez and /readyz are answered: :PORT, HOST:PORT, or 0 for nowhere. Port 0
-    /// is any that is free.
+    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server. Port 0 means
+    /// any free port.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:0")]
     health_probe_bind_address: BindAddress,
     #[command(flatten)]
     manager: ManagerArgs,
 }
 
-/// Where the API server is.
+/// Access to the API server.
 struct Place<'a> {
     config: Config,
     kubeconfig: &'a Path,
 }
 
 impl DevArgs {
-    /// The demo tells what happens by itself.
+    /// Returns the default log level; lower with the demo, which prints its own steps.
     pub(super) fn log_level(&self) -> LevelFilter {
         if self.demo { LevelFilter::WARN } else { LevelFilter::INFO }
     }
@@ -92,7 +93,7 @@ impl DevArgs {
             progress: Arc::new(PrintProgress),
             ..ControlPlaneOptions::default()
         };
-        // Dropping the start ends what was started.
+        // Dropping the future stops the processes that it has started.
         let Some(plane) = stop.run_until_cancelled(ControlPlane::start(options)).await else {
             bail!("interrupted while the control plane was starting");
         };
@@ -103,12 +104,12 @@ impl DevArgs {
         ended
     }
 
-    /// The same on a server that is only played.
+    /// Runs on a simulated API server.
     async fn simulate(&self, began: Instant, stop: CancellationToken) -> anyhow::Result<()> {
         let server = SimulatedServer::new();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let socket = server.serve(loopback).await.context("listening on the loopback")?;
-        // Removed when it is dropped: the kubeconfig leads nowhere then.
+        // Removed when dropped, since the kubeconfig is useless afterwards.
         let directory = PrivateDirectory::create("pilotlight-simulated")
             .context("creating a temporary directory")?;
         let kubeconfig = directory
@@ -129,7 +130,7 @@ impl DevArgs {
         let client = transport.client()?;
         install(&client, &pilotlight::meta::crds()).await?;
         output::print(&format!(
-            "{what} runs, {:.1} s after the start. To talk to it:\n\n    \
+            "{what} runs, {:.1} s after the start. To use it:\n\n    \
              export KUBECONFIG={}\n\n",
             began.elapsed().as_secs_f64(),
             place.kubeconfig.display()
@@ -145,7 +146,7 @@ impl DevArgs {
         ended
     }
 
-    /// Runs a manager, and the demo beside it.
+    /// Runs a manager, and next to it the demo.
     async fn manage(
         &self,
         place: &Place<'_>,
@@ -157,7 +158,7 @@ impl DevArgs {
             health_probe_bind_address: self.health_probe_bind_address.clone(),
         };
         let instance = Instance::new(place.config.clone(), &self.manager, &servers, None)?;
-        output::print(&looks(instance.metrics_address, instance.probe_address))?;
+        output::print(&inspection(instance.metrics_address, instance.probe_address))?;
         let (handle, cluster) = (instance.handle.clone(), instance.cluster.clone());
         let hooks = if self.demo { Some(HookServer::start().await?) } else { None };
         let beside = async {
@@ -182,21 +183,21 @@ impl DevArgs {
     }
 }
 
-/// Where to look into the manager; its ports are any that were free.
-fn looks(metrics: Option<SocketAddr>, probes: Option<SocketAddr>) -> String {
+/// Returns the commands that inspect the manager, with the ports that were chosen.
+fn inspection(metrics: Option<SocketAddr>, probes: Option<SocketAddr>) -> String {
     let metrics = metrics.map(|address| format!("    pilotlight status --address {address}\n"));
     let probes = probes.map(|address| format!("    curl 'http://{address}/readyz?verbose'\n"));
     match (metrics, probes) {
         (None, None) => "A manager runs in this process.\n\n".to_owned(),
         (metrics, probes) => format!(
-            "A manager runs in this process. To look into it:\n\n{}{}\n",
+            "A manager runs in this process. To inspect it:\n\n{}{}\n",
             metrics.unwrap_or_default(),
             probes.unwrap_or_default()
         ),
     }
 }
 
-/// Installs CRDs and waits until whoever comes next can use them.
+/// Installs CRDs and waits until their types can be listed.
 pub(super) async fn install(
     client: &Client,
     crds: &[CustomResourceDefinition],
@@ -211,7 +212,7 @@ pub(super) async fn install(
         let usable = async {
             let established = conditions::is_crd_established();
             drop(await_condition(api.clone(), name, established).await?);
-            answered(client, crd).await
+            listable(client, crd).await
         };
         match tokio::time::timeout(USABLE_WITHIN, usable).await {
             Ok(usable) => usable.with_context(|| format!("waiting for {name}"))?,
@@ -221,8 +222,9 @@ pub(super) async fn install(
     Ok(())
 }
 
-/// For some milliseconds a new type is refused with 429, or not known, to whoever lists or watches.
-async fn answered(client: &Client, crd: &CustomResourceDefinition) -> anyhow::Result<()> {
+/// Waits until a new type can be listed. For some milliseconds the API server refuses lists and
+/// watches of it with 404 or 429.
+async fn listable(client: &Client, crd: &CustomResourceDefinition) -> anyhow::Result<()> {
     let version = crd.spec.versions.first().context("a CRD has a version")?;
     let gvk = GroupVersionKind::gvk(&crd.spec.group, &version.name, &crd.spec.names.kind);
     let resource = ApiResource::from_gvk_with_plural(&gvk, &crd.spec.names.plural);
@@ -249,7 +251,8 @@ mod tests {
 
         install(&server.client(), &pilotlight::meta::crds()).await.unwrap();
 
-        // The clock stands still while anybody computes: these are the waits, on any machine.
+        // Paused time does not advance during computation, so this is the sum of the waits on any
+        // machine.
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         let list = server.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
         assert_eq!(list.unwrap().len(), 0);

@@ -1,27 +1,27 @@
-//! Values of flags.
+//! Parsers of flag values.
 
 use std::{num::NonZeroUsize, time::Duration};
 
 use pilotlight::duration;
 
-/// The shortest time between two questions.
+/// Shortest polling interval.
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A duration between two questions that leaves the other side in peace.
+/// Parses a polling interval. Its lower bound spares the API server.
 pub(super) fn interval(text: &str) -> Result<Duration, String> {
     let interval = duration::parse(text).map_err(|error| error.to_string())?;
     if interval < SHORTEST_INTERVAL {
-        return Err("would ask without pause; give at least 100ms".to_owned());
+        return Err("is too short; give at least 100ms".to_owned());
     }
     Ok(interval)
 }
 
-/// A number of at least 1.
+/// Parses a number of at least 1.
 pub(super) fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
     text.parse().map_err(|_| "give a whole number of at least 1".to_owned())
 }
 
-/// A number of bytes, such as `16Mi`.
+/// Parses a number of bytes, such as `16Mi`.
 pub(super) fn bytes(text: &str) -> Result<usize, String> {
     let units = [("Ki", 10), ("Mi", 20), ("Gi", 30)];
     let (number, shift) = units
@@ -35,7 +35,7 @@ pub(super) fn bytes(text: &str) -> Result<usize, String> {
         .ok_or_else(|| "give a number of bytes of at least 1, such as 16Mi".to_owned())
 }
 
-/// The name of a namespace: what would change a URL is none.
+/// Parses the name of a namespace, and refuses one that would change a URL.
 pub(super) fn namespace(text: &str) -> Result<String, String> {
     let edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
     let bytes = text.as_bytes();

@@ -1,4 +1,4 @@
-//! Whether the manager is ready, and what stands in the way.
+//! Readiness checks of the manager.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use pilotlight::{
     meta::SUPERVISOR,
 };
 
-/// A controller that failed so often in a row is shown, though the manager is ready.
+/// Number of failures in a row from which a controller is marked, though the manager stays ready.
 const MANY_FAILURES: u32 = 3;
 
-/// One line of `/readyz?verbose`.
+/// Line of `/readyz?verbose`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Check {
     pub(super) name: String,
@@ -19,21 +19,21 @@ pub(super) struct Check {
     pub(super) detail: String,
 }
 
-/// What a check says.
+/// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Good,
-    /// Worth a look; the manager is ready all the same, since no controller may hold up the rest.
+    /// Marked, but the manager stays ready, since one controller must not hold up the rest.
     Bad,
     /// The manager is not ready.
     Failed,
 }
 
-/// Every check, from what is known now.
+/// Returns all checks.
 ///
-/// Waiting is what a conditional controller does; it is ready. One in a long back-off shows, and one
-/// that cannot sync, and the one that runs what is declared while its own CRD is missing. One
-/// that is stuck holds its name until the process is restarted, so it fails the check.
+/// A controller that waits for a type is ready. Marked are long back-offs, controllers that cannot
+/// sync, and the supervisor while its own CRD is missing. A stuck controller fails the check, since
+/// it holds its name until the process is restarted.
 pub(super) fn checks(
     types_known: bool,
     mode: &DiscoveryMode,
@@ -48,8 +48,8 @@ pub(super) fn checks(
     std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
 }
 
-/// The line of one runnable: its name, state and reason. Messages are not for the probe port, which
-/// is open to whoever reaches it; `/debug/status` has them.
+/// Returns the line of one runnable: name, state and reason. The message is left out, since anyone
+/// who reaches the probe port can read it; `/debug/status` has it.
 fn check(status: &RunnableStatus) -> Check {
     let (verdict, reason) = judge(status);
     let reason = reason.unwrap_or(status.reason.as_str());
@@ -57,7 +57,7 @@ fn check(status: &RunnableStatus) -> Check {
     Check { name: format!("controller/{}", status.name), verdict, detail }
 }
 
-/// A verdict, and its reason where that is another one than the state's.
+/// Returns the verdict, with a reason if it differs from the state's.
 fn judge(status: &RunnableStatus) -> (Verdict, Option<&'static str>) {
     let report = &status.report;
     let is_active = matches!(status.state, ControllerState::Starting | ControllerState::Running);
@@ -81,7 +81,8 @@ fn judge(status: &RunnableStatus) -> (Verdict, Option<&'static str>) {
     }
 }
 
-/// Whether nothing can be declared, nor withdrawn: the manager is degraded.
+/// Returns whether this is the supervisor and its CRD is missing: declarations cannot change, so
+/// the manager is degraded.
 fn is_without_its_crd(status: &RunnableStatus) -> bool {
     let waits = status.state == ControllerState::Waiting && status.reason != Reason::NotStarted;
     waits && status.name.as_str() == SUPERVISOR

@@ -1,4 +1,4 @@
-//! Asking a running manager.
+//! Requests to a running manager.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use pilotlight::redaction;
 use serde::de::DeserializeOwned;
 
-/// How long a manager on the other side may take.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An answer is not larger than this.
+/// Longest answer, in bytes.
 const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
-/// The JSON document at `path` of the metrics server at `address` (`HOST:PORT` or a URL).
+/// Reads the JSON document at `path` of the metrics server at `address` (`HOST:PORT` or a URL).
 pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyhow::Result<T> {
     let base =
         if address.contains("://") { address.to_owned() } else { format!("http://{address}") };

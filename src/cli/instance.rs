@@ -1,4 +1,4 @@
-//! A manager with everything that the binary runs in it.
+//! Instance: a manager with everything that the binary runs in it.
 
 use std::{net::SocketAddr, num::NonZeroUsize, sync::Arc, time::Duration};
 
@@ -26,47 +26,47 @@ use super::{
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ManagerArgs {
-    /// Run with the objects of one namespace alone: namespaced types are watched nowhere else. All
-    /// namespaces by default.
+    /// Watch namespaced types in this namespace only. Default: all namespaces.
     #[arg(long, value_name = "NAME", value_parser = flag::namespace)]
     namespace: Option<String>,
-    /// Parents of one controller that are synced at the same time.
+    /// Number of parents of one controller that are synced at the same time.
     #[arg(long, value_name = "NUMBER", default_value = "5", value_parser = flag::at_least_one)]
     workers: NonZeroUsize,
-    /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`; one
-    /// that stops matching is stopped. All by default.
+    /// Run only the declared controllers whose labels match, such as `team=web,tier in (a,b)`. A
+    /// controller that stops matching is stopped. Default: all.
     #[arg(long, value_name = "SELECTOR")]
     target_label_selector: Option<Selector>,
-    /// Show the first 256 bytes of a hook's error body in Events, statuses, logs and endpoints. They
-    /// may hold secrets that the hook was sent, and everybody who may read Events reads them.
+    /// Show the first 256 bytes of a hook's error body in Events, statuses, logs and endpoints.
+    /// They may hold secrets that the hook received, and all who may read Events can read them.
+    /// Default: off.
     #[arg(long)]
     hook_error_excerpts: bool,
-    /// How often the API server is asked what it serves where CRDs may not be watched; where they
-    /// may, changes are pushed and this has no effect. A duration of at least 100ms, such as 30s.
+    /// Interval for polling the served types where CRDs may not be watched; no effect where they
+    /// may. A duration of at least 100ms, such as 30s.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = flag::interval)]
     discovery_interval: Duration,
-    /// How long controllers may take to drain when the process is asked to stop. A duration such
-    /// as 30s; what still runs then is named and left behind, and the exit code is 1.
+    /// Time for controllers to drain when the process stops. A duration such as 30s. Controllers
+    /// that outlive it are named and aborted, and the exit code is 1.
     #[arg(long, value_name = "DURATION", default_value = "30s", value_parser = duration::parse)]
     graceful_shutdown_timeout: Duration,
     #[command(flatten)]
     budget: BudgetArgs,
 }
 
-/// Where the manager's own servers listen.
+/// Addresses of the manager's own servers.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Manager")]
 pub(super) struct ServerArgs {
-    /// Where /metrics, /debug/status and /debug/types are served, without authentication: :PORT,
-    /// HOST:PORT, or 0 for nowhere.
+    /// Address of /metrics, /debug/status and /debug/types, without authentication: :PORT,
+    /// HOST:PORT, or 0 for no server.
     #[arg(long, value_name = "ADDRESS", default_value = ":9999")]
     pub(super) metrics_address: BindAddress,
-    /// Where /healthz, /livez and /readyz are answered: :PORT, HOST:PORT, or 0 for nowhere.
+    /// Address of /healthz, /livez and /readyz: :PORT, HOST:PORT, or 0 for no server.
     #[arg(long, value_name = "ADDRESS", default_value = ":8081")]
     pub(super) health_probe_bind_address: BindAddress,
 }
 
-/// A manager that has not run yet, and handles on what is in it.
+/// Manager that has not run yet, with handles on its parts.
 #[derive(Debug)]
 pub(super) struct Instance {
     manager: Manager,
@@ -80,9 +80,10 @@ pub(super) struct Instance {
 }
 
 impl Instance {
-    /// Listens, and puts everything together. Must be called on a tokio runtime; sends nothing.
+    /// Binds the servers' addresses and builds the manager. Must be called on a tokio runtime;
+    /// sends no request.
     ///
-    /// Parents whose controller says nothing about it are synced every `resync_period`.
+    /// `resync_period` applies to controllers without `resyncPeriodSeconds`.
     pub(super) fn new(
         config: Config,
         manager: &ManagerArgs,
@@ -135,7 +136,7 @@ impl Instance {
         let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
         owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
         let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
-        // Without its servers or its view of the cluster this process is of no use.
+        // Without its servers or its view of the cluster the process is useless.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
         owner.add_runnable("cluster", Arc::new(cluster_runnable), fail_fast())?;
@@ -169,7 +170,7 @@ mod tests {
         servers: ServerArgs,
     }
 
-    /// An instance whose API server is not there.
+    /// Instance whose API server does not exist.
     fn instance() -> Instance {
         let flags = Flags::parse_from([
             "test",

@@ -1,4 +1,4 @@
-//! What is logged, and how.
+//! Log level and format.
 
 use std::{ffi::OsString, io::IsTerminal};
 
@@ -15,31 +15,31 @@ use tracing_subscriber::{
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Logging")]
 pub(super) struct LoggingArgs {
-    /// How much is logged to standard error: error, warn, info, debug or trace; or directives by
+    /// Level of the log on standard error: error, warn, info, debug or trace; or directives by
     /// module such as warn,pilotlight::informer=debug. Default: info with run and dev, warn with
     /// dev --demo and the other commands.
     #[arg(long, global = true, value_name = "LEVEL", value_parser = filter)]
     log_level: Option<String>,
-    /// How a log line is written; text by default.
+    /// Format of a log line. Default: text.
     #[arg(long, global = true, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum LogFormat {
-    /// For people.
+    /// Human-readable lines.
     Text,
-    /// One object a line, for machines.
+    /// JSON, one object for each line.
     Json,
 }
 
 impl LoggingArgs {
-    /// Logs from now on; the level and the format are those when these flags say nothing.
+    /// Starts the log; `level` and `format` are the defaults of these flags.
     pub(super) fn start(&self, level: LevelFilter, format: LogFormat) -> anyhow::Result<()> {
         let level = self.log_level.clone().unwrap_or_else(|| of_level(level));
         let lines = fmt::layer()
             .with_writer(std::io::stderr)
-            // It would be told of on the very stream that takes nothing, with a panic.
+            // An internal error would be printed to the same failing stream, with a panic.
             .log_internal_errors(false);
         let (no_color, terminal) = (std::env::var_os("NO_COLOR"), std::io::stderr().is_terminal());
         let lines = match self.log_format.unwrap_or(format) {
@@ -61,16 +61,16 @@ fn colours(no_color: Option<OsString>, terminal: bool) -> bool {
 }
 
 /// Returns whether a module logs the bodies of the API server's answers, Secrets among them. It is
-/// silent at every level, whatever the directives say.
+/// silenced at every level, whatever the directives are.
 fn quotes_bodies(target: &str) -> bool {
     target.starts_with("kube_client::client")
 }
 
-/// A level concerns Pilotlight alone: what the libraries below it say in detail is asked for by
-/// name.
+/// Returns the directives of a level, which applies to Pilotlight alone. Details of the libraries
+/// below it need a directive by name.
 fn of_level(level: LevelFilter) -> String {
-    // kube reports every answer that is no success as an error, also where that is expected; what
-    // concerns us is in what the callers log.
+    // kube logs every answer that is not a success as an error, even an expected one. Relevant
+    // errors are logged by the callers.
     const QUIET: &str = "kube_client::client::builder=off";
     if level > LevelFilter::WARN {
         format!("warn,{QUIET},pilotlight={level}")
@@ -81,11 +81,11 @@ fn of_level(level: LevelFilter) -> String {
 
 fn filter(text: &str) -> Result<String, String> {
     const HINT: &str = "give error, warn, info, debug or trace";
-    // A lone word would be a module to filter by, and everything else would fall silent.
+    // A single word would be taken as a module, and everything else would be silenced.
     let word = text.chars().all(|character| character.is_ascii_alphanumeric());
     let directives = match text.parse() {
         Ok(level) if !text.is_empty() => of_level(level),
-        Ok(_) | Err(_) if word => return Err(format!("{text:?} is no level; {HINT}")),
+        Ok(_) | Err(_) if word => return Err(format!("{text:?} is not a level; {HINT}")),
         Ok(_) | Err(_) => text.to_owned(),
     };
     EnvFilter::try_new(&directives).map(|_| directives).map_err(|error| format!("{error}; {HINT}"))

@@ -1,5 +1,5 @@
-//! Flags that Metacontroller has and Pilotlight has not: what they mean here, so that its manifests
-//! work with another image and nothing else.
+//! Flags of Metacontroller that Pilotlight accepts, so that Metacontroller's manifests work after a
+//! change of the image alone.
 
 use std::time::Duration;
 
@@ -10,45 +10,45 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::logging::LogFormat;
 
-/// Values are parsed as Metacontroller parses them; one that asks for what is not there is refused.
+/// Values are parsed as by Metacontroller. A value that asks for a missing feature is refused.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags of Metacontroller that are accepted")]
 pub(super) struct MetacontrollerArgs {
-    /// How often parents are synced whose controller has no resyncPeriodSeconds; 0, the default
-    /// here, for never. Caches are never flushed.
+    /// Resync period of parents whose controller has no resyncPeriodSeconds: a duration such as
+    /// 30m, or 0 for none. Default: 0. Caches are never flushed.
     #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
     cache_flush_interval: Option<Duration>,
-    /// As --log-level: a number of at least 1 is debug, panic is error.
+    /// Same as --log-level; a number of at least 1 means debug, panic means error.
     #[arg(long, value_name = "LEVEL", value_parser = zap_level)]
     zap_log_level: Option<LevelFilter>,
-    /// As --log-level=debug --log-format=text.
+    /// Same as --log-level=debug --log-format=text.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = go_bool, action = ArgAction::Set
     )]
     zap_devel: Option<bool>,
-    /// As --log-format: console is text.
+    /// Same as --log-format; console means text.
     #[arg(long, value_name = "FORMAT", value_parser = zap_encoder)]
     zap_encoder: Option<LogFormat>,
     /// Ignored: no stack traces are logged.
     #[arg(long, value_name = "LEVEL")]
     zap_stacktrace_level: Option<String>,
-    /// Ignored: times are logged as of RFC 3339.
+    /// Ignored: times are logged in the format of RFC 3339.
     #[arg(long, value_name = "ENCODING")]
     zap_time_encoding: Option<String>,
-    /// Ignored: requests are not limited on this side.
+    /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     client_go_qps: Option<f64>,
-    /// Ignored: requests are not limited on this side.
+    /// Ignored: requests are not rate-limited by the client.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     client_go_burst: Option<i64>,
-    /// Ignored: Events are limited for each object.
+    /// Ignored: Events are rate-limited for each object.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_qps: Option<f64>,
-    /// Ignored: Events are limited for each object.
+    /// Ignored: Events are rate-limited for each object.
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     events_burst: Option<i64>,
-    /// Only false: there is no leader election yet.
+    /// Accepts only false: there is no leader election yet.
     #[arg(
         long, value_name = "BOOL", num_args = 0..=1, require_equals = true,
         default_missing_value = "true", value_parser = no_leader_election, action = ArgAction::Set
@@ -63,10 +63,10 @@ pub(super) struct MetacontrollerArgs {
     /// Ignored: there is no leader election yet.
     #[arg(long, value_name = "NAME")]
     leader_election_id: Option<String>,
-    /// Only 0: there is no pprof endpoint.
+    /// Accepts only 0: there is no pprof endpoint.
     #[arg(long, value_name = "ADDRESS", value_parser = no_pprof)]
     pprof_address: Option<String>,
-    /// Only dynamic-apply.
+    /// Accepts only dynamic-apply.
     #[arg(long, value_name = "STRATEGY", value_parser = dynamic_apply)]
     apply_strategy: Option<String>,
     /// Ignored: children are applied as with dynamic-apply.
@@ -75,22 +75,22 @@ pub(super) struct MetacontrollerArgs {
 }
 
 impl MetacontrollerArgs {
-    /// How often parents are synced whose controller says nothing about it.
+    /// Returns the resync period of controllers without `resyncPeriodSeconds`.
     pub(super) fn resync_period(&self) -> Option<Duration> {
         self.cache_flush_interval.filter(|interval| !interval.is_zero())
     }
 
-    /// What they say about how much is logged.
+    /// Returns the log level that these flags set.
     pub(super) fn log_level(&self) -> Option<LevelFilter> {
         self.zap_log_level.or((self.zap_devel == Some(true)).then_some(LevelFilter::DEBUG))
     }
 
-    /// What they say about how it is logged.
+    /// Returns the log format that these flags set.
     pub(super) fn log_format(&self) -> Option<LogFormat> {
         self.zap_encoder.or((self.zap_devel == Some(true)).then_some(LogFormat::Text))
     }
 
-    /// Logs what the flags that were given mean here.
+    /// Logs the meaning of each given flag.
     pub(super) fn explain(&self) {
         for (flag, meaning) in self.meanings() {
             warn!(flag, meaning, "flag of Metacontroller");
@@ -148,7 +148,7 @@ impl MetacontrollerArgs {
     }
 }
 
-/// What Go takes for a truth value.
+/// Parses a boolean as Go does.
 fn go_bool(text: &str) -> Result<bool, String> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),

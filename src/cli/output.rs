@@ -1,20 +1,20 @@
-//! Standard output: what was asked for. What happens meanwhile goes to the log.
+//! Standard output: the result of a command. Progress and warnings go to the log.
 
 use std::io::{self, Write};
 
 use clap::ValueEnum;
 
-/// How a command answers.
+/// Output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Format {
-    /// For people.
+    /// Human-readable table.
     #[default]
     Table,
-    /// For machines.
+    /// JSON.
     Json,
 }
 
-/// Prints text. A reader who has seen enough (`| head`) is no failure.
+/// Prints text. A closed pipe (`| head`) is not an error.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

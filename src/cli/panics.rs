@@ -1,11 +1,11 @@
-//! Panic messages of the process.
+//! Panic hook of the process.
 
 use std::{io::Write, panic};
 
 use pilotlight::redaction;
 
-/// Replaces the panic hook of the standard library, which prints each message: one that was put
-/// together may quote an object that could not be handled. A literal message is printed.
+/// Replaces the panic hook of the standard library, which prints each message. A formatted message
+/// may quote the object that caused the panic, so only literal messages are printed.
 pub(super) fn report_without_values() {
     panic::set_hook(Box::new(|panic| {
         let message = redaction::panic_message(panic.payload());

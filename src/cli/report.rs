@@ -1,4 +1,4 @@
-//! What a running manager tells of itself, as JSON: `/debug/status` and `/debug/types`.
+//! Reports of a running manager as JSON: `/debug/status` and `/debug/types`.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
@@ -16,12 +16,13 @@ use super::watchers::Watchers;
 /// State of a controller whose object has no status.
 const UNSEEN: &str = "Unseen";
 
-/// Report of `pilotlight status`, from either source; what the source does not know is null.
+/// Report of `pilotlight status`, from either source; fields that the source does not know are
+/// null.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StatusReport {
     pub(super) source: Source,
-    /// Every controller is ready.
+    /// True if every controller is ready.
     pub(super) ready: bool,
     pub(super) version: Option<String>,
     pub(super) discovery: Option<DiscoveryRow>,
@@ -39,19 +40,19 @@ pub(super) enum Source {
     Instance,
 }
 
-/// How the registry of types learns of changes.
+/// State of discovery.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct DiscoveryRow {
     /// `Watching` or `Static`.
     pub(super) mode: String,
-    /// Whether everything it asks is answered.
+    /// True if all its sources answer.
     pub(super) current: bool,
-    /// Why not, or why it is static.
+    /// Errors of the sources, and the reason of the mode `Static`.
     pub(super) errors: Vec<String>,
 }
 
-/// One runnable.
+/// Row of one runnable.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ControllerRow {
@@ -67,11 +68,11 @@ pub(super) struct ControllerRow {
     pub(super) message: String,
     pub(super) since: Option<Timestamp>,
     pub(super) epoch: Option<u64>,
-    /// The status is about an older specification.
+    /// True if the status describes an older specification.
     pub(super) outdated: bool,
     pub(super) stuck: bool,
     pub(super) stale: bool,
-    /// No sync has succeeded for a minute.
+    /// True if no sync has succeeded for a minute.
     pub(super) failing: bool,
     pub(super) failures: Option<u32>,
     pub(super) last_error: Option<String>,
@@ -86,7 +87,7 @@ pub(super) struct ControllerRow {
     pub(super) conditions: Option<Vec<StatusCondition>>,
 }
 
-/// One thing that is waited for.
+/// Unmet condition of a controller.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct UnmetRow {
@@ -96,7 +97,7 @@ pub(super) struct UnmetRow {
     pub(super) message: String,
 }
 
-/// One watched type of a controller.
+/// Watched type of a controller.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct WatchRow {
@@ -106,7 +107,7 @@ pub(super) struct WatchRow {
     pub(super) error: Option<String>,
 }
 
-/// One shared cache.
+/// Shared informer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct InformerRow {
@@ -119,7 +120,7 @@ pub(super) struct InformerRow {
     pub(super) subscribers: usize,
 }
 
-/// One type.
+/// Row of one type.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct TypeRow {
@@ -131,7 +132,7 @@ pub(super) struct TypeRow {
     pub(super) since: Timestamp,
     pub(super) served_versions: Vec<String>,
     pub(super) origin: String,
-    /// Controllers that watch it, where that is known.
+    /// Number of controllers that watch the type, if known.
     pub(super) watched_by: Option<usize>,
 }
 
@@ -152,7 +153,7 @@ impl StatusReport {
         }
     }
 
-    /// The report of what the objects of declared controllers say.
+    /// Returns the report of declared controllers, from their objects.
     pub(super) fn of_objects(objects: &[CompositeController]) -> Self {
         let controllers: Vec<_> = objects.iter().map(ControllerRow::of_object).collect();
         Self {
@@ -236,8 +237,8 @@ impl From<&RunnableStatus> for ControllerRow {
     }
 }
 
-/// Returns whether a runnable does what it is asked to do; as the condition Ready of a declared
-/// one.
+/// Returns whether a runnable is ready, by the rules of the condition `Ready` of a declared
+/// controller.
 fn is_ready(status: &RunnableStatus) -> bool {
     let report = &status.report;
     status.state == ControllerState::Running
@@ -248,12 +249,12 @@ fn is_ready(status: &RunnableStatus) -> bool {
 }
 
 impl ControllerRow {
-    /// Returns whether the controller is ready, as it is declared now.
+    /// Returns whether the controller is ready with its current specification.
     pub(super) fn is_ready(&self) -> bool {
         self.ready == "True" && !self.outdated
     }
 
-    /// Returns whether no manager wrote a status, or none could.
+    /// Returns whether the object has no status: no manager wrote one, or its CRD keeps none.
     pub(super) fn is_unseen(&self) -> bool {
         self.state == UNSEEN
     }
@@ -291,7 +292,7 @@ impl ControllerRow {
             state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
             since: condition("Running").map(|running| running.last_transition_time).or(newest),
             epoch: status.epoch.and_then(|epoch| u64::try_from(epoch).ok()),
-            // Where nothing is said, nothing is old.
+            // Without a status, nothing is outdated.
             outdated: status.state.is_some()
                 && status.observed_generation != controller.metadata.generation,
             stuck: reason == "Stuck",

@@ -15,39 +15,39 @@ use super::{
     table::{Table, age, or_dash},
 };
 
-/// What to do when the CRD has no place for it.
+/// Hint for a CRD that has no place for a status.
 const NOT_KEPT: &str = "pilotlight: the installed CRD of CompositeControllers keeps no status, as \
                         Metacontroller's: apply Pilotlight's with `pilotlight crds | kubectl apply \
                         --filename -`, or ask a running manager with --address";
 /// Fields of the JSON, which both sources share.
 const JSON: &str = "\
-With --output=json one object is printed, alike for both sources; a field that the source does not \
-know is null:
+With --output=json the command prints one object with the same fields for both sources; a field \
+that the source does not know is null:
   source       api or instance
   ready        every controller is ready
   version, discovery{mode,current,errors}, informers[]
-               of the instance
+               only from an instance
   controllers[]
     name, parent, group, state, reason, message, since, epoch, conditions[]
     ready      True, False or Unknown
-    outdated   the status is about an older specification
+    outdated   the status describes an older specification
     failing    no sync has succeeded for a minute
     stuck, stale, failures, lastError, pending, lastDone, queueDepth
     unmet[], forbidden[], missing[], watches[]
 
-Exit codes: 0 every controller is ready, 1 one is not or the source did not answer, 2 the command \
-line is wrong. A controller that waits for a type or is paused is not ready.";
+Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
+2 invalid command line. A controller that waits for a type or is paused is not ready.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = JSON, after_help = "The JSON and the exit codes: --help.")]
 pub(super) struct StatusArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
-    /// Ask a running manager at its metrics address instead of the API server: queue depths,
-    /// watches and caches too, and what is not declared as an object.
+    /// Read from a running manager at its metrics address instead of the API server: also its queue
+    /// depths, watches and caches, and controllers that are not declared as objects.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// How to print it.
+    /// Output format.
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
@@ -77,7 +77,7 @@ impl StatusArgs {
         Ok(())
     }
 
-    /// What the objects say, and whether their CRD lets them say it.
+    /// Returns the report of declared controllers, and whether their CRD keeps a status.
     async fn declared(&self) -> anyhow::Result<(StatusReport, bool)> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;

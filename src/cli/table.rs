@@ -1,9 +1,9 @@
-//! Tables as kubectl prints them.
+//! Tables in kubectl's format.
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use pilotlight::redaction::printable;
 
-/// Rows under headings, each column as wide as it must be.
+/// Rows under headings; each column is as wide as its longest cell.
 #[derive(Debug)]
 pub(super) struct Table {
     columns: usize,
@@ -41,7 +41,7 @@ impl Table {
     }
 }
 
-/// How long ago: `5s`, `12m`, `3h4m`, `2d`.
+/// Formats the time since: `5s`, `12m`, `3h4m`, `2d`.
 pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
     let seconds = now.duration_since(since).max(SignedDuration::ZERO).as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
@@ -53,7 +53,7 @@ pub(super) fn age(since: Timestamp, now: Timestamp) -> String {
     }
 }
 
-/// A dash for what is not there.
+/// Returns the text, or a dash if it is missing or empty.
 pub(super) fn or_dash(text: Option<&str>) -> String {
     text.filter(|text| !text.is_empty()).unwrap_or("-").to_owned()
 }

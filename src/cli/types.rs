@@ -21,19 +21,19 @@ use super::{
     watchers::Watchers,
 };
 
-/// How long one look at the server may take.
+/// Timeout for each request for the server's types or declared controllers.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Args)]
 pub(super) struct TypesArgs {
     #[command(flatten)]
     connection: ConnectionArgs,
-    /// Ask a running manager at its metrics address instead of the API server: what it sees, since
-    /// when, and how many of its controllers watch each type. The API server knows of those alone
-    /// that are declared as objects.
+    /// Read from a running manager at its metrics address instead of the API server: its view of
+    /// the types, and the number of all its controllers that watch each. The API server only knows
+    /// the watches of declared controllers.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// How to print it.
+    /// Output format.
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     output: Format,
 }
@@ -50,12 +50,12 @@ impl TypesArgs {
         }
     }
 
-    /// One look at the API server.
+    /// Reads the types from the API server.
     async fn look(&self) -> anyhow::Result<Vec<TypeRow>> {
         let transport = self.connection.transport(TransportOptions::default()).await?;
         let client = transport.client()?;
         let types = ask(client.clone()).await?;
-        // Who may not list them, or has none installed, cannot know.
+        // `None` if they may not be listed or none is installed.
         let declared = tokio::time::timeout(TIMEOUT, declared::list(client)).await;
         let declared = declared.ok().and_then(Result::ok);
         let watchers = declared.as_deref().map(Watchers::of_objects);
@@ -63,21 +63,21 @@ impl TypesArgs {
     }
 }
 
-/// What the API server serves.
+/// Returns the types that the API server serves.
 async fn ask(client: Client) -> anyhow::Result<Vec<TypeReport>> {
     let (types, discovery) = TypeRegistry::new(client, DiscoveryOptions::default());
-    let told = async {
+    let synced = async {
         if tokio::time::timeout(TIMEOUT, types.synced()).await.is_err() {
             let error = types.health().discovery.error.unwrap_or_default();
-            bail!("the API server has not said what it serves within {TIMEOUT:?}: {error}");
+            bail!("the API server did not report its types within {TIMEOUT:?}: {error}");
         }
-        // What is unknown then is said to be.
+        // Types that are still unknown then are reported as such.
         tokio::time::timeout(TIMEOUT, types.complete()).await.unwrap_or_default();
         Ok(())
     };
     tokio::select! {
         () = discovery.run(CancellationToken::new()) => bail!("discovery ended by itself"),
-        told = told => told?,
+        synced = synced => synced?,
     }
     Ok(types.report())
 }
@@ -109,11 +109,11 @@ mod tests {
 
     use super::*;
 
-    /// The states of all types, as somebody is told who may not read these.
-    async fn told_without(resources: &[&str]) -> Vec<(String, &'static str)> {
+    /// Returns the states of all types as seen without the right to read these resources.
+    async fn states_without(resources: &[&str]) -> Vec<(String, &'static str)> {
         let server = SimulatedServer::new();
         server.install(&CrdBuilder::new("x.test", "Widget").version("v1").build()).unwrap();
-        // It is established soon, and its clock stands still while anybody computes.
+        // The type is established after some simulated time, which is paused during computation.
         tokio::time::sleep(Duration::from_secs(60)).await;
         if !resources.is_empty() {
             server.set_rbac([AccessRule::deny().resources(resources.iter().copied())]);
@@ -127,11 +127,11 @@ mod tests {
         let crds = "customresourcedefinitions.apiextensions.k8s.io";
         let services = "apiservices.apiregistration.k8s.io";
 
-        let all = told_without(&[]).await;
+        let all = states_without(&[]).await;
 
         assert!(all.contains(&("widgets.x.test".to_owned(), "Served")), "{all:?}");
         for refused in [&[crds, services][..], &[crds], &[services]] {
-            assert_eq!(told_without(refused).await, all, "{refused:?}");
+            assert_eq!(states_without(refused).await, all, "{refused:?}");
         }
     }
 

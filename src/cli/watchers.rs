@@ -1,6 +1,6 @@
-//! By how many controllers a type is watched.
+//! Number of controllers that watch a type.
 //!
-//! Only watches count: a controller that waits for a type, or looks it up, watches nothing.
+//! Only watches count: a controller that waits for a type, or only looks it up, does not watch it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,15 +11,15 @@ use pilotlight::{
     meta::api::CompositeController,
 };
 
-/// Which controllers watch which types.
+/// Controllers by the types that they watch.
 #[derive(Debug, Default)]
 pub(super) struct Watchers {
-    // Controllers by group and by the name that they ask by.
+    // Numbers of the controllers, by group and by the name that they use for the type.
     by_type: HashMap<(String, TypeName), HashSet<usize>>,
 }
 
 impl Watchers {
-    /// What a manager's own controllers say.
+    /// Collects the watches of a manager's controllers.
     pub(super) fn of_manager(controllers: &Snapshot) -> Self {
         let mut watchers = Self::default();
         for (number, controller) in controllers.values().enumerate() {
@@ -33,7 +33,7 @@ impl Watchers {
         watchers
     }
 
-    /// What the objects of declared controllers say.
+    /// Collects the watches in the statuses of declared controllers.
     pub(super) fn of_objects(controllers: &[CompositeController]) -> Self {
         let mut watchers = Self::default();
         for (number, controller) in controllers.iter().enumerate() {
@@ -46,9 +46,10 @@ impl Watchers {
         watchers
     }
 
-    /// How many watch the type of this row, at whichever version and by whichever name.
+    /// Returns the number of controllers that watch the type of this row, at any version and by any
+    /// of its names.
     pub(super) fn count(&self, report: &TypeReport) -> usize {
-        // Rows are called `plural.group`, with a version if nothing more is known.
+        // Rows are named `plural.group`, with a version if nothing more is known.
         let name = report.name.split('/').next().unwrap_or_default();
         let suffix = format!(".{}", report.group);
         let plural = name.strip_suffix(&suffix).unwrap_or(name);

@@ -1,9 +1,10 @@
-//! Budget of hook answers: the decoded bytes that one process, one controller and one answer hold.
+//! Budget of hook answers: bounds the decoded bytes that a process, a controller and an answer
+//! hold.
 //!
-//! An answer of up to 64 KiB is read without a reservation; a worker holds at most one of them. A
-//! longer one first reserves the most that it may become, and is read on only then: answers that
-//! reserve piece by piece would wait for each other for ever. What it does not need is given back
-//! when it has been read, and the rest when the sync has dropped it.
+//! An answer of up to 64 KiB is read without a reservation; each worker holds at most one. Before
+//! more is read, a longer answer reserves its maximum length: answers that reserve piece by piece
+//! could wait for each other for ever. The unused part is released after the answer was read, and
+//! the rest when the sync drops the answer.
 //!
 //! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
 //! never delays one that is being read.
@@ -15,37 +16,40 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Longest answer that is read without a reservation, in bytes.
 pub(crate) const UNRESERVED_BYTES: usize = 64 * 1024;
-/// Limit of one answer unless the budget is too small for it: no useful answer is longer.
+/// Default limit of one answer in bytes, unless the budget is smaller: no useful answer is longer.
 const ANSWER_BYTES: usize = 16 * 1024 * 1024;
-/// Budget of a process: with half as much for kept answers, three eighths of the shipped memory
-/// limit. A controller's share holds two answers of the longest kind, so that an answer whose sync
-/// takes long does not keep the next one from being read.
+/// Default budget of a process in bytes. With half as much for kept answers, it is three eighths of
+/// the shipped memory limit. A controller's share holds two answers of the default limit, so that
+/// an answer whose sync takes long does not block the next one.
 const PROCESS_BYTES: usize = 128 * 1024 * 1024;
-/// Part of each budget that answers kept by their ETag may take in addition.
+/// Divisor of each budget; the result is the additional budget of answers that are kept by their
+/// ETag.
 const KEPT_DIVISOR: usize = 2;
-/// Controllers that can exhaust the budget of a process only together.
+/// Number of controllers that only together can exhaust the budget of a process.
 const SHARES: usize = 4;
 
 /// Limits of hook answers, in decoded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// All answers of a process; 128 MiB, and half as much for those kept by their ETag.
+    /// All answers of a process; 128 MiB by default. Answers kept by their ETag may take half as
+    /// much again.
     pub process: usize,
-    /// Answers of one controller; a quarter of `process`, and never more.
+    /// Answers of one controller; a quarter of `process` by default and at most.
     pub controller: usize,
-    /// Bytes of one answer; 16 MiB, and never more than `controller`.
+    /// A single answer; 16 MiB by default, and at most `controller`.
     pub answer: usize,
 }
 
 impl AnswerLimits {
-    /// Limits that follow from the budget of the process.
+    /// Returns the default limits for a budget of the process.
     #[must_use]
     pub fn of_process(process: usize) -> Self {
         let controller = process / SHARES;
         Self { process, controller, answer: ANSWER_BYTES.min(controller) }
     }
 
-    /// The limits as they can be kept: a semaphore counts no more than 4 GiB at once.
+    /// Lowers the limits to their bounds. The whole budget is at most 4 GiB, which is what one
+    /// request to a semaphore can count.
     fn clamped(self) -> Self {
         let most = usize::try_from(u32::MAX).unwrap_or(usize::MAX);
         let process = self.process.min(most);
@@ -70,7 +74,7 @@ pub struct AnswerBudget {
 }
 
 impl AnswerBudget {
-    /// A budget of which nothing is used. Limits beyond their bounds are lowered to them.
+    /// Returns an unused budget. Limits beyond their bounds are lowered to them.
     pub fn new(limits: AnswerLimits) -> Self {
         let limits = limits.clamped();
         let pool = |bytes| Arc::new(Semaphore::new(bytes));
@@ -78,12 +82,12 @@ impl AnswerBudget {
         Self { limits, answers, kept, decoding: pool(1) }
     }
 
-    /// The limits as they are kept.
+    /// Returns the effective limits.
     pub fn limits(&self) -> AnswerLimits {
         self.limits
     }
 
-    /// The share of one controller.
+    /// Returns the share of one controller.
     pub fn controller(&self) -> ControllerBudget {
         let own = |bytes| Arc::new(Semaphore::new(bytes));
         let share = self.limits.controller;
@@ -107,18 +111,18 @@ pub struct ControllerBudget {
 }
 
 impl ControllerBudget {
-    /// The limits of the process.
+    /// Returns the limits of the process.
     pub(crate) fn limits(&self) -> AnswerLimits {
         self.process.limits
     }
 
-    /// Bytes of kept answers that one controller may hold.
+    /// Returns the maximum number of bytes of kept answers that one controller may hold.
     pub(crate) fn most_kept(&self) -> usize {
         self.process.limits.controller / KEPT_DIVISOR
     }
 
-    /// Reserves bytes for an answer, waiting until there are as many: in the controller's share
-    /// first, so that a controller whose share is used up takes nothing of the others'.
+    /// Reserves bytes for an answer, and waits until they are free. The controller's share comes
+    /// first, so that a controller without free bytes takes none from the others.
     ///
     /// # Cancel safety
     ///
@@ -130,7 +134,7 @@ impl ControllerBudget {
         Some(Reservation { permits: [own, of_process] })
     }
 
-    /// Reserves bytes for an answer that is kept, if there are as many now.
+    /// Reserves bytes for a kept answer, if they are free now.
     pub(crate) fn try_keep(&self, bytes: usize) -> Option<Reservation> {
         let count = u32::try_from(bytes).ok()?;
         let own = self.kept.clone().try_acquire_many_owned(count).ok()?;
@@ -139,9 +143,10 @@ impl ControllerBudget {
     }
 
     /// Waits for the turn to decode a document of this size. Large ones are decoded one at a time
-    /// in a process, because a tree takes 20 to 80 times its text. `None` for a small one.
+    /// in a process, because a decoded tree takes 20 to 80 times the memory of its text. `None` for
+    /// a small one.
     ///
-    /// Hold it across no other wait.
+    /// Do not hold the permit across another await.
     pub(crate) async fn turn(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         if bytes <= UNRESERVED_BYTES {
             return None;
@@ -150,27 +155,28 @@ impl ControllerBudget {
     }
 }
 
-/// Bytes of the budget, given back when dropped.
+/// Reserved bytes, released when dropped.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     permits: [OwnedSemaphorePermit; 2],
 }
 
 impl Reservation {
-    /// Gives back all but so many bytes.
+    /// Releases all but this many bytes.
     fn shrink_to(&mut self, bytes: usize) {
         for permit in &mut self.permits {
             drop(permit.split(permit.num_permits().saturating_sub(bytes)));
         }
     }
 
-    /// The bytes, which hold their part of the reservation as long as any slice of them lives.
+    /// Returns the bytes, which hold their part of the reservation as long as any slice of them
+    /// lives.
     pub(crate) fn hold(mut self, bytes: Vec<u8>) -> Bytes {
         self.shrink_to(bytes.len());
         self.hold_all(bytes)
     }
 
-    /// As [`Reservation::hold`], with all of the reservation.
+    /// Like [`Reservation::hold`], but keeps the whole reservation.
     pub(crate) fn hold_all(self, bytes: Vec<u8>) -> Bytes {
         Bytes::from_owner(Held { bytes, _reservation: self })
     }

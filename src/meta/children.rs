@@ -1,10 +1,10 @@
-//! Children: what a hook wants of them, checked as a whole, and the steps that lead there.
+//! Children of a parent: validates the desired children of a hook response, and plans the writes.
 //!
-//! Nothing here writes. An answer with one unusable child is refused altogether, so that no
-//! mistake in it deletes anything.
+//! This module sends no requests. A response with one unusable child is rejected as a whole, so
+//! that a mistake in it deletes nothing.
 //!
-//! A child stays the text that the hook sent until its own turn comes: a tree exists of one child
-//! at a time, and of none while a request is under way.
+//! A child is kept as the text that the hook sent, and decoded only for its own step. At most one
+//! child is decoded at a time, and none during a request.
 
 mod check;
 
@@ -20,45 +20,45 @@ use crate::{
     redaction,
 };
 
-/// The parent, as far as its children are concerned.
+/// Parent, as far as its children need it.
 #[derive(Clone, Debug)]
 pub(crate) struct Parent {
-    /// How to talk to its type.
+    /// Served type of the parent.
     pub(crate) served: Arc<ServedType>,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
     /// uid.
     pub(crate) uid: Arc<str>,
-    /// It is being deleted.
+    /// True if the object is being deleted.
     pub(crate) terminating: bool,
 }
 
-/// A declared type of children that is served now.
+/// Declared type of children that is served now.
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
-    /// How to talk to it.
+    /// Served type.
     pub(crate) served: Arc<ServedType>,
-    /// How existing children are updated.
+    /// Update method of existing children.
     pub(crate) strategy: UpdateMethod,
 }
 
-/// An observed child.
+/// Observed child.
 #[derive(Clone, Debug)]
 pub(crate) struct Child {
-    /// Which of the groups.
+    /// Index of the group.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
     /// uid.
     pub(crate) uid: Arc<str>,
-    /// It is being deleted.
+    /// True if the object is being deleted.
     pub(crate) terminating: bool,
     /// The object.
     pub(crate) json: Bytes,
 }
 
 impl Child {
-    /// A cached object as a child.
+    /// Returns a cached object as a child.
     pub(crate) fn new(group: usize, object: &Object) -> Self {
         Self {
             group,
@@ -70,14 +70,14 @@ impl Child {
     }
 }
 
-/// Most bytes of a child without its metadata and status. The annotation that remembers it holds as
-/// many at least, and the API server takes 256 KiB of annotations.
+/// Limit of a child without its metadata and status, in bytes. The annotation of the child is at
+/// least as long, and the API server accepts 256 KiB of annotations.
 pub(crate) const MAX_REMEMBERED_BYTES: usize = 256 * 1024;
 
-/// A wanted child that can be worked with.
+/// Desired child that passed all checks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Desired {
-    /// Which of the groups.
+    /// Index of the group.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
@@ -85,10 +85,10 @@ pub(crate) struct Desired {
     pub(crate) json: Bytes,
 }
 
-/// An object that is ready to be sent.
+/// Object that is ready to be sent.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Write {
-    /// Which of the groups.
+    /// Index of the group.
     pub(crate) group: usize,
     /// Namespace and name.
     pub(crate) key: ObjectKey,
@@ -98,38 +98,38 @@ pub(crate) struct Write {
     pub(crate) replaces: Option<String>,
 }
 
-/// A child that may have to be written, and in which order.
+/// Child that may need a write.
 #[derive(Clone, Debug)]
 pub(crate) enum Planned<'a> {
-    /// No longer wanted.
+    /// Observed and no longer desired.
     Delete(&'a Child),
-    /// Observed and wanted.
+    /// Observed and desired.
     Compare(&'a Child, Desired),
-    /// Not there.
+    /// Desired and not observed.
     Create(Desired),
 }
 
-/// One write.
+/// Write of one child.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Step {
     /// Delete the object with this uid.
     Delete {
-        /// Which of the groups.
+        /// Index of the group.
         group: usize,
         /// Namespace and name.
         key: ObjectKey,
-        /// The one object that is meant.
+        /// uid of the object.
         uid: Arc<str>,
     },
-    /// Delete the object with this uid, so that this one is created in its place by the next sync.
+    /// Delete the object with this uid; the next sync creates its replacement.
     Recreate {
-        /// The one object that is meant.
+        /// uid of the object.
         uid: Arc<str>,
-        /// What takes its place.
+        /// Replacement.
         created: Write,
-        /// The object as it is.
+        /// Object as observed.
         observed: Bytes,
-        /// The object as it would be if it were updated.
+        /// Object as an update would write it.
         merged: Bytes,
     },
     /// Create this object.
@@ -139,7 +139,7 @@ pub(crate) enum Step {
 }
 
 impl Planned<'_> {
-    /// Bytes of the texts of which trees are made for its step.
+    /// Returns the number of bytes that its step decodes.
     pub(crate) fn size(&self) -> usize {
         match self {
             Self::Delete(_) => 0,
@@ -148,7 +148,7 @@ impl Planned<'_> {
         }
     }
 
-    /// Which of the groups, and which object.
+    /// Returns the index of the group, and the key of the object.
     pub(crate) fn target(&self) -> (usize, &ObjectKey) {
         match self {
             Self::Delete(child) => (child.group, &child.key),
@@ -157,7 +157,7 @@ impl Planned<'_> {
     }
 }
 
-/// What wanted children are checked against.
+/// Parent, types and observed children that desired children are checked against.
 #[derive(Debug)]
 pub(crate) struct Rules<'a> {
     /// The parent.
@@ -166,19 +166,19 @@ pub(crate) struct Rules<'a> {
     pub(crate) groups: &'a [Group],
     /// Declared optional types that are not served now.
     pub(crate) missing: &'a [TypeRef],
-    /// What children must match.
+    /// Selector that children must match.
     pub(crate) selector: &'a Selector,
-    /// The label with the parent's uid is added.
+    /// True if the label with the parent's uid is added.
     pub(crate) generate_selector: bool,
-    /// Children that there are.
+    /// Observed children.
     pub(crate) observed: &'a [Child],
-    /// The one namespace that is watched; children elsewhere would never be seen again.
+    /// Namespace that is watched, if only one is; children elsewhere would never be observed.
     pub(crate) restricted: Option<&'a str>,
 }
 
 impl Rules<'_> {
-    /// The children that may have to be written, in their order: deletes and recreations, then
-    /// creates and updates, each by type.
+    /// Returns the children that may need a write, in the order of the writes: deletes and
+    /// recreations first, then creates and updates, each sorted by type.
     pub(crate) fn plan(&self, desired: Vec<Desired>) -> Vec<Planned<'_>> {
         let mut deletes = Vec::new();
         let mut writes = Vec::new();
@@ -212,11 +212,12 @@ impl Rules<'_> {
         deletes.into_iter().chain(writes.into_iter().map(|(_, planned)| planned)).collect()
     }
 
-    /// The write for one child; none if it is as wanted.
+    /// Returns the write for one child; `None` if the child is as desired.
     ///
     /// # Errors
     ///
-    /// Names an observed child that cannot be read, or a wanted one that no server takes.
+    /// Names an observed child that cannot be decoded, or a desired one that the API server would
+    /// refuse.
     pub(crate) fn step(&self, planned: Planned<'_>) -> Result<Option<Step>, String> {
         let (child, desired) = match planned {
             Planned::Delete(child) => {
@@ -255,7 +256,7 @@ impl Rules<'_> {
         })
     }
 
-    /// A child as it is created: owned, and remembering what was wanted.
+    /// Returns a child as it is created: with its owner reference and last-applied annotation.
     fn new_child(&self, desired: Desired) -> Result<Write, String> {
         let mut object = self.essence(&desired)?;
         let remembered = last_applied::encode(&object);
@@ -267,7 +268,7 @@ impl Rules<'_> {
         let unreadable = |error: serde_json::Error| {
             format!("{} {key}: {}", self.groups[group].served.kind, redaction::decoding(error))
         };
-        // The status passes by every tree: its size says nothing of what one would take.
+        // The status is copied without being decoded, since its decoded size is not bounded.
         let mut parts: BTreeMap<String, &RawValue> =
             serde_json::from_slice(&json).map_err(unreadable)?;
         if let Some(status) = parts.remove("status").filter(|status| status.get() != "null")
@@ -280,7 +281,7 @@ impl Rules<'_> {
         Ok(Write { group, key, body: body.into(), replaces: None })
     }
 
-    /// Completed fields of a wanted child, without its status and without empty ones.
+    /// Returns the completed fields of a desired child, without its status and without empty ones.
     fn essence(&self, desired: &Desired) -> Result<Value, String> {
         let name = || format!("{} {}", self.groups[desired.group].served.kind, desired.key);
         let unreadable =
@@ -291,7 +292,7 @@ impl Rules<'_> {
         let remembered = parts().filter(|(field, _)| *field != "metadata");
         let text: usize = remembered.clone().map(|(_, part)| part.get().len()).sum();
         if text > MAX_REMEMBERED_BYTES {
-            // Blanks are not sent.
+            // Whitespace is not sent and not counted.
             let sizes = remembered.map(|(_, part)| rewrite::size(part.get().as_bytes()));
             let bytes: usize = sizes.map(Result::unwrap_or_default).sum();
             if bytes > MAX_REMEMBERED_BYTES {
@@ -314,7 +315,7 @@ impl Rules<'_> {
         Ok(last_applied::essence_of(Value::Object(object)))
     }
 
-    /// Completes a child: the namespace, the generated label.
+    /// Completes a child's metadata: the namespace, the generated label.
     fn complete(&self, metadata: &mut Map<String, Value>, key: &ObjectKey) {
         match &key.namespace {
             Some(namespace) => {
@@ -336,7 +337,7 @@ impl Rules<'_> {
     }
 }
 
-/// The reference by which a child names its parent.
+/// Returns the owner reference of a child to its parent.
 pub(crate) fn owner_reference(parent: &Parent) -> Value {
     json!({
         "apiVersion": parent.served.identity.api_version(),

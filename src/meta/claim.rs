@@ -1,27 +1,27 @@
-//! Which objects are a parent's children: a pure decision, object by object.
+//! Claims: decides which objects are a parent's children, without I/O.
 
 use serde::Deserialize;
 
 use super::{LabelSelector, Selector, selection};
 use crate::{informer::Header, redaction};
 
-/// Label by which generated selectors find children.
+/// Label of generated selectors.
 pub(crate) const UID_LABEL: &str = "controller-uid";
 
-/// What is to be done about an object of a child type.
+/// Decision about an object of a child type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// It is a child.
+    /// The object is a child.
     Owned,
-    /// Nobody's, and it matches: it becomes a child, if the parent still lives.
+    /// Orphan that matches: becomes a child, if the parent is not being deleted.
     Adopt,
-    /// It was a child and matches no more.
+    /// Child that no longer matches.
     Release,
-    /// Somebody else's, or nobody's and no match.
+    /// Child of another owner, or orphan that does not match.
     Ignore,
 }
 
-/// Decides on one object.
+/// Decides about one object.
 pub(crate) fn claim(
     object: &Header,
     parent_uid: &str,
@@ -33,7 +33,7 @@ pub(crate) fn claim(
         Some(owner) if *owner.uid == *parent_uid => match (matches, parent_terminating) {
             (true, _) => Claim::Owned,
             (false, false) => Claim::Release,
-            // The garbage collector takes it with its owner.
+            // The garbage collector deletes the child with its owner.
             (false, true) => Claim::Ignore,
         },
         Some(_) => Claim::Ignore,
@@ -44,11 +44,11 @@ pub(crate) fn claim(
     }
 }
 
-/// The selector of a parent's children.
+/// Returns the selector of a parent's children.
 ///
 /// # Errors
 ///
-/// Names the field of the parent that is missing or wrong.
+/// Names the field of the parent that is missing or invalid.
 pub(crate) fn selector_of(
     parent_json: &[u8],
     parent_uid: &str,
@@ -66,7 +66,7 @@ pub(crate) fn selector_of(
         return Ok(Selector::label(UID_LABEL, parent_uid));
     }
     let parent: Parent = serde_json::from_slice(parent_json).map_err(|error| {
-        format!("spec.selector: is no label selector: {}", redaction::decoding(error))
+        format!("spec.selector: is not a label selector: {}", redaction::decoding(error))
     })?;
     let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();
     if selector == LabelSelector::default() {

@@ -1,4 +1,4 @@
-//! A composite controller: parents, their children, and the hook that decides on them.
+//! Composite controller: syncs parents and their children with the hook that decides on them.
 
 mod adopt;
 mod apply;
@@ -45,14 +45,15 @@ use crate::{
     redaction,
 };
 
-/// Failures in a row after which a cache that is behind explains nothing any more.
+/// Number of failures in a row after which a conflict or a cache that lags behind counts as an
+/// error.
 const PATIENCE: u32 = 5;
 
-/// Time beyond the grace in which a hook may release what it keeps. It is shorter than the time
-/// after which an epoch counts as stuck.
+/// Time after the grace in which a hook may release its resources. Shorter than the time after which
+/// an epoch counts as stuck.
 const RELEASE_SLACK: Duration = Duration::from_millis(500);
 
-/// A declared composite controller, as the manager runs it.
+/// Runnable of a declared composite controller.
 pub(crate) struct CompositeRunnable {
     controller: Controller,
     parent: TypeRef,
@@ -61,7 +62,7 @@ pub(crate) struct CompositeRunnable {
     hook: Arc<dyn Hook>,
 }
 
-/// Hook of a controller, what counts its calls, and the budget of its answers.
+/// Hook of a controller, with the metrics of its calls and the budget of its responses.
 pub(crate) struct CountedHook {
     pub(crate) hook: Arc<dyn Hook>,
     pub(crate) series: HookSeries,
@@ -76,12 +77,12 @@ struct Composite {
     recorder: EventRecorder,
     parents: Arc<Parents>,
     backoff: Backoff,
-    /// The one namespace that is watched.
+    /// Namespace that is watched, if only one is.
     restricted: Option<Arc<str>>,
 }
 
 impl CompositeRunnable {
-    /// Builds the controller of a definition. Starts nothing.
+    /// Builds the runnable of a definition. Starts nothing.
     pub(crate) fn new(
         name: ControllerName,
         definition: Arc<Definition>,
@@ -99,7 +100,7 @@ impl CompositeRunnable {
         let mut builder = Controller::builder(name)
             .for_type(definition.parent.clone())
             .conditional()
-            .predicate(Predicate::new(move |delta| worth_a_sync(delta, &selector, ignore)))
+            .predicate(Predicate::new(move |delta| triggers_sync(delta, &selector, ignore)))
             .backoff(backoff)
             .max_concurrent_reconciles(workers);
         for rule in &definition.children {
@@ -112,7 +113,7 @@ impl CompositeRunnable {
             builder = builder.watches_type(rule.type_ref.clone(), handler);
             builder = if rule.optional {
                 let parents = Arc::clone(&known);
-                // Children of this type were left out as long as it was missing.
+                // Children of this type were left out while it was missing.
                 builder.optional().on_synced(move |enqueue| {
                     for parent in parents.index.keys() {
                         enqueue.add(parent);
@@ -141,16 +142,17 @@ impl CompositeRunnable {
         })
     }
 
-    /// Whether its hook answers.
+    /// Returns the health of the hook, and each later change.
     pub(crate) fn health(&self) -> tokio::sync::watch::Receiver<Health> {
         self.parents.hook.subscribe()
     }
 }
 
-/// What a run leaves behind, cleared away also when the run is dropped after its grace.
-struct Remains {
+/// Cleans up after a run. Dropping it cleans up too, when the run is dropped after its grace
+/// period.
+struct Cleanup {
     parents: Arc<Parents>,
-    // Taken once it is released.
+    // `None` once the hook is released.
     hook: Option<Arc<dyn Hook>>,
     epoch: Epoch,
 }
@@ -166,7 +168,7 @@ enum ReleaseError {
     Panicked(String),
 }
 
-impl Remains {
+impl Cleanup {
     async fn clear(mut self) -> Result<(), ReleaseError> {
         self.parents.clear();
         let released = match &self.hook {
@@ -178,7 +180,7 @@ impl Remains {
     }
 }
 
-/// Releases a hook, or gives that up when the grace of the epoch is over.
+/// Releases a hook; drops the release shortly after the grace of the epoch.
 async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
     let over = async {
         epoch.grace_over().await;
@@ -198,11 +200,11 @@ fn warn_of(epoch: &Epoch, error: &ReleaseError) {
     warn!(%controller, epoch, %error, "hook not released");
 }
 
-impl Drop for Remains {
+impl Drop for Cleanup {
     fn drop(&mut self) {
         let Some(hook) = self.hook.take() else { return };
         self.parents.clear();
-        // Awaited by the epoch: it is not done before the hook has let go.
+        // The epoch awaits the task, and so is not done before the hook is released.
         if let Ok(runtime) = Handle::try_current() {
             let epoch = self.epoch.clone();
             let release = async move {
@@ -217,7 +219,7 @@ impl Drop for Remains {
 
 impl Runnable for CompositeRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
-        let remains = Remains {
+        let cleanup = Cleanup {
             parents: Arc::clone(&self.parents),
             hook: Some(Arc::clone(&self.hook)),
             epoch: epoch.clone(),
@@ -255,7 +257,7 @@ impl Runnable for CompositeRunnable {
 
 impl ConditionalRunnable for CompositeRunnable {
     fn ready(&self) -> Readiness {
-        // The status is written through its subresource, so it must be there.
+        // The status is written through its subresource, which must be served.
         let parent = subresource_served(&self.cluster.types, &self.parent, Subresource::Status);
         all_of([parent, self.controller.ready()])
     }
@@ -267,16 +269,16 @@ impl fmt::Debug for CompositeRunnable {
     }
 }
 
-/// How long a parent waits after failures: no longer than one that is well.
+/// Back-off of failed syncs, at most as long as the resync period.
 fn backoff(resync_period: Option<Duration>) -> Backoff {
     let longest = Backoff::default().max;
     Backoff { max: resync_period.unwrap_or(longest).min(longest), ..Backoff::default() }
 }
 
-/// Whether a change of a parent is a reason to sync it.
+/// Returns whether a change of a parent triggers a sync.
 ///
-/// One that stops matching passes once more, so that it is forgotten.
-fn worth_a_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool) -> bool {
+/// The change that makes a parent stop matching passes, so that the reconciler forgets it.
+fn triggers_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool) -> bool {
     let matches = |object: &Object| selector.matches(&object.header().labels);
     if !delta.old.iter().chain(&delta.new).any(matches) {
         return false;
@@ -294,24 +296,24 @@ fn worth_a_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool)
     }
 }
 
-/// Why a sync came to no end.
+/// Reason why a sync did not complete.
 #[derive(Debug)]
 enum SyncError {
     /// The epoch is over.
     Cancelled,
-    /// The hook wants to be left alone.
+    /// The hook is busy and asks to wait.
     Busy(Duration),
-    /// Somebody else wrote first, or the cache is behind: again soon, and no word about it.
+    /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
     Behind(String),
-    /// The hook gave no answer, for no reason that is known to be this parent's.
-    Out(Failure),
-    /// The hook gave no usable answer.
+    /// The hook is down: the failure is not known to be specific to this parent.
+    HookDown(Failure),
+    /// The response of the hook is not usable.
     Hook(Failure),
-    /// The API server refused something and asks to wait.
+    /// The API server throttled a request.
     Throttled { message: String, after: Duration },
-    /// The parent is a descendant of too many parents of its own type to have such children.
+    /// The chain of owners of the parent's type is too long for children of that type.
     TooDeep(String),
-    /// Anything else that somebody has to know.
+    /// Any other failure; reported as an Event.
     Failed(String),
 }
 
@@ -330,14 +332,15 @@ impl SyncError {
         }
     }
 
-    /// The error, after so many failures in a row: a cache that never catches up is told of.
+    /// Returns the error after this many failures in a row. A cache that never catches up becomes a
+    /// failure that is reported.
     fn after(self, failures: u32) -> Self {
         match self {
             Self::Behind(message) if failures >= PATIENCE => Self::Failed(message),
             Self::Cancelled
             | Self::Busy(_)
             | Self::Behind(_)
-            | Self::Out(_)
+            | Self::HookDown(_)
             | Self::Hook(_)
             | Self::Throttled { .. }
             | Self::TooDeep(_)
@@ -363,8 +366,8 @@ impl From<HookError> for SyncError {
             HookError::Busy(after) => Self::Busy(after),
             HookError::Timeout(_)
             | HookError::Transport(_)
-            | HookError::Status { code: 500.., .. } => Self::Out(Failure::from(error)),
-            // The hook has answered: what has no room is this process.
+            | HookError::Status { code: 500.., .. } => Self::HookDown(Failure::from(error)),
+            // The hook responded: the budget that is exhausted is that of this process.
             HookError::NoBudget { .. }
             | HookError::Status { .. }
             | HookError::NothingToConfirm { .. }
@@ -400,10 +403,10 @@ impl Reconciler for Composite {
         };
         let synced = AssertUnwindSafe(self.sync(&parent, &object, &context)).catch_unwind().await;
         let synced = synced.unwrap_or_else(|panic| {
-            // The message goes to the status, and may quote what could not be handled.
+            // The message goes to the status, so it must not quote the values of a panic.
             resume_unwind(Box::new(redaction::panic_message(&*panic).to_owned()))
         });
-        if !matches!(synced, Ok(_) | Err(SyncError::Out(_) | SyncError::Cancelled)) {
+        if !matches!(synced, Ok(_) | Err(SyncError::HookDown(_) | SyncError::Cancelled)) {
             self.parents.hook.stop_waiting(&parent.key);
         }
         let mut reason = "SyncError";
@@ -411,9 +414,9 @@ impl Reconciler for Composite {
             Ok(outcome) => return Ok(outcome),
             Err(SyncError::Cancelled) => return Ok(Outcome::Done),
             Err(SyncError::Busy(after)) => {
-                // No error, and yet nothing is done for the parent until the hook is free.
-                // Without the time, which may be another one with each answer.
-                let message = "the hook is busy and wants to be asked again later".to_owned();
+                // Not an error, but nothing is done for the parent until the hook is free. The
+                // message omits the wait, which may differ with each response.
+                let message = "the hook is busy and asks to wait".to_owned();
                 let reason = HookError::Busy(after).reason();
                 self.parents.hook.failed(&parent.key, Failure { reason, message });
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
@@ -425,7 +428,7 @@ impl Reconciler for Composite {
             Err(SyncError::Throttled { message, after }) => {
                 return Err(ReconcileError::Retry(Box::new(throttled(&message, after))));
             }
-            Err(SyncError::Out(failure)) => {
+            Err(SyncError::HookDown(failure)) => {
                 let message = failure.message.clone();
                 self.parents.hook.failed(&parent.key, failure);
                 let failures = context.attempt();
@@ -463,7 +466,7 @@ impl Composite {
         let definition = &*self.definition;
         let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
-        // Before any child is read: a change from now on finds its parent.
+        // Before any child is read, so that each later change of a child finds its parent.
         self.parents.index.insert(&parent.key, &parent.uid, &selector);
         self.parents.writes.track(&parent.key, &parent.uid);
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
@@ -474,7 +477,7 @@ impl Composite {
                     stores.push(store);
                 }
                 _ if rule.optional => missing.push(rule.type_ref.clone()),
-                // A required type is gone: the epoch is about to stop.
+                // A required type is gone, so the epoch is about to stop.
                 _ => return Err(SyncError::Cancelled),
             }
         }
@@ -506,7 +509,7 @@ impl Composite {
             context.enqueue(waiting);
         }
         let unusable = |message| {
-            // Confirmed it would be as unusable, for as long as the hook means the same by it.
+            // A kept response would be confirmed by its ETag again and stay unusable.
             self.hook.forget(&parent.key);
             SyncError::answer(message)
         };
@@ -520,7 +523,7 @@ impl Composite {
             restricted: self.restricted.as_deref(),
         };
         let checked = {
-            // The metadata of one child after the other becomes a tree.
+            // Decodes the metadata of one child at a time.
             let _turn = self.budget.turn(answer.len()).await;
             protocol::sync_response(&answer, definition.sync.strict).and_then(|response| {
                 let desired = rules.check(response.children);
@@ -529,7 +532,7 @@ impl Composite {
                 Ok((desired, response.status, response.resync_after))
             })
         };
-        // Status and children hold what they need of it.
+        // Status and children hold their slices of the response.
         drop(answer);
         call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
         let (desired, status, resync_after) = checked.map_err(unusable)?;
@@ -538,24 +541,24 @@ impl Composite {
             if parent.terminating { Ok(()) } else { self.execute(&rules, desired, context).await };
         match managed {
             Err(SyncError::Cancelled) => return Err(SyncError::Cancelled),
-            // Nothing more is sent now, but the hook is well.
+            // No further request is sent now, but the hook is healthy.
             Err(SyncError::Throttled { message, after }) => {
-                self.tell_of_flapping(parent, context);
+                self.report_flapping(parent, context);
                 return Err(SyncError::Throttled { message, after });
             }
             Ok(()) | Err(_) => {}
         }
-        // Also when children failed: the status is what tells of it.
+        // Written even if children failed, since the status reports that.
         let written = self.write_status(parent, object, status, context).await;
-        let calm = self.tell_of_flapping(parent, context);
+        let recheck = self.report_flapping(parent, context);
         managed.and(written)?;
-        let resync = [resync_after, definition.resync_period, calm];
+        let resync = [resync_after, definition.resync_period, recheck];
         let resync = resync.into_iter().flatten().min();
         Ok(resync.map_or(Outcome::Done, Outcome::RequeueAfter))
     }
 
-    /// Refuses children of the parent's own type where the chain of its owners is too long: each of
-    /// them may be a parent that wants children of its own.
+    /// Refuses children of the parent's own type if the chain of owners is too long. Each such
+    /// child may be a parent that wants children of its own.
     fn check_owners(
         &self,
         parent: &Parent,
@@ -576,16 +579,15 @@ impl Composite {
         Err(SyncError::TooDeep(owner_chain::explain(parent, limit)))
     }
 
-    /// The hook answered: says so, or that it wants something else each time. Returns when to look
-    /// at that again.
-    fn tell_of_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
+    /// Records that the hook is healthy, or that it flaps. Returns the time until the flapping is
+    /// to be checked again.
+    fn report_flapping(&self, parent: &Parent, context: &Context) -> Option<Duration> {
         let Some(Flapping { what, again }) = self.parents.writes.flapping(&parent.key) else {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };
-        let message = format!(
-            "the hook wants {what} to be another one again and again, or somebody else does"
-        );
+        let message =
+            format!("{what} changes again and again, because of the hook or another client");
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {
             let (subject, text) = (subject(parent), format!("Held back: {message}"));

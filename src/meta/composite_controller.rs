@@ -1,9 +1,9 @@
 //! `CompositeController`: a controller of parents and their children, declared as an object.
 //!
-//! The fields are Metacontroller's, all of them, so that the API server prunes nothing of what
-//! its users wrote; what is not executed is refused by [`Definition`](super::Definition) and not
-//! here. Enumerations are text here and schema in the CRD, so that an object stored under a more
-//! liberal schema can still be read and answered with the name of the field that is wrong.
+//! All of Metacontroller's fields are declared, so that the API server prunes none of them.
+//! Unsupported fields are refused by [`Definition`](super::Definition) and not here. Enumerations
+//! are strings here and enums in the CRD's schema: an object stored under a more liberal schema can
+//! then still be decoded, and its invalid field named.
 
 mod credentials;
 mod own_status;
@@ -22,7 +22,7 @@ pub use self::{
     own_status::{CompositeControllerStatus, StatusCondition, WatchStatus},
 };
 
-/// What a CompositeController declares.
+/// Specification of a CompositeController.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     group = "metacontroller.k8s.io",
@@ -46,16 +46,16 @@ pub use self::{
 pub struct CompositeControllerSpec {
     /// The type whose objects are reconciled.
     pub parent_resource: ParentResource,
-    /// The types that hooks may answer with.
+    /// Types of children that hooks may return.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub child_resources: Vec<ChildResource>,
-    /// Who decides.
+    /// Hooks that decide about children and status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hooks: Option<CompositeHooks>,
     /// TLS and credentials of hooks, by host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub endpoint_configs: Vec<EndpointConfig>,
-    /// Every parent is synced again after this many seconds; at least 1.
+    /// Resync period of every parent, in seconds; at least 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resync_period_seconds: Option<i32>,
     /// Children are selected by a label with the parent's uid, and `spec.selector` is ignored.
@@ -63,7 +63,7 @@ pub struct CompositeControllerSpec {
     pub generate_selector: Option<bool>,
 }
 
-/// The parent type, and which of its objects.
+/// Parent type, and the selection of its objects.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ParentResource {
@@ -71,18 +71,18 @@ pub struct ParentResource {
     pub api_version: String,
     /// Plural name.
     pub resource: String,
-    /// What makes a new revision of a parent in a rolling update.
+    /// Fields whose change makes a new revision of a parent in a rolling update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision_history: Option<RevisionHistory>,
-    /// Only parents that match; absent is all.
+    /// Selects the parents that are synced; all when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<LabelSelector>,
-    /// Changes of nothing but a parent's status do not sync it.
+    /// True if a change of nothing but a parent's status does not sync it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ignore_status_changes: Option<bool>,
 }
 
-/// What makes a new revision.
+/// Fields whose change makes a new revision.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RevisionHistory {
@@ -103,7 +103,7 @@ pub struct LabelSelector {
     pub match_expressions: Vec<LabelSelectorRequirement>,
 }
 
-/// One requirement of a label selector.
+/// Requirement of a label selector.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LabelSelectorRequirement {
@@ -124,30 +124,30 @@ pub struct ChildResource {
     pub api_version: String,
     /// Plural name.
     pub resource: String,
-    /// How children that exist are brought to what the hook wants.
+    /// Update of children that exist and differ from the desired ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<UpdateStrategy>,
-    /// The controller runs also while this type is not served; required when absent.
+    /// Runs the controller even while this type is not served; false when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optional: Option<bool>,
 }
 
-/// How children are updated.
+/// Update of children.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateStrategy {
-    /// `OnDelete` when absent.
+    /// Method of the update; `OnDelete` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend(
         "enum" = ["OnDelete", "Recreate", "InPlace", "RollingRecreate", "RollingInPlace"]
     ))]
     pub method: Option<String>,
-    /// What a child must say before a rolling update moves on.
+    /// Conditions that a child must have before a rolling update continues.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status_checks: Option<StatusChecks>,
 }
 
-/// What a child must say.
+/// Conditions that a child must have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusChecks {
@@ -159,13 +159,13 @@ pub struct StatusChecks {
 /// A condition that must be found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StatusConditionCheck {
-    /// Its type.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
-    /// Its status; absent is any.
+    /// Status of the condition; any when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<String>,
-    /// Its reason; absent is any.
+    /// Reason of the condition; any when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -174,13 +174,13 @@ pub struct StatusConditionCheck {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CompositeHooks {
-    /// Asked which children and which status a parent should have.
+    /// Returns the children and the status that a parent should have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sync: Option<HookSpec>,
-    /// Asked instead of sync while a parent is being deleted.
+    /// Called instead of sync while a parent is being deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub finalize: Option<HookSpec>,
-    /// Asked which other objects the hooks want to see.
+    /// Returns which other objects the hooks receive.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customize: Option<HookSpec>,
     /// Accepted and never called, as in Metacontroller.
@@ -199,7 +199,7 @@ pub struct HookSpec {
     #[serde(default = "first_version", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["v1", "v2"]))]
     pub version: Option<String>,
-    /// The hook is asked over HTTP.
+    /// Webhook to call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub webhook: Option<WebhookSpec>,
 }
@@ -208,39 +208,39 @@ fn first_version() -> Option<String> {
     Some("v1".to_owned())
 }
 
-/// A hook that is asked over HTTP.
+/// Hook that is called over HTTP.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WebhookSpec {
-    /// Where it is; wins over `service` and `path`.
+    /// URL of the hook; takes precedence over `service` and `path`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The longest an exchange may take, such as `10s`; 10 s when absent.
+    /// Timeout of an exchange, such as `10s`; 10 s when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("format" = "duration"))]
     pub timeout: Option<String>,
     /// Path on the service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
-    /// The service that answers.
+    /// Service that serves the hook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<ServiceReference>,
-    /// Answers are kept by their ETag: a request names it in `If-None-Match`, and the hook may
-    /// confirm the answer with status 304 or 412 instead of sending it again.
+    /// Responses are kept by their ETag: a request names it in `If-None-Match`, and the hook may
+    /// confirm the response with status 304 or 412 instead of sending it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etag: Option<EtagSpec>,
-    /// Whether unknown and duplicate fields of an answer are errors; `loose` when absent in v1,
-    /// `strict` in v2.
+    /// Handling of unknown and duplicate fields of a response: an error if `strict`, ignored if
+    /// `loose`. When absent, `loose` in v1 and `strict` in v2.
     #[serde(default, rename = "responseUnMarshallMode", skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["loose", "strict"]))]
     pub response_unmarshall_mode: Option<String>,
     /// Certificates that are trusted instead of the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// The certificate that the hook is shown.
+    /// Client certificate of the requests.
     #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
     pub client_tls: Option<ClientTls>,
-    /// A header that authorises.
+    /// Header `Authorization` of the requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization: Option<Authorization>,
     /// User name and password.
@@ -264,17 +264,18 @@ pub struct ServiceReference {
     pub protocol: Option<String>,
 }
 
-/// How answers are kept by their ETag.
+/// Responses that are kept by their ETag.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtagSpec {
-    /// Whether they are; not when absent.
+    /// True if responses are kept; false when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enabled: Option<bool>,
-    /// How long an answer is kept after it was sent; zero, less or absent is without end.
+    /// Seconds for which a response is kept; without end if zero, less or absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_timeout_seconds: Option<i32>,
-    /// How often expired answers are removed; zero, less or absent is when another is kept.
+    /// Seconds between removals of expired responses. Zero, less or absent removes them when
+    /// another response is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_cleanup_seconds: Option<i32>,
 }

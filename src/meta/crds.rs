@@ -1,14 +1,13 @@
-//! The CustomResourceDefinitions of declared controllers.
+//! CustomResourceDefinitions of declared controllers.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
 
 use super::CompositeController;
 
-/// The definitions, in the order they are installed.
+/// Returns the definitions, in the order of their installation.
 ///
-/// They accept whatever Metacontroller's own definitions accept, and have a status that those
-/// lack.
+/// The definitions accept every object that Metacontroller's own ones accept, and add a status.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     vec![CompositeController::crd()]
 }

@@ -1,4 +1,5 @@
-//! What the supervisor remembers of each declared controller, and of which there is news.
+//! State of the declared controllers that the supervisor keeps, and the changes that it has yet to
+//! handle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,52 +16,53 @@ use super::{
     recorder::Severity,
 };
 
-/// Events of one controller that wait to be written; a crash loop drops the oldest.
+/// Maximum number of pending Events of one controller; beyond it the oldest is dropped, as in a
+/// crash loop.
 const EVENTS: usize = 32;
 
-/// One declared controller.
+/// State of one declared controller.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Declared {
     /// uid of the object.
     pub(crate) uid: Arc<str>,
-    /// What the manager was given last.
+    /// Run that the manager received last.
     pub(crate) run: Option<Run>,
-    /// What ran when it was given that, and runs on while that waits.
+    /// Previous run; continues while `run` waits for its types.
     pub(crate) before: Option<Run>,
     /// uid of the CRD under which the object was last seen.
     pub(crate) seen_under: Option<Arc<str>>,
-    /// Since when the object is missing under another CRD.
+    /// Time since which the object is missing under another CRD.
     pub(crate) missing_since: Option<Instant>,
-    /// The rejection that an Event told of.
+    /// Rejection that the last Event reported.
     pub(crate) rejected: Option<String>,
-    /// What it was said to wait for.
+    /// Event about waiting that was published last.
     pub(crate) waits: Option<Waiting>,
-    /// When an object without a status was seen first.
+    /// Time at which the object was first seen without a status.
     pub(crate) seen: Option<Instant>,
-    /// The status that was written last, and when.
+    /// Status that was written last, and when.
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
-    /// The server keeps something else of the status.
+    /// True if the server stored something else than the status that was written.
     pub(crate) pruned: bool,
 }
 
-/// Severity, reason and text of the Event of a controller that waits.
+/// Severity, reason and text of the Event of a controller that waits for its types.
 pub(crate) type Waiting = (Severity, &'static str, String);
 
-/// What the manager was given.
+/// Specification and runnable that the manager received.
 #[derive(Clone, Debug)]
 pub(crate) struct Run {
-    /// The specification, executable.
+    /// Executable specification.
     pub(crate) definition: Arc<Definition>,
-    /// Whether its hook answers.
+    /// Health of the hook.
     pub(crate) health: watch::Receiver<Health>,
-    /// The same, as the manager has it.
+    /// Runnable of the definition, as the manager has it.
     pub(crate) runnable: Arc<CompositeRunnable>,
 }
 
-/// All declared controllers, and those of which there is news.
+/// All declared controllers, and the names of those with unhandled changes.
 ///
-/// The work queue reconciles a name once at a time, so taking an entry out and putting it back
-/// loses nothing.
+/// The work queue runs no two reconciles of one name at the same time. An entry can therefore be
+/// copied, changed and put back without losing a concurrent change.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
     state: Mutex<State>,
@@ -80,13 +82,13 @@ impl Changes {
         self.lock().declared.keys().cloned().collect()
     }
 
-    /// Says that there is news of a controller.
+    /// Marks a controller as changed.
     pub(crate) fn mark(&self, name: &str) {
         self.lock().marked.insert(name.into());
         self.news.notify_one();
     }
 
-    /// The next controller of which there is news. Cancel safe.
+    /// Returns the next controller that is marked as changed. Cancel safe.
     pub(crate) async fn next(&self) -> Arc<str> {
         loop {
             let news = self.news.notified();
@@ -98,7 +100,7 @@ impl Changes {
         }
     }
 
-    /// Notes an Event to be written with the next look.
+    /// Stores an Event, to be written by the next reconcile.
     pub(crate) fn note_event(&self, name: &str, reason: &'static str, message: String) {
         let mut state = self.lock();
         if !state.declared.contains_key(name) {
@@ -113,34 +115,34 @@ impl Changes {
         self.mark(name);
     }
 
-    /// The noted Events, in their order.
+    /// Removes and returns the stored Events, in their order.
     pub(crate) fn take_events(&self, name: &str) -> Vec<(&'static str, String)> {
         self.lock().events.remove(name).unwrap_or_default()
     }
 
-    /// What is known of a controller; known from now on.
+    /// Returns the state of a controller; adds an empty one if there is none.
     pub(crate) fn take(&self, name: &Arc<str>) -> Declared {
         self.lock().declared.entry(name.clone()).or_default().clone()
     }
 
-    /// What is known of a controller, if it is.
+    /// Returns the state of a controller, if there is one.
     pub(crate) fn peek(&self, name: &str) -> Option<Declared> {
         self.lock().declared.get(name).cloned()
     }
 
-    /// Remembers a controller.
+    /// Stores the state of a controller.
     pub(crate) fn put(&self, name: &Arc<str>, declared: Declared) {
         self.lock().declared.insert(name.clone(), declared);
     }
 
-    /// Changes what is known of a controller.
+    /// Changes the state of a controller, if there is one.
     pub(crate) fn update(&self, name: &str, change: impl FnOnce(&mut Declared)) {
         if let Some(declared) = self.lock().declared.get_mut(name) {
             change(declared);
         }
     }
 
-    /// Forgets a controller.
+    /// Removes the state of a controller.
     pub(crate) fn remove(&self, name: &str) {
         let mut state = self.lock();
         state.declared.remove(name);

@@ -1,7 +1,7 @@
-//! A declared controller after its object was read: parsed once, valid, and executable.
+//! Definition of a declared controller: its object parsed once, validated, and executable.
 //!
-//! Whatever is wrong is collected and named by its field; what this version does not execute is
-//! refused as a whole and never half-executed.
+//! All problems are collected, each with its field. An object that asks for an unsupported feature
+//! is rejected as a whole and never executed in part.
 
 mod rejected;
 
@@ -15,15 +15,15 @@ pub use self::rejected::{Problem, Rejected};
 use super::{CompositeControllerSpec, HookRule, Selector, hook_rule::hook_rule, selection};
 use crate::{kind::TypeRef, redaction};
 
-/// Annotation of a CompositeController: how many owners of its own type a parent may have one above
-/// the other and still have children of that type; [`OWNER_DEPTH`] without it.
+/// Annotation of a CompositeController: length of a chain of owners of the parent type at which a
+/// parent gets no more children of that type; [`OWNER_DEPTH`] without it.
 pub const MAX_OWNER_DEPTH: &str = "pilotlight.dev/max-owner-depth";
-/// Owners of one type that a parent may have one above the other, unless said otherwise.
+/// Default of [`MAX_OWNER_DEPTH`].
 pub const OWNER_DEPTH: usize = 16;
-/// The most that the annotation may say: each sync looks at as many objects.
+/// Upper bound of [`MAX_OWNER_DEPTH`]: each sync reads as many objects.
 const DEEPEST: usize = 1000;
 
-/// Parents are not synced more often than this when nothing changes.
+/// Shortest resync period.
 const SHORTEST_RESYNC: Duration = Duration::from_secs(1);
 
 /// A CompositeController that can be executed.
@@ -33,46 +33,47 @@ pub struct Definition {
     pub name: String,
     /// The parent type.
     pub parent: TypeRef,
-    /// Only parents that match.
+    /// Selects the parents that are synced.
     pub parent_selector: Selector,
-    /// Changes of nothing but a parent's status do not sync it.
+    /// True if a change of nothing but a parent's status does not sync it.
     pub ignore_status_changes: bool,
-    /// The types of children.
+    /// Types of children.
     pub children: Vec<ChildRule>,
-    /// Children are selected by the parent's uid.
+    /// True if children are selected by a label with the parent's uid.
     pub generate_selector: bool,
-    /// Every parent is synced again after this time.
+    /// Time after which every parent is synced again.
     pub resync_period: Option<Duration>,
-    /// Owners of its own type that a parent with children of that type may have.
+    /// Length of a chain of owners of the parent type at which a parent gets no more children of
+    /// that type.
     pub max_owner_depth: usize,
     /// The sync hook.
     pub sync: HookRule,
-    /// The object as it was accepted, with an empty status: what hooks are sent as `controller`.
+    /// The accepted object with an empty status, which hooks receive as `controller`.
     pub controller: Bytes,
-    /// Its `spec`, for telling an edit from a touch.
+    /// `spec` of the object, to detect edits.
     pub spec: Value,
 }
 
-/// A type of children.
+/// Type of children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChildRule {
     /// The type.
     pub type_ref: TypeRef,
-    /// How existing children are updated.
+    /// Update method of existing children.
     pub strategy: UpdateMethod,
-    /// The controller runs also while the type is missing.
+    /// True if the controller also runs while the type is missing.
     pub optional: bool,
 }
 
-/// How a child that exists is brought to what the hook wants.
+/// Update method of a child that exists and differs from the desired one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UpdateMethod {
-    /// Not at all, until somebody deletes it.
+    /// Not updated; created again after it was deleted.
     #[default]
     OnDelete,
-    /// Deleted now, created by the next sync.
+    /// Deleted by this sync, created by the next one.
     Recreate,
-    /// Updated where it is.
+    /// Updated without being deleted.
     InPlace,
 }
 
@@ -81,7 +82,7 @@ impl Definition {
     ///
     /// # Errors
     ///
-    /// [`Rejected`] names every field that stands in the way.
+    /// [`Rejected`] names every field that prevents execution.
     pub fn parse(object: &Bytes) -> Result<Self, Rejected> {
         let value: Value =
             serde_json::from_slice(object).map_err(|error| Rejected::Undecodable {
@@ -93,7 +94,7 @@ impl Definition {
             _ => {
                 return Err(Rejected::Undecodable {
                     field: "metadata.name".to_owned(),
-                    message: "must be a text that is not empty".to_owned(),
+                    message: "must be a non-empty string".to_owned(),
                 });
             }
         };
@@ -119,7 +120,7 @@ impl Definition {
         match (read, problems.rejection()) {
             (Some(definition), None) => Ok(definition),
             (_, Some(rejected)) => Err(rejected),
-            // What cannot be read has said why.
+            // Each part that cannot be read has reported a problem.
             (None, None) => Err(Rejected::Invalid(Vec::new())),
         }
     }
@@ -182,13 +183,13 @@ impl Definition {
         })
     }
 
-    /// Returns whether another one declares the same controller. What the server fills in counts as
+    /// Returns whether both declare the same controller. Defaults that the server fills in count as
     /// written.
     pub(crate) fn declares_same(&self, other: &Self) -> bool {
         self.max_owner_depth == other.max_owner_depth && same_spec(&self.spec, &other.spec)
     }
 
-    /// Syncs its parents every `period`, where the object says nothing about it.
+    /// Sets the resync period, unless the object declares one.
     pub(crate) fn or_resync(mut self, period: Option<Duration>) -> Self {
         let period = period.map(|period| period.max(SHORTEST_RESYNC));
         self.resync_period = self.resync_period.or(period);
@@ -196,15 +197,15 @@ impl Definition {
     }
 }
 
-/// The object with Metacontroller's status, which is always empty: ours would change what hooks
-/// are sent from start to start.
+/// Returns the object with an empty status, as Metacontroller sends it: the status that Pilotlight
+/// writes would change what hooks receive from start to start.
 fn without_status(mut object: Value) -> Bytes {
     object["status"] = Value::Object(serde_json::Map::new());
     object.to_string().into()
 }
 
-/// Whether two specifications declare the same controller. What the server fills in counts as
-/// written.
+/// Returns whether two specifications declare the same controller. Defaults that the server fills
+/// in count as written.
 fn same_spec(one: &Value, other: &Value) -> bool {
     let typed = |value: &Value| serde_json::from_value::<CompositeControllerSpec>(value.clone());
     match (typed(one), typed(other)) {
@@ -213,7 +214,7 @@ fn same_spec(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Longest chain of owners, as the annotation sets it.
+/// Reads the annotation [`MAX_OWNER_DEPTH`].
 fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let annotations = object.pointer("/metadata/annotations");
     let Some(said) = annotations.and_then(|annotations| annotations.get(MAX_OWNER_DEPTH)) else {
@@ -222,7 +223,8 @@ fn max_owner_depth(object: &Value, problems: &mut Problems) -> usize {
     let depth = said.as_str().and_then(|text| text.parse().ok());
     depth.filter(|depth| (1..=DEEPEST).contains(depth)).unwrap_or_else(|| {
         let field = format!("metadata.annotations[{MAX_OWNER_DEPTH}]");
-        problems.invalid(field, format!("{said} is no whole number of 1 to {DEEPEST} as text"));
+        problems
+            .invalid(field, format!("{said} is not a string with a number from 1 to {DEEPEST}"));
         OWNER_DEPTH
     })
 }
@@ -245,7 +247,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
                 problems.invalid(
                     format!("{field}.updateStrategy.method"),
                     format!(
-                        "{other:?} is none of OnDelete, Recreate, InPlace, RollingRecreate, \
+                        "{other:?} is not one of OnDelete, Recreate, InPlace, RollingRecreate, \
                          RollingInPlace"
                     ),
                 );
@@ -255,7 +257,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
         let Some(type_ref) = type_ref(&field, &child.api_version, &child.resource, problems) else {
             continue;
         };
-        // Two versions of one resource hold the same objects: each would be a child twice.
+        // Two versions of one resource hold the same objects, so each would be a child twice.
         match seen.insert((type_ref.group.clone(), child.resource.clone()), index) {
             Some(first) => problems.invalid(
                 field,
@@ -300,7 +302,7 @@ fn type_ref(
     if !named(resource, &['-', '.']) {
         problems.invalid(
             format!("{field}.resource"),
-            format!("{resource:?} is no plural name of a resource, such as configmaps"),
+            format!("{resource:?} is not a plural resource name, such as configmaps"),
         );
         return None;
     }

@@ -1,4 +1,4 @@
-//! What must hold of whatever a user or a hook writes.
+//! Properties that must hold for any input of a user or a hook; called by fuzz targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +11,12 @@ use super::{
     LabelSelector, MAX_CHILDREN, Selector, last_applied, merge, protocol::sync_response, selection,
 };
 
-/// What a hook answers is accepted strictly only if it is accepted loosely, as the same answer,
-/// and agrees with a tree of the same text.
+/// Checks the parser of hook responses. A response that is accepted in strict mode is accepted in
+/// loose mode with the same result, which agrees with the decoded tree of the text.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// If the property does not hold.
 pub fn hook_response(data: &[u8]) {
     let body = Bytes::copy_from_slice(data);
     let loose = sync_response(&body, false);
@@ -46,12 +46,12 @@ pub fn hook_response(data: &[u8]) {
     assert_eq!(status.as_ref(), Some(&tree["status"]).filter(|status| status.is_object()));
 }
 
-/// A selector means the same when it is written down and read again, and selects what kube's own
-/// selector selects; one of an object that is refused is refused by kube, or says nothing.
+/// Checks selectors. A selector that is formatted and parsed again is equal, and selects the same
+/// labels as kube's own selector.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// If the property does not hold.
 pub fn selectors(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     if let Ok(selector) = text.parse::<Selector>() {
@@ -65,7 +65,7 @@ pub fn selectors(data: &[u8]) {
     }
 }
 
-/// Labels made of the words of the text select as kube would have it.
+/// Checks that labels made of the words of the text are selected as by kube.
 fn agree(selector: &Selector, text: &str) {
     let reference: Reference = selector.expressions().iter().cloned().collect();
     let words: BTreeSet<&str> =
@@ -96,12 +96,13 @@ struct Three {
     desired: Map<String, Value>,
 }
 
-/// The laws of the merge: twice is once; what is nobody's wish stays, and nothing else goes than
-/// what was wanted before; the annotation means what was wanted.
+/// Checks the merge. Merging twice equals merging once; fields that were never desired stay, and
+/// only fields that were desired before are removed; the annotation has the meaning of the desired
+/// object.
 ///
 /// # Panics
 ///
-/// When it does not hold.
+/// If the property does not hold.
 pub fn merge(data: &[u8]) {
     let Ok(Three { observed, last, desired }) = serde_json::from_slice(data) else { return };
     let (observed, last, desired) =
@@ -111,7 +112,7 @@ pub fn merge(data: &[u8]) {
     assert_eq!(merge::merge(Some(&once), Some(&desired), &desired), once, "twice is once");
 
     let text = last_applied::encode(&desired);
-    // A float may be too long for its last digit; what it means is the same.
+    // The last digit of a long float may change; its meaning must not.
     let read: Value = serde_json::from_str(&text).expect("what we write we can read");
     assert!(last_applied::same(&read, &desired), "{text}");
 
@@ -120,7 +121,7 @@ pub fn merge(data: &[u8]) {
     assert_eq!(applied.get("status"), observed.get("status"));
 }
 
-/// Fields that neither wish names are as they were, however deep in objects.
+/// Checks that fields which neither version names are unchanged, at any depth of objects.
 fn strangers(observed: &Value, last: &Value, desired: &Value, merged: &Value) {
     let (Some(observed), Some(merged)) = (observed.as_object(), merged.as_object()) else { return };
     for (key, value) in observed {

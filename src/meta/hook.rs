@@ -1,4 +1,4 @@
-//! Hooks: who decides what a parent should have.
+//! Hooks: decide about the children and the status of a parent.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,21 +18,21 @@ use crate::{
 
 /// Answers a JSON request with a JSON response.
 ///
-/// Open on purpose: a hook may be a web server, a function, or an expression.
+/// The trait is open: a hook may be a web server, a function, or an expression.
 pub trait Hook: Send + Sync + 'static {
-    /// Asks once; repeating is the work queue's business.
+    /// Calls the hook once. Retries are left to the work queue.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the exchange up.
+    /// Dropping the future abandons the exchange.
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>>;
 
-    /// As [`Hook::call`], about the parent of this key and uid: for a hook that remembers what it
-    /// answered. This is what controllers call, never twice at once about one parent.
+    /// Like [`Hook::call`], for the parent of this key and uid: for a hook that keeps earlier
+    /// responses. Controllers call this method, never twice at the same time for one parent.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives the exchange up.
+    /// Dropping the future abandons the exchange.
     fn call_about<'a>(
         &'a self,
         _parent: &'a ObjectKey,
@@ -42,12 +42,13 @@ pub trait Hook: Send + Sync + 'static {
         self.call(request)
     }
 
-    /// Keeps nothing of a parent: it is gone, or what was answered about it is of no use.
+    /// Drops the state kept for a parent: the parent is gone, or the last response for it is not
+    /// usable.
     fn forget(&self, _parent: &ObjectKey) {}
 
-    /// Gives up what is kept between calls, such as connections, and resolves when it is gone.
+    /// Drops the state kept between calls, such as connections, and resolves when that is done.
     /// Called when an epoch has ended; the hook may be called again later. Dropped half a second
-    /// after the epoch's grace is over; the run then fails.
+    /// after the epoch's grace; the run then fails.
     fn release(&self) -> BoxFuture<'_, ()> {
         Box::pin(std::future::ready(()))
     }
@@ -77,33 +78,33 @@ impl Hook for Held<Arc<dyn Hook>> {
     }
 }
 
-/// Why a hook gave no usable answer.
+/// Error of a hook that gave no usable response.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HookError {
-    /// It asks to be left alone for a while: neither an error nor a reason to back off.
-    #[error("hook is busy, again in {0:?}")]
+    /// The hook asks to wait; not a failure, and no reason to back off.
+    #[error("hook is busy, retry in {0:?}")]
     Busy(Duration),
-    /// The epoch ends; what the hook made of the request is unknown.
-    #[error("hook call was given up: the epoch ends")]
+    /// The epoch ended; whether the hook handled the request is unknown.
+    #[error("hook call was cancelled: the epoch ended")]
     Cancelled,
-    /// It did not answer in time; raise `timeout` or make it faster.
+    /// The hook did not respond in time; raise `timeout` or make the hook faster.
     #[error("hook did not answer within {0:?}")]
     Timeout(Duration),
-    /// It could not be reached, or the exchange broke off.
-    #[error("hook could not be asked: {0}")]
+    /// The hook could not be reached, or the connection broke; check its address and network.
+    #[error("hook could not be reached: {0}")]
     Transport(String),
-    /// It answered with another status than 200.
+    /// The hook responded with another status than 200; see the hook's log.
     #[error("hook answered with status {code}{}", excerpt(.body))]
     Status {
         /// HTTP status.
         code: u16,
-        /// First bytes of the body, where they may be seen: they are shown in Events, statuses, logs and
-        /// endpoints. Empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
+        /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
+        /// empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
         body: String,
     },
-    /// It confirmed an answer by its ETag, to a request that named none; answer a request without
-    /// `If-None-Match` with status 200.
+    /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request
+    /// without `If-None-Match`.
     #[error(
         "hook answered with status {code} to a request without If-None-Match: there is no earlier \
          answer that it could mean"
@@ -112,24 +113,25 @@ pub enum HookError {
         /// HTTP status.
         code: u16,
     },
-    /// Its answer is larger than it may be.
+    /// The response is larger than its limit; raise the limit, or send less.
     #[error("hook answered with more than {limit} bytes, the limit of --hook-answer-limit")]
     TooLarge {
-        /// The most bytes that are read.
+        /// Limit in bytes.
         limit: usize,
     },
-    /// Other answers held the budget until the timeout; raise the budget, or answer with less.
+    /// Other responses held the budget until the timeout; raise the budget, or send smaller
+    /// responses.
     #[error(
         "hook's answer of up to {bytes} bytes found no room within {waited:?}: other answers hold \
          --hook-answer-budget, or its controller's share of it"
     )]
     NoBudget {
-        /// Bytes that it may become.
+        /// Number of bytes that could not be reserved.
         bytes: usize,
-        /// The hook's timeout.
+        /// Timeout of the hook.
         waited: Duration,
     },
-    /// Its answer is compressed although that was not offered.
+    /// The response is compressed, which the request did not offer; send it unencoded.
     #[error("hook answered with content encoding {0}; send it unencoded")]
     Encoded(String),
 }
@@ -139,7 +141,7 @@ fn excerpt(body: &str) -> String {
 }
 
 impl HookError {
-    /// CamelCase, for a condition's reason.
+    /// Returns the reason for a condition, in CamelCase.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Busy(_) => "HookBusy",
@@ -161,13 +163,13 @@ impl From<FenceClosed> for HookError {
     }
 }
 
-/// Calls a hook about a parent on behalf of an epoch: behind its fence until the answer is whole,
-/// and given up when it ends. The call is counted here if it has no answer, and else by who judges
-/// that.
+/// Calls a hook for a parent on behalf of an epoch. The call passes the epoch's fence until the
+/// response is complete, and is abandoned when the epoch ends. A call without a response is counted
+/// here, any other one by the caller, which judges the response.
 ///
 /// # Errors
 ///
-/// [`HookError::Cancelled`] when the epoch ends first, else what the hook says.
+/// [`HookError::Cancelled`] if the epoch ends first, else the error of the hook.
 pub(crate) async fn call<'a>(
     hook: &dyn Hook,
     series: &'a HookSeries,
@@ -183,7 +185,7 @@ pub(crate) async fn call<'a>(
         () = token.cancelled() => Err(HookError::Cancelled),
         answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
     };
-    // Also when it was given up: a hook says what is wanted, and is asked again. No write is in doubt.
+    // An abandoned call is answered as well: hooks are called again, so no write is unconfirmed.
     passage.answered();
     match answer {
         Ok(answer) => Ok((answer, counted)),
@@ -205,7 +207,7 @@ mod tests {
     };
     use crate::manager::StopReason;
 
-    /// Has one answer.
+    /// Hook with one fixed response.
     struct Scripted(Result<Bytes, HookError>);
 
     impl Hook for Scripted {

@@ -1,4 +1,4 @@
-//! Hook health: which parents the hook fails for, and when to call it again while it is down.
+//! Hook health: the parents for which the hook fails, and the pace of retries while it is down.
 
 use std::{
     collections::BTreeMap,
@@ -14,8 +14,8 @@ use crate::{
     informer::ObjectKey,
 };
 
-/// Retries of a hook that is down: ten at once, then one a second however many parents wait, and
-/// at least one in ten seconds.
+/// Pace of retries while the hook is down: ten at once, then one a second for all parents together,
+/// and at least one in ten seconds.
 const DOWN: Pace = Pace {
     gap: Duration::from_secs(1),
     burst: 10,
@@ -51,7 +51,7 @@ pub(crate) struct Failure {
     pub(crate) message: String,
 }
 
-/// Sum over all parents.
+/// Health of the hook, summed over all parents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Health {
     /// At least one response was usable.
@@ -90,7 +90,7 @@ impl HookHealth {
         new
     }
 
-    /// Puts a parent at the retry gate, because the hook was down when it was called. Returns the
+    /// Adds a parent to the retry gate, because the hook was down when it was called. Returns the
     /// time until the retry.
     pub(crate) fn wait(&self, key: &ObjectKey, backoff: Backoff, failures: u32) -> Duration {
         let pace = Pace { longest: backoff.max, ..DOWN };
@@ -99,14 +99,15 @@ impl HookHealth {
         self.lock().gate.failed(key.clone(), wait, &pace, spread, now)
     }
 
-    /// Takes a parent from the gate: the hook was not called for it, or it failed otherwise.
+    /// Removes a parent from the gate: the hook was not called for it, or failed for another reason
+    /// than being down.
     pub(crate) fn stop_waiting(&self, key: &ObjectKey) {
         self.lock().gate.forget(key);
     }
 
     /// Records that the hook responded for a parent. Returns the parents to sync at once.
     pub(crate) fn responded(&self, key: &ObjectKey) -> Vec<ObjectKey> {
-        // None of them was asked to wait.
+        // The remaining wait of each is zero, since `wait` sets no minimum.
         let next = self.lock().gate.answered(key, Instant::now());
         next.into_iter().map(|(key, _)| key).collect()
     }

@@ -1,7 +1,7 @@
-//! Hook metrics: Metacontroller's under its names, and one of our own.
+//! Hook metrics: Metacontroller's under its names, and Pilotlight's own.
 //!
-//! Metacontroller counts answers by their status code, and thus no call that had none. Ours counts
-//! each call once, with its outcome.
+//! Metacontroller counts responses by their status code, and therefore no call without a response.
+//! Pilotlight's own metric counts each call once, with its outcome.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,10 +20,10 @@ use tokio::time::Instant;
 use super::HookError;
 use crate::owner_gauge::{OwnerGauge, Part};
 
-/// Go's default buckets, which dashboards expect.
+/// Bucket bounds in seconds: Go's defaults, which dashboards expect.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// The tasks that drive the connections to one hook.
+/// Gauge of the tasks that drive the connections to one hook.
 pub(super) type HookTasks = Part<SeriesLabels>;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
@@ -61,25 +61,25 @@ struct CallLabels {
 /// Outcome of one call of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallOutcome {
-    /// Status 200, or an earlier answer confirmed, and the answer is usable.
+    /// Status 200 or a confirmed ETag, with a usable response.
     Answered,
-    /// Another status of 300 to 399.
+    /// Another status from 300 to 399.
     Redirect,
-    /// Another status of 400 to 499.
+    /// Another status from 400 to 499.
     ClientError,
-    /// Status of 500 or more.
+    /// Status 500 or higher.
     ServerError,
     /// Status 429.
     Busy,
-    /// The answer is not usable.
+    /// The response is not usable.
     Invalid,
-    /// The answer is longer than its limit.
+    /// The response is longer than its limit.
     TooLarge,
-    /// The answer found no room in the budget.
+    /// No room in the budget for the response.
     NoBudget,
-    /// No whole answer within the timeout.
+    /// No complete response within the timeout.
     Timeout,
-    /// No connection, or one that broke.
+    /// No connection, or a broken one.
     Unreachable,
     /// The epoch ended first.
     Cancelled,
@@ -100,14 +100,14 @@ impl CallOutcome {
         Self::Cancelled,
     ];
 
-    /// The outcome of a call without an answer.
+    /// Returns the outcome of a call without a response.
     pub(crate) fn of(error: &HookError) -> Self {
         match error {
             HookError::Status { code, .. } | HookError::NothingToConfirm { code } => match code {
                 300..400 => Self::Redirect,
                 400..500 => Self::ClientError,
                 500.. => Self::ServerError,
-                // Success without an answer.
+                // A success that carries no response.
                 ..300 => Self::Invalid,
             },
             HookError::Busy(_) => Self::Busy,
@@ -137,7 +137,7 @@ impl CallOutcome {
     }
 }
 
-/// The metrics of all sync hooks; cheap to clone.
+/// Metrics of all sync hooks; cheap to clone.
 #[derive(Clone, Default)]
 pub struct HookMetrics {
     families: Arc<Families>,
@@ -149,8 +149,8 @@ struct Families {
     in_flight: Family<SeriesLabels, Gauge<i64, AtomicI64>>,
     calls: Family<CallLabels, Counter>,
     tasks: OwnerGauge<SeriesLabels>,
-    // Who counts into a series, and with which codes: a replaced controller's series belong to
-    // its successor too.
+    // Number of users of each series, with the status codes that it counted. During a replacement a
+    // controller and its successor share a series.
     users: Mutex<BTreeMap<SeriesLabels, Users>>,
 }
 
@@ -203,7 +203,8 @@ impl HookMetrics {
         );
     }
 
-    /// The series of one controller's hook; gone when the last of its kind is dropped.
+    /// Returns the series of one controller's hook; removed when the last user of these labels is
+    /// dropped.
     pub fn series(&self, controller_name: &str, controller_type: &str, url: &str) -> HookSeries {
         let labels = SeriesLabels {
             controller_name: controller_name.to_owned(),
@@ -227,13 +228,13 @@ impl fmt::Debug for HookMetrics {
     }
 }
 
-/// The series of one hook.
+/// Series of one hook.
 pub struct HookSeries {
     families: Arc<Families>,
     labels: SeriesLabels,
 }
 
-/// One call under way.
+/// Call in progress.
 pub(crate) struct Observation<'a> {
     series: &'a HookSeries,
     since: Instant,
@@ -260,7 +261,7 @@ impl Drop for CountedCall<'_> {
 }
 
 impl HookSeries {
-    /// A call begins, to be counted with its outcome.
+    /// Starts a call that is counted with its outcome.
     pub(crate) fn call(&self) -> CountedCall<'_> {
         CountedCall { series: self, outcome: CallOutcome::Cancelled }
     }
@@ -270,13 +271,13 @@ impl HookSeries {
         CallLabels { controller_name, controller_type, url, outcome: outcome.word() }
     }
 
-    /// A call begins.
+    /// Starts the measurement of a call.
     pub(crate) fn begin(&self) -> Observation<'_> {
         self.families.in_flight.get_or_create(&self.labels).inc();
         Observation { series: self, since: Instant::now() }
     }
 
-    /// The tasks that drive its connections.
+    /// Returns the gauge of the tasks that drive its connections.
     pub(super) fn tasks(&self) -> HookTasks {
         self.families.tasks.of(self.labels.clone())
     }
@@ -299,7 +300,7 @@ impl HookSeries {
 }
 
 impl Observation<'_> {
-    /// It was answered with this status, or not at all.
+    /// Ends the measurement with the status of the response, if there is one.
     pub(crate) fn end(self, status: Option<StatusCode>) {
         let Some(status) = status else { return };
         let series = self.series;
@@ -315,7 +316,7 @@ impl Observation<'_> {
 
 impl Drop for Observation<'_> {
     fn drop(&mut self) {
-        // A call that was given up is under way no more.
+        // An abandoned call is counted down as well.
         self.series.families.in_flight.get_or_create(&self.series.labels).dec();
     }
 }

@@ -1,4 +1,4 @@
-//! A declared hook after it was read: where it is, and how it is asked.
+//! Rule of a declared hook: its parsed address, protocol and timeout.
 
 use std::{fmt, time::Duration};
 
@@ -10,30 +10,32 @@ use crate::{
     redaction,
 };
 
-/// How long a hook may take when nothing valid is said.
+/// Timeout of a hook that declares none, or one that is not positive.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A hook.
+/// Rule of one hook.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HookRule {
-    /// How children are keyed in the request.
+    /// Protocol version; decides the keys of children in a request.
     pub version: HookVersion,
-    /// Unknown and duplicate fields of an answer are errors.
+    /// True if unknown and duplicate fields of a response are errors.
     pub strict: bool,
-    /// Where it is.
+    /// URL of the hook.
     pub url: Uri,
-    /// The longest an exchange may take.
+    /// Timeout of a whole exchange.
     pub timeout: Duration,
-    /// Answers are kept by their ETag.
+    /// Rule for responses with an ETag; `None` keeps none.
     pub etag: Option<EtagRule>,
 }
 
-/// How answers are kept by their ETag.
+/// Rule for responses that are kept by their ETag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EtagRule {
-    /// How long one is kept after it was sent; as long as the epoch when absent.
+    /// Time for which a response is kept after it was received; `None` keeps it until the epoch
+    /// ends.
     pub lifetime: Option<Duration>,
-    /// How often those that have expired are removed; when another one is kept when absent.
+    /// Interval at which expired responses are removed; `None` removes them when another one is
+    /// kept.
     pub sweep: Option<Duration>,
 }
 
@@ -58,7 +60,7 @@ pub enum HookVersion {
     V2,
 }
 
-/// Reads the hook at `field`; what is wrong goes to `problems`.
+/// Parses the hook at `field`, and adds its errors to `problems`.
 pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -> Option<HookRule> {
     let version = match hook.version.as_deref() {
         None | Some("" | "v1") => Some(HookVersion::V1),
@@ -119,7 +121,7 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
     Some(HookRule { version: version?, strict: strict?, url: url?, timeout: timeout?, etag })
 }
 
-/// As many seconds; zero and less mean never, as in Metacontroller.
+/// Returns the seconds as a duration; zero and less mean never, as in Metacontroller.
 fn positive(seconds: Option<i32>) -> Option<Duration> {
     let seconds = seconds.and_then(|seconds| u64::try_from(seconds).ok());
     seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs)
@@ -147,10 +149,10 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
                 }
             }
             if !(1..=65535).contains(&port) {
-                problems.invalid(format!("{field}.service.port"), format!("{port} is no port"));
+                problems.invalid(format!("{field}.service.port"), format!("{port} is not a port"));
                 return None;
             }
-            // A path without its slash would become part of the port.
+            // Without its slash, a path would become part of the port.
             let slash = if path.starts_with('/') { "" } else { "/" };
             (
                 format!("{field}.service"),
@@ -158,12 +160,12 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
             )
         }
     };
-    // Without user, password and query, which must not be repeated.
+    // Without user, password and query, which must not be shown.
     let shown = redaction::url(&text);
     let parsed = match text.parse::<Uri>() {
         Ok(parsed) => parsed,
         Err(error) => {
-            problems.invalid(field, format!("{shown:?} is no URL: {error}"));
+            problems.invalid(field, format!("{shown:?} is not a URL: {error}"));
             return None;
         }
     };
@@ -171,25 +173,25 @@ fn url(field: &str, webhook: &WebhookSpec, problems: &mut Problems) -> Option<Ur
     if !matches!(parsed.scheme_str(), Some("http" | "https")) {
         problems.invalid(field, format!("{shown:?} must begin with http:// or https://"));
     } else if parsed.host().is_none_or(str::is_empty) {
-        problems.invalid(field, format!("{shown:?} names no host"));
+        problems.invalid(field, format!("{shown:?} has no host"));
     } else if authority.contains('@') {
-        // Not echoed: it holds a password.
+        // The URL is not repeated, since it holds a password.
         problems.invalid(field, "must not hold a user name or password");
     } else if !has_usable_port(&parsed) {
-        // It would be asked at the scheme's port, where somebody else may answer.
-        problems.invalid(field, format!("{shown:?} has a port that is none of 1 to 65535"));
+        // The request would go to the default port of the scheme, where another server may listen.
+        problems.invalid(field, format!("{shown:?} has a port outside of 1 to 65535"));
     } else {
         return Some(parsed);
     }
     None
 }
 
-/// A port that cannot be read is none to [`Uri`].
+/// Returns whether the port is absent or valid; [`Uri`] ignores a port that it cannot parse.
 fn has_usable_port(url: &Uri) -> bool {
     let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
     let written = url.host().and_then(|host| authority.strip_prefix(host)).unwrap_or_default();
     let Some(port) = written.strip_prefix(':') else { return true };
-    // Rust reads `+80` as a number, too.
+    // Rust also parses `+80` as a number.
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     port.is_empty() || is_number && url.port_u16().is_some_and(|port| port > 0)
 }

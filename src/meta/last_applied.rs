@@ -1,7 +1,7 @@
-//! The annotation that remembers what a hook wanted last.
+//! Last-applied annotation: the desired child as of the last write.
 //!
-//! It is Metacontroller's, so that both read each other's children; it is compared by meaning and
-//! not by bytes, so that another encoder's spelling recreates nothing.
+//! The annotation is Metacontroller's, so that both programs read each other's children. It is
+//! compared by meaning rather than bytes, so that the spelling of another encoder causes no write.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, ser::Formatter};
 /// Name of the annotation.
 pub const LAST_APPLIED: &str = "metacontroller.k8s.io/last-applied-configuration";
 
-/// Metadata that the server owns: never taken from a hook.
+/// Metadata fields that the server owns; never taken from a hook.
 pub(crate) const SYSTEM_FIELDS: [&str; 8] = [
     "selfLink",
     "uid",
@@ -23,7 +23,7 @@ pub(crate) const SYSTEM_FIELDS: [&str; 8] = [
     "managedFields",
 ];
 
-/// What the annotation of `child` holds; `None` without one, or when it is unreadable.
+/// Returns the annotation of `child`; `None` if it is missing or unreadable.
 pub(crate) fn read(child: &Value) -> Option<Value> {
     let text = child.get("metadata")?.get("annotations")?.get(LAST_APPLIED)?.as_str()?;
     serde_json::from_str(text).ok()
@@ -34,7 +34,7 @@ pub(crate) fn write(child: &mut Value, desired: &Value) {
     write_text(child, encode(desired));
 }
 
-/// Sets the annotation of `child` to what was encoded.
+/// Sets the annotation of `child` to an encoded object.
 pub(crate) fn write_text(child: &mut Value, text: String) {
     if let Some(annotations) = object_at(child, "metadata")
         .map(|metadata| metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new())))
@@ -50,13 +50,13 @@ fn object_at<'a>(value: &'a mut Value, key: &str) -> Option<&'a mut Map<String, 
     value.as_object_mut()?.entry(key).or_insert_with(|| Value::Object(Map::new())).as_object_mut()
 }
 
-/// What of a desired object says anything: without what the server owns, the status, and an
-/// annotation that was copied from the live object.
+/// Returns the fields of a desired object that a hook decides: without system metadata, owners, the
+/// status, and an annotation that was copied from the live object.
 pub(crate) fn essence(desired: &Value) -> Value {
     essence_of(desired.clone())
 }
 
-/// As [`essence`], of an object that is needed no more.
+/// Like [`essence`], but consumes the object.
 pub(crate) fn essence_of(mut essence: Value) -> Value {
     let Some(object) = essence.as_object_mut() else { return essence };
     object.remove("status");
@@ -79,7 +79,8 @@ pub(crate) fn essence_of(mut essence: Value) -> Value {
     essence
 }
 
-/// Whether two values mean the same: numbers by value, `null` as an absent field.
+/// Returns whether two values mean the same: numbers are compared by value, and `null` equals an
+/// absent field.
 pub(crate) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -99,8 +100,8 @@ pub(crate) fn same(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// JSON as Go's encoder writes it: sorted keys, `<`, `>` and `&` escaped, whole floats without
-/// a point. Metacontroller compares the annotation's bytes.
+/// Encodes JSON as Go does: sorted keys, `<`, `>` and `&` escaped, whole floats without a point.
+/// Metacontroller compares the annotation's bytes.
 pub(crate) fn encode(value: &Value) -> String {
     let mut bytes = Vec::new();
     value

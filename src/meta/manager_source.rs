@@ -1,5 +1,5 @@
-//! What the manager has to say of declared controllers, as a source of requests: one whose state
-//! changed is looked at again, so that its object's status follows.
+//! Manager source: requests for declared controllers whose state in the manager changed, so that
+//! the status of their object follows.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::{
     },
 };
 
-/// What the runnables of declared controllers are called, before their name.
+/// Prefix of the runnable names of declared controllers.
 ///
-/// Metacontroller names its work queues so, and the name is their label in metrics.
+/// Metacontroller's name of its work queues, which is their label in metrics.
 pub(super) const PREFIX: &str = "CompositeController-";
 
-/// Requests for the declared controllers of which the manager has news.
+/// Source of requests for declared controllers that changed in the manager.
 pub(super) struct ManagerSource {
-    /// The manager that runs them.
+    /// Manager that runs them.
     pub(super) manager: ManagerHandle,
-    /// Where news is collected.
+    /// Marks of changed controllers.
     pub(super) changes: Arc<Changes>,
 }
 
@@ -40,7 +40,7 @@ impl ConditionalSource for ManagerSource {
         let mut transitions = self.manager.transitions();
         let mut last = snapshots.borrow_and_update().clone();
         let done = async move {
-            // Those whose object is missing have no other event.
+            // Controllers whose object is missing have no other event.
             for name in changes.names() {
                 context.enqueue(ObjectKey::cluster(name));
             }
@@ -76,10 +76,10 @@ impl ConditionalSource for ManagerSource {
 }
 
 impl Changes {
-    /// Marks everything that came, changed or went between two snapshots.
+    /// Marks each runnable that was added, changed or removed between two snapshots.
     fn compare(&self, last: &Snapshot, now: &Snapshot) {
         let news = now.changed_since(last);
-        // Seen from the other side, what went is what came.
+        // In the reverse comparison, removed runnables are the added ones.
         let gone = last.changed_since(now).into_iter().filter(|it| now.get(&it.name).is_none());
         let names = news.into_iter().chain(gone).map(|status| &status.name);
         for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
@@ -87,14 +87,14 @@ impl Changes {
         }
     }
 
-    /// Marks all that are known: any of them may have news that nobody saw.
+    /// Marks all controllers, since any of them may have a transition that was missed.
     fn mark_all(&self) {
         for name in self.names() {
             self.mark(&name);
         }
     }
 
-    /// Notes a transition that is worth an Event.
+    /// Stores an Event for a transition that users should see.
     fn transition(&self, transition: &Transition) {
         let Some(name) = transition.name.as_str().strip_prefix(PREFIX) else { return };
         let reason = match &transition.kind {

@@ -1,8 +1,8 @@
-//! The three-way merge of a child: what is there, what was wanted last, what is wanted now.
+//! Three-way merge of a child: the observed object, the last-applied one and the desired one.
 //!
-//! Removes only what was wanted before and is no longer; keeps whatever others wrote. Semantics:
-//! Metacontroller's dynamic apply, except that list items whose merge key repeats are paired in
-//! order instead of being collapsed into one.
+//! Removes only fields that were desired before and no longer are; keeps the fields of other
+//! writers. Semantics: Metacontroller's dynamic apply, except that list items with equal merge keys
+//! are paired in order instead of being collapsed into one.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,13 +10,14 @@ use serde_json::{Map, Value};
 
 use super::last_applied::{self, SYSTEM_FIELDS};
 
-/// Fields by which the items of a list are told apart, the first that all of them have.
+/// Merge keys of list items, in the order of preference; the first field that all items have is
+/// used.
 const MERGE_KEYS: [&str; 7] = ["containerPort", "port", "mountPath", "name", "uid", "ip", "path"];
 
-/// The child as it should be, of `observed` and `desired`.
+/// Merges `desired` into `observed`.
 ///
-/// What the server owns and the status stay as observed. The annotation that remembers `desired`
-/// is left alone while it means the same.
+/// System metadata, owner references and the status stay as observed. The last-applied annotation
+/// is rewritten only if its meaning changed.
 pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
     let wanted = last_applied::essence(desired);
     let last = last_applied::read(observed);
@@ -29,7 +30,7 @@ pub(crate) fn apply(observed: &Value, desired: &Value) -> Value {
     merged
 }
 
-/// Puts back what no hook decides: system metadata, owners, and the status.
+/// Restores the fields that no hook decides: system metadata, owners, and the status.
 fn restore(merged: &mut Value, observed: &Value) {
     let put =
         |merged: &mut Map<String, Value>, observed: Option<&Value>, field: &str| match observed
@@ -49,7 +50,7 @@ fn restore(merged: &mut Value, observed: &Value) {
             put(metadata, observed.get("metadata"), field);
         }
         put(metadata, observed.get("metadata"), "ownerReferences");
-        // The old annotation stays until it is known to mean something else.
+        // The old annotation stays until its meaning is known to have changed.
         let text = observed
             .pointer("/metadata/annotations")
             .and_then(|annotations| annotations.get(last_applied::LAST_APPLIED));
@@ -63,8 +64,8 @@ fn restore(merged: &mut Value, observed: &Value) {
     }
 }
 
-/// Merges one value. The kind of the observed value decides how; one of another kind that is
-/// wanted in the place of an object or a list counts as an empty one.
+/// Merges one value. The kind of the observed value decides how. If it is an object or a list, a
+/// desired value of another kind counts as an empty one.
 pub(super) fn merge(observed: Option<&Value>, last: Option<&Value>, desired: &Value) -> Value {
     match observed {
         Some(Value::Object(observed)) => {
@@ -123,7 +124,8 @@ fn merge_lists(observed: &[Value], last: &[Value], desired: Vec<Value>) -> Value
     Value::Array(merged)
 }
 
-/// The field that every item of all lists has, if they are objects; none for empty lists.
+/// Returns the merge key: the first field that every item of all lists has. `None` for empty lists,
+/// and if an item is not an object.
 fn merge_key(lists: [&[Value]; 3]) -> Option<&'static str> {
     let mut items = lists.into_iter().flatten().peekable();
     items.peek()?;
@@ -133,7 +135,7 @@ fn merge_key(lists: [&[Value]; 3]) -> Option<&'static str> {
     })
 }
 
-/// Items by the text of their key and how often it came before.
+/// Returns the items with the text of their merge key and its number of occurrences so far.
 fn keyed<'a>(items: &'a [Value], key: &str) -> Vec<((String, usize), &'a Value)> {
     let mut counts: BTreeMap<String, usize> = BTreeMap::new();
     items
@@ -309,7 +311,7 @@ mod tests {
             .prop_map(|fields| Value::Object(fields.into_iter().collect()))
     }
 
-    /// The same shape, so that lists and objects meet lists and objects.
+    /// Values of one shape, so that objects meet objects and lists meet lists.
     fn paths(value: &Value, prefix: &str, found: &mut Vec<String>) {
         if let Value::Object(fields) = value {
             for (key, value) in fields {
@@ -320,7 +322,7 @@ mod tests {
         }
     }
 
-    /// Items by name, in the order in which they stand.
+    /// Items with distinct names, in any order.
     fn named_items() -> impl Strategy<Value = Vec<Value>> {
         prop::collection::btree_map("[a-f]", object(), 0..5)
             .prop_map(|items| {
@@ -337,7 +339,7 @@ mod tests {
         item["name"].as_str().unwrap()
     }
 
-    /// The fields of one of two wishes that name no field in common.
+    /// Two versions of desired fields, whose names start with `prefix`.
     fn of_one(prefix: &'static str) -> impl Strategy<Value = (Value, Value)> {
         let fields = move || {
             prop::collection::btree_map("[abc]", value(), 0..4).prop_map(move |fields| {
@@ -378,7 +380,7 @@ mod tests {
             observed in object(), (last_one, one) in of_one("one"), (last_two, two) in of_one("two"),
         ) {
             let mut observed = observed;
-            // Some of it is of earlier wishes.
+            // Some observed fields were desired before.
             for (field, value) in last_one.as_object().into_iter().flatten() {
                 observed[field] = value.clone();
             }
@@ -421,7 +423,7 @@ mod tests {
             let mut wanted = Vec::new();
             paths(&desired, "", &mut wanted);
             for path in wanted {
-                // Where kinds clash, an object or list that is there outlives the wish.
+                // An observed object or list outlives a desired value of another kind.
                 let clash = path.match_indices('/').map(|(at, _)| &path[..at]).chain([path.as_str()])
                     .any(|part| {
                         let there = observed.pointer(part);

@@ -1,7 +1,7 @@
-//! Parent index: which parents a change of a child concerns.
+//! Parent index: maps a change of a child to the parents that it concerns.
 //!
-//! Handlers read it to map a child to its parent without decoding anything. A parent that was
-//! never reconciled is not indexed, and need not be: its first sync sees every child.
+//! Event handlers read it without decoding an object. A parent that was never reconciled is not
+//! indexed and need not be: its first sync reads every child.
 
 use std::{
     collections::HashMap,
@@ -101,7 +101,7 @@ impl Parents {
             (key.namespace.is_none() || key.namespace == header.key.namespace)
                 && entry.selector.matches(&header.labels)
         };
-        // A generated selector names its one parent.
+        // The label of a generated selector names the one parent that it belongs to.
         let named = header.labels.get(UID_LABEL).and_then(|uid| self.by_uid.get_key_value(uid));
         if let Some((_, key)) = named
             && self.by_key.get(key).is_some_and(|entry| could_adopt(key, entry))

@@ -1,4 +1,4 @@
-//! Writes for each parent: their limit, and what the server made of the last status.
+//! Writes for each parent: their limit, and what the server stored of the last status.
 
 use std::{
     collections::HashMap,
@@ -11,8 +11,8 @@ use tokio::time::Instant;
 use super::write_limit::{Flapping, WriteLimit};
 use crate::informer::ObjectKey;
 
-/// Time for which a pruned status counts as written. After it the status is written again, since
-/// the schema may have gained the field.
+/// Time for which a pruned status counts as written. Afterwards it is written again, since the
+/// schema may have gained the field.
 const SETTLED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
@@ -35,7 +35,7 @@ struct SettledStatus {
 }
 
 impl ParentWrites {
-    /// Begins to count for a parent; a parent of another uid starts anew.
+    /// Starts to count writes for a parent; a parent with another uid starts at zero.
     pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {

@@ -1,4 +1,4 @@
-//! State that a controller keeps for its parents, each part with its own lock.
+//! Per-parent state of a controller, each part with its own lock.
 
 use super::{HookHealth, ParentIndex, ParentWrites};
 use crate::informer::ObjectKey;
@@ -10,12 +10,12 @@ pub(crate) struct Parents {
     pub(crate) index: ParentIndex,
     /// Failures of the hook.
     pub(crate) hook: HookHealth,
-    /// Limits of writes, and the last status.
+    /// Write limits, and the last status.
     pub(crate) writes: ParentWrites,
 }
 
 impl Parents {
-    /// No parents; `health_changed` is called after each change of the hook's health.
+    /// Returns an empty state. `health_changed` is called after each change of the hook's health.
     pub(crate) fn new(health_changed: impl Fn() + Send + Sync + 'static) -> Self {
         Self { hook: HookHealth::new(health_changed), ..Self::default() }
     }

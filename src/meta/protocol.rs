@@ -1,4 +1,4 @@
-//! The hook protocol: requests assembled from cached bytes, answers decoded with care.
+//! Hook protocol: requests are assembled from cached bytes, responses are validated.
 
 use std::{fmt, time::Duration};
 
@@ -20,22 +20,22 @@ use crate::{
     redaction,
 };
 
-/// The most children of one answer.
+/// Maximum number of children in one response.
 pub const MAX_CHILDREN: usize = 10_000;
-/// The largest child: the most that kube-apiserver reads of a request. Refused with the whole
-/// answer, so that no mistake in a hook is carried out by half.
+/// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
+/// the whole response, so that a mistake in a hook is not executed in part.
 pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
-/// The largest status of a parent: kube-apiserver reads no more of a request, and the status is a
-/// part of one. Refused before anything is made of it.
+/// Limit of a parent's status in bytes: it is part of a request body, and kube-apiserver accepts no
+/// longer one. Checked before the status is decoded.
 pub const MAX_STATUS_BYTES: usize = MAX_CHILD_BYTES;
-/// The longest message about an answer, in bytes: decoders repeat the value that is wrong.
+/// Longest message about a response, in bytes: decoders repeat the invalid value.
 const MAX_MESSAGE_BYTES: usize = 512;
-/// The longest time that an answer may ask for.
+/// Longest `resyncAfterSeconds` that is honoured.
 const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The request of a sync hook of a composite controller.
+/// Returns the request of a composite controller's sync hook.
 ///
-/// Objects are copied as they are cached: nothing is decoded, nothing is encoded again.
+/// Objects are copied from the cache without decoding or encoding them.
 pub(crate) fn sync_request(
     version: HookVersion,
     controller: &[u8],
@@ -84,12 +84,12 @@ pub(crate) fn sync_request(
     body.into()
 }
 
-/// `Pod.v1`, `Deployment.apps/v1`.
+/// Returns the key of a group: `Pod.v1`, `Deployment.apps/v1`.
 fn group_key(served: &ServedType) -> String {
     format!("{}.{}", served.kind, served.identity.api_version())
 }
 
-/// The key of a child; none for what version 1 does not show.
+/// Returns the key of a child; `None` for children that version 1 does not include.
 fn child_key(
     version: HookVersion,
     parent: &Parent,
@@ -109,25 +109,26 @@ fn push_text(body: &mut Vec<u8>, text: &str) {
     body.extend_from_slice(Value::from(text).to_string().as_bytes());
 }
 
-/// The answer of a sync hook of a composite controller. Status and children are slices of its text.
+/// Response of a composite controller's sync hook. Status and children are slices of its text.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct SyncResponse {
-    /// The parent's status, an object; `null` and absent are the same.
+    /// Status of the parent, an object; `null` and absent are the same.
     pub(crate) status: Option<Bytes>,
-    /// All children that should be: any JSON that can be decoded.
+    /// Desired children: any JSON that can be decoded.
     pub(crate) children: Vec<Bytes>,
-    /// Sync again after this time.
+    /// Time until the next sync.
     pub(crate) resync_after: Option<Duration>,
 }
 
-/// Reads an answer without a tree of it: its size is no measure of what that would take.
+/// Parses a response without decoding it into a tree, whose memory the length of the text does not
+/// bound.
 ///
-/// As in Metacontroller an absent `children` means none, so that all there are get deleted; an
-/// empty body, `null` and anything that is cut are errors.
+/// As in Metacontroller an absent `children` means no children, so that all observed ones are
+/// deleted. An empty body, `null` and truncated text are errors.
 ///
 /// # Errors
 ///
-/// Names the field that is wrong. With `strict`, unknown and duplicate fields are wrong too.
+/// Names the invalid field. With `strict`, unknown and duplicate fields are errors too.
 pub(crate) fn sync_response(body: &Bytes, strict: bool) -> Result<SyncResponse, String> {
     if body.iter().all(u8::is_ascii_whitespace) {
         return Err("hook answered with an empty body".to_owned());
@@ -147,7 +148,7 @@ pub(crate) fn sync_response(body: &Bytes, strict: bool) -> Result<SyncResponse, 
     })
 }
 
-/// A message of bounded length.
+/// Shortens a message to [`MAX_MESSAGE_BYTES`].
 pub(crate) fn bounded(mut message: String) -> String {
     if message.len() > MAX_MESSAGE_BYTES {
         message.truncate(message.floor_char_boundary(MAX_MESSAGE_BYTES));
@@ -156,7 +157,7 @@ pub(crate) fn bounded(mut message: String) -> String {
     message
 }
 
-/// The parts of an answer, within its text.
+/// Parts of a response, as slices of its text.
 #[derive(Default)]
 struct Parts<'de> {
     status: Option<&'de RawValue>,
@@ -165,7 +166,7 @@ struct Parts<'de> {
 }
 
 impl Parts<'_> {
-    /// Checks size and validity of each part; the first that is wrong ends it.
+    /// Checks size and validity of each part; returns the first error.
     fn check(&self) -> Result<(), String> {
         let unusable = |wrong: String| format!("hook answer is unusable: {wrong}");
         if let Some(status) = self.status {
@@ -214,7 +215,7 @@ impl<'de> Visitor<'de> for Response {
                 if self.strict {
                     return Err(A::Error::custom(format!("{wrong} {key:?}")));
                 }
-                tracing::debug!(field = key, wrong, "hook answer has a field too many");
+                tracing::debug!(field = key, wrong, "unknown or duplicate field in hook response");
             }
             match key.as_str() {
                 "status" => {
@@ -254,7 +255,7 @@ impl<'de> Visitor<'de> for Response {
     }
 }
 
-/// Time until the next sync; `None` for zero, a negative number, none at all, and less than a
+/// Returns the time until the next sync; `None` for zero, a negative number, NaN, and less than a
 /// nanosecond.
 fn resync_after(seconds: f64) -> Option<Duration> {
     (seconds > 0.0)

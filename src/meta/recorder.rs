@@ -1,7 +1,7 @@
-//! Events: what happened to an object, for `kubectl describe`.
+//! Event recorder: Events about objects, as `kubectl describe` shows them.
 //!
-//! Written as core/v1 with `source.component`, which kube's recorder leaves empty and by which
-//! users of Metacontroller find them. A failure that goes on is one Event with a count.
+//! Events are written as core/v1 with `source.component`, which kube's recorder leaves empty and by
+//! which users of Metacontroller find them. A failure that repeats is one Event with a count.
 
 mod outbox;
 
@@ -23,71 +23,73 @@ use crate::{controller::Context, manager::StopReason};
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";
-/// Events of one object that may be written at once.
+/// Number of Events of one object that may be written without a pause.
 const BURST: f64 = 25.0;
-/// The time after which one more may be written.
+/// Time after which one more Event of an object may be written.
 const REFILL: Duration = Duration::from_secs(300);
-/// Messages of one reason that are told apart; the others are combined.
+/// Number of distinct messages for each object, severity and reason; further messages are combined
+/// into one Event.
 const MESSAGES: usize = 10;
-/// How long an object without Events is remembered.
+/// Time after which the record of an object without new Events may be dropped.
 const FORGET: Duration = Duration::from_secs(600);
-/// Objects that are remembered at most.
+/// Maximum number of objects with a record.
 const SUBJECTS: usize = 4096;
-/// Events of one runnable that wait to be written; client-go keeps 1000 for a whole process.
+/// Maximum number of pending Events of one runnable; client-go keeps 1000 for a whole process.
 const ROOM: usize = 256;
-/// The same of the supervisor, which tells of every controller.
-const ROOM_OF_ALL: usize = SUBJECTS;
-/// How long what waits goes on being written when its epoch ends: a stop is not to be noticed.
-const LAST: Duration = Duration::from_millis(500);
-/// Causes of failures that are told apart.
+/// Maximum number of pending Events of the supervisor, which reports on every controller.
+const SUPERVISOR_ROOM: usize = SUBJECTS;
+/// Longest time for which pending Events are still written after their epoch ended; short, so that
+/// it does not delay a stop.
+const LAST_WRITES: Duration = Duration::from_millis(500);
+/// Maximum number of causes of failed writes that are logged as warnings.
 const CAUSES: usize = 16;
-/// The longest message that the API server takes.
+/// Longest message that is written, in bytes; the API server accepts no longer one.
 const MESSAGE_BYTES: usize = 1000;
 
-/// What an Event is about.
+/// Object that an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
     /// `group/version` of the object.
     pub(crate) api_version: String,
-    /// Its kind.
+    /// Kind of the object.
     pub(crate) kind: String,
-    /// Its namespace.
+    /// Namespace of the object.
     pub(crate) namespace: Option<Arc<str>>,
-    /// Its name.
+    /// Name of the object.
     pub(crate) name: Arc<str>,
-    /// Its uid.
+    /// uid of the object.
     pub(crate) uid: Arc<str>,
 }
 
-/// Whether somebody should look.
+/// Type of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Severity {
-    /// All is well.
+    /// Expected.
     Normal,
-    /// Something is wrong.
+    /// Needs attention.
     Warning,
 }
 
-/// Writes Events, fewer than it is given, in their order, and lets nobody wait for it. Cheap to
-/// clone.
+/// Event recorder. Aggregates and rate-limits Events, writes them in their order, and never blocks
+/// its caller. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct EventRecorder {
-    // Not behind a fence.
+    // Not fenced: the epoch's fence is added for each delivery.
     client: Client,
     memory: Memory,
     outbox: Outbox<Entry>,
     room: usize,
 }
 
-/// What all recorders of a process know.
+/// Record of written Events, shared by all recorders of a process.
 #[derive(Clone, Debug, Default)]
 struct Memory {
     subjects: Arc<Mutex<HashMap<Arc<str>, Written>>>,
-    // Why Events were not written, so far.
+    // Causes of failed writes that have been logged as warnings.
     causes: Arc<Mutex<HashSet<String>>>,
 }
 
-/// What was written about one object.
+/// Events and rate limit of one object.
 #[derive(Debug)]
 struct Written {
     tokens: f64,
@@ -97,25 +99,25 @@ struct Written {
 
 #[derive(Clone, Debug)]
 struct Known {
-    // None for those that are combined.
+    // `None` for the combined Event.
     message: Option<String>,
     name: String,
     count: u32,
     first: Timestamp,
 }
 
-/// One write.
+/// Create or update of one Event.
 #[derive(Debug, PartialEq)]
 struct Write {
     name: String,
-    // With a count above 1 the Event is there already.
+    // With a count above 1 the Event exists already.
     count: u32,
     first: Timestamp,
     last: Timestamp,
     message: String,
 }
 
-/// A write that waits.
+/// Pending write.
 #[derive(Debug)]
 struct Entry {
     subject: Subject,
@@ -125,20 +127,21 @@ struct Entry {
 }
 
 impl EventRecorder {
-    /// The recorder of the supervisor.
+    /// Returns the recorder of the supervisor.
     pub(crate) fn new(client: Client) -> Self {
         let (memory, outbox) = (Memory::default(), Outbox::default());
-        Self { client, memory, outbox, room: ROOM_OF_ALL }
+        Self { client, memory, outbox, room: SUPERVISOR_ROOM }
     }
 
-    /// One for another runnable, of the same memory. What is told through the one does not wait
-    /// for what is told through the other.
+    /// Returns a recorder for another runnable, with the same record of written Events but its own
+    /// outbox. Events of one runnable therefore never wait for those of another.
     pub(crate) fn apart(&self) -> Self {
         Self { outbox: Outbox::default(), room: ROOM, ..self.clone() }
     }
 
-    /// Has an Event written, or counts it if too many were. It is the epoch's of the context, and
-    /// tried for a short time after its end. A failure is logged and forgotten.
+    /// Queues an Event, or only counts it if its object is over the rate limit. The Event belongs
+    /// to the epoch of the context, and is written no later than a short time after its end. A
+    /// failed write is logged and not retried.
     pub(crate) fn publish(
         &self,
         context: &Context,
@@ -155,8 +158,8 @@ impl EventRecorder {
         match self.outbox.put(entry, self.room) {
             Put::Begins => {
                 let delivery = self.outbox.delivery();
-                // Of the epoch and not of the request that happens to be first: the outbox is one for
-                // all of them.
+                // A task of the epoch rather than of the request that happens to be first, since
+                // all requests share the outbox.
                 context.epoch().spawn(self.clone().deliver(delivery, context.clone()));
             }
             Put::Dropped(1) => {
@@ -167,25 +170,25 @@ impl EventRecorder {
         }
     }
 
-    /// Writes what waits, one after the other.
+    /// Writes the pending Events one after the other.
     async fn deliver(self, mut delivery: Delivery<Entry>, context: Context) {
-        // One of its own: that of the context would count a write whose outcome is unknown among
-        // those of the reconciles that happen to run.
+        // A separate client: with that of the context, a write with an unknown outcome would count
+        // as one of the running reconciles.
         let client = context.epoch().client(&self.client);
         let all = async {
             while let Some(entry) = delivery.next() {
                 if let Err(error) = write(&client, &entry).await {
-                    self.tell(&entry, &error);
+                    self.log_failure(&entry, &error);
                 }
             }
         };
         tokio::select! {
             () = all => {}
-            () = last_call(&context) => {}
+            () = end_of_delivery(&context) => {}
         }
     }
 
-    fn tell(&self, Entry { subject, reason, .. }: &Entry, error: &kube::Error) {
+    fn log_failure(&self, Entry { subject, reason, .. }: &Entry, error: &kube::Error) {
         let is_news = !is_fenced(error) && self.memory.is_news(cause(error));
         let (error, name) = (resource::explain(error), &subject.name);
         if is_news {
@@ -193,7 +196,7 @@ impl EventRecorder {
                 error,
                 reason,
                 %name,
-                "an Event was not written; others that fail alike are logged at debug"
+                "an Event was not written; further failures of this cause are logged at debug"
             );
         } else {
             tracing::debug!(error, reason, %name, "an Event was not written");
@@ -208,13 +211,13 @@ impl std::fmt::Debug for EventRecorder {
 }
 
 impl Memory {
-    /// Whether Events have not failed for this cause before.
+    /// Returns whether no write has failed for this cause before.
     fn is_news(&self, cause: &str) -> bool {
         let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
         causes.len() < CAUSES && causes.insert(cause.to_owned())
     }
 
-    /// Decides what is to be written.
+    /// Counts an Event; returns the write, unless the object is over the rate limit.
     fn note(
         &self,
         subject: &Subject,
@@ -272,11 +275,11 @@ impl Memory {
     }
 }
 
-/// Resolves when the epoch has ended and nothing of it is to be written any more.
-async fn last_call(context: &Context) {
+/// Resolves when the epoch has ended and the time for its last Events is over.
+async fn end_of_delivery(context: &Context) {
     context.cancelled().await;
     if context.epoch().stop_reason() != Some(StopReason::LeaseLost) {
-        sleep(context.epoch().grace().min(LAST)).await;
+        sleep(context.epoch().grace().min(LAST_WRITES)).await;
     }
 }
 
@@ -293,7 +296,7 @@ async fn write(client: &Client, entry: &Entry) -> Result<(), kube::Error> {
         let path = format!("{path}/{}", write.name);
         let content_type = "application/strategic-merge-patch+json";
         match resource::send(client, Method::PATCH, path, content_type, Some(&patch)).await {
-            // It has expired.
+            // The Event has expired, so it is created anew.
             Err(error) if is_not_found(&error) => {}
             other => return other.map(drop),
         }
@@ -302,16 +305,16 @@ async fn write(client: &Client, entry: &Entry) -> Result<(), kube::Error> {
     resource::send(client, Method::POST, path, "application/json", Some(&event)).await.map(drop)
 }
 
-/// What tells failures apart of which each is worth a word.
+/// Returns the cause by which failed writes are grouped for the log.
 fn cause(error: &kube::Error) -> &str {
     let kube::Error::Api(status) = error else { return "NoAnswer" };
-    // To create in a namespace that goes is forbidden too, and no right is missing.
+    // Creating in a terminating namespace is forbidden too, and no right is missing.
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let first = causes.map(|cause| &cause.reason).find(|reason| !reason.is_empty());
     first.unwrap_or(&status.reason)
 }
 
-/// Forgets objects that were silent for long; when there are too many, the longest silent.
+/// Drops the records of objects without recent Events; if there are still too many, the oldest one.
 fn make_room(subjects: &mut HashMap<Arc<str>, Written>, now: Instant) {
     if subjects.len() < SUBJECTS {
         return;

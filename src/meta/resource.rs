@@ -1,6 +1,6 @@
-//! Requests about single objects of a type, as JSON.
+//! Requests for single objects of a type, as JSON.
 //!
-//! Every request has a deadline and none is repeated: repeating is the work queue's business.
+//! Every request has a deadline. Retries are left to the work queue.
 
 use std::{error::Error, time::Duration};
 
@@ -19,12 +19,12 @@ use crate::{
     redaction,
 };
 
-/// The longest that a request may take.
+/// Timeout of a request.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// In whose name fields are written: Metacontroller's, so that its children stay ours.
+/// Field manager of all writes: Metacontroller's name, so that its children stay ours.
 const FIELD_MANAGER: &str = "metacontroller";
 
-/// The object that a write left, as far as it matters.
+/// Object as stored by a write; only the fields that matter.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Stored {
     #[serde(default)]
@@ -39,13 +39,13 @@ struct StoredMetadata {
 }
 
 impl Stored {
-    /// Its resourceVersion; an aggregated API may have none.
+    /// Returns the resourceVersion; an aggregated API may have none.
     pub(crate) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_deref()
     }
 }
 
-/// A type's objects, one at a time.
+/// Access to single objects of a type.
 #[derive(Clone, Copy)]
 pub(crate) struct Resource<'a> {
     client: &'a Client,
@@ -53,12 +53,12 @@ pub(crate) struct Resource<'a> {
 }
 
 impl<'a> Resource<'a> {
-    /// The objects of a type, through this client.
+    /// Returns access to the objects of a type through this client.
     pub(crate) fn new(client: &'a Client, served: &'a ServedType) -> Self {
         Self { client, identity: &served.identity }
     }
 
-    /// The object as it is on the server now.
+    /// Reads an object from the server.
     pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Value, kube::Error> {
         self.send(Method::GET, self.path(key), "", None).await
     }
@@ -74,7 +74,7 @@ impl<'a> Resource<'a> {
         request(self.client, Method::POST, path, "application/json", object).await
     }
 
-    /// Asks whether an object would be created, without creating it.
+    /// Dry run of a create.
     pub(crate) async fn dry_run_create(
         &self,
         key: &ObjectKey,
@@ -85,8 +85,8 @@ impl<'a> Resource<'a> {
         request(self.client, Method::POST, path, "application/json", object).await
     }
 
-    /// Asks what an update would leave, without making it.
-    pub(crate) async fn rehearse_update(
+    /// Dry run of an update; returns the object as it would be stored.
+    pub(crate) async fn dry_run_update(
         &self,
         key: &ObjectKey,
         object: Bytes,
@@ -95,7 +95,7 @@ impl<'a> Resource<'a> {
         request(self.client, Method::PUT, path, "application/json", object).await
     }
 
-    /// Replaces an object whose resourceVersion is still the one given.
+    /// Replaces an object; a conflict if its resourceVersion is not that of `object`.
     pub(crate) async fn update(
         &self,
         key: &ObjectKey,
@@ -105,7 +105,7 @@ impl<'a> Resource<'a> {
         request(self.client, Method::PUT, path, "application/json", object).await
     }
 
-    /// Replaces the status of an object whose resourceVersion is still the one given.
+    /// Replaces the status of an object; a conflict if its resourceVersion is not that of `object`.
     pub(crate) async fn update_status(
         &self,
         key: &ObjectKey,
@@ -115,7 +115,7 @@ impl<'a> Resource<'a> {
         request(self.client, Method::PUT, path, "application/json", object).await
     }
 
-    /// Merges into an object, or into its status.
+    /// Sends a merge patch of an object or its status.
     pub(crate) async fn merge_patch(
         &self,
         key: &ObjectKey,
@@ -127,7 +127,7 @@ impl<'a> Resource<'a> {
         self.send(Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
     }
 
-    /// Deletes the one object with this uid; what it owns goes in the background.
+    /// Deletes the object if it has this uid; its dependents are deleted in the background.
     pub(crate) async fn delete(&self, key: &ObjectKey, uid: &str) -> Result<(), kube::Error> {
         let options = json!({
             "apiVersion": "v1",
@@ -154,7 +154,7 @@ impl<'a> Resource<'a> {
     }
 }
 
-/// Sends one request, within the deadline.
+/// Sends one request within the deadline.
 pub(crate) async fn send(
     client: &Client,
     method: Method,
@@ -162,8 +162,8 @@ pub(crate) async fn send(
     content_type: &str,
     body: Option<&Value>,
 ) -> Result<Value, kube::Error> {
-    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
-    // it wants one.
+    // Encoded as by Go: a hook's `3.0` is an integer to Go, and the server refuses a point in an
+    // integer field.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }
@@ -186,38 +186,40 @@ async fn request<T: DeserializeOwned>(
         .unwrap_or_else(|_| Err(kube::Error::Service(Box::new(NoAnswer))))
 }
 
-/// The outcome of the request is unknown.
+/// Missed deadline; the outcome of the request is unknown.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server did not answer within {DEADLINE:?}")]
 struct NoAnswer;
 
-/// HTTP status and reason, if the server answered.
+/// Returns the HTTP status and reason, if the server answered.
 fn status(error: &kube::Error) -> Option<(u16, &str)> {
     let kube::Error::Api(status) = error else { return None };
     Some((status.code, status.reason.as_str()))
 }
 
-/// The server knows the type and has no such object: it names what it did not find. Any other 404
-/// proves nothing, and comes of a server that is starting, or does not serve the type yet.
+/// Returns whether the object is proven to be absent: the server serves the type and names the
+/// object that it did not find. Any other 404 proves nothing; a server sends it while it starts, or
+/// while it does not serve the type.
 pub(crate) fn is_gone(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     let names_it = status.details.as_ref().is_some_and(|details| !details.name.is_empty());
     status.code == 404 && status.reason == "NotFound" && names_it
 }
 
-/// There is no such object, or no such type; or nobody knows.
+/// Returns whether the answer is any 404: the object or its type is absent, or its state is
+/// unknown.
 pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 404)
 }
 
-/// The server cannot ask everybody without doing it: a webhook takes part in no dry run.
+/// Returns whether the server cannot do the dry run, because a webhook does not support it.
 pub(crate) fn is_no_dry_run(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     status.code == 400 && status.message.contains("does not support dry run")
 }
 
-/// What is missing is held by objects that exist: a place in a quota, a port, an address. These
-/// refusals have no reason of their own, so they are told by their text.
+/// Returns whether existing objects occupy a resource that the new one needs: quota, a port, an
+/// address. These refusals have no reason of their own, so they are recognised by their text.
 pub(crate) fn is_taken(error: &kube::Error) -> bool {
     let kube::Error::Api(status) = error else { return false };
     match status.code {
@@ -227,39 +229,39 @@ pub(crate) fn is_taken(error: &kube::Error) -> bool {
     }
 }
 
-/// We may not.
+/// Returns whether a right is missing.
 pub(crate) fn is_forbidden(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, _)| code == 403)
 }
 
-/// Somebody else wrote first.
+/// Returns whether another client wrote first.
 pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists")
 }
 
-/// Who else wrote an object last, by its name as a field manager.
+/// Returns the name of the other field manager that wrote an object last.
 pub(crate) fn rival(object: &Value) -> Option<&str> {
     let entries = object.pointer("/metadata/managedFields")?.as_array()?;
     let others = entries.iter().filter_map(|entry| {
         let manager = entry["manager"].as_str().filter(|manager| *manager != FIELD_MANAGER)?;
-        // All are in UTC and of one form, so that they compare as text.
+        // All times are in UTC and of one format, so that they compare as text.
         Some((entry["time"].as_str().unwrap_or_default(), manager))
     });
     others.max_by_key(|(time, _)| *time).map(|(_, manager)| manager)
 }
 
-/// An object of that name exists.
+/// Returns whether an object of that name exists.
 pub(crate) fn is_already_there(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason == "AlreadyExists")
 }
 
-/// How long the server asks to wait before this is sent again.
+/// Returns the wait that the server asks for before a retry.
 pub(crate) fn asks_to_wait(error: &kube::Error) -> Option<Duration> {
     let kube::Error::Api(status) = error else { return None };
     retry_after(status)
 }
 
-/// An answer of the server that asks to wait, in other words.
+/// Returns an answer that throttles a request, with another message.
 pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
     let seconds = u32::try_from(after.as_secs()).unwrap_or(u32::MAX);
     let details = wait_details(seconds);
@@ -267,7 +269,7 @@ pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
     kube::Error::Api(status.with_details(details).boxed())
 }
 
-/// The epoch was over before the request was sent.
+/// Returns whether the epoch ended before the request was sent.
 pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     let mut source: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = source {
@@ -279,8 +281,8 @@ pub(crate) fn is_fenced(error: &kube::Error) -> bool {
     false
 }
 
-/// The error in a few words: kube prints the server's answer twice. The server's words about a Secret
-/// have been cut by the fence.
+/// Returns a short message: kube's own repeats the server's answer. The fence has already redacted
+/// answers about a Secret.
 pub(crate) fn explain(error: &kube::Error) -> String {
     if let kube::Error::Api(status) = error
         && !status.message.is_empty()
@@ -325,7 +327,7 @@ mod tests {
         resource.update(&key, encoded()).await.unwrap();
         resource.update_status(&key, encoded()).await.unwrap();
         resource.dry_run_create(&key, encoded()).await.unwrap();
-        resource.rehearse_update(&key, encoded()).await.unwrap();
+        resource.dry_run_update(&key, encoded()).await.unwrap();
         resource.merge_patch(&key, None, &object).await.unwrap();
 
         for _ in 0..6 {

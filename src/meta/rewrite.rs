@@ -1,7 +1,7 @@
-//! JSON text read and written again as it is sent, without a tree of it.
+//! JSON rewriting: normalises text to the form that is sent, without decoding it into a tree.
 //!
-//! A tree of many small values takes 20 to 80 times their text. Size and validity of what a hook
-//! answers are therefore found by passing over the text, in constant memory.
+//! A tree of many small values takes 20 to 80 times the memory of its text. Size and validity of a
+//! hook response are therefore found by streaming over the text, in constant memory.
 
 use std::{fmt, io};
 
@@ -12,11 +12,11 @@ use serde::{
 
 use super::last_applied::Go;
 
-/// Bytes that a text has when it is sent: without blanks, and escaped as Go does.
+/// Returns the number of bytes of a text as it is sent: without whitespace, and escaped as Go does.
 ///
 /// # Errors
 ///
-/// When the text is not JSON that can be decoded: malformed, nested too deeply, a number beyond all
+/// The text is not JSON that can be decoded: malformed, nested too deeply, a number beyond all
 /// floats, half of a surrogate pair.
 pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
     let mut counter = Counter(0);
@@ -28,7 +28,7 @@ pub(crate) fn size(json: &[u8]) -> Result<usize, serde_json::Error> {
 ///
 /// # Errors
 ///
-/// As [`size`], or when it cannot be written.
+/// As [`size`], or a failed write.
 pub(crate) fn rewrite(json: &[u8], into: &mut impl io::Write) -> Result<(), serde_json::Error> {
     let mut decoder = serde_json::Deserializer::from_slice(json);
     Value(into).deserialize(&mut decoder)?;
@@ -49,7 +49,7 @@ impl io::Write for Counter {
     }
 }
 
-/// Writes the one value that is next.
+/// Writes the next value.
 struct Value<'w, W>(&'w mut W);
 
 impl<W: io::Write> Value<'_, W> {
@@ -102,7 +102,7 @@ impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
         put(self.0, b"[")?;
         let mut first = true;
         loop {
-            // The comma is written once it is known that an item follows.
+            // The comma is written once an item is known to follow.
             let mut item = Preceded { into: &mut *self.0, comma: !first };
             if items.next_element_seed(&mut item)?.is_none() {
                 break;

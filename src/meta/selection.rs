@@ -12,18 +12,18 @@ use crate::informer::StringMap;
 pub struct Selector(Vec<Expression>);
 
 impl Selector {
-    /// The objects with this one label.
+    /// Selects the objects with this label.
     pub fn label(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self(vec![Expression::Equal(key.into(), value.into())])
     }
 
-    /// What it is made of, for comparing.
+    /// Returns the requirements, for comparison.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn expressions(&self) -> &[Expression] {
         &self.0
     }
 
-    /// Whether an object with these labels is selected.
+    /// Returns whether an object with these labels is selected.
     pub fn matches(&self, labels: &StringMap) -> bool {
         self.0.iter().all(|expression| match expression {
             Expression::In(key, values) => {
@@ -40,7 +40,7 @@ impl Selector {
     }
 }
 
-/// As in a query: `app=web,tier in (a,b)`.
+/// Format of a query: `app=web,tier in (a,b)`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, expression) in self.0.iter().enumerate() {
@@ -51,7 +51,7 @@ impl fmt::Display for Selector {
     }
 }
 
-/// A text is no label selector; the message says which part of it, and why.
+/// Invalid label selector; the message names the part and the problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{part:?} {problem}")]
 pub struct SelectorError {
@@ -59,7 +59,7 @@ pub struct SelectorError {
     problem: &'static str,
 }
 
-/// As `kubectl --selector` reads it: `app=web,tier in (a,b),!old`.
+/// Format of `kubectl --selector`: `app=web,tier in (a,b),!old`.
 impl FromStr for Selector {
     type Err = SelectorError;
 
@@ -71,7 +71,7 @@ impl FromStr for Selector {
     }
 }
 
-/// Cuts at the commas that stand in no parentheses.
+/// Splits at the commas outside of parentheses.
 fn requirements(text: &str) -> Vec<&str> {
     let (mut parts, mut begin, mut inside) = (Vec::new(), 0, false);
     for (at, character) in text.char_indices() {
@@ -93,13 +93,15 @@ fn requirement(text: &str) -> Result<Expression, SelectorError> {
     let text = text.trim();
     let wrong = |problem| SelectorError { part: text.to_owned(), problem };
     let key = |key: &str| match key.trim() {
-        "" => Err(wrong("names no label")),
+        "" => Err(wrong("has no label key")),
         key if is_label(key) => Ok(key.to_owned()),
-        _ => Err(wrong("is no requirement such as app=web, app!=web, app in (a,b), app or !app")),
+        _ => {
+            Err(wrong("is not a requirement such as app=web, app!=web, app in (a,b), app or !app"))
+        }
     };
     let value = |value: &str| match value.trim() {
         value if is_value(value) => Ok(value.to_owned()),
-        _ => Err(wrong("holds what can be no value of a label")),
+        _ => Err(wrong("has an invalid label value")),
     };
     if let Some((left, values)) = text.split_once('(') {
         let values =
@@ -123,7 +125,7 @@ fn requirement(text: &str) -> Result<Expression, SelectorError> {
     }
 }
 
-/// Whether a label can be called this: `tier`, `example.com/tier`.
+/// Returns whether this is a valid label key: `tier`, `example.com/tier`.
 fn is_label(key: &str) -> bool {
     let part = |part: &str| {
         let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -143,7 +145,7 @@ fn is_label(key: &str) -> bool {
     name.len() <= 63 && part(name) && prefix.is_none_or(domain)
 }
 
-/// Whether a label can have this value.
+/// Returns whether this is a valid label value.
 fn is_value(value: &str) -> bool {
     value.is_empty() || !value.contains('/') && is_label(value)
 }
@@ -152,11 +154,11 @@ fn is_value(value: &str) -> bool {
 ///
 /// # Errors
 ///
-/// Which field is wrong, below the selector's own, and why. What no label can be called, or have
-/// for its value, is an error as it is to the API server: it would select nothing for ever.
+/// Path of the field within the selector, and the problem. Invalid keys and values of labels are
+/// errors as in the API server: they would never select anything.
 pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, String)> {
-    let no_label = |key: &str| format!("{key:?} is no name of a label");
-    let no_value = |value: &str| format!("{value:?} can be no value of a label");
+    let no_label = |key: &str| format!("{key:?} is not a valid label key");
+    let no_value = |value: &str| format!("{value:?} is not a valid label value");
     let mut expressions = Vec::new();
     for (key, value) in &selector.match_labels {
         if !is_label(key) {
@@ -197,7 +199,7 @@ pub(crate) fn parse(selector: &LabelSelector) -> Result<Selector, (String, Strin
             (other, _) => {
                 return Err((
                     field("operator"),
-                    format!("{other:?} is none of In, NotIn, Exists, DoesNotExist"),
+                    format!("{other:?} is not one of In, NotIn, Exists, DoesNotExist"),
                 ));
             }
         };
@@ -312,7 +314,7 @@ mod tests {
         check_text("a b", Err("a b"));
     }
 
-    /// A requirement as Kubernetes' documentation has it, evaluated word by word.
+    /// Requirement evaluated literally as Kubernetes' documentation defines it.
     #[derive(Clone, Debug)]
     struct Plain {
         key: String,
@@ -333,7 +335,7 @@ mod tests {
             }
         }
 
-        /// As somebody might type it; `style` decides on blanks and spellings.
+        /// Text of the requirement as a user might type it; `style` selects spaces and spellings.
         fn text(&self, style: u8) -> String {
             let Self { key, operator, values } = self;
             let blank = ["", " ", "\t"][usize::from(style % 3)];
@@ -356,7 +358,7 @@ mod tests {
 
     fn plain() -> impl Strategy<Value = Plain> {
         let operator = select(vec!["In", "NotIn", "Exists", "DoesNotExist"]);
-        // Labels may be called like operators.
+        // Labels may have the names of operators.
         let key = select(vec!["a", "example.com/b", "in", "notin", "c_d-e.f"]);
         (key, operator, prop::collection::vec("[xy]{0,2}|in", 1..4)).prop_map(
             |(key, operator, values)| {

@@ -1,4 +1,4 @@
-//! The status of a declared controller: what the manager knows, in the words of conditions.
+//! Status of a declared controller: the manager's state of it as conditions.
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -11,21 +11,21 @@ use crate::{
     manager::{ControllerState, Reason, RunnableStatus, WatchState},
 };
 
-/// The longest message of a condition; a specification may have very many problems.
+/// Longest message of a condition, in characters; a specification may have very many problems.
 const MESSAGE_CHARS: usize = 1024;
 
-/// What is said of the object itself.
+/// Verdict on the object itself.
 #[derive(Clone, Debug)]
 pub(crate) enum Judgement {
-    /// It is executed, or waits to be.
+    /// The object is executed, or waits for its types.
     Accepted,
-    /// It is not; what ran before goes on.
+    /// The object is not executed; the previous run continues.
     Rejected(Rejected),
-    /// It is stopped on request.
+    /// The controller is stopped by annotation.
     Paused,
 }
 
-/// Everything that a status is made of.
+/// Input of a status.
 #[derive(Debug)]
 pub(crate) struct View<'a> {
     pub(crate) generation: i64,
@@ -45,11 +45,11 @@ enum Truth {
     Unknown,
 }
 
-/// Status, reason, message.
-type Said = (Truth, String, String);
+/// Status, reason and message of a condition.
+type Parts = (Truth, String, String);
 
 impl View<'_> {
-    /// The status as it should be.
+    /// Returns the status to be written.
     pub(crate) fn status(&self) -> CompositeControllerStatus {
         let ready = self.ready();
         let (state, reason) = match (self.judgement, self.run) {
@@ -74,7 +74,7 @@ impl View<'_> {
         }
     }
 
-    fn ready(&self) -> Said {
+    fn ready(&self) -> Parts {
         match (self.judgement, self.run) {
             (Judgement::Rejected(rejected), _) => {
                 (Truth::False, rejected.reason().to_owned(), rejected.to_string())
@@ -87,7 +87,7 @@ impl View<'_> {
                 Some(pending) => (
                     Truth::False,
                     "SpecPending".to_owned(),
-                    format!("the old specification goes on: {pending}"),
+                    format!("the previous specification keeps running: {pending}"),
                 ),
                 None if !run.report.forbidden.is_empty() && run.report.late.is_empty() => {
                     (Truth::False, "Forbidden".to_owned(), run.report.forbidden.join("; "))
@@ -98,8 +98,8 @@ impl View<'_> {
         }
     }
 
-    /// No sync has succeeded for a minute: for the hook's reason, if it has one.
-    fn failing(&self, run: &RunnableStatus) -> Said {
+    /// No sync has succeeded for a minute; the reason is the hook's, if it has failed.
+    fn failing(&self, run: &RunnableStatus) -> Parts {
         let hooks = self.hooks_healthy();
         if hooks.0 == Truth::False {
             return hooks;
@@ -109,7 +109,7 @@ impl View<'_> {
         (Truth::False, "SyncsFailing".to_owned(), message)
     }
 
-    fn types_ready(&self) -> Said {
+    fn types_ready(&self) -> Parts {
         let Some(run) = self.run else {
             return (Truth::Unknown, "NotStarted".to_owned(), String::new());
         };
@@ -142,7 +142,7 @@ impl View<'_> {
         }
     }
 
-    fn running(&self) -> Said {
+    fn running(&self) -> Parts {
         let Some(run) = self.run else {
             let reason = match self.judgement {
                 Judgement::Paused => "Paused",
@@ -161,7 +161,7 @@ impl View<'_> {
         (status, run.reason.to_string(), message)
     }
 
-    fn hooks_healthy(&self) -> Said {
+    fn hooks_healthy(&self) -> Parts {
         match (&self.health.example, self.health.proven) {
             (Some((parent, failure)), _) => {
                 let message = match self.health.failing {
@@ -175,7 +175,7 @@ impl View<'_> {
         }
     }
 
-    fn condition(&self, type_: &str, (status, reason, message): Said) -> StatusCondition {
+    fn condition(&self, type_: &str, (status, reason, message): Parts) -> StatusCondition {
         let status = status.word();
         let before = self.previous.conditions.iter().find(|before| before.type_ == type_);
         let now = Timestamp::from_second(self.now.as_second()).unwrap_or(self.now);

@@ -1,8 +1,9 @@
-//! The controller of declared controllers: each CompositeController becomes a runnable of the
-//! manager, and what the manager says of it becomes its status.
+//! Supervisor: the controller of declared controllers. Each CompositeController becomes a runnable
+//! of the manager, and the manager's state of the runnable becomes the object's status.
 //!
-//! It waits for its own CRD like any other controller. While that is gone, what was declared goes
-//! on as declared; when it is back, objects and runnables are matched by name.
+//! The supervisor waits for its own CRD like any conditional controller. While the CRD is gone, the
+//! declared controllers keep running as declared. When it returns, objects and runnables are
+//! matched by name.
 
 mod own_status;
 mod reconciler;
@@ -32,36 +33,37 @@ use crate::{
     },
 };
 
-/// Annotation that stops a declared controller while it is `"true"`.
+/// Annotation that stops a declared controller while its value is `"true"`.
 pub const PAUSED: &str = "pilotlight.dev/paused";
 
-/// Name under which the supervisor itself is best added to the manager.
+/// Recommended name of the supervisor in the manager.
 pub const SUPERVISOR: &str = "compositecontrollers";
 
 /// Makes the hook of a declared controller.
 pub type HookFactory = Arc<dyn Fn(&Definition) -> Arc<dyn Hook> + Send + Sync>;
 
-/// How declared controllers are run.
+/// Options of all declared controllers.
 #[derive(Clone)]
 pub struct MetaOptions {
-    /// Parents of one controller that are synced at the same time; 5.
+    /// Number of parents of one controller that are synced at the same time; 5.
     pub workers: usize,
-    /// How each runnable is supervised.
+    /// Options of each runnable.
     pub runnable: RunnableOptions,
-    /// Where hook calls are counted; register it with the process's registry.
+    /// Metrics of hook calls; register them with the process's registry.
     pub metrics: HookMetrics,
-    /// Makes hooks; `None` asks the declared webhook.
+    /// Makes hooks; `None` calls the declared webhooks.
     pub hooks: Option<HookFactory>,
-    /// Bytes of hook answers that are held at once; as [`AnswerLimits`](super::AnswerLimits) says.
+    /// Budget of the hook responses that are held at once, in bytes; defaults as in
+    /// [`AnswerLimits`](super::AnswerLimits).
     pub answers: AnswerBudget,
-    /// Only the CompositeControllers that it selects are run, and only their status is written;
-    /// all. One that stops matching is stopped.
+    /// Selects the CompositeControllers that are run and whose status is written; all by default. A
+    /// controller that stops matching is stopped.
     pub target: Selector,
-    /// How often parents are synced whose controller has no `resyncPeriodSeconds`, in case that
-    /// nothing changes; never. Less than a second counts as one.
+    /// Resync period of controllers without `resyncPeriodSeconds`; none by default. Less than a
+    /// second counts as one second.
     pub resync_period: Option<Duration>,
-    /// The first bytes of a hook's error body are shown in Events, statuses, logs and endpoints;
-    /// off, since they may hold secrets. No effect on hooks that `hooks` makes.
+    /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
+    /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
 }
 
@@ -90,14 +92,14 @@ impl fmt::Debug for MetaOptions {
     }
 }
 
-/// Runs every CompositeController of a cluster; to be added to the manager that it drives.
+/// Runs every CompositeController of a cluster. Add it to the manager that it drives.
 #[derive(Debug)]
 pub struct Supervisor {
     controller: Controller,
 }
 
 impl Supervisor {
-    /// A supervisor that adds what is declared to `manager`. Starts nothing.
+    /// Builds a supervisor that adds the declared controllers to `manager`. Starts nothing.
     ///
     /// # Errors
     ///
@@ -124,12 +126,13 @@ impl Supervisor {
             .for_type(own_type())
             .conditional()
             .predicate(Predicate::new(move |delta| {
-                // One that stops matching passes once more.
+                // The change that makes an object stop matching passes, so that its controller is
+                // stopped.
                 let mut looks = delta.old.iter().chain(&delta.new);
                 looks.any(|object| target.matches(&object.header().labels))
             }))
             .source(source)
-            // Stopping one may take its grace, and holds up nobody else.
+            // Stopping a controller may take its grace period, and must not delay the others.
             .max_concurrent_reconciles(16)
             .build(cluster, reconciler)?;
         Ok(Self { controller })
@@ -143,7 +146,7 @@ impl Runnable for Supervisor {
             let result = run.await;
             if epoch.stop_reason() == Some(StopReason::TypeGone) {
                 let crd = CompositeController::crd_name();
-                warn!(crd, "the CRD is gone: what was declared goes on as it was");
+                warn!(crd, "the CRD is gone; declared controllers keep running");
             }
             result
         })

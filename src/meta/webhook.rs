@@ -1,8 +1,8 @@
-//! A hook that is asked over HTTP.
+//! Webhook: a hook that is called over HTTP.
 //!
-//! One POST, one answer: no redirects, no repeats, nothing encoded, nothing read beyond the
-//! budget. Success is status 200, as in Metacontroller. Of a hook whose answers are kept by their
-//! ETag, 304 and 412 are success too, if the request named one.
+//! A call is one POST and one response: no redirects, no retries, no content encoding, and no byte
+//! beyond the budget. Success is status 200, as in Metacontroller. If responses are kept by their
+//! ETag, 304 and 412 are success too, provided that the request named one.
 
 mod connections;
 mod etag;
@@ -33,18 +33,18 @@ use super::{
 };
 use crate::{informer::ObjectKey, redaction};
 
-/// The largest answer that is read, unless said otherwise; what the default budget allows.
+/// Default limit of a response in bytes, which is that of the default budget.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
-/// Longest excerpt of an error's body, in bytes.
+/// Longest excerpt of an error body, in bytes.
 const EXCERPT_BYTES: usize = 256;
-/// The longest that a hook may ask for.
+/// Longest wait that a hook may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
-/// The wait of a hook that asks for none that is understood.
+/// Wait of a busy hook whose `Retry-After` is missing or cannot be parsed.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
+/// Shortest wait, so that a hook which asks for 0 s is not called in a hot loop.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// A hook at a URL.
+/// Hook at a URL.
 pub struct Webhook {
     url: Uri,
     timeout: Duration,
@@ -56,7 +56,7 @@ pub struct Webhook {
     connections: Mutex<Option<Connections>>,
 }
 
-/// The parent that is asked about, and the answer about it that may be confirmed.
+/// Parent of a call, and the kept response that the hook may confirm.
 struct About<'a> {
     etags: &'a EtagCache,
     parent: &'a ObjectKey,
@@ -65,7 +65,7 @@ struct About<'a> {
 }
 
 impl Webhook {
-    /// A hook at this URL, whose whole exchange may take as long as `timeout`.
+    /// Returns a hook at this URL; `timeout` bounds a whole exchange.
     pub fn new(url: Uri, timeout: Duration) -> Self {
         Self {
             url,
@@ -79,23 +79,23 @@ impl Webhook {
         }
     }
 
-    /// Reads answers up to this size; as the budget allows, which is [`MAX_RESPONSE_BYTES`] by
-    /// default.
+    /// Sets the limit of a response in bytes; by default as the budget allows, which is
+    /// [`MAX_RESPONSE_BYTES`] for a default budget.
     #[must_use]
     pub fn max_response_bytes(mut self, limit: usize) -> Self {
         self.max_response_bytes = limit;
         self
     }
 
-    /// Repeats the first bytes of an error's body in [`HookError::Status`], which is shown in Events,
-    /// statuses and logs; off, since the body may hold secrets.
+    /// Includes the first bytes of an error body in [`HookError::Status`], which is shown in
+    /// Events, statuses and logs. Off by default, since the body may hold secrets.
     #[must_use]
     pub fn error_excerpts(mut self, shown: bool) -> Self {
         self.error_excerpts = shown;
         self
     }
 
-    /// Holds answers within this share of a process's budget, instead of a budget of its own.
+    /// Holds responses within this share of a process's budget, instead of a budget of its own.
     #[must_use]
     pub fn budget(mut self, budget: ControllerBudget) -> Self {
         if let Some(etags) = &mut self.etags {
@@ -105,16 +105,16 @@ impl Webhook {
         self
     }
 
-    /// Counts calls.
+    /// Counts calls in these metrics.
     #[must_use]
     pub fn series(mut self, series: HookSeries) -> Self {
         self.series = Some(series);
         self
     }
 
-    /// Keeps answers that have an ETag, one for each parent, until the hook is released. A request
-    /// names the tag in `If-None-Match`, and the hook may confirm the answer with status 304 or
-    /// 412 instead of sending it again.
+    /// Keeps responses that have an ETag, one for each parent, until the hook is released. A
+    /// request names the tag in `If-None-Match`, and the hook may confirm the response with status
+    /// 304 or 412 instead of sending it again.
     #[must_use]
     pub fn etag(mut self, rule: Option<EtagRule>) -> Self {
         self.etags = rule.map(|rule| EtagCache::new(rule, self.budget.clone()));
@@ -128,7 +128,7 @@ impl Webhook {
         }
         let alive = self.series.as_ref().map(HookSeries::tasks);
         let new = connections.insert(Connections::new(&self.url, alive)?);
-        // With the connections' tasks, so that it ends when the hook is released.
+        // Among the connections' tasks, so that it ends when the hook is released.
         if let Some(etags) = &self.etags
             && let Some(period) = etags.sweep_period()
         {
@@ -205,14 +205,14 @@ impl Webhook {
                 }
                 Ok(body)
             }
-            // The latter is what HTTP asks of a request that is no GET.
+            // HTTP specifies 412 for a request that is not a GET.
             (
                 status @ (StatusCode::NOT_MODIFIED | StatusCode::PRECONDITION_FAILED),
                 Some(About { kept, .. }),
             ) => {
-                // A few words do not cost the connection.
+                // A short body is read, so that the connection can be reused.
                 drop(read_excerpt(body).await);
-                // What the request named, also when it has expired or given way meanwhile.
+                // The response that the request named, even if it was removed meanwhile.
                 let code = status.as_u16();
                 kept.map(|kept| kept.body).ok_or(HookError::NothingToConfirm { code })
             }
@@ -222,7 +222,7 @@ impl Webhook {
                 Err(HookError::Busy(retry_after(value, Timestamp::now())))
             }
             (status, _) => {
-                // Read also where it is not shown, since a few words do not cost the connection.
+                // Read even if it is not shown, so that the connection can be reused.
                 let excerpt = read_excerpt(body).await;
                 let body = if self.error_excerpts { excerpt } else { String::new() };
                 Err(HookError::Status { code: status.as_u16(), body })
@@ -230,20 +230,20 @@ impl Webhook {
         }
     }
 
-    /// Reads an answer within the budget. While its reservation waits nothing is read, so that the
-    /// hook's sending waits, too.
+    /// Reads a response within the budget. Nothing is read while the reservation waits, so that
+    /// flow control also pauses the hook.
     async fn read_body(
         &self,
         mut body: Incoming,
         deadline: Option<Instant>,
     ) -> Result<Bytes, HookError> {
         let limit = self.max_response_bytes.min(self.budget.limits().answer);
-        // A declared length is refused, or reserved, before a byte is read.
+        // A declared length is refused or reserved before a byte is read.
         let declared = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if declared > limit {
             return Err(HookError::TooLarge { limit });
         }
-        // No body is longer than it declares; without that it may become as long as the limit.
+        // A body is not longer than it declares. Without a declared length it may reach the limit.
         let most = if body.size_hint().exact().is_some() { declared } else { limit };
         let mut reservation = None;
         if declared > UNRESERVED_BYTES {
@@ -261,7 +261,7 @@ impl Webhook {
                 reservation = Some(self.reserve(most, deadline).await?);
             }
             if length > bytes.capacity() {
-                // Doubled, but not beyond what is reserved.
+                // Capacity is doubled, but not beyond the reservation.
                 let capacity = length.max(bytes.len().saturating_mul(2)).min(most.max(length));
                 bytes.reserve_exact(capacity - bytes.len());
             }
@@ -334,7 +334,7 @@ impl fmt::Debug for Webhook {
     }
 }
 
-/// The first bytes of an error's body, as far as it can be read.
+/// Returns the first bytes of an error body, as far as it can be read.
 async fn read_excerpt(mut body: Incoming) -> String {
     let mut bytes = Vec::new();
     while bytes.len() < EXCERPT_BYTES {
@@ -346,7 +346,7 @@ async fn read_excerpt(mut body: Incoming) -> String {
     redaction::text(&String::from_utf8_lossy(&bytes)).trim().to_owned()
 }
 
-/// How long a hook wants to be left alone: seconds, or until a date.
+/// Parses `Retry-After`: seconds, or a date.
 fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
     let Some(value) = value.map(str::trim) else { return DEFAULT_RETRY_AFTER };
     let number = |text: &str| {
@@ -368,7 +368,7 @@ fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
     wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
 }
 
-/// Name of a registered content coding; the header of an answer is not repeated.
+/// Returns the name of a registered content coding; the header itself is not shown.
 fn known_coding(coding: &str) -> &'static str {
     let registered = ["gzip", "br", "deflate", "zstd", "compress"];
     let known = registered.into_iter().find(|known| coding.eq_ignore_ascii_case(known));
@@ -386,7 +386,7 @@ mod tests {
     use super::*;
     use crate::meta::AnswerLimits;
 
-    /// A server that answers its first request with these bytes, then closes.
+    /// Server that sends these bytes to its first request, then closes.
     struct Server {
         url: Uri,
         tasks: JoinSet<String>,
@@ -408,7 +408,7 @@ mod tests {
                 }
                 request.extend_from_slice(&buffer[..read]);
             }
-            // The client may leave before it has read everything.
+            // The client may close the connection before it has read everything.
             drop(stream.write_all(&answer).await);
             if linger {
                 std::future::pending::<()>().await;
@@ -452,7 +452,7 @@ mod tests {
             let body = if matches!(code, 204 | 304) { "" } else { "sorry" };
             let answer = ask(response(&head, body)).await;
 
-            // The body may hold what the hook was sent.
+            // The body may hold data of the request.
             assert_eq!(answer, Err(HookError::Status { code, body: String::new() }));
         }
     }
@@ -461,7 +461,7 @@ mod tests {
     async fn a_redirect_is_an_error_and_its_target_is_not_asked() {
         let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target_url = format!("http://{}/", target.local_addr().unwrap());
-        // A metadata service, plain http, and a loop are redirects like any other.
+        // A metadata service, plain http and a loop are treated like any other redirect.
         for location in [&target_url, "/sync", "http://169.254.169.254/latest/meta-data"] {
             for code in [301, 302, 303, 307, 308] {
                 let answer =
@@ -483,7 +483,7 @@ mod tests {
         let answer = hook.call(Bytes::from_static(b"{}")).await;
 
         let Err(HookError::Status { body, .. }) = answer else { panic!("no status") };
-        // Without the escape sequence, which counts among the bytes that are read.
+        // The escape sequence is removed, but counts among the bytes that are read.
         assert_eq!(body, "x".repeat(EXCERPT_BYTES - 5));
         let answer = ask(response("500 Word", "sorry")).await;
         assert_eq!(answer, Err(HookError::Status { code: 500, body: String::new() }));

@@ -1,24 +1,25 @@
-//! How often one object is written for one parent, so that a hook whose answer differs on every
-//! call cannot make a loop of writes.
+//! Write limit: bounds the writes of one object for one parent, so that a hook whose response
+//! differs on every call cannot cause a loop of writes.
 //!
-//! Each write takes a token, and tokens come back with time. Objects are told apart by what they
-//! are called and not by uid: one that is recreated has another uid each time.
+//! Each write takes a token, and tokens refill with time. Objects are counted by kind and name
+//! rather than uid, since an object that is recreated has another uid each time.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
-/// Writes of one object that may follow each other at once.
+/// Number of writes of one object without a pause.
 const BURST: f64 = 20.0;
-/// The time after which one more may follow.
+/// Time in which one token refills.
 const REFILL: Duration = Duration::from_secs(3);
-/// Tokens at which one that was held back counts as calm again: half a minute without a write.
+/// Number of tokens at which an object that was held back no longer counts as flapping: half a
+/// minute without a write.
 const CALM: f64 = 10.0;
 
-/// The writes of one parent.
+/// Write limits of the objects of one parent.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteLimit {
-    // Those that were written within the last minute.
+    // Objects written within the last minute.
     written: BTreeMap<String, Bucket>,
 }
 
@@ -29,12 +30,12 @@ struct Bucket {
     flapping: bool,
 }
 
-/// An object that is wanted differently again and again.
+/// Object that is written again and again, each time with other content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Flapping {
-    /// What it is called.
+    /// Kind and name of the object.
     pub(crate) what: String,
-    /// When to look again: it may be written then, or counts as calm.
+    /// Time until the next check: the object may be written then, or no longer counts as flapping.
     pub(crate) again: Duration,
 }
 
@@ -46,7 +47,7 @@ impl Bucket {
 }
 
 impl WriteLimit {
-    /// Whether an object may be written now.
+    /// Returns whether an object may be written now.
     pub(crate) fn may_write(&mut self, what: &str, now: Instant) -> bool {
         let Some(bucket) = self.written.get_mut(what) else { return true };
         let may = bucket.level(now) >= 1.0;
@@ -54,16 +55,16 @@ impl WriteLimit {
         may
     }
 
-    /// Notes that somebody else wrote an object first. That counts like two writes, ours and his:
-    /// each of his is an event and so a reason to try again at once.
+    /// Counts a conflict: another client wrote the object first. Counts as two writes, its and
+    /// ours, since each of its writes is an event and so triggers the next attempt at once.
     pub(crate) fn conflicted(&mut self, what: &str, now: Instant) {
         for _ in 0..2 {
             self.wrote(what.to_owned(), now);
         }
     }
 
-    /// Notes that an object was written. A write that failed is no such, unless somebody else was
-    /// first: it changed nothing, and the work queue waits before it is tried again.
+    /// Counts a write. Failed writes are not counted, conflicts excepted: they changed nothing, and
+    /// the work queue backs off before the retry.
     pub(crate) fn wrote(&mut self, what: String, now: Instant) {
         self.written.retain(|_, bucket| bucket.level(now) < BURST);
         let full = Bucket { tokens: BURST, at: now, flapping: false };
@@ -73,7 +74,8 @@ impl WriteLimit {
         *bucket = Bucket { tokens: (level - 1.0).max(0.0), at: now, flapping };
     }
 
-    /// The first object that was held back and is not calm yet; when to look at any of them again.
+    /// Returns the first object that was held back and still counts as flapping, with the time
+    /// until any of these objects is to be checked again.
     pub(crate) fn flapping(&self, now: Instant) -> Option<Flapping> {
         let levels = self
             .written
@@ -83,7 +85,7 @@ impl WriteLimit {
             .filter(|(_, level)| *level < CALM);
         let again = |level: f64| {
             let missing = if level < 1.0 { 1.0 - level } else { CALM - level };
-            // Never a moment too early, by rounding.
+            // Rounding must not make the check too early.
             REFILL.mul_f64(missing) + Duration::from_millis(1)
         };
         let soonest = levels.clone().map(|(_, level)| again(level)).min()?;
@@ -96,7 +98,7 @@ impl WriteLimit {
 mod tests {
     use super::*;
 
-    /// Writes if that is allowed, and says whether it was.
+    /// Writes if that is allowed; returns whether it was.
     fn write(write_limit: &mut WriteLimit, what: &str, now: Instant) -> bool {
         let may = write_limit.may_write(what, now);
         if may {
@@ -105,7 +107,7 @@ mod tests {
         may
     }
 
-    /// Writes as often as it may at each of these seconds, and says how often that was.
+    /// Attempts this many writes at each of these seconds; compares the numbers of admitted writes.
     #[track_caller]
     fn check(wanted: &[(u64, usize)], expected: &[usize]) {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());

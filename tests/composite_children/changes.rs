@@ -158,7 +158,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     let mark = Harness::mark();
 
     harness.create_thing("a").await;
-    harness.event("Flapping", "another one again and again").await;
+    harness.event("Flapping", "changes again and again").await;
     let conditions = eventually("the condition", async || {
         let status = harness.controllers().get(&harness.scope.namespace).await.unwrap().status?;
         let healthy = |it: &StatusCondition| it.type_ == "HooksHealthy" && it.reason == "Flapping";

@@ -1,4 +1,4 @@
-//! The demo's hook server.
+//! Hook server of the demo.
 
 use std::net::SocketAddr;
 
@@ -9,7 +9,7 @@ use tokio::{net::TcpListener, task::JoinSet};
 
 use super::objects;
 
-/// Answers sync hooks on a free port of loopback, until dropped.
+/// Serves sync hooks on a free port of the loopback interface, until dropped.
 #[derive(Debug)]
 pub(crate) struct HookServer {
     address: SocketAddr,

@@ -1,4 +1,4 @@
-//! The objects of the demo.
+//! Objects of the demo.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub(super) const GROUP: &str = "demo.pilotlight.dev";
 pub(super) const CONTROLLER: &str = "greetings";
 
-/// Parents are greetings, children are ConfigMaps.
+/// Returns the controller: parents are greetings, children are ConfigMaps.
 pub(super) fn composite_controller(url: &str) -> CompositeController {
     parse(json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1",
@@ -67,7 +67,7 @@ pub(super) fn greeting(name: &str) -> DynamicObject {
     DynamicObject::new(name, &greetings()).data(json!({"spec": {"who": "world"}}))
 }
 
-/// What the hook wants for one parent.
+/// Returns the hook's response for one parent.
 pub(super) fn desired(request: &Value) -> Value {
     let parent = &request["parent"];
     let who = parent["spec"]["who"].as_str().unwrap_or("nobody");

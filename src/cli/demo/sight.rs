@@ -1,4 +1,4 @@
-//! A plain watcher, to measure against.
+//! Plain watcher of kube, as the reference for the demo's times.
 
 use std::{collections::BTreeMap, fmt::Debug, pin::Pin};
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
 
-/// Sees objects as any watcher does.
+/// Watcher with the current objects.
 pub(super) struct Sight<K> {
     events: Events<K>,
     objects: BTreeMap<String, K>,
@@ -23,7 +23,7 @@ impl<K> Sight<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    /// A watcher that has seen what there was, so that what comes is seen at once.
+    /// Starts a watcher and waits for its initial list, so that later changes arrive at once.
     pub(super) async fn begin(api: Api<K>) -> anyhow::Result<Self> {
         let mut sight = Self {
             events: Box::pin(watcher(api, watcher::Config::default())),
@@ -33,7 +33,7 @@ where
         Ok(sight)
     }
 
-    /// When an object is first seen to be as wanted.
+    /// Waits until an object fulfils `wanted`; returns the time.
     pub(super) async fn until(
         &mut self,
         name: &str,
@@ -45,7 +45,7 @@ where
         Ok(Instant::now())
     }
 
-    /// When an object is first seen to be gone.
+    /// Waits until an object is gone; returns the time.
     pub(super) async fn gone(&mut self, name: &str) -> anyhow::Result<Instant> {
         while self.objects.contains_key(name) {
             self.next().await?;

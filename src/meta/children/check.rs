@@ -1,4 +1,4 @@
-//! Checks the children of a hook's answer: each by itself, and all against each other.
+//! Validation of the children of a hook response: each by itself, and all against each other.
 
 use std::{collections::HashMap, fmt, sync::Arc};
 
@@ -17,20 +17,20 @@ use crate::{
     redaction,
 };
 
-/// Longest metadata of a child, in bytes: twice what the API server takes of annotations.
+/// Longest metadata of a child, in bytes: twice what the API server accepts as annotations.
 const MAX_METADATA_BYTES: usize = 512 * 1024;
 /// Longest `apiVersion` or `kind`, in bytes: no name of a group or kind is longer.
 const MAX_TYPE_BYTES: usize = 1024;
 
 impl Rules<'_> {
-    /// Checks a hook's children, one after the other.
+    /// Checks the children of a response, one after the other.
     ///
     /// Children of an optional type that is not served are left out.
     ///
     /// # Errors
     ///
-    /// Names the first field that is wrong, as in `children[3].metadata.name`; no child after it is
-    /// looked at.
+    /// Names the first invalid field, as in `children[3].metadata.name`; later children are not
+    /// checked.
     pub(crate) fn check(&self, children: Vec<Bytes>) -> Result<Vec<Desired>, String> {
         let observed: HashMap<_, _> =
             self.observed.iter().map(|child| ((child.group, &child.key), child)).collect();
@@ -44,7 +44,7 @@ impl Rules<'_> {
             let Some(child) = checked? else { continue };
             if let Some(first) = first.insert((child.group, child.key.clone()), index) {
                 return Err(format!(
-                    "children[{index}]: {} {} is there twice, first as children[{first}]",
+                    "children[{index}]: {} {} is listed twice, first as children[{first}]",
                     self.groups[child.group].served.kind, child.key
                 ));
             }
@@ -59,7 +59,7 @@ impl Rules<'_> {
         observed: &HashMap<(usize, &ObjectKey), &Child>,
     ) -> Result<Option<Desired>, Wrong> {
         if json.first() != Some(&b'{') {
-            return Err(wrong("", format!("is {} and no object", word_of(&json))));
+            return Err(wrong("", format!("must be an object, not {}", word_of(&json))));
         }
         let head: Result<Head, _> = serde_json::from_slice(&json);
         let Head(mut object) = head.map_err(|error| wrong("", redaction::decoding(error)))?;
@@ -91,13 +91,13 @@ impl Rules<'_> {
         };
         let name = text(metadata, "name", ".metadata")?.to_owned();
         if !is_name(&name) {
-            let message = format!("{:?} is no name of an object", shown(&name));
+            let message = format!("{:?} is not a valid object name", shown(&name));
             return Err(wrong(".metadata.name", message));
         }
         if metadata.get("generateName").is_some_and(|value| !value.is_null()) {
             return Err(wrong(
                 ".metadata.generateName",
-                "cannot be used: a child is recognised by its name",
+                "is not supported: a child is identified by its name",
             ));
         }
         let namespace = self.namespace(metadata, &self.groups[group].served)?;
@@ -115,7 +115,7 @@ impl Rules<'_> {
         Ok(Some(Desired { group, key, json }))
     }
 
-    /// Where the child belongs.
+    /// Returns the namespace of the child.
     fn namespace(
         &self,
         metadata: &Map<String, Value>,
@@ -127,7 +127,7 @@ impl Rules<'_> {
             Some(Value::String(text)) if text.is_empty() => None,
             Some(Value::String(text)) => Some(text.clone()),
             Some(other) => {
-                return Err(wrong(FIELD, format!("is {} and no text", word(other))));
+                return Err(wrong(FIELD, format!("must be a string, not {}", word(other))));
             }
         };
         match (served.identity.scope, &self.parent.key.namespace, wanted) {
@@ -172,13 +172,14 @@ impl Rules<'_> {
                 if valid {
                     Ok(Some(wanted.into()))
                 } else {
-                    Err(wrong(FIELD, "is no name of a namespace"))
+                    Err(wrong(FIELD, "is not a valid namespace name"))
                 }
             }
         }
     }
 
-    /// Identity and ownership are the server's and ours. A hook may send back what it was shown.
+    /// Checks uid and owners, which a hook must not set. It may send back the values that it
+    /// received.
     fn check_identity(
         &self,
         metadata: &Map<String, Value>,
@@ -188,7 +189,9 @@ impl Rules<'_> {
             None | Some(Value::Null) => {}
             Some(Value::String(uid)) if observed.is_some_and(|observed| *observed.uid == **uid) => {
             }
-            Some(_) => return Err(wrong(".metadata.uid", "must not be set: the server does")),
+            Some(_) => {
+                return Err(wrong(".metadata.uid", "must not be set: the server assigns it"));
+            }
         }
         match metadata.get("ownerReferences") {
             None | Some(Value::Null) => Ok(()),
@@ -205,9 +208,10 @@ impl Rules<'_> {
                     )),
                 }
             }
-            Some(other) => {
-                Err(wrong(".metadata.ownerReferences", format!("is {} and no list", word(other))))
-            }
+            Some(other) => Err(wrong(
+                ".metadata.ownerReferences",
+                format!("must be a list, not {}", word(other)),
+            )),
         }
     }
 }
@@ -224,14 +228,15 @@ fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
     type_ref.group == group && type_ref.version.as_deref().is_none_or(|asked| asked == version)
 }
 
-/// What the API server accepts as a name in a path, and a little less: what would change a URL.
+/// Returns whether this is a name that the API server accepts in a path. Names that would change a
+/// URL are refused too.
 fn is_name(name: &str) -> bool {
     name.len() <= 253
         && !matches!(name, "." | "..")
         && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"/%?#\\".contains(&byte))
 }
 
-/// The fields of a child that say which one it is; the others are passed over.
+/// Fields that identify a child; the others are skipped.
 struct Head(Map<String, Value>);
 
 impl<'de> Deserialize<'de> for Head {
@@ -281,7 +286,7 @@ fn wrong(field: &str, message: impl Into<String>) -> Wrong {
     Wrong { field: field.to_owned(), message: message.into() }
 }
 
-/// The beginning of a name, which may be a text of any length and content.
+/// Returns the beginning of a name, which may have any length and content.
 fn shown(name: &str) -> String {
     redaction::printable(name).chars().take(64).collect()
 }
@@ -291,18 +296,18 @@ fn word(value: &Value) -> &'static str {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
         Value::Number(_) => "a number",
-        Value::String(_) => "a text",
+        Value::String(_) => "a string",
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     }
 }
 
-/// As [`word`], of a text that is no object.
+/// Like [`word`], for JSON text that is not an object.
 fn word_of(json: &[u8]) -> &'static str {
     match json.first() {
         Some(b'n') | None => "null",
         Some(b't' | b'f') => "a boolean",
-        Some(b'"') => "a text",
+        Some(b'"') => "a string",
         Some(b'[') => "a list",
         Some(_) => "a number",
     }
@@ -313,7 +318,7 @@ fn text<'a>(object: &'a Map<String, Value>, field: &str, path: &str) -> Result<&
     match object.get(field) {
         Some(Value::String(text)) if !text.is_empty() => Ok(text),
         None | Some(Value::Null | Value::String(_)) => Err(wrong(&path, "is required")),
-        Some(other) => Err(wrong(&path, format!("is {} and no text", word(other)))),
+        Some(other) => Err(wrong(&path, format!("must be a string, not {}", word(other)))),
     }
 }
 
@@ -331,10 +336,10 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong>
                 | Value::Array(_)
                 | Value::Object(_)) => Err(wrong(
                     &format!("{path}[{:?}]", shown(key)),
-                    format!("is {} and no text", word(other)),
+                    format!("must be a string, not {}", word(other)),
                 )),
             })
             .collect(),
-        Some(other) => Err(wrong(&path, format!("is {} and no object", word(other)))),
+        Some(other) => Err(wrong(&path, format!("must be an object, not {}", word(other)))),
     }
 }

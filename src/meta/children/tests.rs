@@ -1,4 +1,4 @@
-//! What is refused, and what is planned.
+//! Tests of the validation and the plan.
 
 use super::{fixtures::*, *};
 
@@ -82,7 +82,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/labels", json!({"app": "y"}), "children[1].metadata.labels: do not");
     check_refused("/metadata/labels", json!({"app": 1}), "children[1].metadata.labels[\"app\"]: ");
     check_refused("/metadata/annotations", json!([]), "children[1].metadata.annotations: ");
-    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is there twice");
+    check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is listed twice");
     check_refused(
         "",
         json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}}),
@@ -198,7 +198,7 @@ fn plan(strategy: UpdateMethod, observed: &[Child], children: Vec<Value>) -> Vec
     planned.filter_map(|planned| rules.step(planned).unwrap()).collect()
 }
 
-/// What the server would hold after the step.
+/// Returns the child as the server stores it after the step.
 fn stored(step: &Step) -> Child {
     let (Step::Create(write) | Step::Update(write)) = step else { panic!("{step:?}") };
     let mut object = object(write);
@@ -342,9 +342,9 @@ fn child_that_its_annotation_has_no_room_for_is_an_error_before_it_is_built() {
     };
     let step = |bytes: usize| {
         let mut large = config_map("a");
-        // Beside it stand the type's two names and the braces.
+        // The rest is `apiVersion`, `kind` and the braces.
         large["data"] = json!({ "k": "x".repeat(bytes - 23) });
-        // Blanks do not count, nor does the status.
+        // Neither whitespace nor the status is counted.
         large["status"] = json!({ "text": "x".repeat(MAX_REMEMBERED_BYTES) });
         let text = serde_json::to_string_pretty(&large).unwrap();
         let desired = rules.check(vec![text.into()]).unwrap();

@@ -1,4 +1,4 @@
-//! Makes children of matching orphans, and lets go of children that match no more.
+//! Adopts matching orphans, and releases children that no longer match.
 
 use kube::Client;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Composite {
-    /// Sorts out which candidates are children; adopts and releases.
+    /// Returns the candidates that are children, after adopting and releasing.
     pub(super) async fn claim(
         &self,
         parent: &Parent,
@@ -27,7 +27,7 @@ impl Composite {
         context: &Context,
     ) -> Result<Vec<Child>, SyncError> {
         let mut children = Vec::new();
-        // Asked once, and only when there is something to adopt.
+        // Read once, and only if there is something to adopt.
         let mut alive = None;
         for (group, object) in candidates {
             let served = &groups[group].served;
@@ -82,7 +82,7 @@ impl Composite {
     }
 }
 
-/// Reads the parent from the server: what the cache says may be over.
+/// Reads the parent from the server, since the cache may be outdated.
 async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
     match Resource::new(client, &parent.served).get(&parent.key).await {
         Ok(live) => Ok(live.pointer("/metadata/uid") == Some(&json!(parent.uid))
@@ -92,10 +92,10 @@ async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
     }
 }
 
-/// A change of the owners alone, of exactly the object that was looked at.
+/// Returns a patch of the owner references alone, for exactly this version of the object.
 ///
-/// The list of owners is written whole, so an object that cannot be read is an error: its other
-/// owners would be lost.
+/// The whole list is written. An object that cannot be read is an error, since its other owners
+/// would be lost.
 fn owners_patch(
     kind: &str,
     header: &Header,

@@ -1,4 +1,4 @@
-//! Carries out what was planned for the children of one parent.
+//! Executes the plan for the children of one parent.
 
 use serde_json::Value;
 
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// Failures that are named; of 10,000 children as many may fail.
+/// Number of failures that a message names, since all of 10,000 children may fail.
 const FAILURES: usize = 8;
 
 impl Composite {
-    /// Brings every child to what is wanted of it; an error stops none of the others.
+    /// Applies the desired children. A failure of one child does not stop the others.
     pub(super) async fn execute(
         &self,
         rules: &Rules<'_>,
@@ -50,33 +50,33 @@ impl Composite {
                 }
             };
             let what = format!("{} {key}", served.kind);
-            // What is wanted no more may always go.
-            let goes = matches!(step, Step::Delete { .. });
-            if !goes && !self.parents.writes.may_write(&parent.key, &what) {
+            // Deletions are not limited.
+            let is_delete = matches!(step, Step::Delete { .. });
+            if !is_delete && !self.parents.writes.may_write(&parent.key, &what) {
                 continue;
             }
             let resource = Resource::new(context.client(), served);
             let (verb, result) = match &step {
                 Step::Delete { uid, .. } => match resource.delete(key, uid).await {
-                    // Gone, or another object of that name.
+                    // Gone, or replaced by another object of that name.
                     Err(error) if is_gone(&error) || is_conflict(&error) => continue,
                     result => ("deleting", result.map(|()| false)),
                 },
                 Step::Recreate { uid, created, observed, merged } => {
-                    let compared = resource.rehearse_update(key, merged.clone()).await;
-                    match dry_run_update(observed, &compared) {
-                        DryRunUpdate::None => continue,
-                        DryRunUpdate::Over => return Err(SyncError::Cancelled),
+                    let answer = resource.dry_run_update(key, merged.clone()).await;
+                    match dry_run_update(observed, &answer) {
+                        DryRunUpdate::Unchanged => continue,
+                        DryRunUpdate::Cancelled => return Err(SyncError::Cancelled),
                         DryRunUpdate::Throttled(after) => {
                             let message = format!("comparing {what}: the server asks to wait");
                             return Err(SyncError::Throttled { message, after });
                         }
-                        // A cache that never catches up stops no replacement for ever.
-                        DryRunUpdate::Behind if context.attempt() < PATIENCE => {
+                        // A cache that never catches up must not block a replacement for ever.
+                        DryRunUpdate::Conflict if context.attempt() < PATIENCE => {
                             behind = Some(format!("comparing {what}: the cache is behind"));
                             continue;
                         }
-                        DryRunUpdate::Behind | DryRunUpdate::Some => {}
+                        DryRunUpdate::Conflict | DryRunUpdate::Changed => {}
                     }
                     match dry_run_create::dry_run_create(&resource, served, created).await {
                         Ok(()) => {}
@@ -84,7 +84,7 @@ impl Composite {
                             failed.push(message);
                             continue;
                         }
-                        Err(over) => return Err(over),
+                        Err(other) => return Err(other),
                     }
                     match resource.delete(key, uid).await {
                         Err(error) if is_gone(&error) || is_conflict(&error) => continue,
@@ -95,7 +95,7 @@ impl Composite {
                     ("creating", resource.create(key, body.clone()).await.map(|_| true))
                 }
                 Step::Update(Write { body, replaces, .. }) => {
-                    // The server may mean the same by it: `0.5` and `500m` are one quantity.
+                    // The server may store an equal value: `0.5` and `500m` are one quantity.
                     let changed = |stored: Stored| stored.version() != replaces.as_deref();
                     ("updating", resource.update(key, body.clone()).await.map(changed))
                 }
@@ -112,17 +112,18 @@ impl Composite {
             };
             let doing = format!("{verb} {what}");
             let error = if is_already_there(&error) {
-                stranger(parent, selector, &resource, key, &doing).await
+                explain_existing(parent, selector, &resource, key, &doing).await
             } else if is_gone(&error) && matches!(step, Step::Update(_)) {
                 SyncError::Behind(format!("{doing}: it is gone"))
             } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
                 self.parents.writes.conflicted(&parent.key, &what);
                 let error = SyncError::of_write(&doing, &error);
-                // Not worth a request before somebody is told.
+                // The request for the other writer's name is only worth it once the error is
+                // reported.
                 if context.attempt() < PATIENCE {
                     error
                 } else {
-                    conflicted(error, &resource, key).await
+                    with_other_writer(error, &resource, key).await
                 }
             } else {
                 SyncError::of_write(&doing, &error)
@@ -130,11 +131,11 @@ impl Composite {
             match error {
                 SyncError::Behind(message) => behind = Some(message),
                 SyncError::Failed(message) => failed.push(message),
-                // The rest would be refused as well, and add to what there is too much of.
+                // The other requests would be refused as well, and add to the load.
                 other @ (SyncError::Throttled { .. }
                 | SyncError::Cancelled
                 | SyncError::Busy(_)
-                | SyncError::Out(_)
+                | SyncError::HookDown(_)
                 | SyncError::TooDeep(_)
                 | SyncError::Hook(_)) => return Err(other),
             }
@@ -173,8 +174,12 @@ impl Failures {
     }
 }
 
-/// The error, with who it is that keeps writing first, if the server knows.
-async fn conflicted(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) -> SyncError {
+/// Adds the field manager that keeps writing the object, if the server names one.
+async fn with_other_writer(
+    error: SyncError,
+    resource: &Resource<'_>,
+    key: &ObjectKey,
+) -> SyncError {
     let SyncError::Behind(message) = error else { return error };
     let live = resource.get(key).await.unwrap_or_default();
     SyncError::Behind(match rival(&live) {
@@ -183,8 +188,8 @@ async fn conflicted(error: SyncError, resource: &Resource<'_>, key: &ObjectKey) 
     })
 }
 
-/// Why an object that was to be created exists already.
-async fn stranger(
+/// Returns why an object exists that was to be created.
+async fn explain_existing(
     parent: &Parent,
     selector: &Selector,
     resource: &Resource<'_>,
@@ -210,7 +215,7 @@ async fn stranger(
         .collect();
     let going = live.pointer("/metadata/deletionTimestamp").is_some();
     match controller {
-        // The cache has not seen it yet.
+        // The child exists, but is not in the cache yet.
         Some(owner) if owner["uid"] == *parent.uid => {
             SyncError::Behind(format!("{doing}: the cache is behind"))
         }
@@ -224,7 +229,7 @@ async fn stranger(
             SyncError::Behind(format!("{doing}: it is about to be adopted"))
         }
         None => SyncError::Failed(format!(
-            "{doing}: it exists already, belongs to nobody and does not match the parent's \
+            "{doing}: it exists already, has no owner and does not match the parent's \
              selector {selector}"
         )),
     }

@@ -1,11 +1,11 @@
-//! Whether a child would be accepted in the place of another, asked before that one is deleted.
+//! Dry run of a replacement: checks that the new child would be accepted before the old one is
+//! deleted.
 //!
-//! It is asked by a dry run of its creation under its own name. Of the ways that the API has this
-//! is the one that tells the truth: an update would be refused for fields that cannot be changed,
-//! which is why children are recreated at all, and another name is another object to policies that
-//! go by names. The server validates and admits before it looks for the name, so an acceptable
-//! object is answered with "already exists". Nothing is created even by a server that knows no dry
-//! run, since the name is taken.
+//! The dry run creates the new child under its own name, which the old one still has. The
+//! alternatives of the API are wrong: an update is refused for immutable fields, which is why
+//! children are recreated at all, and another name is another object to policies that match names.
+//! The server validates and admits before it looks for the name, so it answers "already exists" for
+//! an acceptable object. A server without dry runs creates nothing either, since the name is taken.
 
 use super::SyncError;
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// Asks the server; an error when the old child is to stay.
+/// Asks the server; an error if the old child is to stay.
 pub(super) async fn dry_run_create(
     resource: &Resource<'_>,
     served: &ServedType,
@@ -32,7 +32,7 @@ pub(super) async fn dry_run_create(
     }
     match verdict(&error) {
         DryRunCreate::Acceptable => Ok(()),
-        DryRunCreate::Over => Err(SyncError::Cancelled),
+        DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Refused => Err(SyncError::Failed(format!(
             "replacing {} {}: the old one stays, since the new one is refused: {}",
             served.kind,
@@ -42,22 +42,22 @@ pub(super) async fn dry_run_create(
     }
 }
 
-/// What the answer to a dry run means.
+/// Outcome of a dry run of a create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DryRunCreate {
-    /// It can be created once the old one is gone, as far as anybody can tell.
+    /// The child can be created once the old one is gone, as far as a dry run shows.
     Acceptable,
     /// The epoch is over.
     Over,
-    /// It cannot, or nobody knows; what is there is worth more.
+    /// The child would be refused, or the outcome is unknown. The old child stays.
     Refused,
 }
 
 fn verdict(error: &kube::Error) -> DryRunCreate {
     if is_fenced(error) {
-        DryRunCreate::Over
+        DryRunCreate::Cancelled
     } else if is_already_there(error) || is_taken(error) || is_no_dry_run(error) {
-        // The last says nothing of the object, and would stop every replacement for ever.
+        // The last error says nothing about the object, and would block every replacement for ever.
         DryRunCreate::Acceptable
     } else {
         DryRunCreate::Refused

@@ -1,9 +1,9 @@
-//! Whether a child that is to be recreated differs at all.
+//! Dry run of an update: checks that a child which is to be recreated differs from the desired one.
 //!
-//! A hook may spell a value otherwise than the server keeps it: `0.5` for `500m`, a null for what
-//! is empty or has a default. Only the server knows that both mean the same, so it is asked what
-//! an update would leave, by a dry run. Without this such a child would be deleted and created
-//! with every sync.
+//! A hook may spell a value differently than the server stores it: `0.5` for `500m`, or a null for
+//! a field that is empty or has a default. Only the server knows that both mean the same, so a dry
+//! run asks for the result of an update. Without it such a child would be deleted and created by
+//! every sync.
 
 use std::time::Duration;
 
@@ -14,36 +14,36 @@ use crate::meta::{
     resource::{asks_to_wait, is_conflict, is_fenced},
 };
 
-/// Fields in which two looks at one unchanged object differ; a dry run counts as a change.
-const OF_EACH_LOOK: [&str; 3] = ["resourceVersion", "managedFields", "generation"];
+/// Fields that a dry run changes even if the update would change nothing else.
+const VOLATILE_FIELDS: [&str; 3] = ["resourceVersion", "managedFields", "generation"];
 
-/// How a child differs from what is wanted, as the server has it.
+/// Outcome of a dry run of an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DryRunUpdate {
-    /// An update would change nothing.
-    None,
-    /// It does, or nobody knows: a field that cannot be changed refuses the update, and so does a
-    /// server that lets us delete and create but not update.
-    Some,
-    /// What was observed is old.
-    Behind,
+    /// The update would change nothing.
+    Unchanged,
+    /// The update would change the object, or the outcome is unknown: the server refuses an update
+    /// of an immutable field, or allows to delete and create but not to update.
+    Changed,
+    /// The observed object is outdated.
+    Conflict,
     /// The epoch is over.
-    Over,
-    /// The server asks to wait.
+    Cancelled,
+    /// The server throttled the request.
     Throttled(Duration),
 }
 
-/// What the answer to the dry run of an update of `observed` means.
+/// Returns the outcome for the answer to a dry run of an update of `observed`.
 pub(super) fn dry_run_update(observed: &[u8], answer: &Result<Value, kube::Error>) -> DryRunUpdate {
     let is_same = |updated: &Value| {
         serde_json::from_slice(observed).is_ok_and(|observed: Value| is_same(&observed, updated))
     };
     match answer {
-        Ok(updated) if is_same(updated) => DryRunUpdate::None,
-        Ok(_) => DryRunUpdate::Some,
-        Err(error) if is_fenced(error) => DryRunUpdate::Over,
-        Err(error) if is_conflict(error) => DryRunUpdate::Behind,
-        Err(error) => asks_to_wait(error).map_or(DryRunUpdate::Some, DryRunUpdate::Throttled),
+        Ok(updated) if is_same(updated) => DryRunUpdate::Unchanged,
+        Ok(_) => DryRunUpdate::Changed,
+        Err(error) if is_fenced(error) => DryRunUpdate::Cancelled,
+        Err(error) if is_conflict(error) => DryRunUpdate::Conflict,
+        Err(error) => asks_to_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
     }
 }
 
@@ -51,7 +51,7 @@ fn is_same(observed: &Value, updated: &Value) -> bool {
     let essence = |object: &Value| {
         let mut object = object.clone();
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            for field in OF_EACH_LOOK {
+            for field in VOLATILE_FIELDS {
                 metadata.remove(field);
             }
         }
@@ -95,20 +95,20 @@ mod tests {
             changed
         };
 
-        answers(as_it_is.clone(), DryRunUpdate::None);
-        answers(with("/metadata", "resourceVersion", json!("8")), DryRunUpdate::None);
-        answers(with("/metadata", "generation", json!(2)), DryRunUpdate::None);
+        answers(as_it_is.clone(), DryRunUpdate::Unchanged);
+        answers(with("/metadata", "resourceVersion", json!("8")), DryRunUpdate::Unchanged);
+        answers(with("/metadata", "generation", json!(2)), DryRunUpdate::Unchanged);
         answers(
             with("/metadata", "managedFields", json!([{ "manager": "m" }])),
-            DryRunUpdate::None,
+            DryRunUpdate::Unchanged,
         );
-        answers(with("/spec", "scopes", Value::Null), DryRunUpdate::None);
-        answers(with("/spec/hard", "cpu", json!("1")), DryRunUpdate::Some);
-        answers(with("/spec/hard", "memory", json!("1Gi")), DryRunUpdate::Some);
-        answers(with("/metadata", "labels", json!({ "a": "b" })), DryRunUpdate::Some);
-        answers(with("/metadata", "annotations", json!({ "a": "b" })), DryRunUpdate::Some);
-        answers(with("/metadata", "uid", json!("another")), DryRunUpdate::Some);
-        answers(Value::Null, DryRunUpdate::Some);
+        answers(with("/spec", "scopes", Value::Null), DryRunUpdate::Unchanged);
+        answers(with("/spec/hard", "cpu", json!("1")), DryRunUpdate::Changed);
+        answers(with("/spec/hard", "memory", json!("1Gi")), DryRunUpdate::Changed);
+        answers(with("/metadata", "labels", json!({ "a": "b" })), DryRunUpdate::Changed);
+        answers(with("/metadata", "annotations", json!({ "a": "b" })), DryRunUpdate::Changed);
+        answers(with("/metadata", "uid", json!("another")), DryRunUpdate::Changed);
+        answers(Value::Null, DryRunUpdate::Changed);
     }
 
     #[track_caller]
@@ -121,12 +121,12 @@ mod tests {
 
     #[test]
     fn an_update_that_is_refused_is_a_difference_unless_the_cache_is_behind() {
-        refuses(422, "Invalid", DryRunUpdate::Some);
-        refuses(403, "Forbidden", DryRunUpdate::Some);
-        refuses(404, "NotFound", DryRunUpdate::Some);
-        refuses(405, "MethodNotAllowed", DryRunUpdate::Some);
-        refuses(400, "BadRequest", DryRunUpdate::Some);
-        refuses(500, "InternalError", DryRunUpdate::Some);
-        refuses(409, "Conflict", DryRunUpdate::Behind);
+        refuses(422, "Invalid", DryRunUpdate::Changed);
+        refuses(403, "Forbidden", DryRunUpdate::Changed);
+        refuses(404, "NotFound", DryRunUpdate::Changed);
+        refuses(405, "MethodNotAllowed", DryRunUpdate::Changed);
+        refuses(400, "BadRequest", DryRunUpdate::Changed);
+        refuses(500, "InternalError", DryRunUpdate::Changed);
+        refuses(409, "Conflict", DryRunUpdate::Conflict);
     }
 }

@@ -1,9 +1,8 @@
-//! Chains of owners of one type: a parent that is the child of a parent that is the child of
-//! another.
+//! Owner chains: parents that are children of parents of the same type.
 //!
-//! A controller whose children are of its parents' type makes a parent of each child, without an
-//! end if its hook wants children of every one of them. A chain that leads through several types is
-//! not seen: each controller knows the owners of its own parents alone.
+//! If children are of their parents' type, each child becomes a parent. The chain has no end if the
+//! hook wants children for every one of them. A chain that leads through several types is not
+//! detected, since each controller knows the owners of its own parents alone.
 
 use crate::{
     informer::{Object, ObjectKey},
@@ -16,14 +15,14 @@ use crate::{
 /// Reason of the Event and the condition.
 pub(super) const TOO_DEEP: &str = "OwnerChainTooDeep";
 
-/// Returns whether children of this group are of the parent's type. The version does not matter.
+/// Returns whether children of this group are of the parent's type, in whichever version.
 pub(super) fn is_same_type(group: &Group, parent: &Parent) -> bool {
     let (child, own) = (&group.served, &parent.served);
     child.identity.group == own.identity.group && child.identity.plural == own.identity.plural
 }
 
-/// The number of owners of its own type that the parent has one above the other, as far as the
-/// cache knows them; `limit` at most, which also ends a circle.
+/// Returns the length of the chain of owners of the parent's own type, as far as the cache knows
+/// them. The length is at most `limit`, which also ends a cycle.
 pub(super) fn depth(
     parent: &Parent,
     object: &Object,
@@ -45,13 +44,13 @@ pub(super) fn depth(
     depth
 }
 
-/// The refusal, with the way to allow more.
+/// Returns the message of the refusal, with the way to allow a longer chain.
 pub(super) fn explain(parent: &Parent, limit: usize) -> String {
     let kind = &parent.served.kind;
     format!(
-        "the hook wants children of the type {kind} for one that has {limit} owners of this type \
-         one above the other, and no more are allowed; a longer chain is allowed by the annotation \
-         {MAX_OWNER_DEPTH} of the CompositeController"
+        "the hook wants children of type {kind} for a parent with a chain of {limit} owners of \
+         that type, which is the limit; to raise it, set the annotation {MAX_OWNER_DEPTH} of the \
+         CompositeController"
     )
 }
 

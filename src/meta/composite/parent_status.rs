@@ -1,4 +1,4 @@
-//! Writes the status that a hook gives a parent.
+//! Writes a parent's status as the hook wants it.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -21,16 +21,16 @@ use crate::{
     redaction,
 };
 
-/// What a parent's status is called among the things that are written for it.
+/// Name of a parent's status in its write limit.
 const STATUS: &str = "the status";
-/// How often a status is written before the conflicting writer is left to go first.
+/// Number of attempts to write a status before a conflict is retried by the work queue.
 const STATUS_ATTEMPTS: u32 = 4;
 
 impl Composite {
-    /// Puts the hook's status in the place of the parent's, if it is another one.
+    /// Replaces the parent's status by the hook's, if they differ.
     ///
-    /// No tree of it outlives a step: it is read from its text again when a conflict repeats the
-    /// write.
+    /// No decoded status is held across a request: after a conflict it is decoded again from its
+    /// text.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
@@ -51,13 +51,13 @@ impl Composite {
             }
             let digest_wanted = digest(Some(&wanted));
             let known = digest(cached.get("status"));
-            // Its schema keeps something else of it.
+            // The schema prunes the status, so writing it again would change nothing.
             if self.parents.writes.status_settled(&parent.key, digest_wanted, known) {
                 return Ok(());
             }
             (with_status(cached, wanted), digest_wanted)
         };
-        // A hook that says something else each time would be asked again by its own status.
+        // A status that differs on every call would trigger the next sync itself.
         if !self.parents.writes.may_write(&parent.key, STATUS) {
             return Ok(());
         }
@@ -92,12 +92,12 @@ impl Composite {
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
-        let rival = other.as_deref().unwrap_or("somebody else");
+        let rival = other.as_deref().unwrap_or("another client");
         Err(SyncError::Behind(format!("writing the status: {rival} keeps writing the parent")))
     }
 }
 
-/// The status as it is to be written.
+/// Returns the status to be written.
 fn wanted(text: &[u8], generation: i64) -> Result<Value, SyncError> {
     let mut wanted: Map<String, Value> = serde_json::from_slice(text).map_err(|error| {
         SyncError::Failed(format!("status is unreadable: {}", redaction::decoding(error)))
@@ -110,7 +110,7 @@ fn has(parent: &Value, wanted: &Value) -> bool {
     last_applied::same(parent.get("status").unwrap_or(&Value::Null), wanted)
 }
 
-/// The parent with another status, encoded.
+/// Returns the encoded parent with another status.
 fn with_status(mut parent: Value, wanted: Value) -> Bytes {
     parent["status"] = wanted;
     last_applied::encode(&parent).into()

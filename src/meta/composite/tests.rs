@@ -1,4 +1,4 @@
-//! The run around the syncs, and what becomes of their errors.
+//! Tests of the runnable, and of the outcomes of failed syncs.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +13,7 @@ use crate::{
     meta::{AnswerBudget, HookMetrics, children::fixtures::parent},
 };
 
-/// A hook that needs a while to let go, and counts how often it did.
+/// Hook whose release takes time, and is counted.
 #[derive(Default)]
 struct Slow {
     released: AtomicUsize,
@@ -154,7 +154,7 @@ fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
     assert_eq!(backoff(Some(Duration::from_secs(1))).delay(0), Duration::from_millis(5));
 }
 
-/// A parent whose metadata says this, too.
+/// Parent with additional metadata.
 fn version_of_a_parent(metadata: Value) -> Object {
     let mut object = json!({
         "metadata": {
@@ -174,8 +174,8 @@ fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
         let delta = Delta { key: ObjectKey::namespaced("ns", "p"), old, new, initial: false };
-        assert_eq!(worth_a_sync(&delta, &selector, false), worth, "{delta:?}");
-        assert_eq!(worth_a_sync(&delta, &selector, true), if_ignored, "{delta:?}");
+        assert_eq!(triggers_sync(&delta, &selector, false), worth, "{delta:?}");
+        assert_eq!(triggers_sync(&delta, &selector, true), if_ignored, "{delta:?}");
     };
     let as_before = || Some(json!({}));
     let other = || Some(json!({ "labels": { "app": "y" } }));
@@ -192,7 +192,7 @@ fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_
     ] {
         check(as_before(), Some(change), true, true);
     }
-    // Once more, so that it is forgotten; and then no more.
+    // The last match passes, so that the parent is forgotten; later changes do not.
     check(as_before(), other(), true, true);
     check(other(), as_before(), true, true);
     check(other(), other(), false, false);
@@ -209,7 +209,7 @@ fn what_a_refused_write_means_is_told_by_its_answer() {
     let named = || json!({ "name": "ns" });
 
     assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
-    // A server that answers so to everything proves nothing by it.
+    // A server that answers everything with 404 proves nothing.
     assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
     assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
     assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));

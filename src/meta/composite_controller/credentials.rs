@@ -1,4 +1,4 @@
-//! Whom a hook trusts and how it is told who asks, as its author declares it.
+//! TLS and credentials of a hook, as its author declares them.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,7 @@ pub struct SecretKeyReference {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ClientTls {
-    /// Where it is.
+    /// Secret with the certificate and its key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
     /// Key of the certificate; `tls.crt` when absent.
@@ -75,7 +75,7 @@ pub struct Authorization {
     /// Scheme; `Bearer` when absent.
     #[serde(default, rename = "type", skip_serializing_if = "Option::is_none")]
     pub type_: Option<String>,
-    /// Where the credentials are.
+    /// Secret with the credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretKeyReference>,
 }
@@ -84,7 +84,7 @@ pub struct Authorization {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BasicAuth {
-    /// Where the credentials are.
+    /// Secret with the credentials.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret_ref: Option<SecretReference>,
     /// Key of the user name; `username` when absent.
@@ -104,10 +104,10 @@ pub struct EndpointConfig {
     /// Certificates that are trusted instead of the system's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_bundle: Option<CaBundle>,
-    /// The certificate that the hook is shown.
+    /// Client certificate of the requests.
     #[serde(default, rename = "clientTLS", skip_serializing_if = "Option::is_none")]
     pub client_tls: Option<ClientTls>,
-    /// A header that authorises.
+    /// Header `Authorization` of the requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub authorization: Option<Authorization>,
     /// User name and password.

@@ -1,10 +1,10 @@
-//! What a CompositeController's status has room for.
+//! Status of a CompositeController.
 
 use k8s_openapi::jiff::Timestamp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How a CompositeController is doing.
+/// Status of a CompositeController.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CompositeControllerStatus {
@@ -15,7 +15,7 @@ pub struct CompositeControllerStatus {
         "x-kubernetes-list-map-keys" = ["type"]
     ))]
     pub conditions: Vec<StatusCondition>,
-    /// The generation of the specification that all of this is said of.
+    /// Generation of the specification that this status describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
     /// The number of the current or last run, counted per process.
@@ -25,33 +25,33 @@ pub struct CompositeControllerStatus {
     /// `Invalid`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<String>,
-    /// Why, in one word.
+    /// Reason in one CamelCase word.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// The types that it watches or waits for.
+    /// Types that the controller watches or waits for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub watches: Vec<WatchStatus>,
 }
 
-/// One condition.
+/// Condition of the status.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusCondition {
-    /// Which one.
+    /// Type of the condition.
     #[serde(rename = "type")]
     pub type_: String,
     /// `True`, `False` or `Unknown`.
     #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
     pub status: String,
-    /// Why, in one word.
+    /// Reason in one CamelCase word.
     pub reason: String,
-    /// Why, in a sentence.
+    /// Reason in a sentence.
     #[serde(default)]
     pub message: String,
-    /// When the status last changed.
+    /// Time of the last change of the status.
     #[schemars(schema_with = "date_time")]
     pub last_transition_time: Timestamp,
-    /// The generation that it is said of.
+    /// Generation of the object that the condition describes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 }
@@ -60,7 +60,7 @@ fn date_time(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
     schemars::json_schema!({"type": "string", "format": "date-time"})
 }
 
-/// One watched type.
+/// Watched type.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WatchStatus {
@@ -70,7 +70,7 @@ pub struct WatchStatus {
     pub api_version: String,
     /// `Waiting`, `Syncing`, `Synced`, `Stale`, `Forbidden` or `ConversionFailed`.
     pub state: String,
-    /// What is wrong, while something is.
+    /// Error, if there is one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }

@@ -1,31 +1,32 @@
-//! Why an object is not executed, field by field.
+//! Rejections: why an object is not executed, field by field.
 
 use std::fmt;
 
-/// Why an object cannot be executed.
+/// Reason why an object cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejected {
-    /// It does not have the shape of its kind; correct the field that is named.
+    /// The object does not have the shape of its kind; correct the named field.
     #[error("{field}: {message}")]
     Undecodable {
         /// Path of the field.
         field: String,
-        /// What is wrong with it.
+        /// Problem of the field.
         message: String,
     },
-    /// Its specification is invalid; correct every field that is named.
+    /// The specification is invalid; correct every named field.
     #[error("{}", list(.0))]
     Invalid(Vec<Problem>),
-    /// It asks for what this version does not do; remove the fields that are named.
+    /// The specification asks for features that this version does not support; remove the named
+    /// fields.
     #[error("{}", list(.0))]
     Unsupported(Vec<Problem>),
-    /// No controller can be built of it; a defect of ours.
+    /// No controller can be built from the object; a defect of Pilotlight.
     #[error("{0}")]
     Unbuildable(String),
 }
 
 impl Rejected {
-    /// CamelCase, for a condition's reason.
+    /// Returns the reason for a condition, in CamelCase.
     pub fn reason(&self) -> &'static str {
         match self {
             Self::Undecodable { .. } | Self::Invalid(_) => "SpecInvalid",
@@ -35,12 +36,12 @@ impl Rejected {
     }
 }
 
-/// One thing that is wrong.
+/// Problem of one field.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     /// Path of the field.
     pub field: String,
-    /// What is wrong, and what to do.
+    /// Problem, and what to do about it.
     pub message: String,
     unsupported: bool,
 }
@@ -55,12 +56,12 @@ fn list(problems: &[Problem]) -> String {
     problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// Collects what is wrong.
+/// Collects the problems of an object.
 #[derive(Default)]
 pub(in crate::meta) struct Problems(Vec<Problem>);
 
 impl Problems {
-    /// What follows from all of it; `None` when nothing is wrong.
+    /// Returns the rejection that the problems make; `None` without problems.
     pub(in crate::meta) fn rejection(self) -> Option<Rejected> {
         let Self(mut problems) = self;
         if problems.is_empty() {
@@ -69,12 +70,12 @@ impl Problems {
         if problems.iter().all(|problem| problem.unsupported) {
             return Some(Rejected::Unsupported(problems));
         }
-        // What is invalid first: it is what its author can correct.
+        // Invalid fields come first: their author can correct them.
         problems.sort_by_key(|problem| problem.unsupported);
         Some(Rejected::Invalid(problems))
     }
 
-    /// The field is wrong.
+    /// Adds an invalid field.
     pub(in crate::meta) fn invalid(
         &mut self,
         field: impl Into<String>,
@@ -83,7 +84,7 @@ impl Problems {
         self.0.push(Problem { field: field.into(), message: message.into(), unsupported: false });
     }
 
-    /// The field asks for what is not executed.
+    /// Adds a field that asks for an unsupported feature.
     pub(in crate::meta) fn unsupported(&mut self, field: impl Into<String>) {
         self.0.push(Problem {
             field: field.into(),

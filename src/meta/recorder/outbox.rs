@@ -1,41 +1,41 @@
-//! Events that wait to be written. Whoever has one to tell goes on with his work: an API server
-//! that takes none holds up nobody.
+//! Outbox: pending Events of one runnable. Queueing never blocks, so an API server that accepts no
+//! Events delays no reconcile.
 
 use std::{
     collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-/// What waits, in its order; what does not fit is dropped. A clone is the same one.
+/// Queue of pending Events; Events that do not fit are dropped. Clones share it.
 #[derive(Debug)]
 pub(super) struct Outbox<T>(Arc<Mutex<State<T>>>);
 
 #[derive(Debug)]
 struct State<T> {
     waiting: VecDeque<T>,
-    // Somebody delivers.
+    // True while a delivery is active.
     delivered: bool,
-    // Since nothing waited last.
+    // Number of Events dropped since the queue was last empty.
     dropped: u64,
 }
 
-/// What became of what was put.
+/// Outcome of [`Outbox::put`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Put {
-    /// It waits, and somebody has to deliver.
+    /// Queued; the caller must start a delivery.
     Begins,
-    /// It waits for those before it.
+    /// Queued behind others of an active delivery.
     Waits,
-    /// There was no room; so many had none since nothing waited last.
+    /// Dropped; the number of Events dropped since the queue was last empty.
     Dropped(u64),
 }
 
-/// Delivers what waits, and until it is dropped nobody else does.
+/// The one active delivery of an outbox.
 #[derive(Debug)]
 pub(super) struct Delivery<T>(Option<Outbox<T>>);
 
 impl<T> Outbox<T> {
-    /// Puts something behind what waits, unless `room` others do.
+    /// Appends an entry, unless `room` entries are pending.
     pub(super) fn put(&self, entry: T, room: usize) -> Put {
         let mut state = self.lock();
         if state.waiting.len() >= room {
@@ -46,19 +46,20 @@ impl<T> Outbox<T> {
         if std::mem::replace(&mut state.delivered, true) { Put::Waits } else { Put::Begins }
     }
 
-    /// For whoever was told to begin.
+    /// Returns the delivery that [`Put::Begins`] asks for.
     pub(super) fn delivery(&self) -> Delivery<T> {
         Delivery(Some(self.clone()))
     }
 
-    // Nothing panics half-way through a change of it.
+    // No change of the state can panic half-way.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T> Delivery<T> {
-    /// What waits longest; after `None` it is over, and what is put later begins another.
+    /// Removes and returns the oldest entry. `None` ends the delivery; an entry that is put later
+    /// begins another one.
     pub(super) fn next(&mut self) -> Option<T> {
         let mut state = self.0.as_ref()?.lock();
         let next = state.waiting.pop_front();
@@ -72,7 +73,7 @@ impl<T> Delivery<T> {
 }
 
 impl<T> Drop for Delivery<T> {
-    /// Given up half-way: what waits is of an epoch that is over.
+    /// Drops the remaining entries of a cancelled delivery: their epoch is over.
     fn drop(&mut self) {
         if let Some(outbox) = self.0.take() {
             *outbox.lock() = State::default();

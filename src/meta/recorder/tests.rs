@@ -1,4 +1,4 @@
-//! What is written of what is told, and when.
+//! Tests of the recorder: the requests that published Events cause, and when.
 
 use std::{convert::Infallible, future::pending};
 
@@ -11,12 +11,12 @@ use kube::{client::Body, core::Status};
 use super::*;
 use crate::manager::Epoch;
 
-/// What an API server was sent: the method, and the Event's message.
+/// Requests to an API server: the method, and the Event's message.
 #[derive(Clone, Default)]
 struct Sent(Arc<Mutex<Vec<(Method, String)>>>);
 
 impl Sent {
-    /// A recorder of an epoch, on a server that answers the first so many requests and no other.
+    /// Recorder of an epoch; its server answers the first `answered` requests and no other.
     fn recorder(&self, answered: usize) -> (EventRecorder, Context) {
         let sent = self.clone();
         let server = tower::service_fn(move |request: Request<Body>| {
@@ -46,7 +46,7 @@ impl Sent {
     }
 }
 
-/// Ends the epoch as the manager does, and waits until nothing of it is left.
+/// Ends the epoch as the manager does, and waits until its tasks have ended.
 async fn end(context: &Context, reason: StopReason) -> Duration {
     let begin = Instant::now();
     context.epoch().stop(reason);
@@ -163,8 +163,8 @@ async fn who_tells_does_not_wait_for_a_server_that_takes_nothing() {
 #[tokio::test(start_paused = true)]
 async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
     for (reason, grace) in [
-        (StopReason::Cancelled, LAST),
-        (StopReason::Superseded, LAST),
+        (StopReason::Cancelled, LAST_WRITES),
+        (StopReason::Superseded, LAST_WRITES),
         (StopReason::LeaseLost, Duration::ZERO),
     ] {
         let sent = Sent::default();

@@ -1,4 +1,4 @@
-//! Says on a declared controller's object how it is doing.
+//! Status and Events of a declared controller's own object.
 
 use std::time::Duration;
 
@@ -21,19 +21,19 @@ use crate::{
     },
 };
 
-/// How long whoever created an object may go on editing it before its first status takes the
-/// resourceVersion from under them.
-const FIRST: Duration = Duration::from_millis(100);
-/// The shortest time between two writes of one status.
+/// Delay of an object's first status write, so that a client which edits the object right after
+/// creating it meets no conflict.
+const FIRST_WRITE_DELAY: Duration = Duration::from_millis(100);
+/// Shortest time between two writes of one status.
 const STATUS_INTERVAL: Duration = Duration::from_millis(500);
-/// How long our own write is given to come back through the watch.
-const ECHO: Duration = Duration::from_secs(5);
-/// When a status of which the server kept something else is written again: with another CRD it
-/// keeps it, and no event of the object tells of that.
-const PRUNED: Duration = Duration::from_secs(60);
+/// Time allowed for our own write to arrive through the watch.
+const WATCH_DELAY: Duration = Duration::from_secs(5);
+/// Time until a pruned status is written again. Another CRD may have a place for it, and no event
+/// of the object reports that.
+const PRUNED_RETRY: Duration = Duration::from_secs(60);
 
 impl DeclarationReconciler {
-    /// Hands Events on: those that were noted, and one of a new rejection.
+    /// Publishes Events: the stored ones, and one for a new rejection or a new reason to wait.
     pub(super) fn publish(
         &self,
         name: &str,
@@ -68,7 +68,7 @@ impl DeclarationReconciler {
         }
     }
 
-    /// Writes the status if it is another one; returns when to look again.
+    /// Writes the status if it changed. Returns the time until the next check.
     pub(super) async fn write_status(
         &self,
         object: &Object,
@@ -82,7 +82,8 @@ impl DeclarationReconciler {
         let cached = cached_status(object);
         let healthy = Health::default();
         let waits = run.as_ref().is_some_and(|run| run.pending.is_some());
-        // What is said of hooks is said of those that are called.
+        // Hook health is that of the run whose hooks are called: the previous one while an edit
+        // waits.
         let shown = declared.before.as_ref().filter(|_| waits).or(declared.run.as_ref());
         let health = shown.map(|run| run.health.borrow().clone());
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
@@ -102,22 +103,22 @@ impl DeclarationReconciler {
         }
         if cached == CompositeControllerStatus::default() {
             let seen = declared.seen.get_or_insert_with(Instant::now).elapsed();
-            if seen < FIRST {
-                return Ok(Some(FIRST - seen));
+            if seen < FIRST_WRITE_DELAY {
+                return Ok(Some(FIRST_WRITE_DELAY - seen));
             }
         }
         if let Some((written, at)) = &declared.written {
             let since = at.elapsed();
-            let patience = if *written != wanted {
+            let interval = if *written != wanted {
                 STATUS_INTERVAL
             } else if declared.pruned {
-                // The schema has no place for it until somebody brings the CRD up to date.
-                PRUNED
+                // The schema has no place for the status until the CRD is updated.
+                PRUNED_RETRY
             } else {
-                ECHO
+                WATCH_DELAY
             };
-            if since < patience {
-                return Ok(Some(patience - since));
+            if since < interval {
+                return Ok(Some(interval - since));
             }
         }
         let patch = json!({
@@ -131,7 +132,7 @@ impl DeclarationReconciler {
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);
                 stored.unwrap_or_default() != wanted
             }
-            // The object is gone, or has no status.
+            // The object is gone, or its type has no status subresource.
             Err(error) if is_not_found(&error) => true,
             Err(error) => {
                 let message = format!("writing the status of {name}: {}", explain(&error));
@@ -142,11 +143,11 @@ impl DeclarationReconciler {
             }
         };
         declared.written = Some((wanted, Instant::now()));
-        Ok(declared.pruned.then_some(PRUNED))
+        Ok(declared.pruned.then_some(PRUNED_RETRY))
     }
 }
 
-/// The Event of a controller that waits for its types, once it is known what is wrong with them.
+/// Returns the Event of a controller that waits, once the state of its types is known.
 fn waiting(run: &RunnableStatus) -> Option<Waiting> {
     let known = |unmet: &&Unmet| unmet.reason != Reason::TypeUnknown;
     let unmet: Vec<_> = run.unmet.iter().filter(known).collect();
@@ -155,7 +156,7 @@ fn waiting(run: &RunnableStatus) -> Option<Waiting> {
     }
     let bare = unmet.iter().find(|unmet| unmet.reason == Reason::SubresourceMissing);
     if let Some(type_ref) = bare.and_then(|unmet| unmet.type_ref.as_ref()) {
-        // Metacontroller's words, which its users look for.
+        // Metacontroller's wording, which its users search for.
         let text = format!("Sync error: {type_ref} does not have subresource 'Status' enabled");
         return Some((Severity::Warning, "SyncError", text));
     }
@@ -163,7 +164,7 @@ fn waiting(run: &RunnableStatus) -> Option<Waiting> {
     Some((Severity::Normal, "Waiting", format!("Waiting: {}", messages.join("; "))))
 }
 
-/// The status as cached; the default when it is not ours.
+/// Returns the cached status; the default if it has another shape.
 fn cached_status(object: &Object) -> CompositeControllerStatus {
     #[derive(serde::Deserialize)]
     struct Partial {
@@ -175,7 +176,7 @@ fn cached_status(object: &Object) -> CompositeControllerStatus {
     serde_json::from_value(status).unwrap_or_default()
 }
 
-/// The status as a merge patch: what is there and no longer wanted becomes null.
+/// Returns the status as a merge patch: cached fields that are no longer wanted become null.
 fn with_nulls(wanted: &CompositeControllerStatus, cached: &CompositeControllerStatus) -> Value {
     let mut patch = json!(wanted);
     let cached = json!(cached);

@@ -1,4 +1,5 @@
-//! Keeps each runnable as its object declares it, from the first look to the last.
+//! Reconciler of declared controllers: adds, replaces and removes runnables as their objects
+//! declare.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,16 +25,16 @@ use crate::{
     redaction,
 };
 
-/// How long a controller whose object is missing after the CRD came back is given.
+/// Time for which a controller keeps running after its CRD returned without its object.
 pub(super) const MISSING_GRACE: Duration = Duration::from_secs(60);
-/// How long a stop is waited for before the status says that it lasts.
+/// Time to wait for a stop before the status reports that it lasts.
 const STOP_PATIENCE: Duration = Duration::from_secs(1);
-/// How soon one that the manager did not take is offered again.
-const NOT_TAKEN: Duration = Duration::from_millis(200);
-/// How long a deletion that may be the CRD's is left open.
-const ECHO: Duration = Duration::from_secs(5);
+/// Delay until a runnable that the manager refused is offered again.
+const REFUSED_RETRY: Duration = Duration::from_millis(200);
+/// Delay until a deletion that may be caused by the CRD's is checked again.
+const RECHECK: Duration = Duration::from_secs(5);
 
-/// Keeps runnables as their objects declare them.
+/// Reconciler of declared controllers.
 pub(super) struct DeclarationReconciler {
     pub(super) cluster: Cluster,
     pub(super) manager: ManagerHandle,
@@ -51,24 +52,29 @@ impl Reconciler for DeclarationReconciler {
         let object = context.store(&own_type()).and_then(|store| store.get(&request));
         match object {
             Some(object) if self.options.target.matches(&object.header().labels) => {
-                self.keep(&object, &context).await
+                self.reconcile_object(&object, &context).await
             }
-            Some(_) => Ok(self.let_go(&request.name).await),
-            None => self.retire(&request.name, &context).await,
+            Some(_) => Ok(self.remove_untargeted(&request.name).await),
+            None => self.reconcile_missing(&request.name, &context).await,
         }
     }
 }
 
 impl DeclarationReconciler {
-    /// Brings the runnable to what the object declares, and the object's status to what is.
-    async fn keep(&self, object: &Object, context: &Context) -> Result<Outcome, ReconcileError> {
+    /// Makes the runnable match the object, then writes the object's status.
+    async fn reconcile_object(
+        &self,
+        object: &Object,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
         let name = &object.key().name;
         let header = object.header();
         let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
         let mut declared = self.changes.take(name);
         let another = declared.uid != header.uid;
         if another {
-            // What it runs is matched up, what was said of the other one is not.
+            // Another object of the same name takes over the runnable, but not the recorded status
+            // and Events.
             declared = Declared {
                 uid: header.uid.clone(),
                 run: declared.run,
@@ -79,7 +85,7 @@ impl DeclarationReconciler {
         declared.seen_under = crd_uid;
         declared.missing_since = None;
         if !self.waits(name) {
-            // The edit has taken over.
+            // The new specification has replaced the previous one.
             declared.before = None;
         }
         let mut again = None;
@@ -99,18 +105,19 @@ impl DeclarationReconciler {
         let nothing_declared = match &judgement {
             Judgement::Accepted => false,
             Judgement::Paused => true,
-            // An edit that is rejected leaves what ran; what another object declared has gone
-            // with that object.
+            // A rejected edit leaves the previous run in place, but only if the same object
+            // declared it.
             Judgement::Rejected(_) => another || declared.run.is_none(),
         };
         if !nothing_declared && matches!(judgement, Judgement::Rejected(_)) && self.waits(name) {
-            // An earlier edit is declared no more: what it was to replace goes on without it.
-            again = self.take_back(name, &mut declared).await;
+            // The earlier edit that still waits is no longer declared: the previous run continues
+            // without it.
+            again = self.withdraw_edit(name, &mut declared).await;
         }
         if nothing_declared {
             (declared.run, declared.before) = (None, None);
         }
-        // Before anything else is waited for: what runs must not be forgotten.
+        // Stored before the next await, since a dropped reconcile must not forget the run.
         self.changes.put(name, declared.clone());
         if nothing_declared
             && self.manager.status_of(runnable_name(name)).is_some()
@@ -129,8 +136,8 @@ impl DeclarationReconciler {
         }
     }
 
-    /// Adds or replaces the runnable, unless it is what the definition says already. Returns when
-    /// to try again, if it was not taken.
+    /// Adds or replaces the runnable, unless it already has this definition. Returns the time until
+    /// the next attempt, if the manager refused it.
     async fn execute(
         &self,
         name: &str,
@@ -146,9 +153,9 @@ impl DeclarationReconciler {
             return (Judgement::Accepted, None);
         }
         let before = if waits { declared.before.clone() } else { declared.run.clone() };
-        let taken_back = |before: &Run| waits && before.definition.declares_same(&definition);
-        if declared.before.as_ref().is_some_and(taken_back) {
-            return (Judgement::Accepted, self.take_back(name, declared).await);
+        let withdrawn = |before: &Run| waits && before.definition.declares_same(&definition);
+        if declared.before.as_ref().is_some_and(withdrawn) {
+            return (Judgement::Accepted, self.withdraw_edit(name, declared).await);
         }
         let definition = Arc::new(definition);
         let hook = match self.hook(&definition) {
@@ -156,7 +163,7 @@ impl DeclarationReconciler {
             Err(rejected) => return (Judgement::Rejected(rejected), None),
         };
         let changed = {
-            // What it tells of its health remembers it: it must not keep that alive in turn.
+            // A weak reference: the callback is part of the run, which `changes` holds.
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
             move || changes.upgrade().into_iter().for_each(|changes| changes.mark(&name))
         };
@@ -183,7 +190,7 @@ impl DeclarationReconciler {
         } else {
             self.manager.add(runnable.clone(), built.clone(), options.clone()).await
         };
-        // It came or went between the look and the call.
+        // The runnable was added or removed since the status was read.
         taken = match taken {
             Err(AddError::AlreadyThere(_)) => self.manager.replace(runnable, built, options).await,
             Err(AddError::NotThere(_)) => self.manager.add(runnable, built, options).await,
@@ -196,13 +203,14 @@ impl DeclarationReconciler {
                 declared.run = Some(Run { definition, health, runnable: kept });
                 None
             }
-            Err(error) => not_taken(name, &error),
+            Err(error) => refused(name, &error),
         };
         (Judgement::Accepted, again)
     }
 
-    /// Takes an edit back that waits. Returns when to try again, if that was not taken.
-    async fn take_back(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
+    /// Withdraws an edit that waits: offers the previous run again. Returns the time until the next
+    /// attempt, if the manager refused it.
+    async fn withdraw_edit(&self, name: &str, declared: &mut Declared) -> Option<Duration> {
         let before = declared.before.clone()?;
         let (same, options) = (before.runnable.clone(), self.options.runnable.clone());
         match self.manager.replace(runnable_name(name), same, options).await {
@@ -210,11 +218,11 @@ impl DeclarationReconciler {
                 declared.run = Some(before);
                 None
             }
-            Err(error) => not_taken(name, &error),
+            Err(error) => refused(name, &error),
         }
     }
 
-    /// Whether an edit waits for its types, while the old specification goes on.
+    /// Returns whether an edit waits for its types while the previous specification runs.
     fn waits(&self, name: &str) -> bool {
         self.manager.status_of(runnable_name(name)).is_some_and(|status| status.pending.is_some())
     }
@@ -239,45 +247,50 @@ impl DeclarationReconciler {
         Ok(CountedHook { hook, series: series(), budget })
     }
 
-    /// Removes the runnable; an error when that lasts.
+    /// Removes the runnable; an error if that takes longer than [`STOP_PATIENCE`].
     async fn stop(&self, name: &str) -> Result<(), tokio::time::error::Elapsed> {
-        // It is removed all the same when nobody waits any more.
+        // The manager finishes the removal even if this wait ends first.
         timeout(STOP_PATIENCE, self.manager.remove(runnable_name(name))).await
     }
 
-    /// The object is another instance's now: removes the runnable and leaves the object alone.
-    async fn let_go(&self, name: &str) -> Outcome {
+    /// Removes the runnable of an object that no longer matches the target selector. The object
+    /// belongs to another instance and is left alone.
+    async fn remove_untargeted(&self, name: &str) -> Outcome {
         if self.changes.peek(name).is_none() {
             return Outcome::Done;
         }
         if self.stop(name).await.is_err() {
             return Outcome::RequeueAfter(STOP_PATIENCE);
         }
-        tracing::info!(name, "declared controller is no target any more");
+        tracing::info!(name, "declared controller no longer matches the target selector");
         self.changes.remove(name);
         Outcome::Done
     }
 
-    /// The object is not there: removes the runnable, if that is because it was deleted.
-    async fn retire(&self, name: &str, context: &Context) -> Result<Outcome, ReconcileError> {
+    /// Removes the runnable of an object that is missing, if the object was deleted.
+    async fn reconcile_missing(
+        &self,
+        name: &str,
+        context: &Context,
+    ) -> Result<Outcome, ReconcileError> {
         let Some(mut declared) = self.changes.peek(name) else { return Ok(Outcome::Done) };
         if !matches!(self.cluster.types.get(&own_type()).state, TypeState::Served) {
-            // Deleted with its CRD perhaps, which says nothing of the object. If the epoch ends,
-            // the next one looks again.
-            return Ok(Outcome::RequeueAfter(ECHO));
+            // The object may be missing because its CRD is. If the epoch ends, the next one checks
+            // again.
+            return Ok(Outcome::RequeueAfter(RECHECK));
         }
         let crd_uid = context.served(&own_type()).and_then(|served| served.identity.uid.clone());
         if declared.seen_under == crd_uid {
-            match crd_is_going(context.client()).await {
-                Ok(true) => return Ok(Outcome::RequeueAfter(ECHO)),
-                // Who may not read CRDs knows no better than that the object is gone.
+            match crd_is_deleted(context.client()).await {
+                Ok(true) => return Ok(Outcome::RequeueAfter(RECHECK)),
+                // Without the right to read CRDs, a missing object counts as deleted.
                 Ok(false) => {}
                 Err(error) if is_forbidden(&error) => {}
-                // It may have gone with its CRD, and nothing stops without proof.
+                // The object may be missing because its CRD is, and nothing stops without proof.
                 Err(error) => return Err(error.into()),
             }
         } else {
-            // The CRD is another one, and the object may still be restored.
+            // The CRD was created anew, and the object may still be restored.
             let since = *declared.missing_since.get_or_insert_with(Instant::now);
             let waited = since.elapsed();
             self.changes.update(name, |known| known.missing_since = Some(since));
@@ -297,14 +310,14 @@ impl DeclarationReconciler {
     }
 }
 
-/// When a runnable is offered again that the manager did not take: the one before is on its way
-/// out under the same name.
-fn not_taken(name: &str, error: &AddError) -> Option<Duration> {
-    tracing::debug!(%error, name, "declared controller not taken");
+/// Returns the time until a runnable that the manager refused is offered again: the previous one of
+/// the same name may still be stopping.
+fn refused(name: &str, error: &AddError) -> Option<Duration> {
+    tracing::debug!(%error, name, "the manager refused a declared controller");
     match error {
-        // This ends with the manager.
+        // The manager itself is stopping.
         AddError::Stopping => None,
-        AddError::AlreadyThere(_) | AddError::NotThere(_) => Some(NOT_TAKEN),
+        AddError::AlreadyThere(_) | AddError::NotThere(_) => Some(REFUSED_RETRY),
     }
 }
 
@@ -319,9 +332,9 @@ fn subject(name: &str, uid: &Arc<str>) -> Subject {
     }
 }
 
-/// Whether the CRD of CompositeControllers is gone or being deleted, asked of the server: its
-/// watch and that of the objects are two, and either may be ahead.
-async fn crd_is_going(client: &Client) -> Result<bool, kube::Error> {
+/// Returns whether the CRD of CompositeControllers is gone or being deleted. Asks the server,
+/// because the CRDs and the objects have separate watches and either may be ahead.
+async fn crd_is_deleted(client: &Client) -> Result<bool, kube::Error> {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
                 compositecontrollers.metacontroller.k8s.io";
     match resource::send(client, Method::GET, path.to_owned(), "", None).await {

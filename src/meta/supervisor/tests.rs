@@ -28,10 +28,10 @@ use crate::{
     testing::{CrdBuilder, simulated::SimulatedServer},
 };
 
-/// Of controllers that have no period of their own.
+/// Resync period of controllers without their own.
 const RESYNC: Duration = Duration::from_secs(24 * 3600);
 
-/// Wants nothing.
+/// Hook that wants no children.
 struct Content;
 
 impl Hook for Content {
@@ -44,9 +44,9 @@ impl Hook for Content {
 struct Harness {
     server: SimulatedServer,
     manager: ManagerHandle,
-    // In the order in which they were made.
+    // Hooks in the order of their creation.
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
-    // Of their controllers.
+    // Resync periods of their controllers.
     periods: Arc<Mutex<Vec<Option<Duration>>>>,
     stop: CancellationToken,
     tasks: JoinSet<()>,
@@ -108,7 +108,7 @@ impl Harness {
         self.server.apply(object).unwrap();
     }
 
-    /// Waits until the manager's snapshot is as wanted; in paused time that costs nothing.
+    /// Waits for a snapshot of the manager; costs no time, since time is paused.
     async fn until_all(&self, what: &str, wanted: impl Fn(&Snapshot) -> bool) {
         let mut watch = self.manager.watch();
         let found = watch.wait_for(|snapshot| wanted(snapshot));
@@ -133,7 +133,7 @@ impl Harness {
         self.manager.status_of(format!("{PREFIX}{name}")).map(|status| status.epoch)
     }
 
-    /// Our own CRD goes and comes back as another one, without its objects.
+    /// Deletes the CRD of CompositeControllers and installs it again, without its objects.
     async fn lose_own(&self) {
         for crd in crds() {
             self.server.uninstall(&crd.metadata.name.unwrap()).unwrap();
@@ -143,7 +143,7 @@ impl Harness {
         self.until(SUPERVISOR, |status| status.state == ControllerState::Running).await;
     }
 
-    /// How many times a status was to be written.
+    /// Number of requests that write a status.
     fn statuses_offered(&self) -> usize {
         let requests = self.server.requests();
         requests.iter().filter(|request| request.info.subresource == "status").count()
@@ -293,7 +293,7 @@ async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
 #[tokio::test(start_paused = true)]
 async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute() {
     let harness = Harness::start().await;
-    // As in Metacontroller's own CRD, the schema has no place for it.
+    // As in Metacontroller's own CRD, the schema has no place for the status.
     for mut crd in crds() {
         for version in &mut crd.spec.versions {
             let schema = version.schema.as_mut().unwrap().open_api_v3_schema.as_mut().unwrap();
@@ -331,7 +331,7 @@ async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
     harness.server.install(&CrdBuilder::new("example.com", "Part").build()).unwrap();
     sleep(Duration::from_secs(5)).await;
 
-    // What runs is neither what was replaced nor what the object declares.
+    // The run is neither the replaced one nor the declared one.
     assert_eq!(harness.epoch("a"), Some(1), "the old one keeps running");
     harness.end().await;
 }

@@ -1,4 +1,4 @@
-//! The connections of one webhook, what they trust, and the tasks that drive them.
+//! Connections of one webhook: their trusted roots, and the tasks that drive them.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::meta::{HookError, hook_metrics::HookTasks};
 
-/// The longest that an address is tried.
+/// Timeout of connecting to one address.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(super) type HttpClient = Client<HttpsConnector<HttpConnector>, Full<Bytes>>;
@@ -30,8 +30,8 @@ pub(super) struct Connections {
     pub(super) tasks: Tasks,
 }
 
-/// Drives connections until it is cancelled: a handshake that nobody answers would not end by
-/// itself.
+/// Tasks that drive connections until they are cancelled, since a handshake without an answer would
+/// not end by itself.
 #[derive(Clone, Default)]
 pub(super) struct Tasks {
     pub(super) tracker: TaskTracker,
@@ -40,7 +40,7 @@ pub(super) struct Tasks {
 }
 
 impl Connections {
-    /// None yet: the first call opens one.
+    /// Opens no connection; the first call does.
     pub(super) fn new(url: &Uri, alive: Option<HookTasks>) -> Result<Self, HookError> {
         let mut http = HttpConnector::new();
         http.enforce_http(false);
@@ -61,7 +61,7 @@ impl Connections {
 }
 
 impl Tasks {
-    /// Ends all of them.
+    /// Cancels all tasks and waits for their end.
     pub(super) async fn end(&self) {
         self.token.cancel();
         self.tracker.close();
@@ -85,13 +85,13 @@ where
 
 impl Drop for Connections {
     fn drop(&mut self) {
-        // Also of a hook that nobody released.
+        // For a hook that was dropped without being released.
         self.tasks.token.cancel();
     }
 }
 
-/// What is trusted: the system's roots, loaded once; nothing for a hook without TLS, which must
-/// not fail where there are no roots.
+/// Returns the TLS configuration: the system's roots, loaded once. A hook without TLS gets no
+/// roots, so that it works where there are none.
 fn tls(url: &Uri) -> Result<ClientConfig, HookError> {
     static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
     let secure = url.scheme() == Some(&Scheme::HTTPS);

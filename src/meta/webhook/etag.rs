@@ -1,7 +1,7 @@
-//! Answers that a hook may confirm instead of sending them again, by parent.
+//! ETag cache: responses by parent that a hook may confirm instead of sending them again.
 //!
-//! What to keep is decided without a clock and without I/O, and told in tables. All answers live equally
-//! long, so that one order, by age, serves both their expiry and their number.
+//! Decisions take the time as an argument and do no I/O. All responses have the same lifetime, so
+//! that one order, by age, serves both their expiry and the eviction of the oldest.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,20 +18,21 @@ use crate::{
     meta::{ControllerBudget, EtagRule},
 };
 
-/// What an answer takes beside its text, about: also the smallest ones are bounded in number.
+/// Approximate memory of an entry besides its text, in bytes; also bounds the number of small
+/// entries.
 const ENTRY_BYTES: usize = 256;
-/// The longest tag that is sent back. Servers refuse a request with much larger headers, and one
-/// that is refused for its tag would be refused for ever.
+/// Longest tag that is sent back, in bytes. Servers refuse a request with much larger headers, so a
+/// longer tag would make every further request fail.
 const MAX_TAG_BYTES: usize = 1024;
 
-/// An answer, and the tag by which the hook knows it.
+/// Kept response, with its tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     pub(super) tag: HeaderValue,
     pub(super) body: Bytes,
 }
 
-/// The answers of one hook; cheap to clone.
+/// Kept responses of one hook; cheap to clone.
 #[derive(Clone, Debug)]
 pub(super) struct EtagCache {
     answers: Arc<Mutex<Answers>>,
@@ -43,17 +44,17 @@ impl EtagCache {
         Self { answers: Arc::new(Mutex::new(Answers::new(rule.lifetime, budget))), rule }
     }
 
-    /// Keeps answers within another budget from now on.
+    /// Replaces the budget; drops all kept responses.
     pub(super) fn set_budget(&mut self, budget: ControllerBudget) {
         *self.lock() = Answers::new(self.rule.lifetime, budget);
     }
 
-    /// What was answered about a parent, if that may still be confirmed.
+    /// Returns the kept response for a parent, unless it has expired.
     pub(super) fn get(&self, parent: &ObjectKey, uid: &str, now: Instant) -> Option<Kept> {
         self.lock().get(parent, uid, now)
     }
 
-    /// The hook answered with a new text: keeps it if it can be confirmed, and else nothing.
+    /// Replaces the kept response for a parent by a new one; keeps none if it has no usable tag.
     pub(super) fn answered(
         &self,
         parent: &ObjectKey,
@@ -66,22 +67,23 @@ impl EtagCache {
         self.lock().put(parent, uid, kept, now);
     }
 
-    /// Keeps nothing of a parent.
+    /// Removes the response for a parent.
     pub(super) fn forget(&self, parent: &ObjectKey) {
         self.lock().remove(parent);
     }
 
-    /// Keeps nothing.
+    /// Removes all responses.
     pub(super) fn clear(&self) {
         self.lock().clear();
     }
 
-    /// How often what has expired is to be removed, if anything expires.
+    /// Returns the interval of [`EtagCache::sweep_every`]; `None` if nothing expires or no interval
+    /// is set.
     pub(super) fn sweep_period(&self) -> Option<Duration> {
         self.rule.lifetime.and(self.rule.sweep)
     }
 
-    /// Removes what has expired, again and again, until dropped.
+    /// Removes expired responses at this interval, until dropped.
     pub(super) async fn sweep_every(self, period: Duration) {
         loop {
             sleep(period).await;
@@ -94,8 +96,8 @@ impl EtagCache {
     }
 }
 
-/// The tag of an answer, copied. One that cannot be sent back with that meaning is none: `*` would
-/// stand for any answer at all.
+/// Copies the tag of a response; `None` if it cannot be sent back with the same meaning: `*` would
+/// match any response.
 fn tag(headers: &HeaderMap) -> Option<HeaderValue> {
     let tag = headers.get(header::ETAG)?.as_bytes();
     let usable = !tag.is_empty() && tag != b"*" && tag.len() <= MAX_TAG_BYTES;
@@ -105,18 +107,18 @@ fn tag(headers: &HeaderMap) -> Option<HeaderValue> {
 #[derive(Debug)]
 struct Answers {
     lifetime: Option<Duration>,
-    // Beyond it the oldest go.
+    // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
     bytes: usize,
     by_parent: HashMap<ObjectKey, Entry>,
-    // The smallest number is the oldest, and the first to expire.
+    // The smallest number is the oldest entry, and the first to expire.
     by_age: BTreeMap<u64, ObjectKey>,
     next: u64,
 }
 
 #[derive(Debug)]
 struct Entry {
-    // Another parent of the same name is another one.
+    // A parent that was created anew has another uid.
     uid: Box<str>,
     kept: Kept,
     since: Instant,
@@ -152,11 +154,11 @@ impl Answers {
             if let Some(reservation) = self.budget.try_keep(bytes) {
                 break reservation;
             }
-            // Other controllers' answers may take what is left of the process's budget.
+            // Responses of other controllers may occupy the rest of the process's budget.
             let Some(oldest) = self.by_age.values().next().cloned() else { return };
             self.remove(&oldest);
         };
-        // Copied: a slice would hold on to the buffer and the reservation that it was read into.
+        // Copied, since a slice would keep the whole buffer and the reservation of the read.
         let body = reservation.hold_all(body.to_vec());
         let kept = Kept { tag, body };
         let number = self.next;
@@ -183,7 +185,7 @@ impl Answers {
     }
 
     fn clear(&mut self) {
-        // A new one: a map that was emptied keeps its memory.
+        // New maps, since an emptied map keeps its memory.
         *self = Self::new(self.lifetime, self.budget.clone());
     }
 

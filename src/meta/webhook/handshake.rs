@@ -1,7 +1,7 @@
-//! Why a TLS handshake failed, in words that help.
+//! Explanations of failed TLS handshakes.
 //!
-//! And in the same words each time, where those of rustls hold the time of day: a failure that
-//! goes on is one Event.
+//! Messages are constant, unlike those of rustls, which hold the time of day: a repeated failure is
+//! then one Event.
 
 use std::{error::Error, io};
 
@@ -10,7 +10,8 @@ use rustls::{
     AlertDescription, CertificateError, InvalidMessage, PeerIncompatible, pki_types::UnixTime,
 };
 
-/// What a handshake failed by, if the error is about one and there is more to say than it says.
+/// Returns an explanation if the error is a failed handshake and there is more to say than its own
+/// message does.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "the variants are another crate's, and the others speak for themselves"
@@ -50,7 +51,7 @@ fn of_certificate(error: &CertificateError) -> Option<String> {
         CertificateError::NotValidYetContext { not_before, .. } => {
             format!("its certificate is not valid before {}", at(*not_before))
         }
-        // Says which names it is valid for.
+        // The error names the valid names.
         CertificateError::NotValidForNameContext { .. } => format!("its {error}"),
         _ => return None,
     })
@@ -59,10 +60,11 @@ fn of_certificate(error: &CertificateError) -> Option<String> {
 fn at(time: UnixTime) -> String {
     let seconds = i64::try_from(time.as_secs()).ok();
     let time = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
-    time.map_or_else(|| "a time that no calendar has".to_owned(), |time| time.to_string())
+    time.map_or_else(|| "an invalid time".to_owned(), |time| time.to_string())
 }
 
-/// The error of rustls at the bottom. I/O errors do not name what they wrap as their source.
+/// Returns the error of rustls among the sources. I/O errors do not return the error that they wrap
+/// as their source.
 fn of_tls<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -83,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    /// As it arrives from a connector.
+    /// Explains an error that is wrapped as by a connector.
     fn explained(error: rustls::Error) -> Option<String> {
         let wrapped = io::Error::new(io::ErrorKind::InvalidData, error);
         explain(&io::Error::other(wrapped))

@@ -1,4 +1,4 @@
-//! What is kept, for how long, and what hooks make of it.
+//! Tests of the ETag cache, and of hooks that use it.
 
 use proptest::prelude::*;
 use tokio::{
@@ -18,7 +18,7 @@ fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
     Kept { tag: HeaderValue::from_str(tag).unwrap(), body: body.into() }
 }
 
-/// The share of a controller that may keep so many bytes.
+/// Share of a controller that may keep this many bytes.
 fn budget(bytes: usize) -> ControllerBudget {
     AnswerBudget::new(AnswerLimits::of_process(2 * 4 * bytes)).controller()
 }
@@ -41,7 +41,7 @@ fn an_answer_is_kept_for_its_lifetime_after_it_was_sent() {
         let mut answers = Answers::new(lifetime.map(seconds), budget(1000));
         answers.put(&key("a"), "u", Some(kept("t", "{}")), begin);
 
-        // To be confirmed makes it no younger.
+        // A confirmation does not renew the lifetime.
         answers.get(&key("a"), "u", begin + seconds(after) / 2);
         let found = answers.get(&key("a"), "u", begin + seconds(after));
 
@@ -205,14 +205,14 @@ fn nothing_is_swept_that_does_not_expire() {
     }
 }
 
-/// A hook that keeps answers, its server, and the tags that the requests named.
+/// Hook that keeps responses, its server, and the tags that the requests named.
 struct Scene {
     hook: Webhook,
     serving: JoinSet<()>,
     named: Arc<Mutex<Vec<Option<String>>>>,
 }
 
-/// A server that answers a request with this tag so; one connection each.
+/// Starts a server that calls `answer` with the tag of each request; one connection for each.
 async fn scene(
     rule: EtagRule,
     mut answer: impl FnMut(Option<&str>) -> String + Send + 'static,
@@ -246,7 +246,7 @@ impl Scene {
         answer.map(|body| String::from_utf8(body.to_vec()).unwrap())
     }
 
-    /// The tag that the last request named.
+    /// Returns the tag that the last request named.
     fn named(&self) -> Option<String> {
         self.named.lock().unwrap().last().cloned().flatten()
     }
@@ -260,7 +260,7 @@ fn response(head: &str, body: &str) -> String {
     format!("HTTP/1.1 {head}\r\nConnection: close\r\n{length}\r\n{body}")
 }
 
-/// Answers `body`, or with 304 who has it already.
+/// Responds with `body`, or with 304 if the request named its tag.
 fn tagged(body: &str, named: Option<&str>) -> String {
     let tag = format!("\"{body}\"");
     match named == Some(&tag) {
@@ -318,13 +318,13 @@ async fn each_status_means_its_own_for_what_is_kept() {
     let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
     let tagged = "200 OK\r\nETag: t";
     let steps = [
-        // Without an answer before, there is nothing to confirm.
+        // Without an earlier response there is nothing to confirm.
         ("304 Not Modified", "", None, nothing(304)),
         ("412 Precondition Failed", "sorry", None, nothing(412)),
         (tagged, "one", None, Ok("one")),
         ("304 Not Modified", "", Some("t"), Ok("one")),
         ("412 Precondition Failed", "sorry", Some("t"), Ok("one")),
-        // A refusal says nothing of the answer before.
+        // A refusal does not invalidate the earlier response.
         ("500 Word", "sorry", Some("t"), refused(500)),
         ("302 Found\r\nLocation: /", "sorry", Some("t"), refused(302)),
         ("429 Busy\r\nRetry-After: 7", "", Some("t"), Err(HookError::Busy(seconds(7)))),
@@ -335,7 +335,7 @@ async fn each_status_means_its_own_for_what_is_kept() {
             Err(HookError::TooLarge { limit: 1000 })
         }),
         ("304 Not Modified", "", Some("t"), Ok("one")),
-        // An answer without a tag is the last word.
+        // A response without a tag replaces the earlier one.
         ("200 OK", "two", Some("t"), Ok("two")),
         ("304 Not Modified", "", None, nothing(304)),
         (tagged, "three", None, Ok("three")),
