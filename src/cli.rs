@@ -156,8 +156,9 @@ fn with_hint_for_dev(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// A command line of flags alone means `run`: so an image is started whose manifest gives it
-/// Metacontroller's arguments. They may have one dash, as Go's flags.
+/// Adds the command `run` to a command line of flags alone, which is how a manifest with
+/// Metacontroller's arguments starts the image. With `run`, a long flag may have one dash, as in
+/// Go.
 fn with_command(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments: Vec<_> = arguments.into_iter().collect();
     let at = command_position(&arguments);

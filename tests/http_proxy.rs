@@ -195,7 +195,7 @@ async fn check_environment(tls: Option<(TlsAcceptor, String)>) {
     assert!(!asked_through.is_empty());
     for head in asked_through {
         assert!(head.starts_with("CONNECT kubernetes.invalid:6443 HTTP/1.1\r\n"), "{head}");
-            // me:p@ss
+        // me:p@ss
         assert!(head.contains("\r\nProxy-Authorization: Basic bWU6cEBzcw==\r\n"), "{head}");
     }
     let errors = String::from_utf8_lossy(&beside.stderr);

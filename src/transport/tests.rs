@@ -30,7 +30,7 @@ async fn text(client: &Client, path: &str) -> String {
     String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
-    /// Opens a watch and waits for its first line.
+/// Opens a watch and waits for its first line.
 async fn watch(client: &Client) -> Body {
     let mut body = client.send(get("/pods?watch=true")).await.unwrap().into_body();
     body.frame().await.unwrap().unwrap();
@@ -54,7 +54,7 @@ async fn a_write_does_not_wait_behind_any_number_of_watches() {
     drop(response);
     text(&client, "/apis/coordination.k8s.io/v1/namespaces/a/leases/b").await;
 
-        // 80, 80, 80 and 10 watches, one connection for the write and one for the lease.
+    // 80, 80, 80 and 10 watches, one connection for the write and one for the lease.
     assert_eq!(watches.len(), 250);
     assert_eq!((transport.connections(), server.opened()), (6, 6));
 
@@ -102,7 +102,7 @@ async fn nothing_new_is_sent_on_a_connection_that_is_going_away() {
 
     assert_eq!(transport.connections(), 2, "those that go away no longer count");
     drop(old);
-        // The old connection closes once its last stream has ended.
+    // The old connection closes once its last stream has ended.
     server.open(2).await;
     drop(new);
 }
@@ -177,7 +177,7 @@ async fn a_list_may_take_long_while_it_keeps_arriving() {
 async fn a_list_that_arrives_for_ever_ends_at_its_deadline() {
     let server = Server::start(H2, 100).await;
     let options = TransportOptions {
-            // Long enough for a machine with other work to open the connection.
+        // Long enough for a machine with other work to open the connection.
         request_timeout: Duration::from_secs(1),
         read_timeout: Duration::from_millis(1500),
         ..TransportOptions::default()
@@ -198,7 +198,7 @@ async fn a_list_that_arrives_for_ever_ends_at_its_deadline() {
 async fn a_watch_outlives_the_deadline_of_requests() {
     let server = Server::start(H2, 100).await;
     let options = TransportOptions {
-            // Long enough for a machine with other work to open the watch.
+        // Long enough for a machine with other work to open the watch.
         request_timeout: Duration::from_secs(1),
         ..TransportOptions::default()
     };
