@@ -554,14 +554,14 @@ pub(super) mod tests {
     #[test]
     fn who_waits_for_a_type_is_told_that_discovery_is_polled() {
         let polled = DiscoveryMode::Static("may not watch CRDs".into());
-        let waits = |mode| match slowly(Verdict::Unmet(said("A")), mode) {
+        let waits = |mode| match mark_polled(Verdict::Unmet(said("A")), mode) {
             Verdict::Unmet(why) => why[0].message.clone(),
             Verdict::Met(_) | Verdict::Unknown(_) => panic!("it is proven"),
         };
 
         assert_eq!(waits(&DiscoveryMode::Watching), "A");
         assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
-        assert_eq!(slowly(met_by("1"), &polled), met_by("1"));
+        assert_eq!(mark_polled(met_by("1"), &polled), met_by("1"));
     }
 
     #[tokio::test]

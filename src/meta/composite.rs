@@ -169,7 +169,7 @@ enum ReleaseError {
 }
 
 impl Cleanup {
-    async fn clear(mut self) -> Result<(), ReleaseError> {
+    async fn run(mut self) -> Result<(), ReleaseError> {
         self.parents.clear();
         let released = match &self.hook {
             Some(hook) => release(&**hook, &self.epoch).await,
@@ -227,7 +227,7 @@ impl Runnable for CompositeRunnable {
         let run = self.controller.start(epoch.clone());
         Box::pin(async move {
             let end = run.await;
-            match (end, remains.clear().await) {
+            match (end, cleanup.run().await) {
                 (Ok(()), released) => Ok(released?),
                 (failed, Ok(())) => failed,
                 (failed, Err(error)) => {

@@ -48,7 +48,7 @@ enum DryRunCreate {
     /// The child can be created once the old one is gone, as far as a dry run shows.
     Acceptable,
     /// The epoch is over.
-    Over,
+    Cancelled,
     /// The child would be refused, or the outcome is unknown. The old child stays.
     Refused,
 }
