@@ -117,7 +117,9 @@ impl Context {
     /// Outside a tokio runtime.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match &self.request {
-            Some(request) => self.shared.epoch.spawn(unconfirmed::asking(request.clone(), task)),
+            Some(request) => {
+                self.shared.epoch.spawn(unconfirmed::with_request(request.clone(), task))
+            }
             None => self.shared.epoch.spawn(task),
         }
     }

@@ -391,8 +391,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
         {
             self.aging.pop_front();
             let entry = &self.entries[slot as usize];
-            if let Place::Ready { ticket, since: its } = entry.place
-                && its == since
+            if let Place::Ready { ticket, since: ready_since } = entry.place
+                && ready_since == since
                 && entry.priority < NORMAL_PRIORITY
                 && entry.processing.is_none()
             {
@@ -435,7 +435,7 @@ impl<K> Entry<K> {
     }
 }
 
-/// The priority that decides about a key that is ready: a low one counts for a limited time.
+/// Priority by which a ready key is ordered: a low one counts for [`LOW_PRIORITY_WAIT`] only.
 fn effective_priority(priority: i32, since: Instant, now: Instant) -> i32 {
     match now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT {
         true => priority.max(NORMAL_PRIORITY),

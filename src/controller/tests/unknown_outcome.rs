@@ -66,7 +66,7 @@ impl Harness {
     }
 
     /// A controller whose creation was carried out, which it does not know; no watch tells it.
-    async fn in_doubt(mishap: Action) -> (Self, RuleId) {
+    async fn unconfirmed(mishap: Action) -> (Self, RuleId) {
         let harness = Self::with_maker(false).await;
         harness.server.mishap(mishap);
         let silence = harness.server.withhold("parts");
@@ -132,7 +132,7 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
-    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
         harness.server.apply(widget(name, name));
@@ -144,7 +144,7 @@ async fn request_in_doubt_holds_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     let replaced = harness.manager.replace(NAME, harness.maker(false), RunnableOptions::default());
     timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
@@ -160,7 +160,7 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
     harness.manager.add(NAME, harness.maker(false), RunnableOptions::default()).await.unwrap();
@@ -174,7 +174,7 @@ async fn controller_that_is_removed_and_added_again_remembers() {
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_gone() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
     harness.server.delete("Widget", "a");
@@ -260,7 +260,7 @@ async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
-    let (harness, silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Lose).await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.log().await, [""; 0]);
 
@@ -297,7 +297,7 @@ fn lists_are(refused: Action) -> Rule {
 
 #[tokio::test(start_paused = true)]
 async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
-    let (harness, silence) = Harness::in_doubt(Action::Instead(later(503, 20))).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Instead(later(503, 20))).await;
     let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
     let before = harness.server.lists("parts");
     let asked = || harness.server.lists("parts") - before;
@@ -359,7 +359,7 @@ async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
 
 #[tokio::test(start_paused = true)]
 async fn stop_does_not_wait_for_what_confirms_a_write() {
-    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
     harness.server.fault(lists_are(Action::Hang));
     sleep(Duration::from_secs(10)).await;
 
