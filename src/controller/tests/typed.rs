@@ -123,7 +123,7 @@ async fn a_lister_of_what_nothing_is_known_of_is_an_error_and_not_empty() {
 
     assert_eq!(harness.log().await, [""; 0], "not a widget without parts");
     let error = harness.status().report.last_error.clone().unwrap();
-    assert!(error.contains("nothing is known of the objects of"), "{error}");
+    assert!(error.contains("no cache of"), "{error}");
 
     harness.install("Part");
     harness.server.apply(part("p", "a"));
