@@ -53,8 +53,8 @@ pub struct ClusterOptions {
 /// Runnable that keeps a [`Cluster`] current: runs the discovery, propagates type changes to the
 /// informers, and shuts the informers down.
 ///
-/// It reports running once the first discovery is complete, or after 5 s, so that an API server
-/// that answers in part only does not hold up other runnables.
+/// Reports running once the first discovery is complete, or after 5 s. So an API server that
+/// answers in part only does not hold up other runnables.
 ///
 /// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, and a second start
 /// fails. So add it with

@@ -1,11 +1,11 @@
-//! Sources of one's own under a manager.
+//! Custom sources under a manager.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::manager::{DoneReason, Readiness, always};
 
-/// A source that is done as soon as it is started.
+/// Source that is done as soon as it is started.
 #[derive(Clone, Default)]
 struct Brief(Arc<AtomicUsize>);
 

@@ -1,4 +1,4 @@
-//! User code that panics affects its own controller alone, and the status of that one says so.
+//! Panics of user code: they affect their own controller only, and show in its status.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
@@ -35,7 +35,7 @@ enum Seam {
     SourceDropped,
 }
 
-/// A value whose `Drop` panics on request.
+/// Value whose `Drop` panics on request.
 struct Bomb(bool);
 
 impl Drop for Bomb {
@@ -44,7 +44,7 @@ impl Drop for Bomb {
     }
 }
 
-/// An error whose `Display` or `Drop` panics.
+/// Error whose `Display` or `Drop` panics.
 #[derive(Debug)]
 struct Unspeakable {
     dropped: bool,
@@ -154,7 +154,7 @@ fn faulty(seam: Seam) -> Builder {
     }
 }
 
-/// Runs a controller that panics there beside a healthy one that shares its informer.
+/// Runs a controller that panics at one place, besides a healthy one that shares its informer.
 async fn try_seam(seam: Seam) {
     let harness = Harness::new();
     harness.install("Widget");
