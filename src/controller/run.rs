@@ -205,7 +205,8 @@ impl Run {
                 () = sleep_until(at), if deadline.is_some() => {
                     deadline = None;
                     pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
-                    let late = pending.iter().filter(|&&it| self.statuses.mode(it) == InputMode::Plain);
+                    let is_plain = |input: &&usize| self.statuses.mode(**input) == InputMode::Plain;
+                    let late = pending.iter().filter(is_plain);
                     let inputs: Vec<_> = late.map(|&input| self.statuses.why(input)).collect();
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
@@ -360,7 +361,7 @@ impl Run {
                 }
             }
             Next::Throttled(error, at_least) => {
-                info!(%error, attempt, "the API server asks to wait");
+                info!(%error, attempt, "request throttled by the API server");
                 let backoff = self.spec.queue.backoff.delay(attempt);
                 let after = self.refused(&key, backoff, at_least);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
@@ -445,7 +446,7 @@ impl Run {
 
     fn end_streak(&mut self) {
         if self.streak.succeeded() {
-            info!("reconciles fail no more");
+            info!("reconciles no longer fail");
             self.epoch.report(|report| report.failing = false);
         }
     }

@@ -62,7 +62,7 @@ struct Entry<K> {
     key: Option<K>,
     place: Place,
     priority: i32,
-    // Time since which a worker processes the key; no other worker gets it until then.
+    // Start of the processing by a worker; no other worker gets the key until it is done.
     processing: Option<Instant>,
     failures: u32,
 }

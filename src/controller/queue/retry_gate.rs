@@ -67,7 +67,7 @@ pub(crate) struct RetryGate<K> {
     last_probe: Option<Instant>,
 }
 
-/// The last failure of a request.
+/// Last failure of a request.
 #[derive(Clone, Copy, Debug)]
 struct Failed {
     at: Instant,

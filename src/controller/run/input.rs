@@ -189,7 +189,7 @@ impl Follower {
                     if self.input.mode == InputMode::Required
                         && first.is_some_and(|first| *first != basis) =>
                 {
-                    "its type is another one than the epoch began with".to_owned()
+                    "its type is not the one that the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(why) if is_absent(&why) => {
@@ -270,10 +270,14 @@ impl Follower {
                     }
                     // Without proof of absence the source continues.
                     Verdict::Unknown(_) => {}
-                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == InputMode::Required => {
+                    Verdict::Met(_) | Verdict::Unmet(_)
+                        if self.input.mode == InputMode::Required =>
+                    {
                         debug!("condition lost, the epoch is about to stop");
                     }
-                    Verdict::Unmet(why) if self.input.mode == InputMode::Plain && !is_absent(&why) => {
+                    Verdict::Unmet(why)
+                        if self.input.mode == InputMode::Plain && !is_absent(&why) =>
+                    {
                         self.statuses.change(self.number, |row| row.interrupt(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {

@@ -124,7 +124,7 @@ impl KindSource {
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
         let Some(served) = self.types.served(self.type_ref()) else {
-            // The type is gone since the source was ready.
+            // The type was lost after the source became ready.
             return SourceEnd::TypeGone;
         };
         let prepared = context.statuses.change(context.input, |row| row.prepared.take());
@@ -457,7 +457,7 @@ fn gone(object: &Object) -> Delta {
 /// Returns the priority of a change: low for the initial list and for resyncs.
 fn priority(delta: &Delta) -> i32 {
     let resync = match (&delta.old, &delta.new) {
-        // An aggregated API may give no resourceVersion at all.
+        // An aggregated API may send no resourceVersion.
         (Some(old), Some(new)) => {
             let (old, new) = (&old.header().resource_version, &new.header().resource_version);
             old == new && !new.is_empty()

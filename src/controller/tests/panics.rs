@@ -9,7 +9,7 @@ use crate::{informer::Index, manager::Readiness};
 
 /// Place in a controller whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Seam {
+enum Place {
     Predicate,
     EventFilter,
     Map,
@@ -36,9 +36,9 @@ enum Seam {
 }
 
 /// Value whose `Drop` panics on request.
-struct Bomb(bool);
+struct PanicOnDrop(bool);
 
-impl Drop for Bomb {
+impl Drop for PanicOnDrop {
     fn drop(&mut self) {
         assert!(!self.0, "boom");
     }
@@ -46,37 +46,37 @@ impl Drop for Bomb {
 
 /// Error whose `Display` or `Drop` panics.
 #[derive(Debug)]
-struct Unspeakable {
+struct PanickingError {
     dropped: bool,
 }
 
-impl fmt::Display for Unspeakable {
+impl fmt::Display for PanickingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         assert!(self.dropped, "boom");
         f.write_str("an error")
     }
 }
 
-impl std::error::Error for Unspeakable {}
+impl std::error::Error for PanickingError {}
 
-impl Drop for Unspeakable {
+impl Drop for PanickingError {
     fn drop(&mut self) {
         assert!(!self.dropped, "boom");
     }
 }
 
 struct Faulty {
-    seam: Seam,
-    _bomb: Bomb,
+    place: Place,
+    _value: PanicOnDrop,
 }
 
 impl Faulty {
-    fn reconciler(seam: Seam) -> Self {
-        Self { seam, _bomb: Bomb(seam == Seam::ReconcilerDropped) }
+    fn reconciler(place: Place) -> Self {
+        Self { place, _value: PanicOnDrop(place == Place::ReconcilerDropped) }
     }
 
-    fn source(seam: Seam) -> Self {
-        Self { seam, _bomb: Bomb(seam == Seam::SourceDropped) }
+    fn source(place: Place) -> Self {
+        Self { place, _value: PanicOnDrop(place == Place::SourceDropped) }
     }
 }
 
@@ -86,14 +86,14 @@ impl Reconciler for Faulty {
         _: Request,
         _: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
-        assert!(self.seam != Seam::ReconcileCall, "boom");
-        let seam = self.seam;
+        assert!(self.place != Place::ReconcileCall, "boom");
+        let place = self.place;
         async move {
-            match seam {
-                Seam::Reconcile => panic!("boom"),
-                Seam::ReconcilePayload => std::panic::panic_any(Bomb(true)),
-                Seam::ReconcileError => Err(Unspeakable { dropped: false }.into()),
-                Seam::ReconcileErrorDropped => Err(Unspeakable { dropped: true }.into()),
+            match place {
+                Place::Reconcile => panic!("boom"),
+                Place::ReconcilePayload => std::panic::panic_any(PanicOnDrop(true)),
+                Place::ReconcileError => Err(PanickingError { dropped: false }.into()),
+                Place::ReconcileErrorDropped => Err(PanickingError { dropped: true }.into()),
                 _ => Ok(Outcome::Done),
             }
         }
@@ -102,26 +102,26 @@ impl Reconciler for Faulty {
 
 impl ConditionalSource for Faulty {
     fn ready(&self) -> Readiness {
-        assert!(self.seam != Seam::SourceReady, "boom");
+        assert!(self.place != Place::SourceReady, "boom");
         crate::manager::always()
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        assert!(self.seam != Seam::SourceStart, "boom");
-        let seam = self.seam;
+        assert!(self.place != Place::SourceStart, "boom");
+        let place = self.place;
         let synced = async move {
-            match seam {
-                Seam::SourceSynced => panic!("boom"),
-                Seam::SourceSyncedPayload => std::panic::panic_any(Bomb(true)),
-                Seam::SourceSyncError => Err(Unspeakable { dropped: false }.into()),
-                Seam::SourceSyncErrorDropped => Err(Unspeakable { dropped: true }.into()),
+            match place {
+                Place::SourceSynced => panic!("boom"),
+                Place::SourceSyncedPayload => std::panic::panic_any(PanicOnDrop(true)),
+                Place::SourceSyncError => Err(PanickingError { dropped: false }.into()),
+                Place::SourceSyncErrorDropped => Err(PanickingError { dropped: true }.into()),
                 _ => Ok(()),
             }
         };
         let done = async move {
-            let _bomb = Bomb(seam == Seam::SourceDoneDropped);
-            assert!(seam != Seam::SourceDone, "boom");
-            if seam != Seam::SourceDoneDropped {
+            let _value = PanicOnDrop(place == Place::SourceDoneDropped);
+            assert!(place != Place::SourceDone, "boom");
+            if place != Place::SourceDoneDropped {
                 context.released().await;
             }
             SourceEnd::Stopped
@@ -130,7 +130,7 @@ impl ConditionalSource for Faulty {
     }
 
     fn name(&self) -> String {
-        assert!(self.seam != Seam::SourceName, "boom");
+        assert!(self.place != Place::SourceName, "boom");
         "its source".to_owned()
     }
 }
@@ -139,23 +139,23 @@ fn panics() -> bool {
     panic!("boom")
 }
 
-fn faulty(seam: Seam) -> Builder {
+fn faulty(place: Place) -> Builder {
     let widgets = |handler: Handler| builder().watches_type(widgets(), handler).conditional();
     let itself = || widgets(Handler::map(|object| vec![object.key().clone()]));
-    match seam {
-        Seam::Predicate => itself().predicate(Predicate::new(|_| panics())),
-        Seam::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
-        Seam::Map => widgets(Handler::map(|_| panic!("boom"))),
-        Seam::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(Bomb(true)))),
-        Seam::Delta => widgets(Handler::delta(|_, _| panic!("boom"))),
-        Seam::Synced => itself().on_synced(|_| panic!("boom")),
-        Seam::Index => itself().index(Index::new("by-app", |_| panic!("boom"))),
-        _ => itself().source(Faulty::source(seam)),
+    match place {
+        Place::Predicate => itself().predicate(Predicate::new(|_| panics())),
+        Place::EventFilter => itself().event_filter(Predicate::new(|_| panics())),
+        Place::Map => widgets(Handler::map(|_| panic!("boom"))),
+        Place::MapPayload => widgets(Handler::map(|_| std::panic::panic_any(PanicOnDrop(true)))),
+        Place::Delta => widgets(Handler::delta(|_, _| panic!("boom"))),
+        Place::Synced => itself().on_synced(|_| panic!("boom")),
+        Place::Index => itself().index(Index::new("by-app", |_| panic!("boom"))),
+        _ => itself().source(Faulty::source(place)),
     }
 }
 
 /// Runs a controller that panics at one place, besides a healthy one that shares its informer.
-async fn try_seam(seam: Seam) {
+async fn try_place(place: Place) {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
@@ -163,9 +163,9 @@ async fn try_seam(seam: Seam) {
         Arc::new(harness.build(Controller::builder("well").for_type(widgets()).conditional()));
     harness.manager.add("well", well, RunnableOptions::default()).await.unwrap();
 
-    let built = faulty(seam).build(&harness.cluster, Faulty::reconciler(seam));
-    let controller = match (built, seam) {
-        (Err(error), Seam::SourceName) => {
+    let built = faulty(place).build(&harness.cluster, Faulty::reconciler(place));
+    let controller = match (built, place) {
+        (Err(error), Place::SourceName) => {
             assert!(error.to_string().contains("boom"), "{error}");
             harness.shutdown().await;
             return;
@@ -174,7 +174,7 @@ async fn try_seam(seam: Seam) {
     };
     harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
 
-    if matches!(seam, Seam::ReconcilerDropped | Seam::SourceDropped) {
+    if matches!(place, Place::ReconcilerDropped | Place::SourceDropped) {
         harness.state(ControllerState::Running).await;
     } else {
         let named = |status: &RunnableStatus| {
@@ -183,15 +183,15 @@ async fn try_seam(seam: Seam) {
         };
         harness.until(named).await;
         let source = matches!(
-            seam,
-            Seam::SourceReady
-                | Seam::SourceStart
-                | Seam::SourceSynced
-                | Seam::SourceSyncedPayload
-                | Seam::SourceSyncError
-                | Seam::SourceSyncErrorDropped
-                | Seam::SourceDone
-                | Seam::SourceDoneDropped
+            place,
+            Place::SourceReady
+                | Place::SourceStart
+                | Place::SourceSynced
+                | Place::SourceSyncedPayload
+                | Place::SourceSyncError
+                | Place::SourceSyncErrorDropped
+                | Place::SourceDone
+                | Place::SourceDoneDropped
         );
         if !source {
             let status = harness.state(ControllerState::Running).await;
@@ -210,35 +210,35 @@ async fn try_seam(seam: Seam) {
 #[tokio::test(start_paused = true)]
 async fn a_panic_in_any_code_of_a_controller_affects_that_controller_alone_and_is_reported() {
     let mut wrong = Vec::new();
-    for seam in [
-        Seam::Predicate,
-        Seam::EventFilter,
-        Seam::Map,
-        Seam::MapPayload,
-        Seam::Delta,
-        Seam::Synced,
-        Seam::Index,
-        Seam::Reconcile,
-        Seam::ReconcileCall,
-        Seam::ReconcilePayload,
-        Seam::ReconcileError,
-        Seam::ReconcileErrorDropped,
-        Seam::ReconcilerDropped,
-        Seam::SourceName,
-        Seam::SourceReady,
-        Seam::SourceStart,
-        Seam::SourceSynced,
-        Seam::SourceSyncedPayload,
-        Seam::SourceSyncError,
-        Seam::SourceSyncErrorDropped,
-        Seam::SourceDone,
-        Seam::SourceDoneDropped,
-        Seam::SourceDropped,
+    for place in [
+        Place::Predicate,
+        Place::EventFilter,
+        Place::Map,
+        Place::MapPayload,
+        Place::Delta,
+        Place::Synced,
+        Place::Index,
+        Place::Reconcile,
+        Place::ReconcileCall,
+        Place::ReconcilePayload,
+        Place::ReconcileError,
+        Place::ReconcileErrorDropped,
+        Place::ReconcilerDropped,
+        Place::SourceName,
+        Place::SourceReady,
+        Place::SourceStart,
+        Place::SourceSynced,
+        Place::SourceSyncedPayload,
+        Place::SourceSyncError,
+        Place::SourceSyncErrorDropped,
+        Place::SourceDone,
+        Place::SourceDoneDropped,
+        Place::SourceDropped,
     ] {
         let mut tasks = JoinSet::new();
-        tasks.spawn(try_seam(seam));
+        tasks.spawn(try_place(place));
         if tasks.join_next().await.unwrap().is_err() {
-            wrong.push(seam);
+            wrong.push(place);
         }
     }
     assert!(wrong.is_empty(), "not contained: {wrong:?}");
