@@ -321,7 +321,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
             }
             None => {
                 self.entries.push(entry);
-                u32::try_from(self.entries.len() - 1).expect("memory ends before slots do")
+                u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 keys fit in memory")
             }
         };
         self.slots.insert(key, slot);

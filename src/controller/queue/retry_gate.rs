@@ -72,7 +72,8 @@ pub(crate) struct RetryGate<K> {
 struct Failed {
     at: Instant,
     not_before: Instant,
-    // True if no request succeeded meanwhile, so that the dependency seems to be down.
+    // True if no request succeeded since the request's previous failure, or within `RECENTLY`
+    // before its first one: the dependency seems to be down.
     down: bool,
     // Time of the next retry, and key in `waiting`.
     due: Instant,

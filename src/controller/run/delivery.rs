@@ -37,11 +37,11 @@ struct Kept {
     waits: bool,
 }
 
-/// All sources of an epoch that keep what they take.
+/// Sources of an epoch that keep the requests they take.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
 
-/// Confirms what was taken before a reconcile began, and nothing that came later.
+/// Confirmation of the requests taken before a reconcile began, and of none taken later.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct Receipt(Vec<(Arc<Taken>, u64)>);
 
@@ -66,7 +66,7 @@ impl Taken {
         }
     }
 
-    /// Requests that are not confirmed, in the order in which they were taken.
+    /// Returns the requests that are not confirmed, in the order in which they were taken.
     pub(in crate::controller) fn requests(&self) -> Vec<Request> {
         let numbers = self.numbers();
         let mut requests: Vec<_> = numbers.by_request.iter().collect();

@@ -26,8 +26,8 @@ use crate::{
     manager::{Write, WriteObserver},
 };
 
-/// Retention of unconfirmed writes after the last controller of a name is dropped, ten minutes.
-/// Informers linger for seconds only, so that a cache which starts later has seen the writes.
+/// Retention of the unconfirmed writes of a name without a controller, ten minutes since the last
+/// write. Informers linger for seconds only, so that a cache which starts later includes them.
 const RETENTION: Duration = Duration::from_secs(600);
 /// First pause before the caches are compared again; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);

@@ -55,7 +55,7 @@ impl Bench {
             due.map(|(&slot, &at)| (self.core.due(slot).unwrap(), at, slot)).collect();
         due.sort_unstable();
         for ((until, _), at, slot) in due {
-            assert_eq!(until, at, "the shell's timer and the core agree");
+            assert_eq!(until, at, "the timer and the core agree");
             self.timers.remove(&slot);
             self.core.expire(slot, self.now);
         }
