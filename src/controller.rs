@@ -1,8 +1,8 @@
 //! Room 4: sources, queue and workers as one conditional runnable.
 //!
-//! A [`Controller`] describes itself: what it listens to, whom a change concerns, and what is to
-//! be done then. Every epoch builds sources, queue and workers from that description, and takes
-//! all of them down again before it is done.
+//! A [`Controller`] is a description: its sources, the event handlers that map changes to requests,
+//! and the reconciler. Every epoch builds sources, queue and workers from it, and has stopped all
+//! of them before its done fires.
 //!
 //! ```no_run
 //! use std::sync::Arc;

@@ -1,5 +1,4 @@
-//! Durations as Go writes them (`500ms`, `-1.5h`, `1m30s`, `0`), and deadlines that no duration
-//! overflows.
+//! Durations in Go's notation (`500ms`, `-1.5h`, `1m30s`, `0`), and deadlines without overflow.
 //!
 //! Flags, hooks and rules of faults are written in this notation. A public crate's parser for it
 //! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public so
@@ -9,22 +8,22 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Bound of every wait that an option gives, one year: a clock with it added does not overflow,
-/// and a timer can be set for it.
+/// Upper bound of every wait from an option, one year. Added to the current time it does not
+/// overflow, and a timer accepts it.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The end of a wait that begins `now`; a wait beyond [`LONGEST`] ends then.
+/// Returns the end of a wait that begins `now`, cut at [`LONGEST`].
 pub(crate) fn after(now: Instant, wait: Duration) -> Instant {
     now + wait.min(LONGEST)
 }
 
-/// The longest duration that Go knows, 63 bits of nanoseconds.
+/// Longest duration in Go, 63 bits of nanoseconds.
 const LONGEST_NANOS: u128 = i64::MAX as u128;
 
-/// Digits of a fraction beyond these are less than a nanosecond of any unit.
+/// Number of fraction digits read; later ones are below a nanosecond in every unit.
 const FRACTION_DIGITS: usize = 18;
 
-/// Each unit with its nanoseconds; one that begins like another stands before it.
+/// Units with their nanoseconds; `ms` precedes its prefix `m`, since the first match wins.
 const UNITS: [(&str, u128); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -36,25 +35,25 @@ const UNITS: [(&str, u128); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Why a text is not read as a duration.
+/// Error of a duration that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
-    /// It is no duration in Go either: write it as the message says.
+    /// Not a duration in Go's notation. Write it as the message says.
     #[error("{0:?} is no duration; give a number and a unit, such as 500ms, 30s or 1h30m")]
     Malformed(String),
-    /// It is less than nothing; some callers know what to do then.
+    /// Negative duration. Give a duration of 0 or more; some callers handle this case.
     #[error("{0:?} is negative; give a duration of 0 or more, such as 30s")]
     Negative(String),
-    /// It is no duration in Go, and the clock could not add it: give a shorter one.
+    /// Duration beyond Go's longest. Give a shorter one.
     #[error("{0:?} is longer than 292 years")]
     TooLong(String),
 }
 
-/// Reads what `time.ParseDuration` of Go reads, a negative duration excepted.
+/// Parses a duration as `time.ParseDuration` of Go does, except that it refuses negative ones.
 ///
 /// # Errors
 ///
-/// [`DurationError`] when it is no duration, is negative, or is longer than Go's longest.
+/// [`DurationError`] if the text is not a duration, or is negative, or is longer than Go's longest.
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
     let (negative, rest) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -70,7 +69,7 @@ pub fn parse(text: &str) -> Result<Duration, DurationError> {
     }
 }
 
-/// Without a sign; what has no measure is the longest there is.
+/// Parses a duration without its sign, to nanoseconds; saturates instead of overflowing.
 fn nanoseconds(text: &str) -> Option<u128> {
     let mut rest = text;
     if rest == "0" {
@@ -105,7 +104,7 @@ fn number(digits: &str) -> u128 {
     })
 }
 
-/// A fraction of that many, rounded down as in Go.
+/// Returns a decimal fraction of a number, rounded down as in Go.
 fn part(fraction: &str, of: u128) -> u128 {
     let digits = &fraction[..fraction.len().min(FRACTION_DIGITS)];
     let scale = digits.bytes().fold(1, |scale: u128, _| scale * 10);

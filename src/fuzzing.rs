@@ -1,7 +1,8 @@
-//! What must hold of any bytes from outside: one function for each kind of input.
+//! Fuzz targets: properties that must hold for any bytes from outside, one function per kind of
+//! input.
 //!
-//! `fuzz/` feeds them with what a fuzzer makes up, the tests with what it found before. They are
-//! no part of the library's interface.
+//! `fuzz/` runs them with generated inputs, and the tests run them with the committed ones. They
+//! are not part of the library's stable interface.
 
 pub use crate::{
     discovery::fuzzing::crd,

@@ -32,7 +32,7 @@ pub(crate) fn message(payload: Box<dyn Any + Send>) -> String {
     let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let text = text.unwrap_or("a panic without a message").to_owned();
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(payload))) {
-        // Dropping this one may panic in the same way, for ever.
+        // Leaked: its drop may panic in the same way, without end.
         mem::forget(again);
     }
     text
@@ -45,7 +45,7 @@ pub(crate) fn future<F: Future>(future: F) -> Guarded<F> {
 
 /// Future that ends with the message of a panic, if its inner future panics.
 pub(crate) struct Guarded<F> {
-    // Until it has ended.
+    // `None` after its end.
     future: Option<Pin<Box<F>>>,
 }
 
@@ -80,7 +80,7 @@ impl<F> Drop for Guarded<F> {
 /// Value of a user, whose `Drop` is guarded.
 #[derive(Clone)]
 pub(crate) struct Held<T> {
-    // Until it is dropped.
+    // `None` only during the drop.
     value: Option<T>,
 }
 
@@ -121,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    /// Panics when it is dropped, with another one of itself.
+    /// Value whose `Drop` panics with another such value.
     struct Endless;
 
     impl Drop for Endless {

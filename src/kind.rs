@@ -1,13 +1,13 @@
-//! What a kind is: names for API types, and the identity of a served one.
+//! Kinds: names of API types, and the identity of a served type.
 //!
-//! Every room speaks these. They hold no state and do no I/O.
+//! All rooms share these types. They hold no state and do no I/O.
 
 use std::{fmt, sync::Arc};
 
 use kube::core::{ApiResource, GroupVersionKind};
 use serde::Serialize;
 
-/// A kind without its version, as owner references are matched.
+/// Kind without its version, as owner references are matched.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupKind {
     /// API group; empty for the core group.
@@ -16,7 +16,7 @@ pub struct GroupKind {
     pub kind: String,
 }
 
-/// A plural resource name without its version: what a CRD is named after.
+/// Plural resource name without its version; a CRD is named after it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupResource {
     /// API group; empty for the core group.
@@ -45,7 +45,7 @@ impl fmt::Display for GroupKind {
     }
 }
 
-/// Whether objects of a type live in namespaces.
+/// Scope of a type's objects: cluster or namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub enum Scope {
     /// Objects have no namespace.
@@ -54,28 +54,28 @@ pub enum Scope {
     Namespaced,
 }
 
-/// How a type is named by whoever asks for it.
+/// Name of a type in a reference to it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TypeName {
-    /// By plural resource name, as in a URL.
+    /// Plural resource name, as in a URL.
     Resource(String),
-    /// By kind, as in a manifest.
+    /// Kind, as in a manifest.
     Kind(String),
 }
 
-/// A type as somebody asks for it: it may or may not exist.
+/// Reference to a type, which may or may not exist.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeRef {
     /// API group; empty for the core group.
     pub group: String,
-    /// The version asked for; `None` is any, the server's best one first.
+    /// Version; `None` for any, the server's best one first.
     pub version: Option<String>,
     /// Resource or kind.
     pub name: TypeName,
 }
 
 impl TypeRef {
-    /// A type by plural name: `TypeRef::resource("apps", "v1", "deployments")`.
+    /// References a type by plural name: `TypeRef::resource("apps", "v1", "deployments")`.
     pub fn resource(
         group: impl Into<String>,
         version: impl Into<String>,
@@ -88,7 +88,7 @@ impl TypeRef {
         }
     }
 
-    /// A type by kind: `TypeRef::kind("apps", "v1", "Deployment")`.
+    /// References a type by kind: `TypeRef::kind("apps", "v1", "Deployment")`.
     pub fn kind(
         group: impl Into<String>,
         version: impl Into<String>,
@@ -101,12 +101,12 @@ impl TypeRef {
         }
     }
 
-    /// The type of a Rust struct, by its plural name.
+    /// References the type of a Rust struct by its plural name.
     pub fn of<K: kube::Resource<DynamicType = ()>>() -> Self {
         Self::resource(K::group(&()), K::version(&()), K::plural(&()))
     }
 
-    /// The same type at whichever version the server serves.
+    /// References the same type at any version that the server serves.
     #[must_use]
     pub fn any_version(mut self) -> Self {
         self.version = None;
@@ -120,7 +120,7 @@ impl From<&GroupVersionKind> for TypeRef {
     }
 }
 
-/// `widgets.example.com/v1`, `Pod/v1`, `widgets.example.com` for any version.
+/// Formats as `widgets.example.com/v1` or `Pod/v1`, and as `widgets.example.com` for any version.
 impl fmt::Display for TypeRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (TypeName::Resource(name) | TypeName::Kind(name)) = &self.name;
@@ -135,10 +135,10 @@ impl fmt::Display for TypeRef {
     }
 }
 
-/// What makes two served types the same one.
+/// Identity of a served type.
 ///
-/// A CRD that was deleted and created again has another `uid`, so nothing cached under the old
-/// identity is ever seen under the new one.
+/// A CRD that was deleted and created again has another `uid`, so that no object cached under the
+/// old identity is ever seen under the new one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TypeIdentity {
     /// API group; empty for the core group.
@@ -147,14 +147,14 @@ pub struct TypeIdentity {
     pub version: Arc<str>,
     /// Plural name, as in the URL.
     pub plural: Arc<str>,
-    /// Whether objects have a namespace.
+    /// Scope of the objects.
     pub scope: Scope,
-    /// uid of the CRD, or of the APIService that names a service; none for built-in types.
+    /// uid of the CRD, or of the APIService that names a service; `None` for built-in types.
     pub uid: Option<Arc<str>>,
 }
 
 impl TypeIdentity {
-    /// The URL path of the collection: of one namespace, or of all.
+    /// Returns the URL path of the collection, of one namespace or of all.
     pub fn path(&self, namespace: Option<&str>) -> String {
         let prefix = if self.group.is_empty() {
             format!("/api/{}", self.version)
@@ -167,7 +167,7 @@ impl TypeIdentity {
         }
     }
 
-    /// `group/version`, or the version alone for the core group.
+    /// Returns `group/version`, or the version alone for the core group.
     pub fn api_version(&self) -> String {
         if self.group.is_empty() {
             self.version.to_string()
@@ -176,13 +176,13 @@ impl TypeIdentity {
         }
     }
 
-    /// The resource without its version.
+    /// Returns the resource without its version.
     pub fn group_resource(&self) -> GroupResource {
         GroupResource { group: self.group.to_string(), resource: self.plural.to_string() }
     }
 }
 
-/// `widgets.example.com/v1`.
+/// Formats as `widgets.example.com/v1`.
 impl fmt::Display for TypeIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.plural)?;
@@ -196,31 +196,31 @@ impl fmt::Display for TypeIdentity {
 /// Subresources that change how a type is written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Subresources {
-    /// `/status` exists, so a status written with the object is ignored.
+    /// True if `/status` exists, so that a status written with the object is ignored.
     pub status: bool,
-    /// `/scale` exists.
+    /// True if `/scale` exists.
     pub scale: bool,
 }
 
 /// Order of the resourceVersions of a type's objects.
 ///
-/// The API only promises that a version can be resumed from, and that equal versions are the same
-/// state. The versions of kube-apiserver's own types are numbers that grow, so that the later of
-/// two is known. Another server may number as it likes.
+/// The API only promises that a watch can resume from a version, and that equal versions are the
+/// same state. The versions of kube-apiserver's own types are growing numbers, so that the later of
+/// two is known. Another server may use any text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VersionOrder {
-    /// Numbers that grow: built-in types and types of CRDs.
+    /// Growing numbers: built-in types and types of CRDs.
     Comparable,
-    /// Equal or different, nothing else: types behind an APIService that names a service, and
-    /// types of which it is not known who serves them.
+    /// Equal or different only: types behind an APIService that names a service, and types whose
+    /// server is not known.
     #[default]
     Opaque,
 }
 
-/// A type that the server serves now, at one version: its identity and how to talk to it.
+/// Type that the server serves now, at one version: its identity, names and subresources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedType {
-    /// What makes it this type and no other.
+    /// Identity of the type.
     pub identity: TypeIdentity,
     /// Kind, such as `Widget`.
     pub kind: Arc<str>,
@@ -233,7 +233,7 @@ pub struct ServedType {
 }
 
 impl ServedType {
-    /// The same type in kube's words, for `Api::dynamic` and `DynamicObject`.
+    /// Returns the type as kube's `ApiResource`, for `Api::dynamic` and `DynamicObject`.
     pub fn api_resource(&self) -> ApiResource {
         ApiResource {
             group: self.identity.group.to_string(),
@@ -244,7 +244,7 @@ impl ServedType {
         }
     }
 
-    /// The kind without its version.
+    /// Returns the kind without its version.
     pub fn group_kind(&self) -> GroupKind {
         GroupKind { group: self.identity.group.to_string(), kind: self.kind.to_string() }
     }

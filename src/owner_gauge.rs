@@ -1,8 +1,8 @@
-//! Counts what there is, by its owner: tasks that are alive, timers that are set.
+//! Gauge by owner: number of live tasks or timers of each owner.
 //!
-//! What is counted holds its count, and gives it back when it is dropped, however that comes about.
-//! A series is there while there is something to count, so none outlives its owner, and an owner
-//! that is gone is still named by what it has left behind.
+//! Each counted thing holds a guard, and is uncounted when the guard is dropped: after its end, an
+//! abort or a panic. A series exists only while its count is above zero. Tasks that outlive their
+//! owner are still counted under the owner's name.
 
 use std::{
     collections::HashMap,
@@ -17,37 +17,37 @@ use prometheus_client::{
 };
 use tokio_util::task::TaskTracker;
 
-/// How many there are of each owner `L`; a gauge for a registry. Cheap to clone.
+/// Gauge of the things that each owner `L` has, for a registry. Cheap to clone.
 pub(crate) struct OwnerGauge<L> {
     owners: Arc<Mutex<HashMap<L, Count>>>,
 }
 
-/// What one owner has.
+/// Count of one owner.
 #[derive(Default)]
 struct Count {
     counted: usize,
     trackers: Vec<Tracked>,
 }
 
-/// A tracker says itself how many tasks it has.
+/// Tracker of an owner; its number of tasks is read at each scrape.
 struct Tracked {
     tasks: TaskTracker,
-    /// Whoever spawns more of them is still there.
+    /// True while more tasks may be spawned: its [`Followed`] still exists.
     followed: bool,
 }
 
-/// One owner's part of a owner_gauge.
+/// Part of an [`OwnerGauge`] for one owner.
 #[derive(Debug)]
 pub(crate) struct Part<L> {
     owner_gauge: OwnerGauge<L>,
     owner: L,
 }
 
-/// Counts as one until dropped.
+/// Guard that counts as one until dropped.
 #[derive(Debug)]
 pub(crate) struct Counted<L: Clone + Eq + Hash>(Part<L>);
 
-/// Counts as many as a tracker has tasks; those that are left when this is dropped count on.
+/// Guard that counts the tasks of a tracker. Tasks that run on after its drop stay counted.
 #[derive(Debug)]
 pub(crate) struct Followed<L: Clone + Eq + Hash> {
     part: Part<L>,
@@ -55,20 +55,20 @@ pub(crate) struct Followed<L: Clone + Eq + Hash> {
 }
 
 impl<L: Clone + Eq + Hash> OwnerGauge<L> {
-    /// The part of this owner.
+    /// Returns the part of an owner.
     pub(crate) fn of(&self, owner: L) -> Part<L> {
         Part { owner_gauge: self.clone(), owner }
     }
 }
 
 impl<L: Clone + Eq + Hash> Part<L> {
-    /// One more.
+    /// Counts one more until the guard is dropped.
     pub(crate) fn count(&self) -> Counted<L> {
         self.owner_gauge.lock().entry(self.owner.clone()).or_default().counted += 1;
         Counted(self.clone())
     }
 
-    /// The tasks of this tracker.
+    /// Counts the tasks of a tracker.
     pub(crate) fn follow(&self, tasks: &TaskTracker) -> Followed<L> {
         let tracked = Tracked { tasks: tasks.clone(), followed: true };
         let mut owners = self.owner_gauge.lock();
@@ -100,7 +100,7 @@ impl Count {
         self.counted + self.trackers.iter().map(|tracked| tracked.tasks.len()).sum::<usize>()
     }
 
-    /// Lets go of trackers that will have no task any more.
+    /// Removes trackers without tasks that can get no new ones.
     fn tidy(&mut self) {
         self.trackers.retain(|tracked| tracked.followed || !tracked.tasks.is_empty());
     }
@@ -197,7 +197,7 @@ mod tests {
         (owner_gauge, registry)
     }
 
-    /// The series there are, without the words around them.
+    /// Returns the exported series, without comments.
     fn series(registry: &Registry) -> Vec<String> {
         let mut text = String::new();
         encode(&mut text, registry).unwrap();
@@ -229,7 +229,7 @@ mod tests {
         });
         tasks.spawn(async move {
             let _counted = panics;
-            panic!("as the test wants it");
+            panic!("expected by the test");
         });
         assert_eq!(series(&registry), [r#"things{owner="a"} 2"#]);
 

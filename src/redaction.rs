@@ -1,28 +1,27 @@
 //! Redaction of text that leaves the process: errors, URLs, and messages of the API server.
 //!
-//! Statuses, Events, logs, metrics and endpoints are read by more people than Secrets and
-//! credentials are. Text that may quote either is cut here, before it is stored: user, password and
-//! query of a URL, values that serde quotes, the output of a credential plugin, and what the API
-//! server says about the content of a Secret.
+//! Statuses, Events, logs, metrics and endpoints have more readers than Secrets and credentials.
+//! Text that may quote either is cut here, before it is stored: user, password and query of a URL,
+//! values that serde quotes, the output of a credential plugin, and messages of the API server
+//! about the content of a Secret.
 //!
-//! Errors that an embedder's own reconciler words are not cut: only what they say of the API
-//! server's answers is.
+//! The text of an embedder's own errors is not cut, except for the API server's messages in it.
 
 use std::{any::Any, error::Error, fmt::Display, io, sync::Arc};
 
 use kube::{client::AuthError, config::KubeconfigError, core::Status};
 
-/// Longest field path that is repeated, in bytes.
+/// Longest field path that is kept, in bytes.
 const FIELD_BYTES: usize = 128;
-/// Causes of a refusal that are repeated.
+/// Number of causes of a refusal that are kept.
 const CAUSES: usize = 8;
-/// Ends the URL that it follows.
+/// Characters that end a URL, besides white space.
 const URL_ENDS: [char; 6] = ['"', '\'', '<', '>', '`', '\\'];
 
-/// Returns a URL without user, password, query and fragment; whatever it is given counts as one.
+/// Returns a URL without user, password, query and fragment; the whole text counts as the URL.
 ///
-/// Everything up to the last `@` counts as a password, since one that is not encoded may hold any
-/// character.
+/// Everything up to the last `@` counts as credentials, since a password that is not encoded may
+/// contain any character.
 pub fn url(url: impl Display) -> String {
     let url = url.to_string();
     let (scheme, address) = match url.split_once("://") {
@@ -89,15 +88,15 @@ fn reorders(letter: char) -> bool {
     matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns what serde says of a document that it cannot decode, without the values that it quotes:
-/// the kind of what it found, and what it expected.
+/// Returns serde's message about a document that it cannot decode, without the quoted values: only
+/// the kind of the value found, and the expectation.
 pub fn decoding(error: impl Display) -> String {
     let error = error.to_string();
     let quoting = ["invalid type: ", "invalid value: ", "unknown variant "];
     let first = quoting.iter().filter_map(|it| Some((error.find(it)?, *it))).min();
     let Some((at, begin)) = first else { return text(&error) };
     let (before, found) = (&error[..at], &error[at + begin.len()..]);
-    // Of two the last is serde's own: the value comes first, whatever it holds.
+    // The last occurrence is serde's own: the value precedes it, and may contain the same words.
     let (found, expected) = match found.rfind(", expected ") {
         Some(at) => found.split_at(at),
         None => (found, ""),
@@ -109,8 +108,8 @@ pub fn decoding(error: impl Display) -> String {
     ))
 }
 
-/// Returns an error with its causes, without what they may hold of credentials: the output of a
-/// credential plugin, the lines of a kubeconfig, user, password and query of a URL.
+/// Returns the message of an error with its causes, without credentials: the output of a credential
+/// plugin, the lines of a kubeconfig, user, password and query of a URL.
 pub fn error(error: &(dyn Error + 'static)) -> String {
     let mut said = String::new();
     for error in chain(error) {
@@ -124,17 +123,17 @@ pub fn error(error: &(dyn Error + 'static)) -> String {
     without_quotes(said, error)
 }
 
-/// Returns the message of an error, cut as [`error`] cuts it, without the causes that it does not
-/// name itself.
+/// Returns the message of an error, cut as by [`error`], without causes that the message does not
+/// include itself.
 pub fn message(error: &(dyn Error + 'static)) -> String {
     without_quotes(error.to_string(), error)
 }
 
-/// Returns what is said of an error without what the errors in its chain quote.
+/// Returns a message without the values that the errors in the chain of `error` quote.
 fn without_quotes(mut said: String, error: &(dyn Error + 'static)) -> String {
     for error in chain(error) {
-        if let Some(words) = words(error) {
-            said = said.replace(&error.to_string(), &words);
+        if let Some(replacement) = replacement(error) {
+            said = said.replace(&error.to_string(), &replacement);
         }
     }
     text(&said)
@@ -146,7 +145,7 @@ fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn 
 
 /// Returns the error that another one holds or names as its source.
 pub(crate) fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
-    // These two give the source of the error that they hold, and leave out that error.
+    // The `source` of these two skips the error that they hold.
     if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
         return Some(&**shared);
     }
@@ -156,12 +155,12 @@ pub(crate) fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Err
     error.source()
 }
 
-/// Returns the words for an error that quotes values or credentials.
+/// Returns a replacement message for an error that quotes values or credentials.
 #[expect(
     clippy::wildcard_enum_match_arm,
     reason = "the variants are another crate's, and the others hold no credentials"
 )]
-fn words(error: &(dyn Error + 'static)) -> Option<String> {
+fn replacement(error: &(dyn Error + 'static)) -> Option<String> {
     if let Some(error) = error.downcast_ref::<serde_json::Error>() {
         return Some(decoding(error));
     }
@@ -183,7 +182,7 @@ fn words(error: &(dyn Error + 'static)) -> Option<String> {
         };
     }
     match error.downcast_ref::<KubeconfigError>()? {
-        // The parser shows the line, which may be the one with the token.
+        // The parser quotes the line, which may contain the token.
         KubeconfigError::Parse(error) => {
             let at = error.location();
             let at = at.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
@@ -193,8 +192,8 @@ fn words(error: &(dyn Error + 'static)) -> Option<String> {
     }
 }
 
-/// Returns the message of a panic if it is a literal one: a message that was put together may quote
-/// the object that could not be handled.
+/// Returns the message of a panic if it is a literal. A formatted message may quote an object, and
+/// is left out.
 pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let literal = payload.downcast_ref::<&str>().copied();
     literal.unwrap_or("a panic whose message is left out, since it may quote an object")
@@ -205,8 +204,8 @@ pub(crate) fn is_secret(group: &str, plural: &str) -> bool {
     group.is_empty() && plural == "secrets"
 }
 
-/// Returns a refusal about Secrets without the server's message, which may quote their content:
-/// what remains is made of code, reason and field paths.
+/// Returns a refusal about Secrets without the server's message, which may quote their content. The
+/// new message consists of code, reason and field paths.
 pub(crate) fn of_secret(mut status: Status) -> Status {
     let word = |text: &str| {
         let plain =
@@ -214,7 +213,7 @@ pub(crate) fn of_secret(mut status: Status) -> Status {
         plain.then(|| text.to_owned())
     };
     let reason = word(&status.reason).unwrap_or_default();
-    // Clauses of the server's own that decide what to do next; none of them quotes an object.
+    // Clauses of the server that show what to do next. They are constant, and quote no object.
     let known = [
         ("exceeded quota", "exceeded quota"),
         (" cannot ", "the right is missing"),

@@ -17,14 +17,14 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-/// Time after the first signal in which another one counts as the same request: timeout(1), for
-/// one, signals the process and then its group.
+/// Time after the first signal in which another one counts as the same request. For example,
+/// timeout(1) signals the process and then its group.
 const BOUNCE: Duration = Duration::from_millis(300);
 
-/// Signals are the process's, and so is the token: it is made once.
+/// Token of the process, created by the first call of [`shutdown`].
 static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
 
-/// A token that is cancelled by the first SIGTERM or SIGINT. The second signal ends the process at
+/// Returns a token that the first SIGTERM or SIGINT cancels. The second signal ends the process at
 /// once, with exit code 1.
 ///
 /// ```no_run
@@ -36,14 +36,13 @@ static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
 /// # }
 /// ```
 ///
-/// The signals are listened for until the process ends, on a thread of their own, so that blocking
-/// code on a runtime cannot delay the end. Every call returns a clone of the same token. A signal
-/// that follows the first within 0.3 s counts as the same request, which controller-runtime does
-/// not do.
+/// A separate thread handles the signals until the process ends, so that blocking code on a runtime
+/// cannot delay the end. Every call returns a clone of the same token. Unlike in
+/// controller-runtime, a signal within 0.3 s after the first counts as the same request.
 ///
 /// # Errors
 ///
-/// When the signals cannot be listened for.
+/// If the signal handlers cannot be installed, or the thread cannot be started.
 pub fn shutdown() -> io::Result<CancellationToken> {
     let mut stop = STOP.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(stop) = &*stop {
@@ -118,10 +117,10 @@ mod tests {
 
     use super::*;
 
-    /// Set in the process that is signalled.
+    /// Environment variable that is set in the signalled process.
     const ROLE: &str = "PILOTLIGHT_TEST_SIGNALLED";
 
-    /// The process that is signalled: says when it listens and when it stops, and then blocks the
+    /// Runs the signalled process: prints when it listens and when it stops, then blocks the
     /// runtime.
     fn signalled() {
         let runtime = runtime::Builder::new_current_thread().build().unwrap();

@@ -1,4 +1,4 @@
-//! Puts a controller together.
+//! Builder of a controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
     queue::{Backoff, Limit, QueueOptions},
     run::input::{Input, InputSource},
     run::input_status::InputMode,
-    source::kind::{Concern, Filter, KindSource},
+    source::kind::{Filter, KindSource, Mapping},
     spec::{Spec, erase},
 };
 use crate::{
@@ -21,52 +21,52 @@ use crate::{
     manager::{Condition, ControllerName, RunnableGroup},
 };
 
-/// What is wrong with a controller that is being built.
+/// Error in the description of a controller.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// Give it a name.
+    /// Give the controller a name.
     #[error("a controller needs a name")]
     NameMissing,
     /// Call `for_` or `watches` at least once.
     #[error("{0} watches nothing: add an input with for_, owns or watches")]
     NoInput(ControllerName),
-    /// Only one type can be what a controller is for.
-    #[error("{0} has two types it is for; use watches for the second")]
+    /// Call `for_` for one type only, and `watches` for the others.
+    #[error("{0} has two primary types; use watches for the second")]
     TwoPrimaries(ControllerName),
-    /// `owns` needs to know the owner.
-    #[error("{0} owns {1} but is for nothing; call for_ first")]
+    /// Call `for_`, which names the type of the owner.
+    #[error("{0} owns {1} but has no primary type; call for_ first")]
     OwnsWithoutFor(ControllerName, TypeRef),
-    /// Name an input before saying something of it.
-    #[error("{0}: {1} concerns the input named last, and there is none; call it after one")]
+    /// Add an input before calling a method that applies to it.
+    #[error("{0}: {1} applies to the last input, and there is none; add an input first")]
     NoInputYet(ControllerName, &'static str),
-    /// A source of one's own has no objects to choose from; let it choose itself.
-    #[error("{0}: {1} concerns a type, not a source of one's own")]
+    /// Select objects inside the custom source itself.
+    #[error("{0}: {1} applies to a type, not to a custom source")]
     NotForSources(ControllerName, &'static str),
     /// Name the type by `for_type`, `owns_type` or `watches_type`, and read it with
     /// [`Context::store`](super::Context::store).
     #[error(
-        "{0}: {1} is named by its Rust type, of which {2} keeps too little to decode; \
-         name it by for_type, owns_type or watches_type"
+        "{0}: {2} keeps too little of {1} to decode its Rust type; name it by for_type, \
+         owns_type or watches_type"
     )]
     TypedProjection(ControllerName, TypeRef, &'static str),
     /// Call `metadata_only` instead.
     #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
     NotKept(ControllerName, TypeRef, &'static str),
     /// Call `every_owner` after `owns`.
-    #[error("{0}: every_owner concerns an owned type, and {1} is none; call it after owns")]
+    #[error("{0}: every_owner applies to an owned type, which {1} is not; call it after owns")]
     NotOwned(ControllerName, TypeRef),
-    /// Mend the source: it panicked when it was asked for its name.
+    /// Fix the source, whose name function panicked.
     #[error("{0}: the name of a source panicked: {1}")]
     SourcePanicked(ControllerName, String),
-    /// At least one reconcile must be able to run.
+    /// Allow at least one concurrent reconcile.
     #[error("{0}: max_concurrent_reconciles is 0, give it at least 1")]
     NoWorkers(ControllerName),
 }
 
-/// Collects inputs and options. `conditional`, `optional`, `metadata_only`, `keys_only`,
-/// `every_owner`, `predicate`, `labels`, `fields`, `namespace`, `managed_fields` and `index`
-/// concern the input named last.
+/// Builder of a controller. `conditional`, `optional`, `metadata_only`, `keys_only`, `every_owner`,
+/// `predicate`, `labels`, `fields`, `namespace`, `managed_fields`, `index` and `on_synced` apply to
+/// the last input.
 #[derive(Debug)]
 #[must_use = "call build"]
 pub struct Builder {
@@ -79,16 +79,16 @@ pub struct Builder {
     queue: QueueOptions,
     group: RunnableGroup,
     conditions: Vec<Held<Arc<dyn Condition>>>,
-    // The first mistake; told when the controller is built, so that calls can be chained.
-    mistake: Option<BuildError>,
+    // First error; returned by `build`, so that calls can be chained.
+    error: Option<BuildError>,
 }
 
 struct InputOptions {
-    what: What,
+    kind: InputKind,
     mode: InputMode,
 }
 
-enum What {
+enum InputKind {
     Kind(Box<KindOptions>),
     Source(Held<Arc<dyn ConditionalSource>>),
 }
@@ -97,7 +97,7 @@ enum What {
 struct KindOptions {
     filter: Filter,
     role: Role,
-    /// Named by its Rust type, as which it is to be read.
+    /// True if the type is named by its Rust type, to which its objects are decoded.
     typed: bool,
     predicates: Vec<Predicate>,
     indexes: Vec<Index>,
@@ -123,43 +123,44 @@ impl Builder {
             queue: QueueOptions::default(),
             group: RunnableGroup::LeaderElection,
             conditions: Vec::new(),
-            mistake: None,
+            error: None,
         }
     }
 
-    /// The type that requests name.
+    /// Adds the primary type, whose objects the requests name.
     pub fn for_<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Primary, true)
     }
 
-    /// The type that requests name, known at run time only.
+    /// Adds the primary type by reference, for a type known at run time only.
     ///
-    /// Without a version it is bound anew in each epoch, to the server's best one.
+    /// A reference without a version is bound anew in each epoch, to the server's best version.
     pub fn for_type(self, type_ref: impl Into<TypeRef>) -> Self {
         self.kind(type_ref.into(), Role::Primary, false)
     }
 
-    /// A type whose objects are controlled by the primary: their changes concern their owner.
+    /// Adds a type whose objects are controlled by the primary type's objects. A change enqueues
+    /// the controlling owner.
     pub fn owns<K: kube::Resource<DynamicType = ()>>(self) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Owned { only_controller: true }, true)
     }
 
-    /// As [`Builder::owns`], known at run time only.
+    /// Like [`Builder::owns`], for a type known at run time only.
     pub fn owns_type(self, type_ref: impl Into<TypeRef>) -> Self {
         self.kind(type_ref.into(), Role::Owned { only_controller: true }, false)
     }
 
-    /// Any other type, with a handler that maps its changes.
+    /// Adds any other type, with a handler that maps its changes to requests.
     pub fn watches<K: kube::Resource<DynamicType = ()>>(self, handler: Handler) -> Self {
         self.kind(TypeRef::of::<K>(), Role::Watched(handler), true)
     }
 
-    /// As [`Builder::watches`], known at run time only.
+    /// Like [`Builder::watches`], for a type known at run time only.
     pub fn watches_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
         self.kind(type_ref.into(), Role::Watched(handler), false)
     }
 
-    /// A source of one's own.
+    /// Adds a custom source.
     pub fn source(mut self, source: impl ConditionalSource) -> Self {
         self.inputs.push(InputOptions {
             what: What::Source(Held::new(Arc::new(source))),
@@ -168,24 +169,25 @@ impl Builder {
         self
     }
 
-    /// The controller runs only while this input's type is served, or while the condition of a
-    /// source of one's own holds and the source is not done.
+    /// Makes the input required: the controller runs only while its type is served, or while the
+    /// condition of a custom source holds and the source is not done.
     pub fn conditional(self) -> Self {
         self.mode("conditional", InputMode::Required)
     }
 
-    /// The input comes and goes with its type, without a restart.
+    /// Makes the input optional: its source starts and stops with its type, without a restart of
+    /// the controller.
     pub fn optional(self) -> Self {
         self.mode("optional", InputMode::Optional)
     }
 
-    /// Every owner of the primary's kind is concerned, not only the controller; for `owns`.
+    /// Enqueues every owner of the primary kind, not only the controlling one; for `owns`.
     pub fn every_owner(mut self) -> Self {
-        if let Some(InputOptions { what: What::Kind(kind), .. }) = self.inputs.last()
+        if let Some(InputOptions { kind: InputKind::Kind(kind), .. }) = self.inputs.last()
             && !matches!(kind.role, Role::Owned { .. })
         {
-            let mistake = BuildError::NotOwned(self.name.clone(), kind.filter.type_ref.clone());
-            self.mistake.get_or_insert(mistake);
+            let error = BuildError::NotOwned(self.name.clone(), kind.filter.type_ref.clone());
+            self.error.get_or_insert(error);
         }
         self.last("every_owner", |kind| {
             if let Role::Owned { only_controller } = &mut kind.role {
@@ -194,123 +196,124 @@ impl Builder {
         })
     }
 
-    /// Fetches and keeps metadata alone. For a type that is named by a [`TypeRef`]: one that is
-    /// named by its Rust type is kept whole. An index or a handler sees metadata alone, too.
+    /// Fetches and caches metadata only. Requires a type named by a [`TypeRef`], since objects of a
+    /// Rust type are decoded whole. Indexes and handlers see metadata only, too.
     pub fn metadata_only(self) -> Self {
         self.last("metadata_only", |kind| kind.filter.projection = Projection::Metadata)
     }
 
-    /// Keeps namespace, name, uid and resourceVersion alone. For a type that is named by a
-    /// [`TypeRef`], without an index, and with a handler that maps by name: labels and owners are
-    /// not kept.
+    /// Caches namespace, name, uid and resourceVersion only. Requires a type named by a
+    /// [`TypeRef`], no index, and a handler that maps by name: labels and owners are not cached.
     pub fn keys_only(self) -> Self {
         self.last("keys_only", |kind| kind.filter.projection = Projection::Keys)
     }
 
-    /// Keeps `managedFields`, which are cut otherwise.
+    /// Caches `managedFields`, which are cut otherwise.
     pub fn managed_fields(self) -> Self {
         self.last("managed_fields", |kind| kind.filter.managed_fields = true)
     }
 
-    /// Watches only objects with these labels; the server selects.
+    /// Watches only objects that match a label selector, which the server applies.
     ///
-    /// An object that loses them arrives as a deletion.
+    /// An object that stops matching arrives as a deletion.
     pub fn labels(self, selector: impl Into<Arc<str>>) -> Self {
         self.last("labels", |kind| kind.filter.labels = Some(selector.into()))
     }
 
-    /// Watches only objects with these fields; the server selects.
+    /// Watches only objects that match a field selector, which the server applies.
     pub fn fields(self, selector: impl Into<Arc<str>>) -> Self {
         self.last("fields", |kind| kind.filter.fields = Some(selector.into()))
     }
 
-    /// Watches one namespace, whatever the cluster's default is.
+    /// Watches one namespace, instead of the cluster's default.
     pub fn namespace(self, namespace: impl Into<Arc<str>>) -> Self {
         self.last("namespace", |kind| kind.filter.namespace = Some(namespace.into()))
     }
 
-    /// Drops changes of this input. Every predicate must let a change pass.
+    /// Adds a predicate to this input; a change must pass all predicates.
     pub fn predicate(self, predicate: Predicate) -> Self {
         self.last("predicate", |kind| kind.predicates.push(predicate))
     }
 
-    /// Keeps an index over this input's objects.
+    /// Adds an index of this input's objects.
     pub fn index(self, index: Index) -> Self {
         self.last("index", |kind| kind.indexes.push(index))
     }
 
-    /// Says whom it concerns that this input is synced; for optional types, whose objects can be
-    /// worked with from then on. Called each time the type has come and everything of it is known.
-    pub fn on_synced(self, concerns: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
-        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Held::new(Box::new(concerns)))))
+    /// Adds requests each time that this input has synced, such as for an optional type, whose objects
+    /// can be read from then on.
+    pub fn on_synced(self, handler: impl Fn(&mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
+        self.last("on_synced", |kind| kind.synced = Some(OnSynced(Held::new(Box::new(handler)))))
     }
 
-    /// Drops changes of every type.
+    /// Adds a predicate to all inputs that are types.
     pub fn event_filter(mut self, predicate: Predicate) -> Self {
         self.event_filters.push(predicate);
         self
     }
 
-    /// Reconciles that may run at once; 1.
+    /// Sets the maximum number of concurrent reconciles; 1 by default.
     pub fn max_concurrent_reconciles(mut self, workers: usize) -> Self {
         self.workers = workers;
         self
     }
 
-    /// The longest a reconcile may take; none.
+    /// Sets the timeout of a reconcile; none by default.
     pub fn reconcile_timeout(mut self, timeout: Duration) -> Self {
         self.reconcile_timeout = Some(timeout);
         self
     }
 
-    /// The longest the first sync of a plain input may take; 2 min.
+    /// Sets the timeout of the first sync, after which a late plain input fails the run; 2 min by
+    /// default.
     ///
-    /// Conditional inputs are waited for without a limit, and optional ones are not waited for
-    /// any longer than this.
+    /// Conditional inputs are waited for without a limit. Optional inputs are waited for until this
+    /// timeout at most.
     pub fn sync_timeout(mut self, timeout: Duration) -> Self {
         self.sync_timeout = timeout;
         self
     }
 
-    /// How long a request waits after it failed; 5 ms doubling to 1000 s.
+    /// Sets the back-off of failed requests; 5 ms doubling to 1000 s by default.
     pub fn backoff(mut self, backoff: Backoff) -> Self {
         self.queue.backoff = backoff;
         self
     }
 
-    /// Limits how many failed requests are repeated, over all of them and whatever time each was to
-    /// wait; no limit.
+    /// Limits the shared retry rate of all failed requests, regardless of their own waits; no limit
+    /// by default.
     pub fn retry_limit(mut self, limit: Limit) -> Self {
         self.queue.limit = Some(limit);
         self
     }
 
-    /// When it starts and stops relative to other runnables; on the leader alone.
+    /// Sets the group, which orders the start and stop of runnables; by default the group that runs
+    /// on the leader only.
     pub fn group(mut self, group: RunnableGroup) -> Self {
         self.group = group;
         self
     }
 
-    /// The controller runs only while this condition is met, beside those of its conditional
+    /// Adds a condition: the controller runs only while it is met, besides those of its conditional
     /// inputs.
     pub fn when(mut self, condition: impl Condition) -> Self {
         self.conditions.push(Held::new(Arc::new(condition)));
         self
     }
 
-    /// Finishes it. Starts nothing.
+    /// Builds the controller. Starts nothing.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] names what is missing.
+    /// [`BuildError`] with the first error in the description.
     pub fn build(
         self,
         cluster: &Cluster,
         reconciler: impl Reconciler,
     ) -> Result<Controller, BuildError> {
         let name = self.name;
-        if let Some(mistake) = self.mistake {
-            return Err(mistake);
+        if let Some(error) = self.error {
+            return Err(error);
         }
         if name.as_str().is_empty() {
             return Err(BuildError::NameMissing);
@@ -321,9 +324,11 @@ impl Builder {
         if self.workers == 0 {
             return Err(BuildError::NoWorkers(name));
         }
-        let mut primaries = self.inputs.iter().filter_map(|input| match &input.what {
-            What::Kind(kind) if matches!(kind.role, Role::Primary) => Some(&kind.filter.type_ref),
-            What::Kind(_) | What::Source(_) => None,
+        let mut primaries = self.inputs.iter().filter_map(|input| match &input.kind {
+            InputKind::Kind(kind) if matches!(kind.role, Role::Primary) => {
+                Some(&kind.filter.type_ref)
+            }
+            InputKind::Kind(_) | InputKind::Source(_) => None,
         });
         let primary = primaries.next().cloned();
         if primaries.next().is_some() {
@@ -331,12 +336,12 @@ impl Builder {
         }
         let mut inputs = Vec::with_capacity(self.inputs.len());
         for input in self.inputs {
-            let source = match input.what {
-                What::Source(source) => match guard::run(|| source.name()) {
+            let source = match input.kind {
+                InputKind::Source(source) => match guard::run(|| source.name()) {
                     Ok(_name) => InputSource::Other(source),
                     Err(panic) => return Err(BuildError::SourcePanicked(name, panic)),
                 },
-                What::Kind(kind) => {
+                InputKind::Kind(kind) => {
                     kind.check(&name, &self.event_filters)?;
                     let KindOptions { mut filter, role, predicates, indexes, synced, .. } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
@@ -344,7 +349,7 @@ impl Builder {
                         (Role::Primary, _) => Concern::Handler(Held::new(Handler::Object)),
                         (Role::Watched(handler), _) => Concern::Handler(Held::new(handler)),
                         (Role::Owned { only_controller }, Some(primary)) => {
-                            Concern::OwnerOf { primary: primary.clone(), only_controller }
+                            Mapping::OwnerOf { primary: primary.clone(), only_controller }
                         }
                         (Role::Owned { .. }, None) => {
                             return Err(BuildError::OwnsWithoutFor(name, filter.type_ref));
@@ -354,7 +359,7 @@ impl Builder {
                     InputSource::Kind(Arc::new(KindSource {
                         filter,
                         predicates: predicates.collect(),
-                        concern,
+                        mapping,
                         indexes,
                         panics: watch::Sender::default(),
                         synced,
@@ -393,39 +398,40 @@ impl Builder {
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
         let kind = KindOptions { filter, role, typed, predicates, indexes, synced: None };
-        self.inputs.push(InputOptions { what: What::Kind(Box::new(kind)), mode: InputMode::Plain });
+        self.inputs
+            .push(InputOptions { kind: InputKind::Kind(Box::new(kind)), mode: InputMode::Plain });
         self
     }
 
     fn mode(mut self, method: &'static str, mode: InputMode) -> Self {
         match self.inputs.last_mut() {
             Some(input) => input.mode = mode,
-            None => self.mistaken(BuildError::NoInputYet, method),
+            None => self.record(BuildError::NoInputYet, method),
         }
         self
     }
 
     fn last(mut self, method: &'static str, change: impl FnOnce(&mut KindOptions)) -> Self {
-        match self.inputs.last_mut().map(|input| &mut input.what) {
-            Some(What::Kind(kind)) => change(kind),
-            Some(What::Source(_)) => self.mistaken(BuildError::NotForSources, method),
-            None => self.mistaken(BuildError::NoInputYet, method),
+        match self.inputs.last_mut().map(|input| &mut input.kind) {
+            Some(InputKind::Kind(kind)) => change(kind),
+            Some(InputKind::Source(_)) => self.record(BuildError::NotForSources, method),
+            None => self.record(BuildError::NoInputYet, method),
         }
         self
     }
 
-    fn mistaken(
+    fn record(
         &mut self,
-        mistake: impl FnOnce(ControllerName, &'static str) -> BuildError,
+        error: impl FnOnce(ControllerName, &'static str) -> BuildError,
         method: &'static str,
     ) {
         let name = self.name.clone();
-        self.mistake.get_or_insert_with(|| mistake(name, method));
+        self.error.get_or_insert_with(|| error(name, method));
     }
 }
 
 impl KindOptions {
-    /// Checks that the projection keeps what its uses need.
+    /// Checks that the projection keeps the fields that its uses need.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();
         let method = match self.filter.projection {
@@ -458,9 +464,9 @@ impl KindOptions {
 
 impl std::fmt::Debug for InputOptions {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match &self.what {
-            What::Kind(kind) => kind.fmt(f),
-            What::Source(source) => f.write_str(&source.name()),
+        match &self.kind {
+            InputKind::Kind(kind) => kind.fmt(f),
+            InputKind::Source(source) => f.write_str(&source.name()),
         }
     }
 }

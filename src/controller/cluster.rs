@@ -1,4 +1,4 @@
-//! What every controller of one cluster shares.
+//! Cluster: client, type registry and informers that all controllers of one cluster share.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -16,128 +16,131 @@ use crate::{
     manager::{Epoch, RunResult, Runnable, RunnableGroup},
 };
 
-/// So long are others held up by a cluster that does not say what it serves.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Maximum time that other runnables wait for the first complete discovery.
+const SYNC_WAIT: Duration = Duration::from_secs(5);
 
-/// A client, what the cluster serves, and the informers over it. Cheap to clone.
+/// Client, type registry and informers of one cluster. Cheap to clone.
 ///
-/// controller-runtime's `Cluster` (`pkg/cluster`), without a mapper: the registry is the mapper.
+/// Semantics: `Cluster` of controller-runtime (`pkg/cluster`). It has no mapper; the type registry
+/// serves as one.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Cluster {
-    // Without a fence: what it sends outlives every epoch.
+    // Without a fence: its requests are not bound to an epoch.
     client: Client,
-    /// What the cluster serves.
+    /// Registry of the served types.
     pub types: TypeRegistry,
-    /// Shared caches.
+    /// Shared informers.
     pub informers: InformerSet,
-    /// The one namespace that namespaced types are watched in; `None` is all.
+    /// Single namespace in which namespaced types are watched; `None` for all.
     pub namespace: Option<Arc<str>>,
-    /// Metrics of its controllers, to be registered once.
+    /// Metrics of the cluster's controllers, to be registered once.
     pub metrics: ControllerMetrics,
     pub(super) carried_over: CarriedOverByName,
 }
 
-/// How a cluster is looked at.
+/// Options of a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
-    /// The one namespace that namespaced types are watched in; all by default.
+    /// Single namespace in which namespaced types are watched; all by default.
     pub namespace: Option<Arc<str>>,
-    /// How types are discovered.
+    /// Options of the discovery.
     pub discovery: DiscoveryOptions,
-    /// Budgets and times of the informers.
+    /// Budgets and timings of the informers.
     pub informers: InformerOptions,
 }
 
-/// Keeps a [`Cluster`] current: discovery, what becomes of the informers' types, and the end of
-/// the informers.
+/// Runnable that keeps a [`Cluster`] current: runs the discovery, propagates type changes to the
+/// informers, and shuts the informers down.
 ///
-/// It is running once discovery has answered completely for the first time, or after 5 s, so that
-/// nobody is held up by a cluster that is half dead. That of [`Cluster::new`] runs once: whatever
-/// ends it ends the informers, and a second start fails. So add it with
+/// Reports running once the first discovery is complete, or after 5 s. So an API server that
+/// answers in part only does not hold up other runnables.
+///
+/// The runnable of [`Cluster::new`] runs once: its end shuts the informers down, and a second start
+/// fails. So add it with
 /// [`RunnableOptions::fail_fast`](crate::manager::RunnableOptions::fail_fast), which ends the
-/// manager with it. That of [`Cluster::of`] ends nothing, and may be started again.
+/// manager with it. The runnable of [`Cluster::of`] only propagates type changes, and may be
+/// started again.
 #[derive(Debug)]
 pub struct ClusterRunnable {
     types: TypeRegistry,
-    keeps: Keeps,
+    work: Work,
     informers: InformerSet,
 }
 
-/// What a cluster's runnable keeps running.
+/// Work of a cluster's runnable.
 #[derive(Debug)]
-enum Keeps {
-    /// Everything. Taken by the first start.
+enum Work {
+    /// Discovery, propagation and shutdown. The first start takes the discovery.
     All(Mutex<Option<Discovery>>),
-    /// Only what is told from the registry to the informers: these are somebody else's.
-    Messenger,
+    /// Propagation of type changes only: registry and informers belong to the caller.
+    Propagate,
 }
 
-/// Ends the informers when the run panics or is dropped.
-struct Ending(InformerSet);
+/// Shuts the informers down when the run panics or is dropped.
+struct ShutdownGuard(InformerSet);
 
-/// A cluster's registry cannot be filled twice. Build the cluster anew.
+/// The runnable of a cluster was started twice. Build a new cluster: its type registry cannot be
+/// filled again.
 #[derive(Debug, thiserror::Error)]
 #[error("the cluster has run before; build a new one")]
 struct RunBefore;
 
 impl Cluster {
-    /// A cluster, and what has to run for it to be of use. Spawns nothing.
+    /// Returns a cluster, and the runnable that must run with it. Spawns nothing.
     pub fn new(client: Client, options: ClusterOptions) -> (Self, ClusterRunnable) {
         let ClusterOptions { namespace, discovery, mut informers } = options;
         let (types, discovery) = TypeRegistry::new(client.clone(), discovery);
-        let (hinted, also) = (types.clone(), informers.on_missing.take());
+        let (registry, on_missing) = (types.clone(), informers.on_missing.take());
         informers.on_missing = Some(Arc::new(move |identity| {
-            hinted.hint(identity);
-            if let Some(also) = &also {
-                also(identity);
+            registry.hint(identity);
+            if let Some(on_missing) = &on_missing {
+                on_missing(identity);
             }
         }));
         let informers = InformerSet::new(client.clone(), informers);
-        Self::keeping(Keeps::All(Mutex::new(Some(discovery))), client, types, informers, namespace)
+        Self::with_work(Work::All(Mutex::new(Some(discovery))), client, types, informers, namespace)
     }
 
-    /// A cluster of parts that somebody else runs, and what has to run beside them: informers end
-    /// by themselves only when the registry's proof that their type is gone is told to them.
+    /// Returns a cluster of parts that the caller runs, and the runnable that must run with it: an
+    /// informer ends only when the registry's proof that its type is gone is propagated to it.
     ///
-    /// What the server answers 404 for is worth a look:
-    /// [`InformerOptions::on_missing`] should lead to [`TypeRegistry::hint`], as in
-    /// [`Cluster::new`].
+    /// [`InformerOptions::on_missing`] should call [`TypeRegistry::hint`], as in [`Cluster::new`],
+    /// so that a 404 from the server leads to a new discovery.
     pub fn of(
         client: Client,
         types: TypeRegistry,
         informers: InformerSet,
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
-        Self::keeping(Keeps::Messenger, client, types, informers, namespace)
+        Self::with_work(Work::Propagate, client, types, informers, namespace)
     }
 
-    /// Connection to the API server, without a fence.
+    /// Returns the client of the API server, without a fence.
     ///
-    /// For what belongs to no epoch: tests, tools, and runnables that put it behind a fence with
-    /// [`Epoch::client`]. What it sends is not stopped with a controller, and is not counted. In a
+    /// For use outside of an epoch: tests, tools, and runnables that put it behind a fence with
+    /// [`Epoch::client`]. Its requests are neither stopped with a controller nor counted. In a
     /// reconciler use [`Context::client`](super::Context::client).
     pub fn unfenced_client(&self) -> &Client {
         &self.client
     }
 
-    fn keeping(
-        keeps: Keeps,
+    fn with_work(
+        work: Work,
         client: Client,
         types: TypeRegistry,
         informers: InformerSet,
         namespace: Option<Arc<str>>,
     ) -> (Self, ClusterRunnable) {
-        let runnable =
-            ClusterRunnable { types: types.clone(), keeps, informers: informers.clone() };
+        let runnable = ClusterRunnable { types: types.clone(), work, informers: informers.clone() };
         let (metrics, carried_over) = (ControllerMetrics::default(), CarriedOverByName::default());
         (Self { client, types, informers, namespace, metrics, carried_over }, runnable)
     }
 }
 
-impl Drop for Ending {
+impl Drop for ShutdownGuard {
     fn drop(&mut self) {
-        // One look is enough to end them; their tasks are the set's.
+        // A single poll stops the informers; the set owns their tasks.
         self.0.shutdown().now_or_never().unwrap_or_default();
     }
 }
@@ -145,11 +148,9 @@ impl Drop for Ending {
 impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let (types, informers) = (self.types.clone(), self.informers.clone());
-        let discovery = match &self.keeps {
-            Keeps::All(discovery) => {
-                discovery.lock().unwrap_or_else(PoisonError::into_inner).take()
-            }
-            Keeps::Messenger => {
+        let discovery = match &self.work {
+            Work::All(discovery) => discovery.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            Work::Propagate => {
                 return async move {
                     tokio::select! {
                         _ = epoch.stopping() => {}
@@ -162,11 +163,11 @@ impl Runnable for ClusterRunnable {
         };
         async move {
             let discovery = discovery.ok_or(RunBefore)?;
-            let ending = Ending(informers.clone());
+            let guard = ShutdownGuard(informers.clone());
             let known = types.clone();
             let report = async {
-                // What is late goes on being asked for; until then its types are unknown.
-                timeout(PATIENCE, known.synced()).await.unwrap_or_default();
+                // Discovery continues after the timeout; types not discovered yet are unknown.
+                timeout(SYNC_WAIT, known.synced()).await.unwrap_or_default();
                 epoch.running();
                 std::future::pending::<()>().await;
             };
@@ -176,7 +177,7 @@ impl Runnable for ClusterRunnable {
                 () = report => {}
             }
             informers.shutdown().await;
-            drop(ending);
+            drop(guard);
             Ok(())
         }
         .boxed()

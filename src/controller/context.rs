@@ -1,4 +1,4 @@
-//! What a reconcile has at hand.
+//! Context of a reconcile: client, caches and state of the epoch.
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
@@ -17,31 +17,30 @@ use crate::{
     manager::{Epoch, WatchState},
 };
 
-/// What a reconcile has at hand. Cheap to clone.
+/// Context of a reconcile. Cheap to clone.
 #[derive(Clone)]
 pub struct Context {
     shared: Arc<Shared>,
-    // None when the reconciler is called by hand.
+    // `None` for a context from `Context::new`.
     request: Option<Request>,
     attempt: u32,
     reconcile_id: u64,
     after_unknown: bool,
 }
 
-/// What all reconciles of an epoch have in common.
+/// Parts that all reconciles of an epoch share.
 struct Shared {
     epoch: Epoch,
-    // One for the epoch: a client buffers, and one for each reconcile would be a task each, which
-    // done has to wait for.
+    // Shared, since each client has a buffer task, and the end of the epoch waits for its tasks.
     client: Client,
     cancel: CancellationToken,
     statuses: Arc<InputStatuses>,
-    // None when the reconciler is called by hand.
+    // `None` for a context from `Context::new`.
     queue: Option<Queue<Request>>,
 }
 
 impl Context {
-    /// A context without inputs, to call a reconciler by hand: in a test, say.
+    /// Returns a context without inputs, to call a reconciler directly, as in a test.
     ///
     /// `client` is put behind the epoch's fence.
     ///
@@ -55,7 +54,7 @@ impl Context {
         Self::of(epoch, client, cancel, statuses, None)
     }
 
-    /// The same context with one more input.
+    /// Adds an input with its cache.
     #[must_use]
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut row = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
@@ -68,7 +67,7 @@ impl Context {
 
     pub(super) fn of(
         epoch: Epoch,
-        // Behind the epoch's fence.
+        // Already behind the epoch's fence.
         client: Client,
         cancel: CancellationToken,
         statuses: Arc<InputStatuses>,
@@ -78,7 +77,7 @@ impl Context {
         Self { shared, request: None, attempt: 0, reconcile_id: 0, after_unknown: false }
     }
 
-    /// The context of one reconcile.
+    /// Returns the context of one reconcile.
     pub(super) fn of_reconcile(
         &self,
         request: &Request,
@@ -89,28 +88,29 @@ impl Context {
         Self { shared, request, attempt, reconcile_id: fastrand::u64(..), after_unknown }
     }
 
-    /// Every cache there is of a type, at whatever version.
+    /// Returns the caches of a type, at any version.
     pub(super) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
         self.shared.statuses.caches(group, plural)
     }
 
-    /// The epoch of the run.
+    /// Returns the epoch of the run.
     pub fn epoch(&self) -> &Epoch {
         &self.shared.epoch
     }
 
-    /// A client behind the epoch's fence: use no other for what must not outlive the epoch.
+    /// Returns a client behind the epoch's fence. Use no other client for writes, which must not
+    /// outlive the epoch.
     pub fn client(&self) -> &Client {
         &self.shared.client
     }
 
     /// Spawns a task that the reconcile does not wait for, in the current span.
     ///
-    /// The task is the epoch's, as of [`Epoch::spawn`]: it may continue, and write, until the grace
-    /// is over, and is then dropped at its next await. A write of the task whose outcome is unknown
-    /// counts for the request of this reconcile, as its own would. A task of `tokio::spawn` has
-    /// none of that: its writes end when the last task of the epoch does, and count for every
-    /// request that is being reconciled.
+    /// The epoch owns the task, as with [`Epoch::spawn`]: it may continue, and write, until the
+    /// grace is over, and is then dropped at its next await. An unconfirmed write of the task
+    /// counts for the request of this reconcile. A task of `tokio::spawn` can write only until the
+    /// last task of the epoch ends, and its unconfirmed writes count for every request in
+    /// reconcile.
     ///
     /// ```
     /// # use k8s_openapi::api::core::v1::ConfigMap;
@@ -135,7 +135,9 @@ impl Context {
     /// Outside a tokio runtime.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         match &self.request {
-            Some(request) => self.shared.epoch.spawn(unconfirmed::asking(request.clone(), task)),
+            Some(request) => {
+                self.shared.epoch.spawn(unconfirmed::with_request(request.clone(), task))
+            }
             None => self.shared.epoch.spawn(task),
         }
     }
@@ -145,26 +147,27 @@ impl Context {
         self.shared.cancel.cancelled().await;
     }
 
-    /// Whether the reconcile should end: the epoch stops.
+    /// Returns whether the reconcile should end: the epoch stops.
     pub fn is_cancelled(&self) -> bool {
         self.shared.cancel.is_cancelled()
     }
 
-    /// The cache of one of the controller's inputs, as it was named to the builder; `None` if it is
-    /// no input, and while nothing is known of the objects of an optional one: its type is missing,
-    /// or has not been listed yet, or may not be.
+    /// Returns the cache of one of the controller's inputs, as it was named to the builder.
+    ///
+    /// `None` for a type that is not an input. `None` too while an optional input has no complete
+    /// list: its type is not served, not listed yet, or forbidden.
     pub fn store(&self, type_ref: &TypeRef) -> Option<Store> {
         self.shared.statuses.attached(type_ref).map(|attached| attached.store)
     }
 
-    /// Typed reads from the cache of an input.
+    /// Returns a typed lister of an input's cache.
     ///
     /// # Errors
     ///
-    /// [`ListerError::Projected`] where the input is kept in part. [`ListerError::NoCache`] where
-    /// [`Context::store`] has none. That is not to say that there are no objects: return the
-    /// error and be called again after a back-off, or, of an optional input, do what can be done
-    /// without it. When its objects are known, the requests that they lead to are made.
+    /// [`ListerError::Projected`] for an input that is cached in part. [`ListerError::NoCache`]
+    /// where [`Context::store`] returns `None`. Objects may exist all the same: return the error to
+    /// be retried after a back-off or, for an optional input, reconcile without it. Once the
+    /// objects are listed, their events enqueue the requests again.
     pub fn lister<K: kube::Resource<DynamicType = ()> + DeserializeOwned>(
         &self,
     ) -> Result<Lister<K>, ListerError> {
@@ -178,41 +181,41 @@ impl Context {
         }
     }
 
-    /// How to talk to one of the controller's inputs, in this epoch. Which subresources it has is
-    /// as the server's CRD says now.
+    /// Returns the served type of one of the controller's inputs in this epoch, with the
+    /// subresources that its CRD declares now.
     pub fn served(&self, type_ref: &TypeRef) -> Option<Arc<ServedType>> {
         self.shared.statuses.attached(type_ref).map(|attached| attached.current())
     }
 
     /// Adds another request to the controller's queue, to be reconciled as soon as a worker is
-    /// free; whatever it waits for, it waits no longer. Nothing happens once the epoch stops.
+    /// free, even if it was delayed. Ignored once the epoch stops.
     pub fn enqueue(&self, request: Request) {
         if let Some(queue) = &self.shared.queue {
             queue.add(request);
         }
     }
 
-    /// How often this request has failed in a row.
+    /// Returns the number of failures of this request in a row.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// Whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a write
-    /// whose outcome is unknown: nobody waited for the answer, or it was lost.
+    /// Returns whether an earlier reconcile of this request, perhaps in an earlier epoch, sent a
+    /// write of unknown outcome: its future was dropped, or the response was lost.
     ///
-    /// The caches of the controller's inputs have since caught up with what the server has of the
-    /// request's object and of the objects written. Anything else that may have been written must
-    /// be read from the server.
+    /// The caches of the controller's inputs have since caught up with the server for the request's
+    /// own object and the objects written. Read from the server any other object that may have been
+    /// written.
     pub fn after_unknown(&self) -> bool {
         self.after_unknown
     }
 
-    /// Whether the cache is known to be behind.
+    /// Returns whether a cache is known to be behind.
     pub fn stale(&self) -> bool {
         self.shared.statuses.stale()
     }
 
-    /// Tells this reconcile from all others in the log.
+    /// Returns an id that identifies this reconcile in the log.
     pub fn reconcile_id(&self) -> impl fmt::Display + use<> {
         let id = self.reconcile_id;
         fmt::from_fn(move |f| write!(f, "{id:016x}"))
@@ -228,27 +231,27 @@ impl fmt::Debug for Context {
     }
 }
 
-/// Why a type cannot be read from a cache.
+/// Error of a typed read from a cache.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListerError {
-    /// Nothing is known of its objects: of an optional type, until it is served and listed; of one
-    /// that is no input, ever.
+    /// Add the type as an input. For an optional input: wait until its type is served and listed,
+    /// or reconcile without it.
     #[error(
-        "nothing is known of the objects of {0}: it is no input of this controller, or optional \
-         and missing, not listed yet or not permitted"
+        "no cache of {0}: it is not an input of this controller, or it is optional and not served, \
+         not listed yet or forbidden"
     )]
     NoCache(TypeRef),
-    /// Its objects are kept in part. Build the input without `metadata_only` and `keys_only`, or
-    /// read the headers of [`Context::store`].
+    /// Build the input without `metadata_only` and `keys_only`, or read the headers of
+    /// [`Context::store`].
     #[error(
-        "{0} is kept in part, so that its objects cannot be decoded: build the input without \
+        "{0} is cached in part, so that its objects cannot be decoded: build the input without \
          metadata_only and keys_only, or read the headers in its store"
     )]
     Projected(TypeRef),
 }
 
-/// Typed reads from a cache; each read decodes.
+/// Typed lister of a cache; each read decodes.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
     store: Store,
@@ -256,21 +259,21 @@ pub struct Lister<K> {
 }
 
 impl<K: DeserializeOwned> Lister<K> {
-    /// Typed reads from a store, whatever its type is called.
+    /// Returns a typed lister of a store; the names of the store's type and of `K` may differ.
     pub fn of(store: Store) -> Self {
         Self { store, kind: PhantomData }
     }
 
-    /// The object as last seen; `None` when there is none.
+    /// Returns a cached object; `None` if the cache has no such object.
     ///
     /// # Errors
     ///
-    /// When it does not have the shape of `K`; the error names the field.
+    /// When the object does not have the shape of `K`; the error names the field.
     pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, serde_json::Error> {
         self.store.get(key).map(|it| it.decode()).transpose()
     }
 
-    /// Every object as last seen, each decoded by itself, so that a misshapen one hides no other.
+    /// Returns all cached objects, each decoded by itself, so that a malformed one hides no other.
     pub fn list(&self) -> Vec<Result<K, serde_json::Error>> {
         self.store.list().into_iter().map(|object: Object| object.decode()).collect()
     }

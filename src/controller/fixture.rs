@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::informer::{Delta, Object, fixture::Fixture};
 
-/// The widget `ns/w`, with this metadata on top.
+/// Widget `ns/w` with additional metadata.
 pub(super) fn widget(metadata: Value) -> Object {
     let widget = Fixture::new("w").namespace("ns").uid("w");
     let Value::Object(metadata) = metadata else { panic!("{metadata} is no metadata") };

@@ -1,4 +1,4 @@
-//! Event handlers: which requests does a change concern?
+//! Event handlers: map changes to requests.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     kind::{GroupKind, Scope},
 };
 
-/// Puts requests into the queue of the controller that a handler belongs to.
+/// Collects the requests that a handler adds to its controller's queue.
 #[derive(Debug)]
 pub struct Enqueue<'a> {
     requests: &'a mut Vec<Request>,
@@ -20,19 +20,19 @@ impl<'a> Enqueue<'a> {
         Self { requests }
     }
 
-    /// Adds a request. Added twice, it is queued once.
+    /// Adds a request; a request added twice is queued once.
     pub fn add(&mut self, request: Request) {
         self.requests.push(request);
     }
 }
 
-/// Which requests an object concerns.
+/// Function that maps an object to requests.
 pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 
-/// Which requests a change concerns.
+/// Function that maps a change to requests.
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
-/// Which requests it concerns that everything there is of a type is known.
+/// Function that adds requests when an input has synced.
 pub(super) struct OnSynced(pub(super) Held<Box<dyn Fn(&mut Enqueue<'_>) + Send + Sync>>);
 
 impl std::fmt::Debug for OnSynced {
@@ -41,41 +41,41 @@ impl std::fmt::Debug for OnSynced {
     }
 }
 
-/// Maps one change to the requests it concerns; sees the object before and after.
+/// Event handler: maps a change, with the object before and after it, to requests.
 ///
-/// It runs where events are handed on, so it must not block. If it panics, the change is dropped
-/// and reported.
+/// Runs in the source's task, so that it must not block. After a panic the change is dropped, and
+/// the panic is reported.
 #[derive(Clone)]
 pub enum Handler {
-    /// The object itself.
+    /// Request for the object itself.
     Object,
-    /// Its owner of this kind, in any version: the controller alone, or every one.
+    /// Requests for the object's owners of one kind, in any version.
     Owner {
         /// Kind of the owner.
         owner: GroupKind,
-        /// Only the owner that is its controller.
+        /// True to include only the owner that is the object's controller.
         only_controller: bool,
     },
-    /// A function of the object, asked for the old one and the new one.
+    /// Function of an object, called for the old one and the new one.
     Map(MapFn),
-    /// A function of the whole change.
+    /// Function of the whole change.
     Delta(DeltaFn),
 }
 
 impl Handler {
-    /// A function of the object, asked for the old one and the new one.
+    /// Returns a handler that calls a function for the old object and the new one.
     pub fn map(map: impl Fn(&Object) -> Vec<Request> + Send + Sync + 'static) -> Self {
         Self::Map(Arc::new(map))
     }
 
-    /// A function of the whole change.
+    /// Returns a handler that calls a function for the whole change.
     pub fn delta(map: impl Fn(&Delta, &mut Enqueue<'_>) + Send + Sync + 'static) -> Self {
         Self::Delta(Arc::new(map))
     }
 
-    /// Appends the requests that a change concerns, some perhaps twice: the queue merges them.
+    /// Appends the requests of a change, perhaps some of them twice: the queue merges them.
     ///
-    /// The old object counts too, or an owner that lost an object would never hear of it.
+    /// The old object is mapped too, so that an owner that lost the object is reconciled.
     pub(super) fn requests(
         &self,
         delta: &Delta,
@@ -94,7 +94,7 @@ impl Handler {
                             && (reference.controller || !only_controller)
                     });
                     for reference in owners {
-                        // A reference names no namespace: an owner in one is in the object's.
+                        // A reference names no namespace: a namespaced owner is in the object's.
                         let namespace = match scope(owner) {
                             Some(Scope::Cluster) => None,
                             Some(Scope::Namespaced) | None => header.key.namespace.clone(),

@@ -1,4 +1,4 @@
-//! A controller as the manager sees it.
+//! Controller: the conditional runnable that the manager starts and stops.
 
 use std::{
     collections::HashMap,
@@ -30,9 +30,9 @@ use crate::{
     },
 };
 
-/// A controller: sources, a queue and workers, built anew for every epoch.
+/// Controller: a description of sources, queue and workers, which every epoch builds anew.
 ///
-/// It describes itself only: dropping it stops nothing, and it may be started again.
+/// Dropping it stops nothing, and it may be started again.
 pub struct Controller {
     spec: Arc<Spec>,
     group: RunnableGroup,
@@ -41,16 +41,16 @@ pub struct Controller {
     prepared: Arc<Mutex<Prepared>>,
 }
 
-/// What `prepare` has acquired for the next start.
+/// Subscriptions that `prepare` has acquired for the next start.
 #[derive(Default)]
 struct Prepared {
-    // By number of the input.
+    // Keyed by the number of the input.
     subscriptions: HashMap<usize, Subscription>,
-    // Counts how often it was given back: a preparation that began before that comes too late.
+    // Number of calls of `unprepare`; the result of a preparation that began before is dropped.
     generation: u64,
 }
 
-/// Why a controller cannot take another one's place yet.
+/// Error of a preparation: the controller cannot replace its predecessor yet.
 #[derive(Debug, thiserror::Error)]
 enum PrepareError {
     /// Install the type, or make it optional.
@@ -59,21 +59,21 @@ enum PrepareError {
     /// Grant what the reason names.
     #[error("{type_ref} is forbidden: {why}")]
     Forbidden { type_ref: TypeRef, why: String },
-    /// Mend what the reason names.
+    /// Fix what the reason names.
     #[error("{type_ref} is not synced after {}: {why}", human(*.after))]
     NotSynced { type_ref: TypeRef, after: Duration, why: String },
-    /// It is tried again with the next change.
+    /// Wait: the preparation is retried with the next change.
     #[error("the informer of {0} ended: {1:?}")]
     Ended(TypeRef, Ended),
 }
 
 impl Controller {
-    /// Begins a controller of that name.
+    /// Returns a builder of a controller of this name.
     pub fn builder(name: impl Into<ControllerName>) -> Builder {
         Builder::new(name.into())
     }
 
-    /// Its name.
+    /// Returns the name of the controller.
     pub fn name(&self) -> &ControllerName {
         &self.spec.name
     }
@@ -91,7 +91,7 @@ impl Controller {
     }
 }
 
-// Nothing panics half-way through a change of it.
+// No change of it can panic half-way, so a poisoned lock is still consistent.
 fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
     prepared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -111,13 +111,13 @@ impl Runnable for Controller {
         true
     }
 
-    /// Reconciles are dropped after the grace; one that blocks its thread is waited for.
+    /// Drops reconciles after the grace; waits for a reconcile that blocks its thread.
     fn keeps_grace(&self) -> bool {
         true
     }
 
-    /// Joins the informers of every input but the optional ones, and waits until they are
-    /// synced. They are held for the next start.
+    /// Subscribes to the informers of all inputs except the optional ones, and waits until they
+    /// have synced. The subscriptions are held for the next start.
     fn prepare(&self) -> BoxFuture<'static, RunResult> {
         let (spec, slot) = (Arc::clone(&self.spec), Arc::clone(&self.prepared));
         let generation = self.prepared().generation;
@@ -135,7 +135,7 @@ impl Runnable for Controller {
             if slot.generation == generation {
                 std::mem::swap(&mut slot.subscriptions, &mut unneeded);
             }
-            // What an earlier preparation held is dropped outside of the lock.
+            // Subscriptions of an earlier preparation are dropped outside of the lock.
             drop(slot);
             drop(unneeded);
             Ok(())
@@ -171,7 +171,7 @@ async fn prepare(
     };
     let subscription = kind.subscribe(&served);
     let mut progress = subscription.progress();
-    let mut last = "its first list is under way".to_owned();
+    let mut last = "its first list is in progress".to_owned();
     let synced = async {
         loop {
             match &*progress.borrow_and_update() {
@@ -179,7 +179,7 @@ async fn prepare(
                 Progress::Ended(ended) => {
                     return Err(PrepareError::Ended(type_ref.clone(), ended.clone()));
                 }
-                // That lasts until somebody grants it; whoever prepares tries again.
+                // Not waited for: it lasts until access is granted, and the caller retries.
                 Progress::Forbidden(why) => {
                     let (type_ref, why) = (type_ref.clone(), why.clone());
                     return Err(PrepareError::Forbidden { type_ref, why });

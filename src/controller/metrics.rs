@@ -1,7 +1,7 @@
-//! Metrics of controllers and their queues, by the names that dashboards know.
+//! Metrics of controllers and their queues, by the names that existing dashboards use.
 //!
-//! Series belong to a controller's name, not to an epoch: they are there from the moment that a
-//! controller of this name is built, and go with the last one.
+//! Series belong to a controller's name, not to an epoch. They exist from the build of the first
+//! controller of that name until the last one is dropped.
 
 mod series;
 
@@ -27,7 +27,7 @@ use prometheus_client::{
 pub(super) use self::series::{QueueMetrics, ReconcileResult, Series, Work, WorkProbe};
 use crate::manager::ControllerName;
 
-/// The metric families of all controllers of a cluster. Cheap to clone.
+/// Metric families of all controllers of a cluster. Cheap to clone.
 ///
 /// Names and labels: `pkg/internal/controller/metrics` of controller-runtime, and client-go's
 /// work queue metrics.
@@ -79,7 +79,7 @@ struct DepthLabels {
 }
 
 impl ControllerMetrics {
-    /// Registers the families. Once per registry: a family registered twice is exported twice.
+    /// Registers the families. Call it once per registry: a second call exports them twice.
     pub fn register(&self, registry: &mut Registry) {
         let families = &self.families;
         let mut add = |name: &str, help: &str, family: Box<dyn RegisterIn>| {
@@ -107,7 +107,7 @@ impl ControllerMetrics {
         );
         add(
             "controller_runtime_reconcile_timeouts",
-            "Reconciles that outlasted the reconcile timeout",
+            "Reconciles that exceeded the reconcile timeout",
             Box::new(families.timeouts.clone()),
         );
         add(
@@ -139,20 +139,20 @@ impl ControllerMetrics {
         );
         add(
             "workqueue_work_duration_seconds",
-            "Time that a worker has a request in its hands",
+            "Time that a worker processes a request",
             Box::new(families.work_duration.clone()),
         );
         registry.register_collector(Box::new(Unfinished(Arc::clone(families))));
     }
 
-    /// How many requests of a controller are ready and wait for a worker; none when no controller
-    /// has that name.
+    /// Returns the number of a controller's requests that are ready and wait for a worker; `None`
+    /// if no controller has that name.
     pub fn queue_depth(&self, name: &ControllerName) -> Option<u64> {
         let series = self.families.live().get(name).and_then(Weak::upgrade)?;
         Some(u64::try_from(series.ready()).unwrap_or_default())
     }
 
-    /// The series of a controller name, shared by all controllers of this name.
+    /// Returns the series of a controller name, which all controllers of this name share.
     pub(super) fn series(&self, name: &ControllerName) -> Arc<Series> {
         let mut live = self.families.live();
         if let Some(series) = live.get(name).and_then(Weak::upgrade) {
@@ -191,34 +191,34 @@ impl Families {
     }
 }
 
-/// Encodes the gauges that are worked out when somebody looks.
+/// Collector of the gauges that are computed at each scrape.
 #[derive(Debug)]
 struct Unfinished(Arc<Families>);
 
-/// Name, help, and which part of the work it shows.
+/// Gauge with name, help, and value of the work.
 type WorkGauge = (&'static str, &'static str, fn(&Work) -> f64);
 
 const WORK: [WorkGauge; 3] = [
     (
         "workqueue_unfinished_work_seconds",
-        "Time spent so far on all requests that are worked on now",
+        "Time spent so far on all requests in processing",
         |work| work.unfinished,
     ),
     (
         "workqueue_longest_running_processor_seconds",
-        "Time spent so far on the request that is worked on longest",
+        "Time spent so far on the request that is longest in processing",
         |work| work.longest,
     ),
     (
         "pilotlight_queue_waiting",
-        "Requests that wait for their time: to be repeated, or after a failure",
+        "Delayed requests: to be requeued after a time, or retried after a failure",
         |work| work.waiting as f64,
     ),
 ];
 
 impl Collector for Unfinished {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        // Collected before any is dropped: dropping the last one takes the same lock.
+        // Collected outside of the lock: dropping the last handle of a series takes it.
         let mut live: Vec<_> = self.0.live().values().filter_map(Weak::upgrade).collect();
         live.sort_by(|one, other| one.name.cmp(&other.name));
         let rows: Vec<_> = live.iter().map(|series| (series.name.clone(), series.work())).collect();
@@ -236,7 +236,7 @@ impl Collector for Unfinished {
     }
 }
 
-/// Lets families of several types go through one list.
+/// Registration of a family of any metric type.
 trait RegisterIn {
     fn register_in(self: Box<Self>, registry: &mut Registry, name: &str, help: &str);
 }
@@ -248,7 +248,7 @@ impl<M: prometheus_client::registry::Metric> RegisterIn for M {
 }
 
 fn reconcile_time() -> Histogram {
-    // controller-runtime's, so that its dashboards fit.
+    // Buckets of controller-runtime, so that its dashboards fit.
     Histogram::new([
         0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8,
         0.9, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0,

@@ -1,4 +1,4 @@
-//! Predicates: which changes are worth a look?
+//! Predicates: drop changes before they reach a handler.
 
 use std::sync::Arc;
 
@@ -9,30 +9,30 @@ use crate::{
     informer::{Delta, Header},
 };
 
-/// Drops changes before they reach a handler.
+/// Predicate: drops changes before they reach a handler.
 ///
-/// The ones that ask whether something changed let every creation and every deletion pass, and
-/// also an object that was deleted and created again between two looks. Semantics:
-/// `pkg/predicate` of controller-runtime, except where said.
+/// Predicates that compare the old object with the new one pass every creation and deletion, and
+/// also an object that was recreated between two events. Semantics: `pkg/predicate` of
+/// controller-runtime, except where stated.
 #[derive(Clone)]
 pub struct Predicate {
     pass: Arc<dyn Fn(&Delta) -> bool + Send + Sync>,
-    // Parts of an object that it reads and `keys_only` does not keep, as far as known.
+    // Field that the predicate reads and `keys_only` does not keep, if known.
     reads: Option<&'static str>,
 }
 
 impl Predicate {
-    /// A predicate by function: `true` lets the change pass.
+    /// Returns a predicate that passes the changes for which a function returns `true`.
     pub fn new(pass: impl Fn(&Delta) -> bool + Send + Sync + 'static) -> Self {
         let pass = Held::new(pass);
         Self { pass: Arc::new(move |delta| pass(delta)), reads: None }
     }
 
-    /// The specification changed, or the deletion began.
+    /// Passes changes of the specification, and the begin of a deletion.
     ///
     /// The server raises the generation of custom resources, and of most built-in types, with
-    /// each change of the specification and when a deletion begins. Where a type has no
-    /// generation every change passes, since this cannot tell them apart; controller-runtime
+    /// each change of the specification and at the begin of a deletion. For a type without
+    /// generations every change passes, since they cannot be distinguished; controller-runtime
     /// drops them all.
     pub fn generation() -> Self {
         let generation = Self::changed(|old, new| {
@@ -43,25 +43,26 @@ impl Predicate {
         generation.reading("generation")
     }
 
-    /// The object was written: drops what a resync repeats.
+    /// Passes changes of the resourceVersion: drops the events of a resync.
     pub fn resource_version() -> Self {
         Self::changed(|old, new| {
-            // An aggregated API may give none at all.
+            // An aggregated API may send no resourceVersion.
             old.resource_version != new.resource_version || new.resource_version.is_empty()
         })
     }
 
-    /// Labels changed.
+    /// Passes changes of labels.
     pub fn labels() -> Self {
         Self::changed(|old, new| old.labels != new.labels).reading("labels")
     }
 
-    /// Annotations changed.
+    /// Passes changes of annotations.
     pub fn annotations() -> Self {
         Self::changed(|old, new| old.annotations != new.annotations).reading("annotations")
     }
 
-    /// The object matches, or did before the change, so that the last match is seen.
+    /// Passes objects that match a selector, or matched before the change, so that the end of a
+    /// match passes too.
     pub fn selector(selector: Selector) -> Self {
         let matches = Self::new(move |delta| {
             [&delta.old, &delta.new]
@@ -72,27 +73,27 @@ impl Predicate {
         matches.reading("labels")
     }
 
-    /// Both let it pass.
+    /// Passes changes that both predicates pass.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let reads = self.reads.or(other.reads);
         Self { reads, ..Self::new(move |delta| self.passes(delta) && other.passes(delta)) }
     }
 
-    /// One of them lets it pass.
+    /// Passes changes that at least one of both predicates passes.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let reads = self.reads.or(other.reads);
         Self { reads, ..Self::new(move |delta| self.passes(delta) || other.passes(delta)) }
     }
 
-    /// Whether the change passes.
+    /// Returns whether a change passes.
     pub fn passes(&self, delta: &Delta) -> bool {
         (self.pass)(delta)
     }
 
-    /// Field that it reads and that `keys_only` does not keep, as far as that is known: a function
-    /// of the user's may read anything.
+    /// Returns the field that the predicate reads and `keys_only` does not keep. Unknown for a
+    /// user's function, which may read any field.
     pub(super) fn reads(&self) -> Option<&'static str> {
         self.reads
     }
@@ -112,7 +113,7 @@ impl Predicate {
     }
 }
 
-/// What it let pass is dropped, and the other way round.
+/// Inverts the predicate.
 impl std::ops::Not for Predicate {
     type Output = Self;
 

@@ -1,14 +1,14 @@
-//! The work queue: dedupes, orders, delays and rate-limits requests.
+//! Work queue: dedupes, orders, delays and rate-limits requests.
 //!
-//! Fair (first come, first served within a priority), stingy (a key is in the hands of one worker
-//! at a time, and what is added meanwhile comes once, afterwards), delaying, rate-limited.
-//! Semantics: client-go's `workqueue` and controller-runtime's `priorityqueue`. It runs no task:
-//! whoever waits in [`Queue::get`] keeps its time.
+//! Fair: first in, first out within a priority. Stingy: one worker processes a key at a time, and
+//! adds during that time merge into one. Semantics: client-go's `workqueue` and
+//! controller-runtime's `priorityqueue`. The queue runs no task: the callers that wait in
+//! [`Queue::get`] drive its timers.
 //!
-//! Low priorities do not starve, other than in `priorityqueue`: a key with a priority below 0 that
-//! has been ready for a minute counts as priority 0 and precedes every key of that priority which
-//! became ready after it. So it is handed out after a minute and what was ready before it, however
-//! many keys of priority 0 are added. Keys with a priority above 0 precede it without a limit.
+//! Low priorities do not starve, unlike in `priorityqueue`. A key with a priority below 0 that has
+//! been ready for a minute counts as priority 0, and precedes every key of priority 0 that became
+//! ready after it. Later adds at priority 0 cannot delay it further. Keys with a priority above 0
+//! precede it without a limit.
 
 pub(in crate::controller) mod retry_gate;
 
@@ -32,87 +32,88 @@ use self::core::{Core, Timer};
 pub use self::limit::{Backoff, Limit};
 use super::metrics::{QueueMetrics, Work, WorkProbe};
 
-/// Priority of what nobody waits for: the initial list, and resyncs.
+/// Priority of requests without urgency: the initial list, and resyncs.
 ///
-/// As any priority below 0 it counts as 0 once the key has been ready for a minute.
+/// Like any priority below 0 it counts as 0 once the key has been ready for a minute.
 pub const LOW_PRIORITY: i32 = -100;
 
 /// Priority of changes.
 const NORMAL_PRIORITY: i32 = 0;
 
-/// The longest that keys of normal priority precede an earlier one of low priority. Long enough
-/// for changes to come first while a large initial list is worked off, short enough to be noticed
-/// by nobody who waits for a resync.
+/// Longest time that keys of normal priority precede an earlier key of low priority. Long enough
+/// for changes to come first while a large initial list is processed, and short against a resync
+/// interval.
 const LOW_PRIORITY_WAIT: Duration = Duration::from_secs(60);
 
-/// `DelayQueue` panics beyond two years; nobody means more than one.
+/// Upper bound of a delay, one year: `DelayQueue` panics beyond two.
 const MAX_DELAY: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How a queue slows down.
+/// Rate limits of a queue.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct QueueOptions {
-    /// Per item.
+    /// Back-off of each item.
     pub backoff: Backoff,
-    /// Over all adds that count as failures; none by default.
+    /// Shared limit of all adds that count as failures; none by default.
     pub limit: Option<Limit>,
 }
 
-/// How something is added.
+/// Options of an add.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Add {
-    /// Higher ones come first; never lowered by a second add. One below 0 counts as 0 once the key
-    /// has been ready for a minute.
+    /// Priority; higher ones come first. A second add never lowers it. A priority below 0 counts
+    /// as 0 once the key has been ready for a minute.
     pub priority: i32,
-    /// Not before this time is over; the earliest of several adds counts. A year at most.
+    /// Delay until the key is ready, at most a year; the earliest of several adds counts.
     pub after: Duration,
-    /// Counts as a failure of the key, and waits for its back-off; with `after` too, the
-    /// shorter of both.
+    /// True if the add counts as a failure of the key and waits for its back-off; with `after`
+    /// set, for the shorter of both.
     pub rate_limited: bool,
-    /// Counts as a failure of the key, without its back-off; the limit over all may delay it.
+    /// True if the add counts as a failure of the key, without its back-off; the shared limit may
+    /// delay it.
     pub failed: bool,
 }
 
-/// What is handed out: to be given back with [`Queue::done`].
+/// Key that a worker processes; ends with [`Queue::done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item<K> {
-    /// The key.
+    /// Key.
     pub key: K,
-    /// The priority it had.
+    /// Priority that the key had in the queue.
     pub priority: i32,
-    /// How often it was added rate-limited since it was last forgotten.
+    /// Failures since the key was last forgotten.
     pub failures: u32,
 }
 
-/// What a closed queue had left, for another one to go on with.
+/// Key left in a closed queue, for [`Queue::restore`] of another one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delayed<K> {
-    /// The key.
+    /// Key.
     pub key: K,
-    /// Its priority.
+    /// Priority of the key.
     pub priority: i32,
-    /// Its failures in a row.
+    /// Failures of the key in a row.
     pub failures: u32,
-    /// When it is due.
+    /// Time at which the key is due.
     pub at: Instant,
 }
 
-/// A handle on a work queue; cheap to clone.
+/// Handle of a work queue; cheap to clone.
 pub struct Queue<K> {
     shared: Arc<Shared<K>>,
 }
 
 struct Shared<K> {
     state: Mutex<State<K>>,
-    // Something to get, or over.
+    // Wakes getters: a key is ready, a timer has changed, or the queue has finished.
     changed: Notify,
-    // Drained.
-    over: Notify,
+    // Wakes `drain`.
+    finished: Notify,
 }
 
 struct State<K> {
     core: Core<K>,
-    // Timers are set by whoever waits in `get`, as only that is sure to be inside a runtime.
-    wanted: Vec<Timer>,
+    // Applied by a caller of `get`, since an add may come from outside a runtime.
+    timer_changes: Vec<Timer>,
     delays: DelayQueue<u32>,
     timers: Vec<Option<delay_queue::Key>>,
     // Kept for its capacity.
@@ -120,11 +121,12 @@ struct State<K> {
     getters: usize,
 }
 
-/// Passes the baton: who leaves `get` was perhaps the one that kept the time.
+/// Caller inside `get`. On drop it wakes another one, since the leaving caller may have been the
+/// one whose waker the timers hold.
 struct Getter<'a, K: Clone + Eq + Hash>(&'a Shared<K>);
 
 impl<K: Clone + Eq + Hash> Queue<K> {
-    /// An empty queue without metrics.
+    /// Returns an empty queue without metrics.
     pub fn new(options: QueueOptions) -> Self {
         Self::with_metrics(options, QueueMetrics::default())
     }
@@ -132,14 +134,14 @@ impl<K: Clone + Eq + Hash> Queue<K> {
     pub(super) fn with_metrics(options: QueueOptions, metrics: QueueMetrics) -> Self {
         let state = State {
             core: Core::new(options, metrics, Instant::now()),
-            wanted: Vec::new(),
+            timer_changes: Vec::new(),
             delays: DelayQueue::new(),
             timers: Vec::new(),
             expired: Vec::new(),
             getters: 0,
         };
         let shared =
-            Shared { state: Mutex::new(state), changed: Notify::new(), over: Notify::new() };
+            Shared { state: Mutex::new(state), changed: Notify::new(), finished: Notify::new() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -148,39 +150,39 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         self.add_with(key, Add::default());
     }
 
-    /// Adds a key, later or with a priority; ignored once the queue is shut down.
+    /// Adds a key with a delay or a priority; ignored once the queue is shut down.
     pub fn add_with(&self, key: K, add: Add) {
         let mut state = self.shared.lock();
         let added = state.core.add(key, add, Instant::now());
         self.shared.settle(state, added);
     }
 
-    /// Puts back what another queue had left.
+    /// Adds a key that another queue had left.
     pub fn restore(&self, delayed: Delayed<K>) {
         let mut state = self.shared.lock();
         let added = state.core.restore(delayed, Instant::now());
         self.shared.settle(state, added);
     }
 
-    /// The next key that nobody works on; `None` once the queue is shut down, and drained if
-    /// that was asked for.
+    /// Waits for the next key that no worker processes; `None` once the queue is closed, or
+    /// drained.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: nothing is handed out to a future that is dropped.
+    /// Cancel safe: a dropped future takes no key.
     pub async fn get(&self) -> Option<Item<K>> {
         self.get_if(true).await
     }
 
-    /// As [`Queue::get`]; without `capacity` it hands nothing out and merely keeps the time, so
-    /// that what becomes ready does so in its order.
+    /// Like [`Queue::get`]. Without `capacity` it returns no key and only drives the timers, so
+    /// that delayed keys still become ready in the order of their times.
     pub(super) async fn get_if(&self, capacity: bool) -> Option<Item<K>> {
         self.shared.lock().getters += 1;
         let _getter = Getter(&self.shared);
         loop {
             let mut changed = pin!(self.shared.changed.notified());
             let got = poll_fn(|context| {
-                // Asked first, so that what is added after the look below wakes us.
+                // Polled first, so that an add after `poll_get` wakes this task.
                 let notified = changed.as_mut().poll(context).is_ready();
                 match self.shared.lock().poll_get(capacity, context) {
                     Poll::Ready(got) => Poll::Ready(Some(got)),
@@ -194,58 +196,58 @@ impl<K: Clone + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Gives a key back; if it was added meanwhile, it is handed out again.
+    /// Ends the processing of a key; a key that was added meanwhile becomes available again.
     pub fn done(&self, key: &K) {
         let mut state = self.shared.lock();
         let ready = state.core.done(key, Instant::now());
         self.shared.settle(state, (Timer::Keep, ready));
     }
 
-    /// Forgets the failures of a key.
+    /// Resets the failures of a key.
     pub fn forget(&self, key: &K) {
         self.shared.lock().core.forget(key);
     }
 
-    /// How often a key was added rate-limited since it was last forgotten.
+    /// Returns the failures of a key since it was last forgotten.
     pub fn failures(&self, key: &K) -> u32 {
         self.shared.lock().core.failures(key)
     }
 
-    /// Returns whether a key is ready or waits for its time.
+    /// Returns whether a key is ready or delayed.
     pub(super) fn contains(&self, key: &K) -> bool {
         self.shared.lock().core.contains(key)
     }
 
-    /// How many keys are ready; those that wait for their time are not.
+    /// Returns the number of ready keys, without the delayed ones.
     pub fn len(&self) -> usize {
         self.shared.lock().core.len()
     }
 
-    /// Whether no key is ready.
+    /// Returns whether no key is ready.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes nothing in and hands nothing out from now on; returns what was left, the ready ones
-    /// and then the others by their time.
+    /// Closes the queue for adds and gets; returns the keys left: the ready ones, then the delayed
+    /// ones by their time.
     pub fn close(&self) -> Vec<Delayed<K>> {
         let mut state = self.shared.lock();
         let left = state.core.close(Instant::now());
-        state.forget_timers();
-        self.shared.announce_over(state);
+        state.clear_timers();
+        self.shared.announce_finished(state);
         left
     }
 
-    /// Takes nothing in from now on, and resolves when what is ready is handed out and done.
-    /// What waits for its time is dropped.
+    /// Closes the queue for adds and drops the delayed keys; resolves when all ready keys have
+    /// been processed.
     pub async fn drain(&self) {
-        self.shared.stop_taking_in();
+        self.shared.start_drain();
         loop {
-            let over = self.shared.over.notified();
-            if self.shared.is_over() {
+            let finished = self.shared.finished.notified();
+            if self.shared.is_finished() {
                 return;
             }
-            over.await;
+            finished.await;
         }
     }
 }
@@ -258,33 +260,33 @@ impl<K: Clone + Eq + Hash> Shared<K> {
 
     fn settle(&self, mut state: MutexGuard<'_, State<K>>, (timer, ready): (Timer, bool)) {
         if timer != Timer::Keep {
-            state.wanted.push(timer);
+            state.timer_changes.push(timer);
         }
-        if state.core.is_over() {
-            self.announce_over(state);
+        if state.core.is_finished() {
+            self.announce_finished(state);
         } else if ready || timer != Timer::Keep {
             drop(state);
             self.changed.notify_one();
         }
     }
 
-    fn stop_taking_in(&self) {
+    fn start_drain(&self) {
         let mut state = self.lock();
         state.core.drain();
-        state.forget_timers();
+        state.clear_timers();
         self.settle(state, (Timer::Keep, false));
     }
 
-    fn is_over(&self) -> bool {
-        self.lock().core.is_over()
+    fn is_finished(&self) -> bool {
+        self.lock().core.is_finished()
     }
 
-    fn announce_over(&self, state: MutexGuard<'_, State<K>>) {
+    fn announce_finished(&self, state: MutexGuard<'_, State<K>>) {
         drop(state);
         self.changed.notify_waiters();
-        // Also for one that is about to wait.
+        // Stored for a getter that is about to wait.
         self.changed.notify_one();
-        self.over.notify_waiters();
+        self.finished.notify_waiters();
     }
 }
 
@@ -294,8 +296,8 @@ impl<K: Clone + Eq + Hash> State<K> {
         capacity: bool,
         context: &mut task::Context<'_>,
     ) -> Poll<Option<Item<K>>> {
-        self.keep_time(context);
-        if self.core.is_over() {
+        self.poll_timers(context);
+        if self.core.is_finished() {
             return Poll::Ready(None);
         }
         if !capacity {
@@ -304,18 +306,18 @@ impl<K: Clone + Eq + Hash> State<K> {
         self.core.pop(Instant::now()).map_or(Poll::Pending, |item| Poll::Ready(Some(item)))
     }
 
-    fn forget_timers(&mut self) {
-        self.wanted.clear();
+    fn clear_timers(&mut self) {
+        self.timer_changes.clear();
         self.timers.clear();
         self.delays.clear();
     }
 
-    fn keep_time(&mut self, context: &mut task::Context<'_>) {
-        let Self { core, wanted, delays, timers, expired, .. } = self;
-        for timer in wanted.drain(..) {
+    fn poll_timers(&mut self, context: &mut task::Context<'_>) {
+        let Self { core, timer_changes, delays, timers, expired, .. } = self;
+        for timer in timer_changes.drain(..) {
             match timer {
                 Timer::Keep => {}
-                // What was wanted since then stands in the core; a later wish follows.
+                // May be outdated: the core holds the current time, and a later change follows.
                 Timer::Set(slot, at) => {
                     let index = slot as usize;
                     if timers.len() <= index {
@@ -338,7 +340,7 @@ impl<K: Clone + Eq + Hash> State<K> {
             timers[slot as usize] = None;
             expired.extend(core.due(slot).map(|at| (at, slot)));
         }
-        // The wheel hands out what is due in the same millisecond in any order.
+        // `DelayQueue` yields the slots of one millisecond in any order.
         expired.sort_unstable();
         let now = Instant::now();
         for (_, slot) in expired.drain(..) {

@@ -1,41 +1,44 @@
-//! What a user writes: one request in, one outcome out.
+//! Reconciler: the user's code, which turns a request into an outcome.
 
 use std::{fmt, future::Future, time::Duration};
 
 use super::Context;
 use crate::{informer::ObjectKey, manager::BoxError};
 
-/// Which object to reconcile: its name, never the event. It may be deleted by now.
+/// Request to reconcile an object: its namespace and name, never the event. The object may be
+/// deleted by now.
 pub type Request = ObjectKey;
 
-/// How a reconcile went.
+/// Successful end of a reconcile.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Outcome {
-    /// Nothing more to do until something changes.
+    /// Wait for the next change.
     #[default]
     Done,
-    /// Again after this time, whatever changes; forgets the back-off.
+    /// Reconcile again after this time, even without a change; resets the back-off.
     RequeueAfter(Duration),
 }
 
-/// Why a reconcile failed.
+/// Error of a reconcile, and its retry.
 #[derive(Debug)]
 pub enum ReconcileError {
-    /// Again after the back-off of this request. A conflict is repeated without a log line, and
-    /// what the API server refused with a `Retry-After` (429, 503) not before that.
+    /// Retry after the back-off of this request. A conflict is retried without a log line. A
+    /// request that the API server refused with a `Retry-After` (429, 503) is retried after that
+    /// time at the earliest.
     ///
     /// Both are recognized in a `kube::Error` that is wrapped in other errors: boxed, shared, as a
-    /// source, transparent, or by `anyhow`. They are not in an error that keeps its cause as text,
-    /// nor for a bare `Status` that is transparent or the only error in an `anyhow::Error`.
+    /// source, transparent, or by `anyhow`. They are not recognized in an error that keeps its
+    /// cause as text, nor for a bare `Status` that is transparent or the only error in an
+    /// `anyhow::Error`.
     Retry(BoxError),
-    /// Again after this time, whatever the back-off says; counts as a failure all the same, also
-    /// for [`Builder::retry_limit`](super::Builder::retry_limit).
+    /// Retry after this time instead of the back-off. Counts as a failure, also for
+    /// [`Builder::retry_limit`](super::Builder::retry_limit).
     RetryAfter(BoxError, Duration),
-    /// Not again until something changes.
+    /// Do not retry until the next change.
     Terminal(BoxError),
 }
 
-/// `?` makes any error one to retry.
+/// Makes `?` turn any error into [`ReconcileError::Retry`].
 impl<E: Into<BoxError>> From<E> for ReconcileError {
     fn from(error: E) -> Self {
         Self::Retry(error.into())
@@ -49,7 +52,7 @@ impl fmt::Display for ReconcileError {
     }
 }
 
-/// Brings one object to where it should be.
+/// Reconciler: brings the state of one object in line with its specification.
 ///
 /// Called for deleted objects too. Two calls for the same request never overlap.
 pub trait Reconciler: Send + Sync + 'static {
@@ -58,7 +61,7 @@ pub trait Reconciler: Send + Sync + 'static {
     /// # Cancel safety
     ///
     /// The future is dropped at an await point when the epoch's grace or the reconcile timeout is
-    /// over; the request is reconciled again later.
+    /// over. The request is then reconciled again later.
     fn reconcile(
         &self,
         request: Request,

@@ -1,4 +1,4 @@
-//! One epoch of a controller: sources, then workers, then the stop in its order.
+//! Run of a controller for one epoch: starts the sources, then the workers, and stops all in order.
 
 pub(in crate::controller) mod carried_over;
 pub(in crate::controller) mod delivery;
@@ -43,13 +43,13 @@ use crate::{
     manager::{BoxError, Epoch, RunResult, StopReason},
 };
 
-/// Why a run ended by itself.
+/// Error that ends a run.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
-    /// Raise the timeout, make the input conditional, or mend what the reason names.
+    /// Raise the timeout, make the input conditional, or fix what the reason names.
     #[error("sync timeout after {}: {}", human(*.after), .inputs.join("; "))]
     SyncTimeout { after: Duration, inputs: Vec<String> },
-    /// The run is repeated; the reason says what to mend.
+    /// Fix what the reason names; the run is repeated.
     #[error("source {0}")]
     Source(String),
 }
@@ -61,7 +61,7 @@ struct Run {
     queue: Queue<Request>,
     // Cancelled with the epoch, or when the run ends by itself.
     cancel: CancellationToken,
-    // Cancelled when no reconcile reads any more.
+    // Cancelled once the reconciles have ended and read no cache.
     release: CancellationToken,
     sources: JoinSet<InputEnd>,
     // Of the sources that have not ended.
@@ -70,14 +70,14 @@ struct Run {
     workers: JoinSet<Attempt>,
     active: HashMap<Id, Active>,
     context: Context,
-    // What the API server has asked to wait.
+    // Requests that the API server has throttled.
     throttled: RetryGate<Request>,
     last_error: LastError,
     deliveries: Arc<Deliveries>,
     streak: FailureStreak,
 }
 
-/// A reconcile that runs.
+/// Running reconcile.
 struct Active {
     item: Item<Request>,
     since: Instant,
@@ -85,7 +85,7 @@ struct Active {
     receipt: Receipt,
 }
 
-/// Counts as an active worker until dropped, which is when its task has ended.
+/// Counts as an active worker until dropped, at the end of its task.
 struct Worker(Arc<Series>);
 
 /// Runs one epoch to its end.
@@ -97,7 +97,7 @@ pub(super) async fn run(
     let mut run = Run::start(spec, epoch.clone(), prepared);
     let end = run.work().await;
     if end.is_err() || epoch.stop_reason().is_none() {
-        // Told before it drains, which may take the grace, or for ever.
+        // Reported before the drain, which may take the whole grace or longer.
         epoch.ends(end.as_ref().err().map(ToString::to_string));
     }
     run.stop().await;
@@ -112,7 +112,7 @@ impl Run {
         for delayed in spec.carried_over.take() {
             queue.restore(delayed);
         }
-        // Whether or not anything of theirs has changed since.
+        // Requests with unconfirmed writes are reconciled even without a change.
         for request in spec.carried_over.unconfirmed.requests() {
             queue.add(request);
         }
@@ -126,8 +126,8 @@ impl Run {
         let cancel = epoch.token().child_token();
         let client =
             epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
-        let (own_board, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
-        let context = Context::of(epoch.clone(), client, cancel.clone(), own_board, own_queue);
+        let (own_statuses, own_queue) = (Arc::clone(&statuses), Some(queue.clone()));
+        let context = Context::of(epoch.clone(), client, cancel.clone(), own_statuses, own_queue);
         let mut run = Self {
             spec,
             epoch,
@@ -185,12 +185,12 @@ impl Run {
         Ok(())
     }
 
-    /// Waits until everything that existed at the start is in the queue; `false` when the epoch
-    /// stops or ends before.
+    /// Waits until the requests of all initial lists are in the queue; `false` when the epoch stops
+    /// or ends first.
     ///
-    /// Required inputs are waited for as long as their condition holds, since that is what a
-    /// conditional controller is; those that are late are reported. A plain one has a deadline, and
-    /// an optional one holds nobody up for longer than that.
+    /// The sync timeout decides by mode. A required input is waited for as long as its condition
+    /// holds, and is reported as late after the timeout. A plain input that is late fails the run.
+    /// An optional input is not waited for any longer.
     async fn sync(&mut self) -> Result<bool, RunError> {
         let epoch = self.epoch.clone();
         let after = self.spec.sync_timeout;
@@ -210,7 +210,8 @@ impl Run {
                 () = sleep_until(at), if deadline.is_some() => {
                     deadline = None;
                     pending.retain(|&input| self.statuses.mode(input) != InputMode::Optional);
-                    let late = pending.iter().filter(|&&it| self.statuses.mode(it) == InputMode::Plain);
+                    let is_plain = |input: &&usize| self.statuses.mode(**input) == InputMode::Plain;
+                    let late = pending.iter().filter(is_plain);
                     let inputs: Vec<_> = late.map(|&input| self.statuses.why(input)).collect();
                     if !inputs.is_empty() {
                         return Err(RunError::SyncTimeout { after, inputs });
@@ -247,7 +248,7 @@ impl Run {
 
     fn spawn(&mut self, item: Item<Request>) {
         if let Some(after) = self.throttled.left(&item.key, Instant::now()) {
-            // Something happened to it, also what it has done itself: it has to wait all the same.
+            // An event, perhaps of a write of its own, does not shorten the minimum wait.
             let priority = item.priority;
             self.queue.add_with(item.key.clone(), Add { after, priority, ..Add::default() });
             self.queue.done(&item.key);
@@ -266,20 +267,20 @@ impl Run {
             reconcile_id = %context.reconcile_id(),
         );
         let (request, spec) = (item.key.clone(), Arc::clone(&self.spec));
-        // The user's function is called inside, so that its panic is the task's too.
+        // The user's function is called inside the task, so that its panic is the task's.
         let worker = Worker::new(&self.spec.series);
         let reconcile = async move {
             let _worker = worker;
             let settled = select! {
                 biased;
-                // Nothing of it has begun that a stop would wait for.
+                // The reconcile has not begun, so that a stop need not wait for it.
                 () = context.cancelled() => return Attempt::Aborted,
-                settled = reconciling.settle(&context, spec.primary.as_ref()) => settled,
+                settled = reconciling.confirm(&context, spec.primary.as_ref()) => settled,
             };
             if let Err(behind) = settled {
                 return Attempt::Behind(behind);
             }
-            let reconcile = reconciling.take(async { (spec.reconcile)(request, context).await });
+            let reconcile = reconciling.run(async { (spec.reconcile)(request, context).await });
             match spec.reconcile_timeout {
                 None => Attempt::of(reconcile.await),
                 Some(after) => match timeout(after, reconcile).await {
@@ -317,7 +318,7 @@ impl Run {
         self.settle(item, next);
     }
 
-    /// Puts a request where it belongs after its reconcile.
+    /// Requeues or forgets a request after its reconcile.
     fn settle(&mut self, item: Item<Request>, next: Next) {
         let Item { key, priority, failures: attempt } = item;
         let again = Add { priority, ..Add::default() };
@@ -365,7 +366,7 @@ impl Run {
                 }
             }
             Next::Throttled(error, at_least) => {
-                info!(%error, attempt, "the API server asks to wait");
+                info!(%error, attempt, "request throttled by the API server");
                 let backoff = self.spec.queue.backoff.delay(attempt);
                 let after = self.refused(&key, backoff, at_least);
                 self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
@@ -382,7 +383,7 @@ impl Run {
             Next::Wait(behind) => {
                 debug!(error = %behind, "reconcile waits for the caches");
                 let after = match behind.unanswered() {
-                    // It is read again at the pace of the writes, or of all that it refuses.
+                    // The read is retried through the gate, as are throttled writes.
                     Some(at_least) => self.refused(&key, behind.after, at_least),
                     None => behind.after,
                 };
@@ -399,7 +400,7 @@ impl Run {
         self.queue.done(&key);
     }
 
-    /// The API server takes nothing of this request now; says how long it waits.
+    /// Records that the API server throttled a request; returns the time until the retry.
     fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
         let now = Instant::now();
         let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
@@ -407,7 +408,7 @@ impl Run {
         self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
     }
 
-    /// Once the API server takes what it had refused, others may follow.
+    /// Records the result in the retry gate: a success may admit throttled requests.
     fn update_gate(&mut self, key: &Request, next: &Next) {
         match next {
             Next::Done | Next::After(_) if self.throttled.holds(key) => {
@@ -434,7 +435,7 @@ impl Run {
         }
     }
 
-    /// Clears the request's error, and ends the streak of failures.
+    /// Clears the error of a request, and ends the failure streak.
     fn succeeded(&mut self, key: &Request) {
         self.end_streak();
         self.clear_error(key);
@@ -450,7 +451,7 @@ impl Run {
 
     fn end_streak(&mut self) {
         if self.streak.succeeded() {
-            info!("reconciles fail no more");
+            info!("reconciles no longer fail");
             self.epoch.report(|report| report.failing = false);
         }
     }
@@ -479,7 +480,7 @@ impl Run {
         }
     }
 
-    /// Reports by name what has not ended though the grace is over.
+    /// Reports the names of reconciles and sources that have not ended after the grace.
     fn report_unfinished(&self) {
         let reconciles = self.active.values().map(|it| format!("reconcile of {}", it.item.key));
         let sources = self.source_names.values().map(|name| format!("source {name}"));
@@ -490,15 +491,15 @@ impl Run {
 
     /// Stops in the order that lets nothing of the epoch outlive it.
     async fn stop(mut self) {
-        // Sources feed no more, and reconciles are asked to end.
+        // Stops the feed of the sources, and asks the reconciles to end.
         self.cancel.cancel();
         let reason = self.epoch.stop_reason();
         if reason != Some(StopReason::Superseded) {
-            // Nothing is put back from now on.
+            // From now on no request is added again.
             drop(self.queue.close());
         }
         self.drain_workers().await;
-        // Tasks that reconciles have left behind have the rest of the grace.
+        // Tasks that reconciles have spawned may take the rest of the grace.
         self.epoch.idle().await;
         let deadline = Instant::now() + SLACK;
         while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
@@ -508,7 +509,7 @@ impl Run {
         // Sources may write until they have ended.
         self.epoch.drain().await;
         self.statuses.clear();
-        // One that blocks its thread is waited for: it may still be writing.
+        // A reconcile that blocks its thread is awaited, because it may still write.
         self.report_unfinished();
         while let Some(end) = self.workers.join_next_with_id().await {
             self.reconciled(end);
@@ -523,11 +524,11 @@ impl Run {
     async fn join_sources(&mut self) {
         self.release.cancel();
         let epoch = self.epoch.clone();
-        let mut over = std::pin::pin!(async {
+        let mut deadline = std::pin::pin!(async {
             epoch.grace_over().await;
             sleep(SLACK).await;
         });
-        let mut is_over = false;
+        let mut aborted = false;
         loop {
             select! {
                 biased;
@@ -540,7 +541,7 @@ impl Run {
                         self.report_unfinished();
                     }
                 }
-                // A source of the user may ignore that it is released.
+                // A custom source may ignore its release.
                 () = &mut over, if !is_over => {
                     is_over = true;
                     self.sources.abort_all();
@@ -551,15 +552,15 @@ impl Run {
         }
     }
 
-    /// Lets reconciles finish until the grace is over, then drops them at their next await.
+    /// Waits for the reconciles until the grace is over, then drops them at their next await.
     async fn drain_workers(&mut self) {
         let epoch = self.epoch.clone();
-        let mut over = std::pin::pin!(epoch.grace_over());
+        let mut grace_over = std::pin::pin!(epoch.grace_over());
         loop {
             select! {
                 biased;
                 Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
-                () = &mut over, if !self.workers.is_empty() => break,
+                () = &mut grace_over, if !self.workers.is_empty() => break,
                 else => return,
             }
         }
@@ -567,8 +568,8 @@ impl Run {
     }
 }
 
-/// How long a dropped reconcile may take to get to its next await before informers are released
-/// without it.
+/// Time that a dropped reconcile may take to reach its next await, before the informers are
+/// released without it.
 const SLACK: Duration = Duration::from_millis(100);
 
 /// Retries of requests that the API server throttled: ten by their own back-offs, then at most one
@@ -576,7 +577,7 @@ const SLACK: Duration = Duration::from_millis(100);
 const THROTTLED: Pace =
     Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };
 
-/// A cache that has not caught up by the time it is looked at this seldom is worth a word.
+/// Pause between comparisons of the caches from which on the last error shows that they are behind.
 const LONG_WAIT: Duration = Duration::from_secs(1);
 
 impl Worker {
@@ -599,7 +600,7 @@ fn ended_badly(error: JoinError) -> Attempt {
     }
 }
 
-/// `2 min`, `30 s`, `250 ms`.
+/// Formats a duration for messages: `2 min`, `30 s`, `250 ms`.
 pub(super) fn human(time: Duration) -> String {
     match (time.as_secs(), time.subsec_millis()) {
         (0, millis) => format!("{millis} ms"),

@@ -1,4 +1,4 @@
-//! Sources: where changes come from, each with a condition of its own.
+//! Sources: they yield a controller's events, each with a condition of its own.
 
 pub(in crate::controller) mod channel;
 pub(in crate::controller) mod kind;
@@ -17,13 +17,13 @@ use super::{
 };
 use crate::manager::{BoxError, Epoch, Readiness};
 
-/// What a source is started with. Cheap to clone.
+/// Context of a started source. Cheap to clone.
 #[derive(Clone)]
 pub struct SourceContext {
-    /// The epoch that it feeds.
+    /// Epoch that the source feeds.
     pub epoch: Epoch,
     pub(super) queue: Queue<Request>,
-    // The epoch's; `stop` is a child of it.
+    // Cancelled with the epoch; `stop` is a child of it.
     pub(super) feed: CancellationToken,
     pub(super) stop: CancellationToken,
     pub(super) release: CancellationToken,
@@ -45,38 +45,39 @@ impl SourceContext {
         self.enqueue_with(request, Add::default());
     }
 
-    /// As [`SourceContext::enqueue`], with a priority.
+    /// Like [`SourceContext::enqueue`], with a priority.
     ///
-    /// What existed at the start is of [`LOW_PRIORITY`](super::LOW_PRIORITY), so that what
-    /// changes meanwhile comes first.
+    /// Use [`LOW_PRIORITY`](super::LOW_PRIORITY) for objects that existed at the start, so that
+    /// changes come first.
     pub fn enqueue_with_priority(&self, request: Request, priority: i32) {
         self.enqueue_with(request, Add { priority, ..Add::default() });
     }
 
-    /// As [`SourceContext::enqueue`], after a time.
+    /// Like [`SourceContext::enqueue`], after a delay.
     pub fn enqueue_after(&self, request: Request, after: Duration) {
         self.enqueue_with(request, Add { after, ..Add::default() });
     }
 
-    /// Resolves when the source is to feed no more: the epoch stops, or the source's condition is
-    /// lost. Cancel safe.
+    /// Resolves when the source is to stop adding requests: the epoch stops, or the source's
+    /// condition is lost. Cancel safe.
     pub async fn stopping(&self) {
         self.stop.cancelled().await;
     }
 
-    /// Resolves when the last reconcile that may read from the source has ended: what it holds is
-    /// to be let go now. Never before [`SourceContext::stopping`]. Cancel safe.
+    /// Resolves when the last reconcile that may read from the source has ended, and the source is
+    /// to release its resources. Never before [`SourceContext::stopping`]. Cancel safe.
     pub async fn released(&self) {
         self.release.cancelled().await;
     }
 
-    /// Whether the source is stopped because its condition is lost, while the epoch goes on.
+    /// Returns whether the source is stopped because its condition is lost, while the epoch
+    /// continues.
     pub fn lost(&self) -> bool {
         self.stop.is_cancelled() && !self.feed.is_cancelled()
     }
 
-    /// As [`SourceContext::enqueue`], of what an earlier epoch was given; what that has handed over
-    /// keeps its time. Whether it was added.
+    /// Adds a request that an earlier epoch has taken, unless it is queued already: a carried-over
+    /// request keeps its time. Returns whether the request was added.
     pub(super) fn enqueue_again(&self, request: Request) -> bool {
         let is_new = !self.queue.contains(&request);
         if is_new {
@@ -92,20 +93,22 @@ impl SourceContext {
     }
 }
 
-/// Why a source ended.
+/// End of a source.
 ///
-/// Of a source that is done though its condition holds, or is not known to be lost:
-/// a `conditional` one ends the epoch as completed, and after a back-off (1 s doubling to 5 min) the
-/// next one begins if its condition is met; an `optional` one is started again alone, after 1 s
-/// doubling to 60 s; any other that is [`Stopped`](Self::Stopped) is left alone, and after
-/// [`TypeGone`](Self::TypeGone) it is started again as an optional one.
+/// A source may end although its condition holds, or is not known to be lost:
+///
+/// - A `conditional` source ends the epoch as completed. After a back-off (1 s doubling to 5 min)
+///   the next epoch begins if the condition is met.
+/// - An `optional` source is started again alone, after 1 s doubling to 60 s.
+/// - Any other source is not started again after [`Stopped`](Self::Stopped). After
+///   [`TypeGone`](Self::TypeGone) it is started again like an optional one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEnd {
-    /// Its type is proven gone.
+    /// The source's type is proven gone.
     TypeGone,
-    /// The epoch stopped it, or it has nothing more to say.
+    /// The epoch stopped the source, or the source has no more events.
     Stopped,
-    /// It failed, with the reason.
+    /// The source failed, with this reason.
     Failed(String),
 }
 
@@ -114,10 +117,10 @@ pub type SourceDone = BoxFuture<'static, SourceEnd>;
 
 /// A started source.
 pub struct SourceStart {
-    /// Resolves when everything that existed at the start has been handed to the queue.
+    /// Resolves when the requests for all objects that existed at the start are in the queue.
     pub synced: BoxFuture<'static, Result<(), BoxError>>,
-    /// Resolves when it has ended, for which see [`SourceEnd`]. May do the source's work: it is polled from the start, and
-    /// dropping it stops the source.
+    /// Resolves when the source has ended, for which see [`SourceEnd`]. May do the source's work:
+    /// it is polled from the start, and dropping it stops the source.
     pub done: SourceDone,
 }
 
@@ -127,21 +130,22 @@ impl std::fmt::Debug for SourceStart {
     }
 }
 
-/// The proposal's conditional source: `ready`, then `start_notify_done`, then `ready` again.
+/// Conditional source of the lifecycle proposal: `ready`, then `start_notify_done`, then `ready`
+/// again.
 ///
-/// It describes a source, and every start is one anew: a source that keeps what it made for one
-/// epoch would pin that epoch's caches, and could not be started again.
+/// An implementor describes a source, and every start begins anew. State kept from one epoch would
+/// pin that epoch's caches, and prevent another start.
 pub trait ConditionalSource: Send + Sync + 'static {
-    /// Whether it can be started now.
+    /// Returns the condition under which the source can be started.
     fn ready(&self) -> Readiness;
 
-    /// Starts it for one epoch; must not block.
+    /// Starts the source for one epoch; must not block.
     ///
-    /// It is to end after [`SourceContext::released`] resolves at the latest. A source that holds
-    /// nothing for reconcilers may end when [`SourceContext::stopping`] does.
+    /// The source must end once [`SourceContext::released`] resolves. A source from which
+    /// reconcilers read nothing may end when [`SourceContext::stopping`] resolves.
     fn start_notify_done(&self, context: SourceContext) -> SourceStart;
 
-    /// What it is called in messages.
+    /// Returns the name of the source for messages.
     fn name(&self) -> String {
         "a source".to_owned()
     }

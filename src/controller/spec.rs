@@ -1,4 +1,4 @@
-//! What a controller is made of: the description that each epoch is built from.
+//! Specification of a controller, from which each epoch is built.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,17 +11,17 @@ use super::{
 };
 use crate::{guard::Held, kind::TypeRef, manager::ControllerName};
 
-/// A reconciler, its type forgotten.
+/// Type-erased reconciler.
 pub(super) type Reconcile = Arc<
     dyn Fn(Request, Context) -> BoxFuture<'static, Result<Outcome, ReconcileError>> + Send + Sync,
 >;
 
-/// A controller without its state.
+/// Specification of a controller, without the state of an epoch.
 pub(super) struct Spec {
     pub(super) name: ControllerName,
     pub(super) client: Client,
     pub(super) inputs: Vec<Input>,
-    /// What requests name, if it is one of the inputs.
+    /// Primary type, if the controller has one.
     pub(super) primary: Option<TypeRef>,
     pub(super) reconcile: Reconcile,
     pub(super) workers: usize,
@@ -32,7 +32,7 @@ pub(super) struct Spec {
     pub(super) carried_over: Arc<CarriedOver>,
 }
 
-/// Forgets the type of a reconciler.
+/// Erases the type of a reconciler.
 pub(super) fn erase(reconciler: impl Reconciler) -> Reconcile {
     let reconciler = Arc::new(Held::new(reconciler));
     Arc::new(move |request, context| {

@@ -1,4 +1,4 @@
-//! The way of a user: builder, cluster and manager, against a simulated API server.
+//! User's view: builder, cluster and manager, against a simulated API server.
 
 use std::{
     collections::BTreeSet,
@@ -43,7 +43,7 @@ mod typed;
 mod types;
 mod unknown_outcome;
 
-/// A cluster that is looked at, a manager, and what its controller was asked to reconcile.
+/// Running cluster and manager, with the log of a controller's requests.
 struct Harness {
     server: Server,
     cluster: Cluster,
@@ -55,7 +55,7 @@ struct Harness {
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Notes each request, and what the caches have of it.
+/// Logs each request with its cached object.
 struct Recorder {
     log: Log,
 }
@@ -124,7 +124,7 @@ impl Harness {
         self.server.install(crd(kind), &["v1"]);
     }
 
-    /// What was reconciled since this was last asked.
+    /// Returns the reconciles logged since the last call.
     async fn log(&self) -> Vec<String> {
         settle().await;
         std::mem::take(&mut *self.log.lock().unwrap())
@@ -154,7 +154,7 @@ fn crd(kind: &str) -> CrdBuilder {
     CrdBuilder::new("example.com", kind)
 }
 
-/// An object that can be told from another of its name.
+/// Object with a label that distinguishes it from others of its name.
 fn object(kind: &str, name: &str, mark: &str) -> Value {
     json!({
         "apiVersion": "example.com/v1", "kind": kind,
@@ -166,7 +166,7 @@ fn widget(name: &str, mark: &str) -> Value {
     object("Widget", name, mark)
 }
 
-/// A part that has this widget as its controller.
+/// Part whose controller is this widget.
 fn part(name: &str, owner: &str) -> Value {
     let mut part = object("Part", name, name);
     part["metadata"]["ownerReferences"] = json!([{
@@ -262,19 +262,19 @@ async fn mistakes_are_told_when_the_controller_is_built() {
     );
     assert_eq!(
         error(builder().for_type(widgets()).for_type(parts())),
-        "widgets has two types it is for; use watches for the second"
+        "widgets has two primary types; use watches for the second"
     );
     assert_eq!(
         error(builder().owns_type(parts())),
-        "widgets owns parts.example.com/v1 but is for nothing; call for_ first"
+        "widgets owns parts.example.com/v1 but has no primary type; call for_ first"
     );
     assert_eq!(
         error(builder().conditional().for_type(widgets())),
-        "widgets: conditional concerns the input named last, and there is none; call it after one"
+        "widgets: conditional applies to the last input, and there is none; add an input first"
     );
     assert_eq!(
         error(builder().source(channel).metadata_only()),
-        "widgets: metadata_only concerns a type, not a source of one's own"
+        "widgets: metadata_only applies to a type, not to a custom source"
     );
     assert_eq!(
         error(builder().for_type(widgets()).max_concurrent_reconciles(0)),

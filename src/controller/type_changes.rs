@@ -1,7 +1,7 @@
-//! Tells the informers of a cluster what becomes of their types.
+//! Type changes: propagates them from the type registry to the informers of a cluster.
 //!
-//! An informer takes no answer of the server for a proof, so it does not end by itself when its
-//! type is gone, whoever subscribes to it. The registry has the proof.
+//! An informer takes no response of the server as proof of absence, so it does not end by itself
+//! when its type is gone. Only the type registry has that proof.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,65 +22,65 @@ use crate::{
     kind::{TypeIdentity, TypeRef},
 };
 
-/// What is known of the very type that an informer was started with.
+/// State of the type, by identity, that an informer was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TypeChange {
     Served,
-    /// Nothing is proven.
+    /// The registry has proof neither of presence nor of absence.
     Unknown,
     Gone,
 }
 
-/// The next change of a type that has informers.
+/// Wait for the next change of a type that has informers.
 type Change = Abortable<BoxFuture<'static, (TypeIdentity, watch::Receiver<TypeStatus>)>>;
 
-/// A type that has informers.
+/// Type that has informers.
 struct Followed {
     known: TypeChange,
-    /// Ends the wait for its next change.
+    /// Handle that aborts the wait for the next change.
     wait: AbortHandle,
 }
 
-/// Follows the types of all informers, for as long as it is polled.
+/// Propagates the changes of all types that have informers. Never ends by itself.
 ///
-/// A change of the registry costs nothing unless it concerns one of these types.
+/// Changes of other types do not wake this future.
 pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
-    let mut wanted = informers.types();
+    let mut informer_types = informers.types();
     let mut followed: HashMap<TypeIdentity, Followed> = HashMap::new();
     let mut changes = FuturesUnordered::new();
     loop {
-        let there: BTreeMap<TypeIdentity, usize> = wanted.borrow_and_update().clone();
-        followed.retain(|identity, of| {
-            let is_there = there.contains_key(identity);
-            if !is_there {
-                of.wait.abort();
+        let current: BTreeMap<TypeIdentity, usize> = informer_types.borrow_and_update().clone();
+        followed.retain(|identity, entry| {
+            let has_informers = current.contains_key(identity);
+            if !has_informers {
+                entry.wait.abort();
             }
-            is_there
+            has_informers
         });
-        for (identity, _) in there {
-            match followed.get(&identity).map(|of| of.known) {
+        for (identity, _) in current {
+            match followed.get(&identity).map(|entry| entry.known) {
                 None => {
                     let status = types.subscribe(&at_its_version(&identity));
                     let (known, wait) = follow(&identity, status, &changes);
                     known.propagate(&identity, &informers);
                     followed.insert(identity, Followed { known, wait });
                 }
-                // Told again: another informer may have started in between.
+                // Propagated again: another informer may have started in between.
                 Some(TypeChange::Gone) => TypeChange::Gone.propagate(&identity, &informers),
                 Some(TypeChange::Served | TypeChange::Unknown) => {}
             }
         }
         loop {
             select! {
-                // The sender is in what this holds.
-                _changed = wanted.changed() => break,
+                // Never closed: `informers` holds the sender.
+                _changed = informer_types.changed() => break,
                 Some(change) = changes.next() => {
-                    // One that is aborted has no informers any more.
+                    // An aborted wait is of a type without informers.
                     let Ok((identity, status)) = change else { continue };
-                    let Some(of) = followed.get_mut(&identity) else { continue };
-                    let (news, wait) = follow(&identity, status, &changes);
-                    if std::mem::replace(of, Followed { known: news, wait }).known != news {
-                        news.propagate(&identity, &informers);
+                    let Some(entry) = followed.get_mut(&identity) else { continue };
+                    let (known, wait) = follow(&identity, status, &changes);
+                    if std::mem::replace(entry, Followed { known, wait }).known != known {
+                        known.propagate(&identity, &informers);
                     }
                 }
             }
@@ -88,17 +88,17 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
     }
 }
 
-/// Reads what is known of a type, and waits for its next change.
+/// Returns the state of a type, and adds the wait for its next change to `changes`.
 fn follow(
     identity: &TypeIdentity,
     mut status: watch::Receiver<TypeStatus>,
     changes: &FuturesUnordered<Change>,
 ) -> (TypeChange, AbortHandle) {
-    let news = TypeChange::of(identity, &status.borrow_and_update());
+    let known = TypeChange::of(identity, &status.borrow_and_update());
     let (wait, registration) = AbortHandle::new_pair();
     let change = next(identity.clone(), status).boxed();
     changes.push(Abortable::new(change, registration));
-    (news, wait)
+    (known, wait)
 }
 
 /// Waits for the next change of a type.
@@ -106,7 +106,7 @@ async fn next(
     identity: TypeIdentity,
     mut status: watch::Receiver<TypeStatus>,
 ) -> (TypeIdentity, watch::Receiver<TypeStatus>) {
-    // The registry keeps the sender for as long as there is a receiver.
+    // Never closed: the registry keeps the sender as long as there is a receiver.
     if status.changed().await.is_err() {
         pending::<()>().await;
     }

@@ -1,4 +1,4 @@
-//! The committed inputs of the fuzzer: real shapes, and whatever has once broken something.
+//! Committed inputs of the fuzzer: real shapes, and inputs that once caused a failure.
 
 use std::{fs, path::Path};
 
@@ -9,13 +9,13 @@ const ROUNDS: usize = 40;
 fn check(target: &str, promise: fn(&[u8])) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(target);
     let files: Vec<_> = fs::read_dir(&corpus).unwrap().map(|file| file.unwrap().path()).collect();
-    assert!(files.len() >= 3, "{} holds next to nothing", corpus.display());
+    assert!(files.len() >= 3, "{} holds fewer than 3 inputs", corpus.display());
     for file in files {
         let data = fs::read(&file).unwrap();
-        // Halves and doubles of it, too: what is cut and what repeats is where decoders break.
+        // Halves and doubles too: decoders fail at truncated and at repeated input.
         let (head, tail) = data.split_at(data.len() / 2);
         let mut inputs = vec![data.clone(), head.to_vec(), tail.to_vec(), data.repeat(2)];
-        // The fuzzer is led by what it reaches; these are not, and cost a second.
+        // Unlike the fuzzer's, these mutations are not guided by coverage; they take a second.
         let mut random = fastrand::Rng::with_seed(SEED);
         inputs.extend((0..ROUNDS).map(|_| mutated(&data, &mut random)));
         for input in inputs {
@@ -28,7 +28,7 @@ fn check(target: &str, promise: fn(&[u8])) {
     }
 }
 
-/// A copy with a few bytes gone, doubled, or others in their place.
+/// Returns a copy with a few bytes removed, doubled or replaced.
 fn mutated(data: &[u8], random: &mut fastrand::Rng) -> Vec<u8> {
     const PIECES: [&[u8]; 12] = [
         b"null", b"{}", b"[]", b"\"\"", b"-1", b"1e308", b"\\u0000", b"\n", b",", b":", b"true",

@@ -1,4 +1,4 @@
-//! The series of one controller name, from the first controller of it to the last.
+//! Series of one controller name, from the first controller of that name to the last.
 
 use std::{
     fmt,
@@ -14,17 +14,17 @@ use prometheus_client::{
 use super::{ControllerLabels, DepthLabels, Families, QueueLabels, ResultLabels};
 use crate::manager::ControllerName;
 
-/// How a reconcile ended, as the label says it.
+/// Result of a reconcile, a label value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::controller) enum ReconcileResult {
     Success,
     Error,
-    /// A conflict: again, but nothing is wrong.
+    /// Conflict or throttling: requeued without counting as an error.
     Requeue,
     RequeueAfter,
 }
 
-/// The series of one controller name. When the last one is dropped they are gone.
+/// Series of one controller name; removed when the last handle is dropped.
 #[derive(Debug)]
 pub(in crate::controller) struct Series {
     pub(super) name: ControllerName,
@@ -39,7 +39,7 @@ pub(in crate::controller) struct Series {
     pub(in crate::controller) active: Gauge,
     queue: QueueSeries,
     depth: Mutex<Vec<(i32, Gauge)>>,
-    // Those of older epochs too, for as long as there are any.
+    // Queues of the current epoch, and of older epochs whose queue still exists.
     probes: Mutex<Vec<Weak<dyn WorkProbe>>>,
 }
 
@@ -51,24 +51,23 @@ struct QueueSeries {
     work_duration: Histogram,
 }
 
-/// Where one queue reports to; the default reports nowhere.
+/// Metrics of one queue; the default records nothing.
 #[derive(Clone, Debug, Default)]
 pub(in crate::controller) struct QueueMetrics(Option<Arc<Series>>);
 
-/// A queue that is asked for its work when somebody scrapes, rather than telling it twice a second
-/// to nobody.
+/// Queue whose work is read at each scrape. client-go computes it twice a second instead.
 pub(in crate::controller) trait WorkProbe: Send + Sync {
     fn work(&self) -> Work;
 }
 
-/// What a queue has in its hands.
+/// Work of a queue at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::controller) struct Work {
-    /// Seconds spent so far on all that is worked on now.
+    /// Seconds spent so far on all keys in processing.
     pub(in crate::controller) unfinished: f64,
-    /// Seconds spent so far on what is worked on longest.
+    /// Seconds spent so far on the key that is longest in processing.
     pub(in crate::controller) longest: f64,
-    /// How many keys wait for their time.
+    /// Number of delayed keys.
     pub(in crate::controller) waiting: usize,
 }
 
@@ -110,7 +109,7 @@ impl Series {
         self.results[result as usize].inc();
     }
 
-    /// Where the queue of the current epoch reports to.
+    /// Returns the metrics for the queue of an epoch.
     pub(in crate::controller) fn queue(self: &Arc<Self>) -> QueueMetrics {
         QueueMetrics(Some(Arc::clone(self)))
     }
@@ -121,7 +120,7 @@ impl Series {
         probes.push(probe);
     }
 
-    /// What its queues have in their hands: one, or several when one outlives its epoch.
+    /// Returns the work of all queues: several if a queue outlives its epoch.
     pub(super) fn work(&self) -> Work {
         let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let queues = probes.iter().filter_map(Weak::upgrade).map(|queue| queue.work());
@@ -132,7 +131,7 @@ impl Series {
         })
     }
 
-    /// How many keys are ready, at every priority.
+    /// Returns the number of ready keys, of all priorities.
     pub(super) fn ready(&self) -> i64 {
         let depth = self.depth.lock().unwrap_or_else(PoisonError::into_inner);
         depth.iter().map(|(_, gauge)| gauge.get()).sum()
@@ -163,7 +162,7 @@ impl Drop for Series {
         let depth = std::mem::take(self.depth.get_mut().unwrap_or_else(PoisonError::into_inner));
         let mut live = families.live();
         if let Some(successor) = live.get(&self.name).and_then(Weak::upgrade) {
-            // A controller of this name that was built just now goes on with the same series.
+            // A controller of this name was built in between and uses the same series.
             let mut known = successor.depth.lock().unwrap_or_else(PoisonError::into_inner);
             for (priority, gauge) in depth {
                 if known.iter().all(|(other, _)| *other != priority) {
@@ -171,7 +170,7 @@ impl Drop for Series {
                 }
             }
             drop(known);
-            // Dropping the last one takes the same lock.
+            // Unlocked before `successor` is dropped: dropping the last handle takes the lock.
             drop(live);
             return;
         }
@@ -202,28 +201,28 @@ impl Drop for Series {
 }
 
 impl QueueMetrics {
-    /// A key became ready.
+    /// Counts a key that became ready.
     pub(in crate::controller) fn added(&self) {
         if let Some(series) = &self.0 {
             series.queue.adds.inc();
         }
     }
 
-    /// A key was added with a delay.
+    /// Counts a key that was added with a delay.
     pub(in crate::controller) fn retried(&self) {
         if let Some(series) = &self.0 {
             series.queue.retries.inc();
         }
     }
 
-    /// A ready key is at this priority now.
+    /// Counts a ready key at this priority.
     pub(in crate::controller) fn entered(&self, priority: i32) {
         if let Some(series) = &self.0 {
             series.depth(priority).inc();
         }
     }
 
-    /// A ready key is no more at this priority.
+    /// Stops counting a ready key at this priority.
     pub(in crate::controller) fn left(&self, priority: i32) {
         if let Some(series) = &self.0 {
             series.depth(priority).dec();

@@ -1,4 +1,4 @@
-//! The rules of the work queue, without I/O and without a clock.
+//! Rules of the work queue, without I/O and without a clock.
 
 use std::{
     cmp::Reverse,
@@ -14,23 +14,22 @@ use super::{
 };
 use crate::controller::metrics::{QueueMetrics, Work};
 
-/// The state of every key, and the rules by which keys move.
+/// State of every key, and the rules by which keys move.
 ///
-/// Delays are the caller's: a key that has to wait is handed to it as a [`Timer`], and comes
-/// back through [`Core::expire`].
+/// The caller keeps the timers: it gets a delayed key's slot as a [`Timer`] and returns it through
+/// [`Core::expire`].
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
     bucket: Option<Bucket>,
-    // A slab: keys are hashed once and then known by their slot.
+    // Slab: a key is hashed once, and then addressed by its slot.
     entries: Vec<Entry<K>>,
     free: Vec<u32>,
     slots: HashMap<K, u32>,
-    // May hold tickets that are no longer true: they are skipped when they come up, and swept out
-    // when they are the most.
+    // May hold outdated tickets: skipped by `pop`, and removed in bulk when they dominate.
     ready: BinaryHeap<Ticket>,
-    // Keys of low priority with the time since when they are ready, oldest first. Those that were
-    // handed out meanwhile are skipped and swept out alike.
+    // Keys of low priority with the time at which they became ready, oldest first. Outdated
+    // entries are skipped and removed as in `ready`.
     aging: VecDeque<(Instant, u32)>,
     next_number: u64,
     ready_keys: usize,
@@ -39,10 +38,10 @@ pub(super) struct Core<K> {
     metrics: QueueMetrics,
 }
 
-/// Fewer outdated entries than these are not worth a sweep.
+/// Number of outdated entries below which a sweep is not worth its cost.
 const SWEEP_AT_LEAST: usize = 64;
 
-/// What to do with the timer of a slot.
+/// Change to the timer of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     Keep,
@@ -59,11 +58,11 @@ enum Phase {
 
 #[derive(Debug)]
 struct Entry<K> {
-    // None while the slot is free.
+    // `None` while the slot is free.
     key: Option<K>,
     place: Place,
     priority: i32,
-    // Since when it is handed out: nobody else gets it until it is done.
+    // Start of the processing by a worker; no other worker gets the key until it is done.
     processing: Option<Instant>,
     failures: u32,
 }
@@ -75,7 +74,7 @@ enum Place {
     Ready { ticket: u64, since: Instant },
 }
 
-/// Highest priority first, then the oldest.
+/// Position of a ready key: highest priority first, then the oldest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Ticket {
     priority: i32,
@@ -101,12 +100,12 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// Adds a key; says what becomes of its timer, and whether there is something new to get.
+    /// Adds a key; returns the change to its timer, and whether a key became available.
     pub(super) fn add(&mut self, key: K, add: Add, now: Instant) -> (Timer, bool) {
         if self.phase != Phase::Open {
             return (Timer::Keep, false);
         }
-        self.age(now);
+        self.promote_aged(now);
         let slot = self.intern(key);
         let delay = self.delay(slot, add, now);
         if !delay.is_zero() {
@@ -134,13 +133,13 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 }
             }
             Place::Ready { since, .. } if add.priority > entry.priority => {
-                let counted = counted(entry.priority, since, now);
+                let current = effective_priority(entry.priority, since, now);
                 self.metrics.left(entry.priority);
                 entry.priority = add.priority;
                 self.metrics.entered(add.priority);
-                if add.priority > counted {
-                    // To the end of the new level: what waits there was first.
-                    self.ticket(slot, since);
+                if add.priority > current {
+                    // Behind the keys that already have the new priority.
+                    self.enqueue(slot, since);
                 }
                 (Timer::Keep, false)
             }
@@ -148,8 +147,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// When the key of this slot becomes ready, if it waits, and its rank among those that do at
-    /// the same time.
+    /// Returns the time at which a delayed key becomes ready, and its rank among the keys of the
+    /// same time.
     pub(super) fn due(&self, slot: u32) -> Option<(Instant, u64)> {
         match self.entries.get(slot as usize)?.place {
             Place::Waiting { until, number } => Some((until, number)),
@@ -157,17 +156,17 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// The timer of a slot went off. Says whether there is something new to get.
+    /// Makes the key of an expired timer ready; returns whether a key became available.
     pub(super) fn expire(&mut self, slot: u32, now: Instant) -> bool {
         self.due(slot).is_some() && self.make_ready(slot, now)
     }
 
-    /// Hands out the first key that nobody works on.
+    /// Removes and returns the first ready key that no worker processes.
     pub(super) fn pop(&mut self, now: Instant) -> Option<Item<K>> {
         if self.phase == Phase::Closed {
             return None;
         }
-        self.age(now);
+        self.promote_aged(now);
         while let Some(Ticket { number: Reverse(number), slot, .. }) = self.ready.pop() {
             let entry = &mut self.entries[slot as usize];
             let Place::Ready { ticket, since } = entry.place else { continue };
@@ -186,7 +185,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         None
     }
 
-    /// The key is worked on no more. Says whether there is something new to get.
+    /// Ends the processing of a key; returns whether a key became available.
     pub(super) fn done(&mut self, key: &K, now: Instant) -> bool {
         let Some(&slot) = self.slots.get(key) else { return false };
         let entry = &mut self.entries[slot as usize];
@@ -195,23 +194,23 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.metrics.worked_for(now.saturating_duration_since(since));
         match entry.place {
             Place::Ready { ticket, since } => {
-                // Added meanwhile: it keeps the place in the line that it had then.
-                let priority = counted(entry.priority, since, now);
-                self.line_up(Ticket { priority, number: Reverse(ticket), slot });
+                // Added meanwhile: the key keeps the position of that add.
+                let priority = effective_priority(entry.priority, since, now);
+                self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
                 true
             }
             Place::Idle | Place::Waiting { .. } => {
-                self.tidy(slot);
+                self.free_if_unused(slot);
                 false
             }
         }
     }
 
-    /// Forgets the failures of a key.
+    /// Resets the failures of a key.
     pub(super) fn forget(&mut self, key: &K) {
         if let Some(&slot) = self.slots.get(key) {
             self.entries[slot as usize].failures = 0;
-            self.tidy(slot);
+            self.free_if_unused(slot);
         }
     }
 
@@ -219,18 +218,18 @@ impl<K: Clone + Eq + Hash> Core<K> {
         self.slots.get(key).map_or(0, |&slot| self.entries[slot as usize].failures)
     }
 
-    /// Returns whether a key is ready or waits for its time.
+    /// Returns whether a key is ready or delayed.
     pub(super) fn contains(&self, key: &K) -> bool {
         let slot = self.slots.get(key);
         slot.is_some_and(|&slot| self.entries[slot as usize].place != Place::Idle)
     }
 
-    /// How many keys are ready, also those that are worked on and were added again.
+    /// Returns the number of ready keys, including those in processing that were added again.
     pub(super) fn len(&self) -> usize {
         self.ready_keys
     }
 
-    /// Nothing is taken in from now on; what is ready is still handed out, what waits is dropped.
+    /// Refuses adds from now on and drops the delayed keys; ready keys stay available.
     pub(super) fn drain(&mut self) {
         if self.phase != Phase::Open {
             return;
@@ -243,8 +242,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// Nothing is taken in and nothing is handed out from now on. What waited or was ready is
-    /// the caller's.
+    /// Refuses adds and gets from now on; returns the ready and the delayed keys by time.
     pub(super) fn close(&mut self, now: Instant) -> Vec<Delayed<K>> {
         self.phase = Phase::Closed;
         self.ready.clear();
@@ -270,7 +268,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         left.into_iter().map(|(_, delayed)| delayed).collect()
     }
 
-    /// Puts back what another queue had left when it was closed.
+    /// Adds a key that another queue had left when it was closed.
     pub(super) fn restore(&mut self, delayed: Delayed<K>, now: Instant) -> (Timer, bool) {
         let Delayed { key, priority, failures, at } = delayed;
         let after = at.saturating_duration_since(now);
@@ -282,8 +280,8 @@ impl<K: Clone + Eq + Hash> Core<K> {
         added
     }
 
-    /// Whether no key will be handed out any more.
-    pub(super) fn is_over(&self) -> bool {
+    /// Returns whether the queue will not return any key from now on.
+    pub(super) fn is_finished(&self) -> bool {
         match self.phase {
             Phase::Open => false,
             Phase::Draining => self.ready_keys == 0 && self.processing == 0,
@@ -291,7 +289,7 @@ impl<K: Clone + Eq + Hash> Core<K> {
         }
     }
 
-    /// What is worked on now, and how many keys wait for their time.
+    /// Returns the processing times of keys that are not done, and the number of delayed keys.
     pub(super) fn work(&self, now: Instant) -> Work {
         let mut work = Work::default();
         for entry in &self.entries {
@@ -323,15 +321,15 @@ impl<K: Clone + Eq + Hash> Core<K> {
             }
             None => {
                 self.entries.push(entry);
-                u32::try_from(self.entries.len() - 1).expect("memory ends before slots do")
+                u32::try_from(self.entries.len() - 1).expect("fewer than 2^32 keys fit in memory")
             }
         };
         self.slots.insert(key, slot);
         slot
     }
 
-    /// Gives up the slot of a key that there is nothing to know about.
-    fn tidy(&mut self, slot: u32) {
+    /// Frees the slot of a key that is idle and has no failures.
+    fn free_if_unused(&mut self, slot: u32) {
         let entry = &mut self.entries[slot as usize];
         let idle = entry.place == Place::Idle && entry.processing.is_none();
         if idle
@@ -382,47 +380,47 @@ impl<K: Clone + Eq + Hash> Core<K> {
                 self.aging.retain(|&(since, slot)| entries[slot as usize].is_ready_since(since));
             }
         }
-        self.ticket(slot, now)
+        self.enqueue(slot, now)
     }
 
-    /// Moves keys that have waited long enough to the place in the line of normal priority that
-    /// their arrival gives them.
-    fn age(&mut self, now: Instant) {
+    /// Promotes keys that have been ready for [`LOW_PRIORITY_WAIT`] to normal priority, at the
+    /// position of their own add.
+    fn promote_aged(&mut self, now: Instant) {
         while let Some(&(since, slot)) = self.aging.front()
             && now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT
         {
             self.aging.pop_front();
             let entry = &self.entries[slot as usize];
-            if let Place::Ready { ticket, since: its } = entry.place
-                && its == since
+            if let Place::Ready { ticket, since: ready_since } = entry.place
+                && ready_since == since
                 && entry.priority < NORMAL_PRIORITY
                 && entry.processing.is_none()
             {
                 let priority = NORMAL_PRIORITY;
-                self.line_up(Ticket { priority, number: Reverse(ticket), slot });
+                self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
             }
         }
     }
 
-    /// Sends a key to the end of the line of its priority.
-    fn ticket(&mut self, slot: u32, since: Instant) -> bool {
+    /// Puts a key behind all others of its priority; returns whether it became available.
+    fn enqueue(&mut self, slot: u32, since: Instant) -> bool {
         let ticket = self.number();
         let entry = &mut self.entries[slot as usize];
         entry.place = Place::Ready { ticket, since };
         let free = entry.processing.is_none();
         if free {
             let priority = entry.priority;
-            self.line_up(Ticket { priority, number: Reverse(ticket), slot });
+            self.push_ticket(Ticket { priority, number: Reverse(ticket), slot });
         }
         free
     }
 
-    fn line_up(&mut self, ticket: Ticket) {
+    fn push_ticket(&mut self, ticket: Ticket) {
         self.ready.push(ticket);
-        // A key has two true tickets at most: of its own priority, and of the normal one.
+        // A key has two valid tickets at most: at its own priority, and at the normal one.
         if self.ready.len() > 4 * self.ready_keys + SWEEP_AT_LEAST {
             let entries = &self.entries;
-            self.ready.retain(|it| entries[it.slot as usize].holds(it));
+            self.ready.retain(|ticket| entries[ticket.slot as usize].holds(ticket));
         }
     }
 }
@@ -437,8 +435,8 @@ impl<K> Entry<K> {
     }
 }
 
-/// The priority that decides about a key that is ready: a low one counts for a limited time.
-fn counted(priority: i32, since: Instant, now: Instant) -> i32 {
+/// Priority by which a ready key is ordered: a low one counts for [`LOW_PRIORITY_WAIT`] only.
+fn effective_priority(priority: i32, since: Instant, now: Instant) -> i32 {
     match now.saturating_duration_since(since) >= LOW_PRIORITY_WAIT {
         true => priority.max(NORMAL_PRIORITY),
         false => priority,

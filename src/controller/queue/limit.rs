@@ -1,4 +1,4 @@
-//! How long a failed item waits: by its own failures, and by all of them together.
+//! Delays of failed items: the back-off of each item, and the shared rate limit.
 
 use std::time::Duration;
 
@@ -9,26 +9,26 @@ use tokio::time::Instant;
 /// Semantics: `ItemExponentialFailureRateLimiter` of client-go, with controller-runtime's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// After the first failure; 5 ms.
+    /// Delay after the first failure; 5 ms.
     pub base: Duration,
-    /// The longest; 1000 s.
+    /// Longest delay; 1000 s.
     pub max: Duration,
 }
 
-/// A limit over all items of a queue: `burst` at once, then `per_second`.
+/// Shared rate limit of all items of a queue: `burst` at once, then `per_second`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limit {
-    /// Rate that can be kept up.
+    /// Sustained rate.
     pub per_second: f64,
-    /// How many pass at once after a pause; at least 1.
+    /// Number of items that pass at once after a pause; at least 1.
     pub burst: u32,
 }
 
-/// A token bucket that hands out times instead of refusing.
+/// Token bucket that returns a delay instead of refusing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     limit: Limit,
-    // May be negative: that many tokens are promised already.
+    // Negative if tokens are reserved ahead.
     tokens: f64,
     filled: Instant,
 }
@@ -40,7 +40,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The delay after this many failures before.
+    /// Returns the delay after a failure that follows this many others.
     pub fn delay(&self, failures: u32) -> Duration {
         2u32.checked_pow(failures)
             .and_then(|factor| self.base.checked_mul(factor))
@@ -53,7 +53,7 @@ impl Bucket {
         Self { limit, tokens: f64::from(limit.burst.max(1)), filled: now }
     }
 
-    /// Takes a token, and says how long until it is there.
+    /// Reserves a token; returns the time until it is available.
     pub(super) fn reserve(&mut self, now: Instant) -> Duration {
         let rate = if self.limit.per_second > 0.0 { self.limit.per_second } else { f64::EPSILON };
         let elapsed = now.saturating_duration_since(self.filled).as_secs_f64();

@@ -1,15 +1,14 @@
-//! When to try again what failed because something that all requests need is out.
+//! Retry gate: paces retries while a shared dependency (a hook, the API server) is down.
 //!
-//! A hook or an API server that refuses one request because it is down refuses all of them. Their
-//! own back-offs would be too eager in sum, and too lazy afterwards. So while nothing is answered,
-//! the requests that wait are tried one by one at a bounded rate, and no less often than a probe is
-//! due; and once one of them is answered, two others follow it at once, and four those, through
-//! the work queue as ever.
+//! While the dependency is down every request fails. Independent back-offs would retry too often
+//! in sum, and too late after the recovery. While no request succeeds, the gate admits a burst of
+//! retries and then one per `gap`; with `probe` set, at least one per `probe`. Each success then
+//! admits two waiting requests, so that the rate doubles until all have recovered.
 //!
-//! A request that fails although others are answered fails for reasons of its own: it keeps to its
-//! own back-off, and nobody's success is a reason to try it again.
+//! A request that fails while others succeed keeps its own back-off and does not wait in the gate.
+//! The success of another request does not admit it.
 //!
-//! Decisions without I/O; whoever owns an [`RetryGate`] has the queue.
+//! The gate decides without I/O; its owner holds the queue.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,60 +19,63 @@ use tokio::time::Instant;
 
 use crate::duration::LONGEST;
 
-/// How many follow one that was answered. One would never be faster than those that wait would be
-/// by themselves; with two all workers are busy after a few answers, and a set of which the most
-/// part fails is not kept going.
+/// Number of waiting requests that each success admits. One would be no faster than the back-offs
+/// alone. Two occupy all workers after a few successes, and stop by themselves if most of the
+/// admitted requests fail.
 const FOLLOWERS: usize = 2;
 
-/// What was answered so long before a first failure says that nothing is out.
+/// Time before the first failure of a request in which a success of any request proves that the
+/// dependency is up.
 const RECENTLY: Duration = Duration::from_secs(10);
 
-/// By how much a wait is varied, so that what failed together does not come back together.
+/// Fraction by which a wait varies, so that requests that failed together retry apart.
 const JITTER: f64 = 0.2;
 
-/// How often those that wait are tried, all of them together.
+/// Retry rate of all waiting requests together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
-    /// At least so far apart, once the burst is used up.
+    /// Minimum time between two retries, once the burst is used up.
     pub(crate) gap: Duration,
-    /// So many of them as soon as their own back-offs allow.
+    /// Number of retries that wait for their own back-off only.
     pub(crate) burst: u32,
-    /// One at least so often, whatever the back-offs say.
+    /// Maximum time between two retries: a probe cuts back-offs short. `None` for no maximum.
     pub(crate) probe: Option<Duration>,
-    /// No request waits longer than this for the others' sake.
+    /// Maximum time that a request waits for its turn.
     pub(crate) longest: Duration,
 }
 
-/// How long one request has to wait for its own sake.
+/// Wait of one request, regardless of the others.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// Its back-off; not needed while others wait with it, and may be cut short by a probe.
+    /// Back-off of the request; a probe or the success of another request may cut it short.
     pub(crate) backoff: Duration,
-    /// It was asked to wait so long, and does in any case.
+    /// Minimum wait that the dependency asked for; never cut short.
     pub(crate) at_least: Duration,
 }
 
-/// The requests that wait for an end of something that is out.
+/// Failed requests, and those of them that wait for the recovery of the dependency.
 #[derive(Debug)]
 pub(crate) struct RetryGate<K> {
     failed: BTreeMap<K, Failed>,
-    // Those that may follow one that is answered, by the time of their next try.
+    // Requests that a success may admit, by the time of their next retry.
     waiting: BTreeSet<(Instant, K)>,
-    // When something was answered last.
-    answered: Option<Instant>,
-    // The last time that is taken, if every one took its turn; and the last of the probes.
-    turn: Option<Instant>,
-    probe: Option<Instant>,
+    // Time of the last success of any request.
+    last_success: Option<Instant>,
+    // Last reserved turn, without the burst.
+    last_turn: Option<Instant>,
+    // Last reserved probe.
+    last_probe: Option<Instant>,
 }
 
-/// The last failure of a request.
+/// Last failure of a request.
 #[derive(Clone, Copy, Debug)]
 struct Failed {
     at: Instant,
     not_before: Instant,
-    // Nothing was answered: it did not fail for reasons of its own.
-    out: bool,
-    // Its next try, as long as it waits for that.
+    // True if no request succeeded since the request's previous failure, or within `RECENTLY`
+    // before its first one: the dependency seems to be down.
+    down: bool,
+    // Time of the next retry, and key in `waiting`.
     due: Instant,
 }
 
@@ -82,15 +84,15 @@ impl<K> Default for RetryGate<K> {
         Self {
             failed: BTreeMap::new(),
             waiting: BTreeSet::new(),
-            answered: None,
-            turn: None,
-            probe: None,
+            last_success: None,
+            last_turn: None,
+            last_probe: None,
         }
     }
 }
 
 impl<K: Clone + Ord> RetryGate<K> {
-    /// A request failed; says how long it waits. `spread` is random, from 0 to 1.
+    /// Records a failure; returns the time until the retry. `spread` is random, from 0 to 1.
     pub(crate) fn failed(
         &mut self,
         key: K,
@@ -103,30 +105,30 @@ impl<K: Clone + Ord> RetryGate<K> {
         let at_least = wait.at_least.min(LONGEST);
         let before = self.remove(&key);
         let since = before.map(|failed| failed.at).or(now.checked_sub(RECENTLY));
-        let out = self.answered.is_none_or(|answered| since.is_some_and(|it| answered <= it));
+        let down = self.last_success.is_none_or(|last| since.is_some_and(|since| last <= since));
         let mut backoff = wait.backoff.min(LONGEST);
-        if !out && before.is_some_and(|failed| failed.out) {
-            // An end that was none, perhaps: its back-off is that of the whole outage. Its next
-            // failure decides.
+        if !down && before.is_some_and(|failed| failed.down) {
+            // Perhaps the dependency is down again. The back-off has grown through the whole
+            // outage, so it is capped until the next failure decides.
             backoff = backoff.min(pace.gap.saturating_mul(pace.burst));
         }
         let own = now + backoff.mul_f64(1.0 - JITTER * spread);
-        let next = if out { self.in_turn(own, pace, spread, now) } else { own };
+        let next = if down { self.in_turn(own, pace, spread, now) } else { own };
         let not_before = now + at_least;
         let due = next.max(not_before + at_least.mul_f64(JITTER * spread));
-        if out {
+        if down {
             self.waiting.insert((due, key.clone()));
         }
-        self.failed.insert(key, Failed { at: now, not_before, out, due });
+        self.failed.insert(key, Failed { at: now, not_before, down, due });
         due - now
     }
 
-    /// A request was answered; says which others to try, and after how long: at once, unless they
-    /// were asked to wait.
+    /// Records a success; returns the requests to retry, each with its delay: none, unless the
+    /// dependency asked for a minimum wait.
     pub(crate) fn answered(&mut self, key: &K, now: Instant) -> Vec<(K, Duration)> {
-        self.answered = Some(now);
-        (self.turn, self.probe) = (None, None);
-        if !self.remove(key).is_some_and(|failed| failed.out) {
+        self.last_success = Some(now);
+        (self.last_turn, self.last_probe) = (None, None);
+        if !self.remove(key).is_some_and(|failed| failed.down) {
             return Vec::new();
         }
         let left = |key: &K| {
@@ -135,27 +137,28 @@ impl<K: Clone + Ord> RetryGate<K> {
         };
         let (at_once, later) = (|key: &K| left(key).is_zero(), |key: &K| !left(key).is_zero());
         let next = self.waiting.iter().filter(|(_, key)| at_once(key));
-        // The last of those that were tried would have nobody to follow.
+        // Requests with a minimum wait fill up: no success may follow that would admit them.
         let next = next.chain(self.waiting.iter().filter(|(_, key)| later(key)));
-        let next: Vec<_> = next.take(FOLLOWERS).map(|it| (it.clone(), left(&it.1))).collect();
+        let next = next.take(FOLLOWERS).map(|waiting| (waiting.clone(), left(&waiting.1)));
+        let next: Vec<_> = next.collect();
         for (waiting, _) in &next {
             self.waiting.remove(waiting);
         }
         next.into_iter().map(|((_, key), left)| (key, left)).collect()
     }
 
-    /// Whether a request failed when it was tried last.
+    /// Returns whether the last try of a request failed.
     pub(crate) fn holds(&self, key: &K) -> bool {
         self.failed.contains_key(key)
     }
 
-    /// How long a request has to wait before anybody tries it, whatever happens to it meanwhile.
+    /// Returns the rest of the minimum wait of a request; events for it do not shorten it.
     pub(crate) fn left(&self, key: &K, now: Instant) -> Option<Duration> {
         let left = self.failed.get(key)?.not_before.saturating_duration_since(now);
         (!left.is_zero()).then_some(left)
     }
 
-    /// Forgets a request: it is gone, or failed otherwise.
+    /// Forgets a request whose object is gone, or that failed for another reason.
     pub(crate) fn forget(&mut self, key: &K) {
         self.remove(key);
     }
@@ -166,24 +169,24 @@ impl<K: Clone + Ord> RetryGate<K> {
         Some(failed)
     }
 
-    /// When one is tried that would be due at `own`.
+    /// Returns the time of the retry of a request whose own back-off ends at `own`.
     fn in_turn(&mut self, own: Instant, pace: &Pace, spread: f64, now: Instant) -> Instant {
         let Pace { gap, burst, probe, longest } = *pace;
-        let taken = self.turn.map_or(now, |turn| turn.max(now)) + gap;
+        let taken = self.last_turn.map_or(now, |turn| turn.max(now)) + gap;
         let turn = taken.checked_sub(gap.saturating_mul(burst)).filter(|turn| *turn > now);
         let latest = now + longest.mul_f64(1.0 - JITTER * spread);
         let turn = turn.map_or(now, |turn| (turn + gap.mul_f64(spread)).min(latest));
-        self.turn = Some(taken.min(now + longest));
+        self.last_turn = Some(taken.min(now + longest));
         let next = own.max(turn);
         let Some(interval) = probe else { return next };
-        // One after the other, but as many of them as there are now, and no more.
+        // Probes queue up one behind the other, at most one for each waiting request.
         let others = u32::try_from(self.waiting.len()).unwrap_or(u32::MAX);
-        let probe = self.probe.map_or(now, |probe| probe.max(now));
+        let probe = self.last_probe.map_or(now, |probe| probe.max(now));
         let probe = (probe + interval).min(now + interval.saturating_mul(others.saturating_add(1)));
         if next <= probe {
             return next;
         }
-        self.probe = Some(probe);
+        self.last_probe = Some(probe);
         probe
     }
 }

@@ -1,4 +1,4 @@
-//! What an epoch leaves to the next one of the same name.
+//! Carried-over requests: those that an epoch leaves to the next one of the same name.
 
 use std::{
     collections::HashMap,
@@ -12,14 +12,16 @@ use crate::manager::ControllerName;
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct CarriedOver {
-    // Of an epoch that was superseded.
+    // Left by an epoch that was superseded.
     delayed: Mutex<Vec<Delayed<Request>>>,
-    /// Of every epoch.
+    /// Unconfirmed writes of all epochs.
     pub(in crate::controller) unconfirmed: Arc<UnconfirmedWrites>,
 }
 
-/// The handovers of all controller names that are in use, and the doubts of those that were until
-/// a while ago: a controller may be removed and added again.
+/// Carried-over requests by controller name.
+///
+/// The unconfirmed writes of a name outlive its controllers for a while, since a controller may be
+/// removed and added again.
 #[derive(Clone, Debug, Default)]
 pub(in crate::controller) struct CarriedOverByName(Arc<Mutex<HashMap<ControllerName, Entry>>>);
 
@@ -40,10 +42,12 @@ impl CarriedOver {
 }
 
 impl CarriedOverByName {
-    /// The handover that all controllers of this name share.
+    /// Returns the entry that all controllers of this name share.
     pub(in crate::controller) fn of(&self, name: &ControllerName) -> Arc<CarriedOver> {
         let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        live.retain(|_, entry| entry.carried_over.strong_count() > 0 || entry.unconfirmed.matter());
+        live.retain(|_, entry| {
+            entry.carried_over.strong_count() > 0 || entry.unconfirmed.is_needed()
+        });
         let entry = live
             .entry(name.clone())
             .or_insert_with(|| Entry { carried_over: Weak::new(), unconfirmed: Arc::default() });

@@ -1,8 +1,8 @@
 //! Delivery of requests that come from outside: kept until a reconcile has finished them.
 //!
-//! A request from outside is in no list, so that an epoch which drops its queue would lose it. The
-//! source keeps each request that it takes, and each epoch begins with those that it keeps. A
-//! reconcile confirms the requests that were there when it began.
+//! A request from outside is in no initial list, so that an epoch which drops its queue would lose
+//! it. The source keeps each request that it takes, and each epoch begins with the kept ones. A
+//! reconcile confirms the requests that were taken before it began.
 
 use std::{
     collections::HashMap,
@@ -31,16 +31,17 @@ struct Numbers {
 
 #[derive(Debug)]
 struct Kept {
-    /// The number of the last time that the request was taken.
+    /// Number of the last time that the request was taken.
     number: u64,
+    /// True if the request waits for a reconcile to begin.
     waits: bool,
 }
 
-/// All sources of an epoch that keep what they take.
+/// Sources of an epoch that keep the requests they take.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct Deliveries(Mutex<Vec<Arc<Taken>>>);
 
-/// Confirms what was taken before a reconcile began, and nothing that came later.
+/// Confirmation of the requests taken before a reconcile began, and of none taken later.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct Receipt(Vec<(Arc<Taken>, u64)>);
 
@@ -54,7 +55,7 @@ impl Taken {
         numbers.waiting += usize::from(!before.is_some_and(|before| before.waits));
     }
 
-    /// Resolves when fewer than so many wait for a reconcile to begin. Cancel safe.
+    /// Resolves when fewer than `capacity` requests wait for a reconcile to begin. Cancel safe.
     pub(in crate::controller) async fn room(&self, capacity: usize) {
         loop {
             let begins = self.begins.notified();
@@ -65,7 +66,7 @@ impl Taken {
         }
     }
 
-    /// Requests that are not confirmed, in the order in which they were taken.
+    /// Returns the requests that are not confirmed, in the order in which they were taken.
     pub(in crate::controller) fn requests(&self) -> Vec<Request> {
         let numbers = self.numbers();
         let mut requests: Vec<_> = numbers.by_request.iter().collect();
@@ -83,7 +84,7 @@ impl Taken {
         self.begins.notify_waiters();
     }
 
-    /// A reconcile of this request begins; the number that it confirms.
+    /// Records that a reconcile of this request begins; returns the number that it confirms.
     fn begin(&self, request: &Request) -> Option<u64> {
         let number = self.numbers().by_request.get(request)?.number;
         self.set_waits(request, false);
@@ -99,14 +100,14 @@ impl Taken {
         }
     }
 
-    // No change of it can panic half-way, so a poisoned lock is still consistent.
+    // No change of the numbers can panic half-way, so a poisoned lock is still consistent.
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
         self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Deliveries {
-    /// Asks for the confirmations of one more source.
+    /// Adds a source that is to get confirmations; once, if it is added twice.
     pub(in crate::controller) fn join(&self, taken: &Arc<Taken>) {
         let mut sources = self.sources();
         if !sources.iter().any(|it| Arc::ptr_eq(it, taken)) {
@@ -114,7 +115,7 @@ impl Deliveries {
         }
     }
 
-    /// Receipt of a reconcile that begins now.
+    /// Returns the receipt of a reconcile that begins now.
     pub(in crate::controller) fn receipt(&self, request: &Request) -> Receipt {
         let sources = self.sources();
         let taken = sources.iter().filter_map(|it| Some((Arc::clone(it), it.begin(request)?)));
@@ -127,7 +128,7 @@ impl Deliveries {
 }
 
 impl Receipt {
-    /// Nothing more is to be done about the request.
+    /// Confirms the request at each of its sources: its reconcile has finished it.
     pub(in crate::controller) fn confirm(self, request: &Request) {
         for (taken, number) in self.0 {
             taken.confirm(request, number);

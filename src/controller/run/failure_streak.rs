@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A controller whose reconciles have all failed for so long is not ready.
+/// Duration of a failure streak after which the controller is not ready, one minute.
 pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Failures since the last success.
@@ -15,22 +15,24 @@ pub(in crate::controller) struct FailureStreak {
 }
 
 impl FailureStreak {
-    /// A reconcile failed.
+    /// Records that a reconcile failed.
     pub(in crate::controller) fn failed(&mut self, now: Instant) {
         self.since.get_or_insert(now);
     }
 
-    /// A reconcile succeeded, which ends the streak. Returns whether it had been reported.
+    /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
+    /// been reported.
     pub(in crate::controller) fn succeeded(&mut self) -> bool {
         std::mem::take(self).reported
     }
 
-    /// Time at which the streak is to be reported; `None` without one, or once it is.
+    /// Returns the time at which the streak is to be reported; `None` without a streak, or once it
+    /// is reported.
     pub(in crate::controller) fn due(&self) -> Option<Instant> {
         self.since.filter(|_| !self.reported)?.checked_add(LIMIT)
     }
 
-    /// The streak is reported.
+    /// Records that the streak is reported.
     pub(in crate::controller) fn report(&mut self) {
         self.reported = self.since.is_some();
     }

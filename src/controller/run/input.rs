@@ -1,4 +1,4 @@
-//! One input of a run: follows the condition of its source, starts it, and starts it again.
+//! Input of a run: follows the condition of its source, and starts the source again after its end.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -25,15 +25,15 @@ use crate::{
     redaction,
 };
 
-/// First pause before a source that ended, though its condition holds, is started again.
+/// First pause before a source is started again that ended although its condition holds; doubles.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// The longest such pause.
+/// Longest such pause. A source that ran for longer than this begins with the first pause again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// Time for the manager to stop an epoch whose condition is lost, before the epoch ends by itself.
 const STOP_PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a controller is told to listen to: a description, started anew in every epoch.
+/// Description of an input of a controller, started anew in every epoch.
 #[derive(Clone)]
 pub(in crate::controller) struct Input {
     pub(in crate::controller) source: InputSource,
@@ -42,9 +42,9 @@ pub(in crate::controller) struct Input {
 
 #[derive(Clone)]
 pub(in crate::controller) enum InputSource {
-    /// The built-in one, whose type and cache the run knows.
+    /// Built-in source, whose type and cache the run knows.
     Kind(Arc<KindSource>),
-    /// A user's.
+    /// Custom source.
     Other(Held<Arc<dyn ConditionalSource>>),
 }
 
@@ -80,13 +80,14 @@ impl Input {
         }
     }
 
-    fn is_own(&self) -> bool {
+    /// Returns whether the source is a user's.
+    fn is_custom(&self) -> bool {
         self.type_ref().is_none()
     }
 
     /// Name of the source in messages.
     pub(in crate::controller) fn name(&self) -> String {
-        // The builder has asked before: a source that panics then is refused.
+        // The builder refuses a source whose name panics; a later call may panic all the same.
         let unnamed = |panic| format!("a source whose name panicked: {panic}");
         guard::run(|| self.source().name()).unwrap_or_else(unnamed)
     }
@@ -135,11 +136,11 @@ impl Follower {
                     return failed(&name, &error);
                 }
                 (SourceEnd::Stopped | SourceEnd::TypeGone, InputMode::Required)
-                    if self.input.is_own() =>
+                    if self.input.is_custom() =>
                 {
-                    return self.over(&name, &mut readiness, &basis).await;
+                    return self.done(&name, &mut readiness, &basis).await;
                 }
-                (SourceEnd::Stopped, InputMode::Plain) if self.input.is_own() && !lost => {
+                (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && !lost => {
                     // A plain source that has ended does not end the run.
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
@@ -156,12 +157,12 @@ impl Follower {
         }
     }
 
-    /// A required source is done. If that is because its condition is lost, the manager is about to
-    /// stop the epoch; else the epoch ends here, and the manager asks the condition again.
+    /// Ends a required source that is done. If its condition is lost, the manager is about to stop the
+    /// epoch; otherwise the epoch ends here, and the manager reads the condition again.
     ///
-    /// The manager may rest on another part of an `any_of` than this input. It does not stop the
-    /// epoch then, so that the wait for it has a bound.
-    async fn over(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
+    /// The wait is bounded, because the manager may rest on another part of an `any_of`, and then
+    /// does not stop the epoch.
+    async fn done(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
         let mut patience = pin!(sleep(STOP_PATIENCE));
         loop {
             match readiness.verdict() {
@@ -192,12 +193,12 @@ impl Follower {
     ) -> Option<Vec<Basis>> {
         loop {
             let why = match readiness.verdict() {
-                // Another type than the epoch began with: that is the next epoch's.
+                // A type other than the one that the epoch began with belongs to the next epoch.
                 Verdict::Met(basis)
                     if self.input.mode == InputMode::Required
                         && first.is_some_and(|first| *first != basis) =>
                 {
-                    "its type is another one than the epoch began with".to_owned()
+                    "its type is not the one that the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
                 Verdict::Unmet(why) if is_absent(&why) => {
@@ -215,7 +216,7 @@ impl Follower {
         }
     }
 
-    /// One start of the source, until it is done.
+    /// Starts the source once, and drives it to its end.
     async fn once(
         &self,
         source: &Arc<dyn ConditionalSource>,
@@ -234,20 +235,20 @@ impl Follower {
             series: Arc::clone(&self.series),
             deliveries: Arc::clone(&self.deliveries),
         };
-        let ours = self.input.is_own();
-        if ours {
+        let is_custom = self.input.is_custom();
+        if is_custom {
             self.statuses.change(self.number, |row| row.set(WatchState::Syncing, None));
         }
         let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
             Ok(started) => started,
             Err(panic) => return panicked(&panic),
         };
-        // The error is the source's code too.
+        // The error's `Display` is the source's code too, so that it runs inside the guard.
         let synced =
             async move { synced.await.map_err(|error| redaction::message(error.as_ref())) };
         let (mut synced, mut done) = (pin!(guard::future(synced)), pin!(guard::future(done)));
         let (mut syncing, mut failed) = (true, None);
-        // Set once the source is asked to end while the epoch continues.
+        // Set once the source is stopped while the epoch continues.
         let mut deadline: Option<Instant> = None;
         let grace = || Some(after(Instant::now(), self.epoch.grace()));
         loop {
@@ -264,24 +265,28 @@ impl Follower {
                         deadline = deadline.or_else(grace);
                         stop.cancel();
                         release.cancel();
-                    } else if ours {
+                    } else if is_custom {
                         self.statuses.change(self.number, |row| row.set(WatchState::Synced, None));
                     }
                 }
                 end = &mut done => {
-                    // What a source says after it could not sync is no news.
+                    // A failed sync takes precedence over the end that follows it.
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&panic)));
                 }
                 () = readiness.changed() => match readiness.verdict() {
                     Verdict::Met(now) if now == basis => {
                         self.statuses.change(self.number, InputStatus::resume);
                     }
-                    // Nothing is proven: what is there stays.
+                    // Without proof of absence the source continues.
                     Verdict::Unknown(_) => {}
-                    Verdict::Met(_) | Verdict::Unmet(_) if self.input.mode == InputMode::Required => {
+                    Verdict::Met(_) | Verdict::Unmet(_)
+                        if self.input.mode == InputMode::Required =>
+                    {
                         debug!("condition lost, the epoch is about to stop");
                     }
-                    Verdict::Unmet(why) if self.input.mode == InputMode::Plain && !is_absent(&why) => {
+                    Verdict::Unmet(why)
+                        if self.input.mode == InputMode::Plain && !is_absent(&why) =>
+                    {
                         self.statuses.change(self.number, |row| row.interrupt(messages(&why)));
                     }
                     Verdict::Met(_) | Verdict::Unmet(_) => {
@@ -290,7 +295,7 @@ impl Follower {
                         release.cancel();
                     }
                 },
-                // Dropping it stops it.
+                // Returning drops the source, which stops it.
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     warn!(input = self.input.name(), "source did not end and is dropped");
                     return failed.unwrap_or(SourceEnd::Stopped);
@@ -300,7 +305,7 @@ impl Follower {
     }
 }
 
-/// Whether a type itself is gone, rather than out of reach for now.
+/// Returns whether a type is proven absent, rather than unavailable for now.
 fn is_absent(unmet: &[Unmet]) -> bool {
     unmet.iter().any(|unmet| unmet.reason == Reason::TypeAbsent)
 }

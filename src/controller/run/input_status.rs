@@ -1,4 +1,4 @@
-//! What a run knows of its inputs: their state for the report, their caches for the reconciler.
+//! Statuses of a run's inputs: their states for the report, their caches for the reconciler.
 
 use std::{
     mem,
@@ -17,64 +17,64 @@ use crate::{
     manager::{Epoch, WatchReport, WatchState as State},
 };
 
-/// How an input follows its condition.
+/// Effect of an input's condition on the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::controller) enum InputMode {
-    /// The controller runs only while it holds.
+    /// The controller runs only while the condition holds.
     Required,
-    /// The input comes and goes with it.
+    /// The source runs only while the condition holds; the controller runs without it.
     Optional,
-    /// It is waited for, for a while; a later loss is reported.
+    /// The source must sync within the sync timeout; a later loss is only reported.
     Plain,
 }
 
-/// The inputs of one epoch.
+/// Statuses of the inputs of one epoch.
 #[derive(Debug)]
 pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
-    // The time to sync is over.
+    // True once the sync timeout is over.
     overdue: AtomicBool,
     rows: Mutex<Vec<InputStatus>>,
-    // An input that is synced, or need not be waited for. Sized by the number of inputs, and
-    // each is sent once.
+    // Inputs that are synced or not waited for. Capacity is the number of inputs, since each is
+    // sent once.
     settled: mpsc::Sender<usize>,
 }
 
-/// One input of a run.
+/// Status of one input of a run.
 #[derive(Debug)]
 pub(in crate::controller) struct InputStatus {
-    /// What it is called in messages.
+    /// Name in messages.
     pub(in crate::controller) label: String,
-    /// What it is a type of, if it is the built-in source.
+    /// Type of the input's objects, for the built-in source.
     pub(in crate::controller) type_ref: Option<TypeRef>,
     pub(in crate::controller) mode: InputMode,
     pub(in crate::controller) state: State,
-    /// What is wrong, while something is.
+    /// Current error.
     pub(in crate::controller) error: Option<String>,
     pub(in crate::controller) attached: Option<Attached>,
-    /// What is read from until the informer that takes its place is synced.
+    /// Previous subscription; readable until its replacement has synced.
     pub(in crate::controller) held: Option<Subscription>,
-    /// Acquired before the epoch began.
+    /// Subscription acquired before the epoch began.
     pub(in crate::controller) prepared: Option<Subscription>,
-    // How it was doing when its condition was lost, while nothing newer is known.
+    // State and error at the loss of the condition, to return to with the condition.
     interrupted: Option<(State, Option<String>)>,
     synced: bool,
     settled: bool,
 }
 
-/// A cache of an input.
+/// Cache of an input.
 #[derive(Clone, Debug)]
 pub(in crate::controller) struct Attached {
     pub(in crate::controller) served: Arc<ServedType>,
     pub(in crate::controller) store: Store,
-    /// Which objects are in it.
+    /// Informer key, which says which objects the cache holds.
     pub(in crate::controller) key: InformerKey,
-    /// What has become of the type since.
+    /// Current status of the type.
     pub(in crate::controller) status: Option<watch::Receiver<TypeStatus>>,
 }
 
 impl InputStatuses {
-    /// The statuses of an epoch, and the inputs that settle, by number.
+    /// Returns the statuses of an epoch, and a channel of the numbers of settled inputs.
     pub(in crate::controller) fn new(
         epoch: Epoch,
         rows: Vec<InputStatus>,
@@ -86,12 +86,12 @@ impl InputStatuses {
         (Arc::new(statuses), inputs)
     }
 
-    /// One more input.
+    /// Adds an input.
     pub(in crate::controller) fn push(&self, row: InputStatus) {
         self.rows().push(row);
     }
 
-    /// Changes what is known of an input, and reports it.
+    /// Changes the status of an input, and reports it.
     pub(in crate::controller) fn change<T>(
         &self,
         input: usize,
@@ -102,32 +102,32 @@ impl InputStatuses {
         let changed = change(row);
         let settled = match row.mode {
             _ if row.synced => true,
-            // What an optional type cannot do holds nobody up.
+            // An optional input with an error is not waited for.
             InputMode::Optional => row.error.is_some(),
             InputMode::Required | InputMode::Plain => false,
         };
         if settled && !mem::replace(&mut row.settled, true) {
-            // Fails only when nobody waits any more.
+            // Fails only after the run has stopped waiting.
             self.settled.try_send(input).ok();
         }
         self.report(&rows);
         changed
     }
 
-    /// The cache of an input, as it was named or as it turned out to be served.
+    /// Returns the cache of an input by its declared type or, failing that, by its served type.
     pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
         let rows = self.rows();
         let named =
             |row: &&InputStatus| row.attached.is_some() && row.type_ref.as_ref() == Some(type_ref);
         let found = rows.iter().find(named).or_else(|| {
             rows.iter().find(|row| {
-                row.attached.as_ref().is_some_and(|attached| is(type_ref, &attached.served))
+                row.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
         });
         found.and_then(|row| row.attached.clone())
     }
 
-    /// Every cache there is of a type, at whatever version.
+    /// Returns the caches of a type, at any version.
     pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
         let rows = self.rows();
         let attached = rows.iter().filter_map(|row| row.attached.as_ref());
@@ -138,23 +138,23 @@ impl InputStatuses {
         attached.filter(is).cloned().collect()
     }
 
-    /// Whether a cache is known to be behind.
+    /// Returns whether a cache is known to be behind.
     pub(in crate::controller) fn stale(&self) -> bool {
         self.rows().iter().any(InputStatus::stale)
     }
 
-    /// Why an input is not synced.
+    /// Returns the reason why an input is not synced.
     pub(in crate::controller) fn why(&self, input: usize) -> String {
         self.rows()[input].why()
     }
 
-    /// From now on the report names those that are still waited for.
+    /// Records that the sync timeout is over: from now on the report names the late inputs.
     pub(in crate::controller) fn overdue(&self) {
         self.overdue.store(true, Ordering::Relaxed);
         self.report(&self.rows());
     }
 
-    /// Lets go of every cache, whoever still holds a context.
+    /// Drops every cache; contexts that outlive the run cannot read them.
     pub(in crate::controller) fn clear(&self) {
         let mut rows = self.rows();
         let held: Vec<_> = rows.iter_mut().map(|row| (row.detach(), row.prepared.take())).collect();
@@ -208,8 +208,8 @@ impl InputStatuses {
 }
 
 impl Attached {
-    /// How to talk to the type now. Subresources come and go while it stays the same one, and who
-    /// serves it may become known later; nothing else changes.
+    /// Returns the type as served now. Of the same type only the subresources and the version order
+    /// may change; a different type is ignored.
     pub(in crate::controller) fn current(&self) -> Arc<ServedType> {
         let now = self.status.as_ref().and_then(|status| status.borrow().served.clone());
         let is_same = |now: &Arc<ServedType>| {
@@ -248,7 +248,7 @@ impl InputStatus {
         self.interrupted = None;
     }
 
-    /// Why it is not synced.
+    /// Returns the reason why the input is not synced.
     fn why(&self) -> String {
         match &self.error {
             Some(error) => error.clone(),
@@ -256,40 +256,40 @@ impl InputStatus {
         }
     }
 
-    /// Its condition does not hold. What was cached is behind from now on.
+    /// Records that the condition does not hold; a cache is stale from now on.
     pub(in crate::controller) fn wait(&mut self, why: String) {
         let state = if self.synced { State::Stale } else { State::Waiting };
         self.set(state, Some(why));
     }
 
-    /// Its condition does not hold for now, and its source goes on.
+    /// Records that the condition does not hold for now, while the source continues.
     pub(in crate::controller) fn interrupt(&mut self, why: String) {
         let before = self.interrupted.take().unwrap_or_else(|| (self.state, self.error.take()));
         self.wait(why);
         self.interrupted = Some(before);
     }
 
-    /// Its condition holds again, as it did when the source was started.
+    /// Records that the condition holds again, with the same basis as at the start of the source.
     pub(in crate::controller) fn resume(&mut self) {
         if let Some((state, error)) = self.interrupted.take() {
             self.set(state, error);
         }
     }
 
-    /// Nothing of it can be read from now on. Without an optional one nothing is behind.
+    /// Removes the caches of the input and returns them. A removed optional input is not stale.
     pub(in crate::controller) fn detach(&mut self) -> (Option<Attached>, Option<Subscription>) {
         self.synced &= self.mode != InputMode::Optional;
         (self.attached.take(), self.held.take())
     }
 
-    /// It was synced once, and is not now.
+    /// Returns whether the input has synced once and is not synced now.
     fn stale(&self) -> bool {
         self.synced && self.state != State::Synced
     }
 }
 
-/// Whether this served type is what is asked for.
-fn is(type_ref: &TypeRef, served: &ServedType) -> bool {
+/// Returns whether a served type is the one that a reference names.
+fn matches(type_ref: &TypeRef, served: &ServedType) -> bool {
     use crate::kind::TypeName::{Kind, Resource};
     let named = match &type_ref.name {
         Resource(plural) => **plural == *served.identity.plural,

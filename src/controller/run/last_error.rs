@@ -6,8 +6,8 @@ use tokio::time::Instant;
 
 use crate::controller::Request;
 
-/// Least time between the errors of two requests, so that thousands that fail together do not
-/// change the status thousands of times.
+/// Minimum time between the errors of two requests. Thousands of requests that fail together must
+/// not change the status thousands of times.
 const GAP: Duration = Duration::from_secs(1);
 
 /// Error of the request that failed last, until that request succeeds.
@@ -18,8 +18,8 @@ pub(in crate::controller) struct LastError {
 }
 
 impl LastError {
-    /// Records a failure. Returns whether its error is to be shown: at once for the request that
-    /// is shown already, for a `final_attempt`, and while none is shown; otherwise once a second.
+    /// Records a failure. Returns whether its error is to be shown: at once for the request whose
+    /// error is shown, for a `final_attempt`, and while no error is shown; else once a second.
     pub(in crate::controller) fn failed(
         &mut self,
         key: &Request,
@@ -38,7 +38,7 @@ impl LastError {
     }
 
     /// Records that a request succeeded, or that its object is gone. Returns whether its error was
-    /// shown until now.
+    /// the one shown.
     pub(in crate::controller) fn succeeded(&mut self, key: &Request) -> bool {
         self.request.take_if(|request| request == key).is_some()
     }

@@ -1,4 +1,4 @@
-//! What becomes of a request after a reconcile: decisions without I/O.
+//! Outcome of a reconcile for its request: decisions without I/O.
 
 use std::{error::Error, iter, sync::Arc, time::Duration};
 
@@ -10,75 +10,78 @@ use crate::{
     redaction,
 };
 
-/// How a reconcile ended.
+/// End of a reconcile.
 #[derive(Debug)]
 pub(in crate::controller) enum Attempt {
-    /// It returned, and this becomes of the request.
+    /// The reconciler returned, with this decision about the request.
     Returned(Next),
-    /// It outlasted the reconcile timeout.
+    /// The reconcile exceeded its timeout.
     TimedOut(Duration),
-    /// It panicked, with this message.
+    /// The reconciler panicked, with this message.
     Panicked(String),
     /// The epoch's grace was over.
     Aborted,
-    /// It did not begin: the caches have to catch up with a write of unknown outcome first.
+    /// The reconcile did not begin: the caches are behind an unconfirmed write.
     Behind(Behind),
 }
 
-/// What becomes of the request.
+/// Decision about a request after its reconcile.
 #[derive(Debug)]
 pub(in crate::controller) enum Next {
-    /// Nothing until something changes.
+    /// Wait for the next change.
     Done,
-    /// As `Done`, and no success: its object is not there.
+    /// Wait for the next change; neither success nor failure, since the object does not exist.
     Gone,
-    /// Again after this time.
+    /// Requeue after this time.
     After(Duration),
-    /// Again after this time, without an error: nothing was done yet.
+    /// Requeue after this time; neither success nor failure, since nothing has been done yet.
     Postponed(Duration),
-    /// Again after its back-off. Without an error, nothing is wrong.
+    /// Requeue after the back-off: a conflict if there is no error.
     Retry(Option<BoxError>),
-    /// Again after this time, as a failure.
+    /// Requeue after this time, as a failure.
     RetryAfter(BoxError, Duration),
-    /// Again after its back-off, and not before the time that the API server asks for.
+    /// Requeue through the retry gate, after at least the time that the API server asks for.
     Throttled(BoxError, Duration),
-    /// Not again until something changes, though it failed.
+    /// Wait for the next change after a final failure.
     GiveUp(BoxError),
-    /// Again when the caches may have caught up.
+    /// Requeue until the caches have caught up.
     Wait(Behind),
-    /// Again in the next epoch, if that is the successor of this one.
+    /// Requeue in the next epoch, if it supersedes this one.
     Abandon,
 }
 
-/// As the error of a [`ReconcileError::RetryAfter`]: whoever is needed asks to be left alone so
-/// long. Nothing is wrong, and nothing is done either.
+/// Error in a [`ReconcileError::RetryAfter`] for a reconcile that has to wait for a dependency,
+/// such as a hook. The request is requeued as neither failed nor succeeded.
 #[derive(Debug, thiserror::Error)]
-#[error("asked to come back later")]
+#[error("postponed")]
 pub(crate) struct Postponed;
 
-/// As the error of a [`ReconcileError::Terminal`]: the object is gone, and there was nothing to do.
-/// No failure, and no success that would say anything about other requests.
+/// Error in a [`ReconcileError::Terminal`] for a reconcile whose object is gone. Counts as no
+/// failure, and as no success from which other requests could conclude anything.
 #[derive(Debug, thiserror::Error)]
 #[error("the object is gone")]
 pub(crate) struct ObjectGone;
 
-/// The request is repeated later: the timeout of the controller is over.
+/// The reconcile exceeded the controller's timeout; the request is retried.
 #[derive(Debug, thiserror::Error)]
 #[error("the reconcile took longer than its timeout of {0:?}")]
 struct TimeoutError(Duration);
 
-/// The request is repeated later: its reconcile panicked.
+/// The reconcile panicked; the request is retried.
 #[derive(Debug, thiserror::Error)]
 #[error("the reconcile panicked: {0}")]
 struct PanicError(String);
 
 impl Attempt {
-    /// The result switch of controller-runtime (`pkg/internal/controller/controller.go`), except
-    /// that a conflict is no error.
+    /// Classifies the result of a reconciler.
     ///
-    /// Called where the reconciler is: what its error says, and how that is dropped, is its code.
+    /// Semantics: controller-runtime (`pkg/internal/controller/controller.go`), except that a
+    /// conflict is not an error.
+    ///
+    /// To be called in the reconcile's task: `Display` and `Drop` of the error are user code, which
+    /// may panic.
     pub(in crate::controller) fn of(result: Result<Outcome, ReconcileError>) -> Self {
-        let told = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
+        let redacted = |error: &BoxError| BoxError::from(redaction::message(error.as_ref()));
         Self::Returned(match result {
             Ok(Outcome::Done) => Next::Done,
             Ok(Outcome::RequeueAfter(after)) => Next::After(after),
@@ -86,17 +89,17 @@ impl Attempt {
                 let asks_to_wait = statuses(&*error).find_map(retry_after);
                 match asks_to_wait {
                     _ if is_conflict(&*error) => Next::Retry(None),
-                    Some(after) => Next::Throttled(told(&error), after),
-                    None => Next::Retry(Some(told(&error))),
+                    Some(after) => Next::Throttled(redacted(&error), after),
+                    None => Next::Retry(Some(redacted(&error))),
                 }
             }
             Err(ReconcileError::RetryAfter(error, after)) => match error.is::<Postponed>() {
                 true => Next::Postponed(after),
-                false => Next::RetryAfter(told(&error), after),
+                false => Next::RetryAfter(redacted(&error), after),
             },
             Err(ReconcileError::Terminal(error)) => match error.is::<ObjectGone>() {
                 true => Next::Gone,
-                false => Next::GiveUp(told(&error)),
+                false => Next::GiveUp(redacted(&error)),
             },
         })
     }
@@ -113,7 +116,7 @@ impl Attempt {
 }
 
 impl Next {
-    /// Returns whether nothing is left to be done until something changes.
+    /// Returns whether the request waits for the next change.
     pub(in crate::controller) fn is_final(&self) -> bool {
         match self {
             Self::Done | Self::Gone | Self::GiveUp(_) => true,
@@ -127,7 +130,7 @@ impl Next {
         }
     }
 
-    /// How it is counted, if it is.
+    /// Returns the result under which the reconcile is counted; `None` if it is not counted.
     pub(in crate::controller) fn result(&self) -> Option<ReconcileResult> {
         match self {
             Self::Done | Self::Gone => Some(ReconcileResult::Success),
@@ -141,7 +144,7 @@ impl Next {
     }
 }
 
-/// Answers of the API server in an error and its causes.
+/// Returns the API server's statuses in an error and its causes.
 ///
 /// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be
 /// seen. Its source can, which is the boxed status.
@@ -159,7 +162,7 @@ fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {
         .or_else(|| error.downcast_ref::<Arc<Status>>().map(|status| &**status))
 }
 
-/// Whether somebody else wrote the object first; an object that exists already is another matter.
+/// Returns whether an error is a conflict with another writer. `AlreadyExists`, also 409, is not.
 fn is_conflict(error: &(dyn Error + 'static)) -> bool {
     let no_reason = |status: &Status| status.code == 409 && status.reason.is_empty();
     statuses(error).any(|status| status.is_conflict() || no_reason(status))
@@ -215,14 +218,14 @@ mod tests {
     #[error("writing: {0}")]
     struct Nested(#[source] BoxError);
 
-    /// `?` of a function that reports by `anyhow`.
+    /// Error of a function that returns `anyhow::Error`, after `?`.
     fn by_anyhow(error: impl Into<anyhow::Error>) -> BoxError {
         let next = || -> Result<Outcome, ReconcileError> { Err(error.into())? };
         let Err(ReconcileError::Retry(error)) = next() else { unreachable!() };
         error
     }
 
-    /// The ways in which reconcilers pass on an answer of the API server.
+    /// Forms in which reconcilers return an error of the API server.
     fn wrapped(answer: impl Fn() -> kube::Error) -> Vec<(&'static str, BoxError)> {
         let status = || {
             let kube::Error::Api(status) = answer() else { panic!("{}", answer()) };

@@ -35,7 +35,7 @@ use crate::{
     },
 };
 
-/// A source whose every turn is the test's.
+/// Source that the test drives step by step.
 #[derive(Clone)]
 struct Fake {
     shared: Arc<FakeShared>,
@@ -136,7 +136,7 @@ impl ConditionalSource for Fake {
     }
 }
 
-/// What reconciles did, in order.
+/// Log of reconciles, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<(String, u32, u64)>>>);
 
@@ -150,13 +150,13 @@ impl Log {
         self.0.lock().unwrap().iter().map(|(name, ..)| name.clone()).collect()
     }
 
-    /// Attempt and milliseconds since the harness was made.
+    /// Returns attempt and time of each reconcile, in milliseconds since the harness was built.
     fn attempts(&self) -> Vec<(u32, u64)> {
         self.0.lock().unwrap().iter().map(|(_, attempt, millis)| (*attempt, *millis)).collect()
     }
 }
 
-/// A controller of fake sources, and one run of it.
+/// Controller of fake sources, with one run of it.
 struct Harness {
     controller: Controller,
     carried_over: Arc<CarriedOver>,
@@ -267,7 +267,7 @@ impl Harness {
         self.done().await
     }
 
-    /// The value of the series of this name, as it is exported.
+    /// Returns the exported value of a series.
     fn metric(&self, name: &str) -> String {
         exported(&self.metrics)
             .lines()
@@ -284,7 +284,7 @@ fn exported(metrics: &ControllerMetrics) -> String {
     text
 }
 
-/// A client whose server answers when `answer` resolves.
+/// Returns a client whose server responds when `answer` resolves.
 fn client<F>(answer: impl Fn() -> F + Send + Sync + 'static) -> Client
 where
     F: Future<Output = ()> + Send + 'static,
@@ -367,7 +367,7 @@ impl ConditionalSource for Bomb {
     }
 }
 
-/// One request is delayed, one is ready, one is under way; then the epoch stops.
+/// Stops an epoch with a delayed, a ready and a running request, and starts the next one.
 async fn stopped_with_work_left(
     reason: StopReason,
     source: impl ConditionalSource,

@@ -1,8 +1,8 @@
-//! Writes whose outcome nobody knows, by the request whose reconcile sent them.
+//! Unconfirmed writes: writes of unknown outcome, by the request whose reconcile sent them.
 //!
-//! Such a write may have been carried out all the same, and a cache that has not seen it yet would
-//! have it sent twice. So the next reconcile of that request begins when the caches have caught up
-//! with the server.
+//! The server may have applied an unconfirmed write. A reconcile over a cache that does not yet
+//! show it would send the write again. So the next reconcile of that request waits until the caches
+//! have caught up with the server.
 
 mod check;
 mod target;
@@ -26,40 +26,42 @@ use crate::{
     manager::{Write, WriteObserver},
 };
 
-/// Informers linger for seconds; a cache that began after this has seen what was written.
-const MEMORY: Duration = Duration::from_secs(600);
-/// The first pause before the caches are compared again; doubles.
+/// Retention of the unconfirmed writes of a name without a controller, ten minutes since the last
+/// write. Informers linger for seconds only, so that a cache which starts later includes them.
+const RETENTION: Duration = Duration::from_secs(600);
+/// First pause before the caches are compared again; doubles up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// Longest pause before the caches are compared again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 task_local! {
-    // The request whose reconcile, or whose reconcile's task, runs in this task.
-    static ASKING: Request;
+    // Request whose reconcile, or a task spawned by it, runs in this task.
+    static CURRENT: Request;
 }
 
-/// The doubts of a controller. They outlive its epochs.
+/// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
 pub(in crate::controller) struct UnconfirmedWrites(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     open: HashMap<Request, RequestWrites>,
-    // Requests that are being reconciled.
+    // Requests in reconcile.
     active: HashSet<Request>,
-    // When a doubt last arose.
+    // Time of the last write whose outcome became unknown.
     latest: Option<Instant>,
 }
 
-/// What is not known of one request's writes.
+/// Unconfirmed writes of one request.
 #[derive(Debug, Default)]
 struct RequestWrites {
-    // With what was seen of it, if it is one of the objects of a collection that was listed.
+    // Objects or collections written, each with its state on the server if a list has shown it.
     targets: BTreeMap<Target, Option<Live>>,
-    // How often the caches were found behind.
+    // Number of comparisons that found the caches behind.
     waits: u32,
 }
 
-/// Marks a request as being reconciled until dropped, and holds its doubt.
+/// Marks a request as in reconcile until dropped, and holds its unconfirmed writes.
 #[derive(Debug)]
 pub(in crate::controller) struct Reconciling {
     unconfirmed: Arc<UnconfirmedWrites>,
@@ -67,39 +69,41 @@ pub(in crate::controller) struct Reconciling {
     writes: Option<RequestWrites>,
 }
 
-/// The caches are behind what the server has, or it could not be asked. The request waits.
+/// The caches are behind the server, or the server could not be read. The request waits.
 #[derive(Debug, thiserror::Error)]
 #[error("the outcome of an earlier write is unknown, and {why}")]
 pub(in crate::controller) struct Behind {
     why: Unconfirmed,
-    /// When to look again.
+    /// Pause before the next comparison.
     pub(in crate::controller) after: Duration,
 }
 
 impl Behind {
-    /// The server did not answer what it was asked; how long it asks to wait, if it does.
+    /// Returns the wait that the server asked for if it could not be read; zero if it asked for
+    /// none.
     pub(in crate::controller) fn unanswered(&self) -> Option<Duration> {
         self.why.unanswered()
     }
 }
 
 impl UnconfirmedWrites {
-    /// Hears of writes for the requests whose reconciles send them.
+    /// Returns an observer that records each write of unknown outcome for its request.
     ///
-    /// What a task of the reconciler's own sends may be for any of those that are running.
+    /// A write from a task without a current request (`tokio::spawn`) counts for every request in
+    /// reconcile.
     pub(in crate::controller) fn observer(self: &Arc<Self>) -> WriteObserver {
         let unconfirmed = Arc::clone(self);
         Arc::new(move |write| {
             let unconfirmed = Arc::clone(&unconfirmed);
-            let asking = match ASKING.try_with(Clone::clone) {
+            let requests = match CURRENT.try_with(Clone::clone) {
                 Ok(request) => vec![request],
                 Err(_) => unconfirmed.state().active.iter().cloned().collect(),
             };
-            Box::new(move || unconfirmed.add(asking, write))
+            Box::new(move || unconfirmed.add(requests, write))
         })
     }
 
-    /// The turn of a request, which has one at a time.
+    /// Begins the reconcile of a request, of which one runs at a time.
     pub(in crate::controller) fn begin(self: &Arc<Self>, request: &Request) -> Reconciling {
         let mut state = self.state();
         state.active.insert(request.clone());
@@ -108,56 +112,60 @@ impl UnconfirmedWrites {
         Reconciling { unconfirmed: Arc::clone(self), request: request.clone(), writes }
     }
 
-    /// The requests in doubt: they are reconciled in the next epoch, whatever else happens.
+    /// Returns the requests with unconfirmed writes, which the next epoch reconciles in any case.
     pub(in crate::controller) fn requests(&self) -> Vec<Request> {
         self.state().open.keys().cloned().collect()
     }
 
-    /// Whether a controller of the same name has to know of them, when there is none now.
-    pub(in crate::controller) fn matter(&self) -> bool {
+    /// Returns whether a later controller of the same name still needs these writes.
+    pub(in crate::controller) fn is_needed(&self) -> bool {
         let state = self.state();
-        !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < MEMORY)
+        !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < RETENTION)
     }
 
-    fn add(&self, asking: Vec<Request>, write: Write) {
+    fn add(&self, requests: Vec<Request>, write: Write) {
         let target = Target::of(write);
         let mut state = self.state();
         state.latest = Some(Instant::now());
-        for request in asking {
-            // A write to something that is no object leaves the request itself in doubt.
+        for request in requests {
+            // A write without a target is recorded too: the request's own object is compared.
             let writes = state.open.entry(request).or_default();
             writes.targets.extend(target.clone().map(|target| (target, None)));
         }
     }
 
-    // Nothing panics half-way through a change of it.
+    // No change of the state can panic half-way, so a poisoned lock is still consistent.
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Reconciling {
-    /// Whether the outcome of an earlier write is unknown.
+    /// Returns whether the outcome of an earlier write is unknown.
     pub(in crate::controller) fn has_unconfirmed(&self) -> bool {
         self.writes.is_some()
     }
 
-    /// Compares the caches with the server, if there is a doubt; it is gone when they have caught
-    /// up.
+    /// Compares the caches with the server if there are unconfirmed writes; clears those writes
+    /// once the caches have caught up.
+    ///
+    /// # Errors
+    ///
+    /// [`Behind`] while the caches have not caught up, or the server cannot be read.
     ///
     /// # Cancel safety
     ///
-    /// Cancel safe: the doubt stays.
-    pub(in crate::controller) async fn settle(
+    /// Cancel safe: the writes stay unconfirmed.
+    pub(in crate::controller) async fn confirm(
         &mut self,
         context: &Context,
         primary: Option<&TypeRef>,
     ) -> Result<(), Behind> {
         let Some(writes) = &mut self.writes else { return Ok(()) };
-        // The object itself too: what was written may have changed it.
+        // The request's own object is compared too: the write may have changed it.
         let served = primary.and_then(|primary| context.served(primary));
-        let itself = served.map(|served| Target::itself(&self.request, &served));
-        if let Err(why) = writes.settle(itself, context).await {
+        let primary = served.map(|served| Target::of_request(&self.request, &served));
+        if let Err(why) = writes.confirm(primary, context).await {
             let after = FIRST_PAUSE.saturating_mul(1 << writes.waits.min(16)).min(LONGEST_PAUSE);
             writes.waits = writes.waits.saturating_add(1);
             return Err(Behind { why, after });
@@ -166,19 +174,20 @@ impl Reconciling {
         Ok(())
     }
 
-    /// Runs what a request is reconciled with, so that its writes are known as this request's.
-    pub(in crate::controller) async fn take<T>(&self, reconcile: impl Future<Output = T>) -> T {
-        asking(self.request.clone(), reconcile).await
+    /// Runs a reconcile, and attributes its writes to this request.
+    pub(in crate::controller) async fn run<T>(&self, reconcile: impl Future<Output = T>) -> T {
+        with_request(self.request.clone(), reconcile).await
     }
 }
 
 impl RequestWrites {
-    /// Compares one target after the other. A target that the caches have caught up with is not
-    /// looked at again, and a collection becomes those of its objects that they lack: it is listed
-    /// once, however long they take.
-    async fn settle(
+    /// Compares the targets in sequence.
+    ///
+    /// A target that the caches have caught up with is not compared again. A collection is listed
+    /// once, and is then replaced by those of its objects that the caches lack.
+    async fn confirm(
         &mut self,
-        itself: Option<Target>,
+        primary: Option<Target>,
         context: &Context,
     ) -> Result<(), Unconfirmed> {
         while let Some((target, seen)) = self.targets.first_key_value() {
@@ -188,19 +197,19 @@ impl RequestWrites {
                 self.targets.entry(target).or_insert(Some(seen));
             }
         }
-        if let Some(itself) = itself {
-            check::caught_up(&itself, None, context).await?;
+        if let Some(primary) = primary {
+            check::caught_up(&primary, None, context).await?;
         }
         Ok(())
     }
 }
 
-/// Runs work of a request, so that its writes are known as this request's.
-pub(in crate::controller) fn asking<F: Future>(
+/// Runs work of a request, and attributes its writes to it.
+pub(in crate::controller) fn with_request<F: Future>(
     request: Request,
     work: F,
 ) -> impl Future<Output = F::Output> {
-    ASKING.scope(request, work)
+    CURRENT.scope(request, work)
 }
 
 impl Drop for Reconciling {
@@ -210,7 +219,7 @@ impl Drop for Reconciling {
         if let Some(writes) = self.writes.take() {
             let open = state.open.entry(self.request.clone()).or_default();
             for (target, seen) in writes.targets {
-                // A newer write may have changed what was seen.
+                // The entry of a newer write wins: its write may have changed the state seen.
                 open.targets.entry(target).or_insert(seen);
             }
             open.waits = open.waits.max(writes.waits);

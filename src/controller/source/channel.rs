@@ -1,4 +1,4 @@
-//! A source that is fed by hand.
+//! Channel source: requests that a program sends itself.
 
 use std::sync::Arc;
 
@@ -13,37 +13,39 @@ use crate::controller::{
 };
 use crate::manager::{Readiness, always};
 
-/// Requests that arrive over a channel, from outside of Kubernetes perhaps.
+/// Source of requests from a channel, for events from outside of Kubernetes.
 ///
-/// Each is delivered at least once, merged by its key. The source keeps a request from the moment
-/// it is taken off the channel until its reconcile returns [`Outcome::Done`](super::Outcome::Done)
-/// or [`ReconcileError::Terminal`](super::ReconcileError::Terminal). Whatever ends an epoch, the
-/// next one of a controller with this source begins with what is kept: also requests in back-off,
-/// requests to be repeated after a time, and those whose reconcile was dropped.
+/// Each request is delivered at least once, merged by its key. The source keeps a request from its
+/// receipt until its reconcile returns [`Outcome::Done`](super::Outcome::Done) or
+/// [`ReconcileError::Terminal`](super::ReconcileError::Terminal). The next epoch of a controller
+/// with this source begins with the kept requests, however the last epoch ended. They include
+/// requests in back-off, requests to be requeued after a time, and those whose reconcile was
+/// dropped.
 ///
-/// The channel's capacity holds senders back: the source takes no more while as many requests wait
-/// for a reconcile to begin, and a stopped controller takes nothing. Closing the channel ends no
-/// run, and what was sent before is delivered. Kept requests are bounded by their distinct keys;
-/// they go with the last clone of this source.
+/// The channel's capacity holds senders back: the source receives no more while as many requests
+/// wait for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
+/// not end the run, and requests sent before are delivered. Kept requests are bounded by their
+/// distinct keys, and are dropped with the last clone of this source.
 ///
 /// Semantics: `source.Channel` of controller-runtime, except that it can be started again, and
 /// carries requests.
 #[derive(Clone, Debug)]
 pub struct ChannelSource {
-    // Held by the epoch that runs.
+    // Locked by the running epoch.
     requests: Arc<Mutex<mpsc::Receiver<Request>>>,
     taken: Arc<Taken>,
 }
 
 impl ChannelSource {
-    /// A channel with room for `capacity` requests (at least 1), and the source at its end.
+    /// Returns the sender of a channel of `capacity` requests (at least 1), and the source that
+    /// receives them.
     pub fn new(capacity: usize) -> (mpsc::Sender<Request>, Self) {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let requests = Arc::new(Mutex::new(receiver));
         (sender, Self { requests, taken: Arc::default() })
     }
 
-    /// Hands over what is kept and what arrives, until the channel is closed.
+    /// Enqueues the kept requests and then those that arrive, until the channel is closed.
     async fn pump(self, context: &SourceContext) {
         let mut requests = self.requests.lock().await;
         context.deliveries.join(&self.taken);
@@ -52,7 +54,7 @@ impl ChannelSource {
         }
         let capacity = requests.max_capacity();
         self.taken.room(capacity).await;
-        // Asked before each request, as many may arrive within one poll.
+        // Checked before each request, since many may arrive within one poll.
         while !context.stop.is_cancelled()
             && let Some(request) = requests.recv().await
         {
@@ -74,7 +76,7 @@ impl ConditionalSource for ChannelSource {
             select! {
                 biased;
                 () = context.stopping() => {}
-                // Not done when the channel is closed: kept requests may be confirmed later.
+                // Continues after the channel is closed: kept requests may be confirmed later.
                 () = async {
                     source.pump(&context).await;
                     context.stopping().await;

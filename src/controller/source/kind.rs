@@ -1,4 +1,4 @@
-//! The built-in source: changes of the objects of one type, by way of its shared informer.
+//! Built-in source: changes of the objects of one type, read from its shared informer.
 
 use std::{fmt::Display, pin::pin, sync::Arc};
 
@@ -28,13 +28,13 @@ use crate::{
     manager::{Readiness, WatchState, type_served},
 };
 
-/// Describes which objects are listened to, and whom their changes concern.
+/// Description of a source: the objects watched, and the mapping of their changes to requests.
 pub(in crate::controller) struct KindSource {
     pub(in crate::controller) filter: Filter,
     pub(in crate::controller) predicates: Vec<Predicate>,
-    pub(in crate::controller) concern: Concern,
+    pub(in crate::controller) mapping: Mapping,
     pub(in crate::controller) indexes: Vec<Index>,
-    /// Last panic of an index function: which index, at which object, and the message.
+    /// Last panic of an index function, with index, object and message.
     pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
     pub(in crate::controller) synced: Option<OnSynced>,
     pub(in crate::controller) mode: InputMode,
@@ -42,7 +42,7 @@ pub(in crate::controller) struct KindSource {
     pub(in crate::controller) informers: InformerSet,
 }
 
-/// Which objects, and what of them.
+/// Selection of objects, and the parts of them to cache.
 #[derive(Clone, Debug)]
 pub(in crate::controller) struct Filter {
     pub(in crate::controller) type_ref: TypeRef,
@@ -53,39 +53,39 @@ pub(in crate::controller) struct Filter {
     pub(in crate::controller) managed_fields: bool,
 }
 
-/// Whom a change concerns.
-pub(in crate::controller) enum Concern {
-    /// As the user's handler says.
+/// Mapping of a change to requests.
+pub(in crate::controller) enum Mapping {
+    /// Handler of the user.
     Handler(Held<Handler>),
     /// The owner, of the type that the controller is for. What its kind is shows only when it is
     /// served.
     OwnerOf { primary: TypeRef, only_controller: bool },
 }
 
-/// Why a source leaves its informer.
-enum Left {
+/// Reason to leave an informer.
+enum Leave {
     /// The epoch stops.
     Stopped,
     /// The type is gone, and its objects with it.
-    Gone,
-    /// The type is there all the same: it is served again, or at another version.
-    Back,
+    TypeGone,
+    /// The type still exists: it is served again, or at another version.
+    TypeServed,
 }
 
-/// What is known of a type.
+/// Current presence of the type that an informer was started with.
 #[derive(Clone, Copy)]
-enum Standing {
-    Here,
+enum Presence {
+    Served,
     /// Served at another version.
-    Moved,
+    OtherVersion,
     /// Not served at the moment.
-    Hidden,
-    /// Proven not to exist, or another one of that name.
+    NotServed,
+    /// Proven absent, or replaced by another type of the same name.
     Gone,
     Unknown,
 }
 
-/// One start of a source.
+/// Delivery of changes during one start of a source.
 struct Pump<'a> {
     source: &'a KindSource,
     context: SourceContext,
@@ -98,7 +98,7 @@ impl KindSource {
         &self.filter.type_ref
     }
 
-    /// The informer that this source reads from.
+    /// Returns the key of the informer that this source reads from.
     pub(in crate::controller) fn key(&self, served: &ServedType) -> InformerKey {
         let filter = &self.filter;
         let namespaced = served.identity.scope == Scope::Namespaced;
@@ -112,7 +112,7 @@ impl KindSource {
         }
     }
 
-    /// Joins the informer.
+    /// Subscribes to the informer, and adds the indexes to its store.
     pub(in crate::controller) fn subscribe(&self, served: &ServedType) -> Subscription {
         let subscription = self.informers.subscribe(served, self.key(served));
         self.panics.send_replace(None);
@@ -124,7 +124,7 @@ impl KindSource {
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
         let Some(served) = self.types.served(self.type_ref()) else {
-            // Lost since it was found ready.
+            // The type was lost after the source became ready.
             return SourceEnd::TypeGone;
         };
         let prepared = context.statuses.change(context.input, |row| row.prepared.take());
@@ -139,31 +139,33 @@ impl KindSource {
         let ended = pump.run(&mut subscription, attached, synced).await;
         let context = pump.context.clone();
         if let Some(ended @ (Ended::Panicked(_) | Ended::Shutdown)) = ended {
-            // That says nothing of the objects: reconciles go on over what is known, until the
-            // run ends or another start of this source is synced.
+            // The objects may still exist: reconciles continue over the cache, until the run ends
+            // or another start of this source has synced.
             drop(Self::hold(&context, subscription));
             return SourceEnd::Failed(format!("its informer ended: {ended}"));
         }
         match self.leave(&context, &identity).await {
-            Left::Stopped => {
-                // Reconciles that are still running read from the cache.
+            Leave::Stopped => {
+                // Reconciles that still run read from the cache.
                 context.released().await;
                 drop(context.statuses.change(context.input, InputStatus::detach));
             }
-            Left::Gone => pump.lose(),
-            Left::Back => {
-                // Reconciles go on over what is known until there is something newer.
+            Leave::TypeGone => pump.delete_all(),
+            Leave::TypeServed => {
+                // Reconciles continue over this cache until its replacement has synced.
                 drop(Self::hold(&context, subscription));
                 return SourceEnd::TypeGone;
             }
         }
-        let standing = Self::standing(&identity, &self.types.get(self.type_ref()));
-        let gone = matches!(standing, Standing::Gone | Standing::Hidden | Standing::Moved);
+        let presence = Self::presence(&identity, &self.types.get(self.type_ref()));
+        let gone =
+            matches!(presence, Presence::Gone | Presence::NotServed | Presence::OtherVersion);
         subscription.release(if gone { Linger::None } else { Linger::Default }).await;
         if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped }
     }
 
-    /// Keeps what is read from alive for whoever reads; returns what is not needed for that.
+    /// Holds a subscription so that reconciles can read its cache; returns it if another one is
+    /// held already.
     fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
         context.statuses.change(context.input, |row| match &row.held {
             None => row.held.replace(subscription),
@@ -171,61 +173,66 @@ impl KindSource {
         })
     }
 
-    /// Waits until it is clear why the informer is left, and what becomes of what it knows.
+    /// Waits until the reason to leave the informer is known, which decides about its objects.
     ///
-    /// An informer ends when its type is not served any more. That says nothing of the objects
-    /// as long as the type itself is there.
-    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> Left {
+    /// An informer ends when its type is no longer served. The objects may still exist as long as
+    /// the type itself does.
+    async fn leave(&self, context: &SourceContext, identity: &TypeIdentity) -> Leave {
         let mut status = self.types.subscribe(self.type_ref());
         loop {
             if context.feed.is_cancelled() {
-                return Left::Stopped;
+                return Leave::Stopped;
             }
-            let standing = Self::standing(identity, &status.borrow_and_update());
-            match (self.mode, standing) {
-                (InputMode::Optional, _) | (InputMode::Plain, Standing::Gone) => return Left::Gone,
-                (InputMode::Plain, Standing::Here | Standing::Moved)
-                | (InputMode::Required, Standing::Here) => return Left::Back,
+            let presence = Self::presence(identity, &status.borrow_and_update());
+            match (self.mode, presence) {
+                (InputMode::Optional, _) | (InputMode::Plain, Presence::Gone) => {
+                    return Leave::TypeGone;
+                }
+                (InputMode::Plain, Presence::Served | Presence::OtherVersion)
+                | (InputMode::Required, Presence::Served) => return Leave::TypeServed,
                 // The manager is about to stop the epoch.
-                (InputMode::Required, Standing::Gone | Standing::Moved) => {}
-                (InputMode::Required | InputMode::Plain, Standing::Hidden | Standing::Unknown) => {}
+                (InputMode::Required, Presence::Gone | Presence::OtherVersion) => {}
+                (
+                    InputMode::Required | InputMode::Plain,
+                    Presence::NotServed | Presence::Unknown,
+                ) => {}
             }
             select! {
-                () = context.feed.cancelled() => return Left::Stopped,
+                () = context.feed.cancelled() => return Leave::Stopped,
                 Ok(()) = status.changed() => {}
             }
         }
     }
 
-    /// What is known of the type that was started with.
-    fn standing(identity: &TypeIdentity, status: &TypeStatus) -> Standing {
+    /// Returns the presence of the type that the informer was started with.
+    fn presence(identity: &TypeIdentity, status: &TypeStatus) -> Presence {
         match (&status.state, &status.served) {
             (TypeState::Served | TypeState::Terminating, Some(served)) => {
                 let version = Arc::clone(&served.identity.version);
                 if served.identity == *identity {
-                    Standing::Here
+                    Presence::Served
                 } else if served.identity == (TypeIdentity { version, ..identity.clone() }) {
-                    Standing::Moved
+                    Presence::OtherVersion
                 } else {
-                    Standing::Gone
+                    Presence::Gone
                 }
             }
-            (TypeState::Absent, _) => Standing::Gone,
-            (TypeState::Installing(_) | TypeState::NotWatchable, _) => Standing::Hidden,
+            (TypeState::Absent, _) => Presence::Gone,
+            (TypeState::Installing(_) | TypeState::NotWatchable, _) => Presence::NotServed,
             (TypeState::Unknown(_), _) | (TypeState::Served | TypeState::Terminating, None) => {
-                Standing::Unknown
+                Presence::Unknown
             }
         }
     }
 
     fn requests(&self, delta: &Delta, requests: &mut Vec<Request>) {
-        match &self.concern {
-            Concern::Handler(handler) => {
+        match &self.mapping {
+            Mapping::Handler(handler) => {
                 handler.requests(delta, |owner| self.scope_of(owner), requests);
             }
-            Concern::OwnerOf { primary, only_controller } => {
-                // While the primary is not served there is no owner to reconcile; when it
-                // returns, all of them are.
+            Mapping::OwnerOf { primary, only_controller } => {
+                // While the primary type is not served there is no owner to reconcile. When it is
+                // served again, all owners are reconciled.
                 if let Some(primary) = self.types.served(primary) {
                     let handler = Handler::Owner {
                         owner: primary.group_kind(),
@@ -267,7 +274,7 @@ impl ConditionalSource for Arc<KindSource> {
 }
 
 impl Pump<'_> {
-    /// Hands changes on until it is to stop, or until the informer has ended.
+    /// Delivers changes until the source is to stop, or until the informer has ended.
     async fn run(
         &mut self,
         subscription: &mut Subscription,
@@ -280,12 +287,12 @@ impl Pump<'_> {
             (pin!(subscription.complete()), pin!(subscription.drained()));
         let mut synced = Some(synced);
         let mut panics = self.source.panics.subscribe();
-        // Objects that were there are indexed already.
+        // Existing objects are indexed already, so that an index function may have panicked.
         panics.mark_changed();
-        // A part of the objects would look like all of them, so nobody reads before the first list
-        // is complete, and nobody is asked to.
+        // Attached once the first list is complete: a reconcile must not mistake a part of the
+        // objects for all of them. No change is delivered before that.
         let mut attached = Some(attached);
-        if let Progress::Ended(ended) = self.look(&mut progress, false) {
+        if let Progress::Ended(ended) = self.report_current(&mut progress, false) {
             return Some(ended);
         }
         let stop = self.context.stop.clone();
@@ -297,9 +304,9 @@ impl Pump<'_> {
                     self.replace(attached.take(), &store).await;
                 }
                 () = &mut drained, if attached.is_none() && synced.is_some() => {
-                    self.tell_synced();
-                    self.show(&progress.borrow_and_update(), true);
-                    // Nobody listens any more when the run has failed meanwhile.
+                    self.enqueue_synced();
+                    self.report(&progress.borrow_and_update(), true);
+                    // The receiver is dropped if the run has failed meanwhile.
                     synced.take().and_then(|synced| synced.send(()).ok());
                 }
                 Ok(()) = panics.changed() => {
@@ -309,8 +316,9 @@ impl Pump<'_> {
                     }
                 }
                 Ok(()) = progress.changed() => {
-                    let now = self.look(&mut progress, synced.is_none());
-                    // Before the first list is complete nobody takes changes, and the end with them.
+                    let now = self.report_current(&mut progress, synced.is_none());
+                    // Before the first list is complete the branch below, which returns the end, is
+                    // disabled.
                     if let (Progress::Ended(ended), true) = (now, attached.is_some()) {
                         return Some(ended);
                     }
@@ -318,7 +326,7 @@ impl Pump<'_> {
                 delta = subscription.next(), if attached.is_none() => match delta {
                     Ok(delta) => {
                         self.deliver(&delta);
-                        // A long initial list is not to hold up everybody else.
+                        // Yields, so that a long initial list does not block other tasks.
                         consume_budget().await;
                     }
                     Err(ended) => return Some(ended),
@@ -327,15 +335,15 @@ impl Pump<'_> {
         }
     }
 
-    /// Looks at how the watch is doing, and reports it.
-    fn look(&self, progress: &mut watch::Receiver<Progress>, drained: bool) -> Progress {
+    /// Reports the current progress of the watch, and returns it.
+    fn report_current(&self, progress: &mut watch::Receiver<Progress>, drained: bool) -> Progress {
         let now = progress.borrow_and_update().clone();
-        self.show(&now, drained);
+        self.report(&now, drained);
         now
     }
 
-    /// Reports how the watch is doing. `Synced` is said only when everything is in the queue.
-    fn show(&self, progress: &Progress, drained: bool) {
+    /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
+    fn report(&self, progress: &Progress, drained: bool) {
         self.context.statuses.change(self.context.input, |row| match progress {
             Progress::Syncing(error) => row.set(WatchState::Syncing, error.clone()),
             Progress::Synced if drained => row.set(WatchState::Synced, None),
@@ -357,8 +365,8 @@ impl Pump<'_> {
         });
     }
 
-    /// Takes the place of the informer that was read from until now, and tells of what is gone
-    /// with it.
+    /// Attaches the cache in place of the held one, and delivers deletions for the objects that
+    /// only the held one has.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
         let held = self.context.statuses.change(self.context.input, |row| {
             row.attached = attached;
@@ -374,23 +382,23 @@ impl Pump<'_> {
         }
     }
 
-    /// The type is gone and the epoch goes on: so are its objects.
-    fn lose(&mut self) {
+    /// Delivers deletions for all objects of a type that is gone while the epoch continues.
+    fn delete_all(&mut self) {
         let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
-        // Read before the last subscriber leaves: that empties the store.
+        // Listed before the last subscriber leaves, which empties the store.
         let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
         drop(held);
-        // Only now: whoever is reconciled for this finds the type missing.
+        // Delivered after the detach, so that the reconciles find the type missing.
         for object in objects {
             self.deliver(&gone(&object));
         }
     }
 
-    /// Asks for those whom it concerns that everything is known.
-    fn tell_synced(&mut self) {
-        if let Some(OnSynced(concerns)) = &self.source.synced {
+    /// Enqueues the requests of the `on_synced` handler.
+    fn enqueue_synced(&mut self) {
+        if let Some(OnSynced(handler)) = &self.source.synced {
             self.enqueue(LOW_PRIORITY, "its synced input", |_, requests| {
-                concerns(&mut Enqueue::new(requests));
+                handler(&mut Enqueue::new(requests));
             });
         }
     }
@@ -421,7 +429,7 @@ impl Pump<'_> {
         if context.feed.is_cancelled() {
             return;
         }
-        // One bad object must not stop the events of all the others.
+        // A panic at one object must not stop the events of the others.
         let panicked = guard::run(|| map(source, requests)).err();
         let add = Add { priority, ..Add::default() };
         for request in requests.drain(..) {
@@ -446,10 +454,10 @@ fn gone(object: &Object) -> Delta {
     Delta { key: object.key().clone(), old: Some(object.clone()), new: None, initial: false }
 }
 
-/// What was there before anybody looked, and what did not change, can wait.
+/// Returns the priority of a change: low for the initial list and for resyncs.
 fn priority(delta: &Delta) -> i32 {
     let resync = match (&delta.old, &delta.new) {
-        // An aggregated API may give no resourceVersion at all.
+        // An aggregated API may send no resourceVersion.
         (Some(old), Some(new)) => {
             let (old, new) = (&old.header().resource_version, &new.header().resource_version);
             old == new && !new.is_empty()

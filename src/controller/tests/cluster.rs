@@ -1,4 +1,4 @@
-//! A cluster of parts that somebody else runs.
+//! Cluster of parts that the caller runs.
 
 use tokio::time::timeout;
 
@@ -19,14 +19,14 @@ async fn informers_of_a_cluster_of_parts_end_with_their_types() {
     let stopped = stop.clone();
     tasks.spawn(async move { discovery.run(stopped).await });
 
-    // It ends nothing of theirs, so it may end and start again.
+    // The runnable does not stop the parts, so that it can be started again.
     for number in [1, 2] {
         let epoch = Epoch::new("cluster", number, Duration::ZERO);
         let run = tasks.spawn(runnable.start(epoch.clone()).map(|end| end.unwrap()));
         server.install(crd("Widget"), &["v1"]);
         settle().await;
         let served = cluster.types.served(&widgets()).unwrap();
-        // Whoever else listens has no part in the end of a controller's epoch.
+        // A subscription outside of any controller's epoch.
         let key = InformerKey::new(served.identity.clone());
         let subscription = cluster.informers.subscribe(&served, key);
         subscription.drained().await;

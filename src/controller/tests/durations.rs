@@ -1,4 +1,4 @@
-//! Every duration among the public options may be zero or endless.
+//! Zero and maximal values of every duration in the public options.
 
 use super::*;
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// Goes wrong once, then asks to be tried again after so long.
+/// Reconciler that fails once, and then requeues after a duration.
 struct Patient(Duration, Log);
 
 impl Reconciler for Patient {
@@ -26,8 +26,8 @@ impl Reconciler for Patient {
     }
 }
 
-/// Runs one controller with this duration in all options; what it reconciled in an hour, and its
-/// state once its type is gone.
+/// Runs a controller for an hour with one duration in all options, then deletes its type. Returns
+/// its reconciles and its last state.
 async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
     let server = Server::new();
     server.install(crd("Widget"), &["v1"]);
@@ -81,14 +81,14 @@ async fn run_with(given: Duration) -> (Vec<String>, ControllerState) {
 
     sleep(Duration::from_secs(3600)).await;
     let reconciled = log.lock().unwrap().clone();
-    // Its informer lingers, and its discovery is polled.
+    // Meanwhile the informer lingers, and discovery polls.
     server.uninstall("widgets");
     sleep(Duration::from_secs(60)).await;
     let state = handle.status_of(NAME).unwrap().state;
     server.forbid("customresourcedefinitions");
     sleep(Duration::from_secs(3600)).await;
     stop.cancel();
-    // A shutdown that may take no time may be late.
+    // A shutdown with a timeout of zero may be late.
     drop(tasks.join_next().await.unwrap().unwrap());
     (reconciled, state)
 }
@@ -103,7 +103,7 @@ async fn every_public_duration_may_be_endless() {
 
 #[tokio::test(start_paused = true)]
 async fn every_public_duration_may_be_zero() {
-    // No request is answered in no time.
+    // No assertion: with a deadline of zero every request fails.
     run_with(Duration::ZERO).await;
 }
 

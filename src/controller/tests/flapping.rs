@@ -1,8 +1,8 @@
-//! Types that come and go at random.
+//! Types that appear and disappear at random.
 
 use super::*;
 
-/// Installs, removes, hides and forbids types at random, and then lets them all be.
+/// Installs, removes, hides and forbids types at random; ends with all types installed.
 async fn flap(seed: u64) {
     let harness = Harness::new();
     let mut random = fastrand::Rng::with_seed(seed);
@@ -48,7 +48,7 @@ async fn flap(seed: u64) {
         harness.install(kind);
         harness.server.apply(object(kind, "last", "last"));
     }
-    // The longest back-offs of an informer and of the manager are over by then.
+    // Exceeds the longest back-offs of an informer and of the manager.
     sleep(Duration::from_secs(600)).await;
 
     let status = harness.status();

@@ -1,4 +1,4 @@
-//! Which requests a change leads to.
+//! Requests of a change: handlers and predicates.
 
 use super::*;
 
@@ -81,7 +81,7 @@ async fn handler_that_panics_loses_one_change_and_says_so() {
 async fn predicates_drop_what_none_of_them_wants() {
     let harness = Harness::new();
     harness.install("Widget");
-    // Its generation is the server's to count: it grows with the size.
+    // The server raises the generation when the size changes.
     let sized = |size: i64, mark: &str| {
         let mut widget = widget("a", mark);
         widget["spec"] = json!({"size": size});

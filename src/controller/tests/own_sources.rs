@@ -1,4 +1,4 @@
-//! Sources of one's own under a manager.
+//! Custom sources under a manager.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ use crate::{
     manager::{Basis, DoneReason, Readiness, Verdict, always, any_of},
 };
 
-/// A source that is done as soon as it is started.
+/// Source that is done as soon as it is started.
 #[derive(Clone, Default)]
 struct Brief(Arc<AtomicUsize>);
 

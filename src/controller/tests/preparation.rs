@@ -1,4 +1,4 @@
-//! What is acquired before an epoch begins, and given back when it does not.
+//! Preparation of an epoch: informers acquired before its start, and released if it does not start.
 
 use super::*;
 
@@ -72,7 +72,7 @@ async fn what_was_prepared_is_given_back_when_no_start_comes() {
     sleep(Duration::from_secs(11)).await;
     assert_eq!(harness.server.watches(WIDGETS), 0);
 
-    // One that was under way at the time comes too late.
+    // The result of a preparation that `unprepare` overtakes is dropped.
     let late = controller.prepare();
     controller.unprepare();
     late.await.unwrap();

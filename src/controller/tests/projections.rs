@@ -38,12 +38,12 @@ async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_b
     assert_eq!(
         [&*built[0], &*built[3], &*built[10]],
         [
-            "widgets: configmaps/v1 is named by its Rust type, of which metadata_only keeps too \
-             little to decode; name it by for_type, owns_type or watches_type",
+            "widgets: metadata_only keeps too little of configmaps/v1 to decode its Rust type; \
+             name it by for_type, owns_type or watches_type",
             "widgets: keys_only keeps no owner references of parts.example.com/v1; call \
              metadata_only instead",
-            "widgets: every_owner concerns an owned type, and widgets.example.com/v1 is none; call \
-             it after owns",
+            "widgets: every_owner applies to an owned type, which widgets.example.com/v1 is not; \
+             call it after owns",
         ]
     );
     harness.shutdown().await;

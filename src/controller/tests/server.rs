@@ -1,4 +1,4 @@
-//! The simulated server of these tests, with faults in front of it and nothing that takes time.
+//! Simulated server of these tests, with injected faults and without delays.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,19 +16,19 @@ use crate::testing::{
 const GROUP: &str = "example.com";
 const NAMESPACE: &str = "ns";
 
-/// The server and what is done to it.
+/// Simulated server with its faults.
 pub(super) struct Server {
     simulated: SimulatedServer,
     faults: Faults,
     forbidden: Mutex<BTreeSet<String>>,
     applied: AtomicU64,
-    // Of all answers, as far as they were read.
+    // Bytes read from all response bodies.
     bytes: Arc<AtomicU64>,
 }
 
 impl Server {
     pub(super) fn new() -> Self {
-        // Owners are names in these tests: nothing is to be collected by their uids.
+        // Owner references have made-up uids in these tests, so that garbage collection is off.
         let garbage_collection = Duration::from_secs(365 * 24 * 3600);
         let delays = Delays { garbage_collection, ..Delays::none() };
         let simulated = SimulatedServer::with(SimulatedOptions { delays, ..Default::default() });
@@ -62,7 +62,7 @@ impl Server {
         Client::new(service.service(self.simulated.service("controller")), "default")
     }
 
-    /// Installs the CRD of a type, stored at `v1` and served at these of `v1` and `v2`.
+    /// Installs the CRD of a type with the versions `v1`, the stored one, and `v2`; serves some.
     pub(super) fn install(&self, crd: CrdBuilder, served: &[&str]) {
         let crd = ["v1", "v2"].into_iter().fold(crd, |crd, version| {
             if served.contains(&version) {
@@ -74,12 +74,12 @@ impl Server {
         self.simulated.install(&crd.build()).unwrap();
     }
 
-    /// Deletes a CRD and everything of its type.
+    /// Deletes a CRD and all objects of its type.
     pub(super) fn uninstall(&self, plural: &str) {
         self.simulated.uninstall(&format!("{plural}.{GROUP}")).unwrap();
     }
 
-    /// Creates or changes an object. That is always a change, also where nothing new is said.
+    /// Creates or changes an object; a counter in an annotation makes every call a change.
     pub(super) fn apply(&self, mut object: Value) {
         let number = self.applied.fetch_add(1, Ordering::Relaxed);
         object["metadata"]["namespace"] = NAMESPACE.into();
@@ -108,7 +108,7 @@ impl Server {
 
     // --- faults
 
-    /// Forbids what is about a type, or a path.
+    /// Forbids all requests to a resource.
     pub(super) fn forbid(&self, resource: &str) {
         self.forbidden.lock().unwrap().insert(resource.to_owned());
         self.set_rules();
@@ -125,12 +125,12 @@ impl Server {
         self.simulated.set_rbac(forbidden.iter().map(rule));
     }
 
-    /// What becomes of the answer to the next creation.
+    /// Adds a fault to the next create request.
     pub(super) fn mishap(&self, mishap: Action) {
         self.faults.add(Rule::new(mishap).verb(Verb::Create).times(1));
     }
 
-    /// Does this to what it is about, until it is removed.
+    /// Adds a fault rule; returns its id for the removal.
     pub(super) fn fault(&self, rule: Rule) -> RuleId {
         self.faults.add(rule)
     }
@@ -139,7 +139,7 @@ impl Server {
         self.faults.remove(rule);
     }
 
-    /// Tells the watches of a type nothing until they are released from that.
+    /// Withholds all watch events of a type until `release`.
     pub(super) fn withhold(&self, plural: &str) -> RuleId {
         let silence = Rule::new(Action::Stall { after_bytes: 0 }).verb(Verb::Watch);
         let silence = self.faults.add(silence.resource(GROUP, plural));
@@ -152,7 +152,7 @@ impl Server {
         self.cut_watches(plural);
     }
 
-    /// Lists of a type take a second.
+    /// Delays lists of a type by a second.
     pub(super) fn take_time_to_list(&self, plural: &str) {
         let slow = Rule::new(Action::Delay(Duration::from_secs(1))).verb(Verb::List);
         self.faults.add(slow.resource(GROUP, plural));
@@ -162,32 +162,32 @@ impl Server {
         self.faults.cut_open(|info| info.resource == plural && info.verb == Verb::Watch);
     }
 
-    // --- what is seen of it
+    // --- observations
 
-    /// How many creations were asked for.
+    /// Returns the number of create requests.
     pub(super) fn creations(&self) -> usize {
         self.faults.seen().iter().filter(|info| info.verb == Verb::Create).count()
     }
 
-    /// How many lists of a type were asked for.
+    /// Returns the number of list requests of a type.
     pub(super) fn lists(&self, plural: &str) -> usize {
         let seen = self.faults.seen().into_iter();
         seen.filter(|info| info.verb == Verb::List && info.resource == plural).count()
     }
 
-    /// The queries of all lists of a type.
+    /// Returns the queries of all list requests of a type.
     pub(super) fn list_queries(&self, plural: &str) -> Vec<String> {
         let seen = self.faults.seen().into_iter();
         let lists = seen.filter(|info| info.verb == Verb::List && info.resource == plural);
         lists.map(|info| info.query).collect()
     }
 
-    /// Number of bytes of answers that were read.
+    /// Returns the number of bytes read from response bodies.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Open watches of all namespaces at this path.
+    /// Returns the number of open watches at a path, which covers all namespaces.
     pub(super) fn watches(&self, path: &str) -> usize {
         let watches = self.simulated.requests().into_iter().filter(|request| {
             let info = &request.info;
@@ -196,7 +196,7 @@ impl Server {
         watches.filter(|request| request.is_open() && request.code == Some(200)).count()
     }
 
-    /// How often the objects at this path were read so far, in one namespace or in all.
+    /// Returns the number of requests to a path other than creates, in one namespace or in all.
     pub(super) fn asked(&self, path: &str) -> usize {
         let within = format!("/namespaces/{NAMESPACE}/");
         let seen = self.faults.seen().into_iter().filter(|info| info.verb != Verb::Create);
@@ -204,7 +204,7 @@ impl Server {
     }
 }
 
-/// Each way in which a creation is carried out and its creator does not get to know.
+/// Faults in which the server creates the object but the client does not learn of it.
 pub(super) fn mishaps() -> [Action; 5] {
     [
         Action::Withhold,

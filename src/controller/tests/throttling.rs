@@ -1,4 +1,4 @@
-//! An API server that asks many controllers to wait.
+//! API server that throttles many controllers.
 
 use kube::{Api, api::PostParams, core::DynamicObject, discovery::ApiResource};
 
@@ -8,7 +8,7 @@ use crate::testing::{Action, Rule, Verb};
 const CONTROLLERS: usize = 50;
 const PARENTS: usize = 10;
 
-/// Creates one part for each widget.
+/// Reconciler that creates one part for each widget.
 struct Maker(String);
 
 impl Reconciler for Maker {
@@ -52,7 +52,7 @@ async fn controllers_retry_a_server_that_throttles_once_a_second_each_and_lose_n
         let before = harness.server.creations();
         sleep(Duration::from_secs(10)).await;
         rates.push(harness.server.creations() - before);
-        // A controller that is not refused does not wait for the others.
+        // A controller that is not throttled does not wait for the others.
         harness.server.apply(object("Gadget", "g", "g"));
         assert_eq!(harness.log().await, ["ns/g missing"], "in the {ten}th ten seconds");
     }

@@ -1,4 +1,4 @@
-//! The typed way: the type of a controller is a Rust type, and so is what its lister gives.
+//! Typed controllers: inputs named by Rust types, and listers that decode to them.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use super::*;
 
-/// As a user would derive it.
+/// Custom resource, as a user would derive it.
 #[derive(Clone, Debug, Deserialize)]
 struct Widget {
     metadata: ObjectMeta,
@@ -61,7 +61,7 @@ macro_rules! resource {
 resource!(Widget, "widgets");
 resource!(Part, "parts");
 
-/// Notes the size of each widget and how many parts there are.
+/// Reconciler that logs the size of each widget and the number of parts.
 struct Typed(Log);
 
 impl Reconciler for Typed {
@@ -123,7 +123,7 @@ async fn a_lister_of_what_nothing_is_known_of_is_an_error_and_not_empty() {
 
     assert_eq!(harness.log().await, [""; 0], "not a widget without parts");
     let error = harness.status().report.last_error.clone().unwrap();
-    assert!(error.contains("nothing is known of the objects of"), "{error}");
+    assert!(error.contains("no cache of"), "{error}");
 
     harness.install("Part");
     harness.server.apply(part("p", "a"));

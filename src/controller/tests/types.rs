@@ -1,4 +1,4 @@
-//! What becomes of a controller when its types come, go and change.
+//! Controllers whose types appear, disappear and change.
 
 use tokio::sync::watch;
 
@@ -107,7 +107,7 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
     harness.state(ControllerState::Running).await;
     assert_eq!(harness.log().await, ["ns/a first"]);
 
-    // Not served for a while: its objects may well exist.
+    // Not served for a while: the objects may still exist.
     harness.server.install(crd("Widget"), &["v2"]);
     harness.until(|status| status.report.stale).await;
     harness.server.install(crd("Widget"), &["v1"]);
@@ -116,7 +116,7 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
     let log = harness.log().await;
     assert!(log.iter().all(|note| note == "ns/a first"), "nothing looked deleted: {log:?}");
 
-    // Gone for good, and another one of that name.
+    // Deleted, and replaced by another type of the same name.
     harness.server.uninstall("widgets");
     let stale = harness.until(|status| status.report.stale).await;
     assert_eq!(stale.state, ControllerState::Running);
@@ -141,12 +141,12 @@ async fn objects_that_go_while_a_plain_type_is_not_served_are_told_of_when_it_is
     harness.add(builder().for_type(widgets())).await;
     harness.state(ControllerState::Running).await;
     harness.log().await;
-    // No watch tells of the deletion before the type is hidden.
+    // No watch delivers the deletion before the type is unserved.
     let silence = harness.server.withhold("widgets");
     harness.server.delete("Widget", "b");
     harness.server.install(crd("Widget"), &["v2"]);
     harness.until(|status| status.report.stale).await;
-    assert_eq!(harness.log().await, [""; 0], "nothing is known of it yet");
+    assert_eq!(harness.log().await, [""; 0], "the deletion is not known yet");
 
     harness.server.release("widgets", silence);
     harness.server.install(crd("Widget"), &["v1"]);
@@ -167,7 +167,7 @@ async fn objects_of_a_plain_type_are_gone_with_it_and_never_seen_under_another_o
         harness.add(builder().for_type(widgets())).await;
         harness.state(ControllerState::Running).await;
         assert_eq!(harness.log().await, ["ns/a a"]);
-        // What is known of the objects is known by their type.
+        // Only the loss of the type shows that the objects are gone.
         harness.server.withhold("widgets");
         harness.server.take_time_to_list("widgets");
 
@@ -193,7 +193,7 @@ async fn a_namespace_restricts_no_type_that_has_none() {
     harness.state(ControllerState::Running).await;
     settle().await;
 
-    // One for both, at the one path that there is.
+    // Both controllers share one informer, without a namespace.
     let informers = harness.cluster.informers.status();
     let namespaces: Vec<_> = informers.iter().map(|it| it.key.namespace.as_deref()).collect();
     assert_eq!(namespaces, [None]);
@@ -241,7 +241,7 @@ async fn plain_input_of_any_version_moves_without_losing_sight() {
     assert_eq!(harness.server.watches(WIDGETS), 0);
     let mut log = harness.log().await;
     log.sort();
-    // The recorder asks for v1, which is no input any more.
+    // The recorder reads v1, which is no longer an input.
     assert_eq!(log, ["ns/a missing", "ns/b missing"]);
     assert_eq!(harness.status().epoch, 1);
     harness.shutdown().await;
@@ -339,7 +339,7 @@ async fn a_better_version_restarts_nobody_who_asked_for_any() {
     settle().await;
     assert_eq!(harness.status().epoch, 3);
 
-    // Nobody rests on a version any more: whoever asks next gets the best.
+    // No epoch is bound to a version now: the next lookup returns the best version.
     harness.manager.remove(NAME).await;
     assert_eq!(&*harness.cluster.types.served(&any).unwrap().identity.version, "v2");
     harness.shutdown().await;
@@ -390,7 +390,7 @@ async fn an_optional_type_that_may_not_be_listed_does_not_look_empty() {
     harness.add(parts_and_perhaps_widgets()).await;
     harness.state(ControllerState::Running).await;
 
-    // Nothing is known of the widgets: `gone` says that there is none of that name.
+    // `missing` means that there is no cache of widgets; `gone` would mean that no widget exists.
     assert_eq!(harness.log().await, ["ns/a missing"]);
     harness.server.allow("widgets.example.com");
     harness.until(|status| status.report.forbidden.is_empty()).await;
@@ -420,7 +420,7 @@ async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are
     harness.add(parts_and_perhaps_widgets()).await;
     harness.state(ControllerState::Running).await;
     harness.install("Widget");
-    // More than are handed out at one go.
+    // More objects than are delivered in one poll.
     for number in 0..1000 {
         harness.server.apply(widget(&format!("{number}"), "a"));
     }

@@ -1,4 +1,4 @@
-//! A write whose outcome is unknown is not sent again before the caches show what it did.
+//! Unconfirmed writes: a reconcile waits until the caches show the outcome of an earlier write.
 
 use kube::{Api, Client, api::PostParams, core::DynamicObject, discovery::ApiResource};
 use tokio::{task::JoinSet, time::timeout};
@@ -6,10 +6,11 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{server::mishaps, *};
 use crate::testing::{Action, Reply, Rule, RuleId, Verb};
 
-/// Makes one part for each widget, unless its cache has one; the server names it.
+/// Reconciler that creates one part for each widget, unless its cache has one. The server generates
+/// the name.
 struct Maker {
     log: Log,
-    // In a task of its own, whose request nobody knows.
+    // True if the write is sent from a `JoinSet` task, which belongs to no request.
     apart: bool,
 }
 
@@ -65,8 +66,8 @@ impl Harness {
         Arc::new(builder.build(&self.cluster, maker).unwrap())
     }
 
-    /// A controller whose creation was carried out, which it does not know; no watch tells it.
-    async fn in_doubt(mishap: Action) -> (Self, RuleId) {
+    /// Starts a controller with an unconfirmed create request, and withholds the watch events.
+    async fn unconfirmed(mishap: Action) -> (Self, RuleId) {
         let harness = Self::with_maker(false).await;
         harness.server.mishap(mishap);
         let silence = harness.server.withhold("parts");
@@ -75,8 +76,8 @@ impl Harness {
         (harness, silence)
     }
 
-    /// The watch tells, and what was created is seen rather than created again.
-    async fn learns(&self, silence: RuleId) {
+    /// Releases the watch events, and checks that the part is found rather than created again.
+    async fn catches_up(&self, silence: RuleId) {
         self.server.release("parts", silence);
         sleep(Duration::from_secs(200)).await;
         assert_eq!(self.log().await, ["ns/a 1 true"]);
@@ -132,7 +133,7 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_holds_up_no_other() {
-    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
         harness.server.apply(widget(name, name));
@@ -144,7 +145,7 @@ async fn request_in_doubt_holds_up_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     let replaced = harness.manager.replace(NAME, harness.maker(false), RunnableOptions::default());
     timeout(Duration::from_secs(60), replaced).await.unwrap().unwrap();
@@ -154,13 +155,13 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
     assert_eq!(harness.status().last_done.as_ref().unwrap().unknown_requests, 1);
     assert_eq!(harness.log().await, [""; 0]);
     assert_eq!(harness.server.creations(), 1);
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn controller_that_is_removed_and_added_again_remembers() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
     harness.manager.add(NAME, harness.maker(false), RunnableOptions::default()).await.unwrap();
@@ -168,20 +169,20 @@ async fn controller_that_is_removed_and_added_again_remembers() {
     sleep(Duration::from_secs(200)).await;
 
     assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 1));
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_gone() {
-    let (harness, silence) = Harness::in_doubt(Action::Withhold).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
     harness.server.delete("Widget", "a");
     harness.manager.add(NAME, harness.maker(false), RunnableOptions::default()).await.unwrap();
     harness.state(ControllerState::Running).await;
 
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     harness.shutdown().await;
 }
 
@@ -194,7 +195,7 @@ async fn request_in_doubt_waits_for_its_own_object_too() {
     let silence = harness.server.withhold("widgets");
     harness.server.apply(widget("a", "a"));
 
-    // The reconcile is given up, and what it created is in the cache.
+    // The reconcile has timed out, and its part is in the cache.
     sleep(Duration::from_secs(200)).await;
     assert_eq!(harness.log().await, [""; 0]);
     let error = harness.status().report.last_error.clone().unwrap();
@@ -222,7 +223,7 @@ async fn what_the_server_named_is_looked_for_on_every_page() {
     sleep(Duration::from_secs(200)).await;
 
     assert_eq!(harness.log().await, ["ns/a 0 false"]);
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     harness.shutdown().await;
 }
 
@@ -241,7 +242,7 @@ async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
     let (lists, bytes) = (harness.server.lists("parts"), harness.server.bytes());
 
     harness.server.apply(widget("a", "a"));
-    // Writes of others do not restart the look.
+    // Changes of other objects do not restart the comparison.
     for number in 0..100 {
         sleep(Duration::from_secs(2)).await;
         harness.server.apply(object("Part", &format!("q{number}"), "x"));
@@ -250,17 +251,17 @@ async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
     let lists = harness.server.list_queries("parts").split_off(lists);
     let by_name = lists.iter().filter(|query| query.contains("metadata.name")).count();
     assert_eq!(lists.len() - by_name, 3, "one list, of 500 objects each page: {lists:?}");
-    assert!((20..40).contains(&by_name), "{by_name}: one at each look");
+    assert!((20..40).contains(&by_name), "{by_name}: one at each comparison");
     let bytes = usize::try_from(harness.server.bytes() - bytes).unwrap();
     assert!(bytes < PARTS * 600, "{bytes}");
     assert_eq!(harness.log().await, ["ns/a 0 false"]);
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     harness.shutdown().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
-    let (harness, silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Lose).await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.log().await, [""; 0]);
 
@@ -286,7 +287,7 @@ async fn refused_write_leaves_no_doubt() {
     harness.shutdown().await;
 }
 
-/// What the server says that is asked to do too much: to wait so long.
+/// Response of a throttling server, with `Retry-After`.
 pub(super) fn later(code: u16, seconds: u64) -> Reply {
     Reply::text(code, "Too many requests, please try again later.\n").retry_after(seconds)
 }
@@ -297,7 +298,7 @@ fn lists_are(refused: Action) -> Rule {
 
 #[tokio::test(start_paused = true)]
 async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
-    let (harness, silence) = Harness::in_doubt(Action::Instead(later(503, 20))).await;
+    let (harness, silence) = Harness::unconfirmed(Action::Instead(later(503, 20))).await;
     let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
     let before = harness.server.lists("parts");
     let asked = || harness.server.lists("parts") - before;
@@ -306,7 +307,7 @@ async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
     assert_eq!(asked(), 0, "the write was to wait");
     sleep(Duration::from_secs(6)).await;
     assert_eq!(asked(), 1);
-    // What happens to the object meanwhile changes nothing of that.
+    // Changes of the object meanwhile do not shorten the wait.
     for _ in 0..5 {
         harness.server.apply(widget("a", "a"));
         sleep(Duration::from_secs(1)).await;
@@ -314,13 +315,13 @@ async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
     assert_eq!(asked(), 1);
     sleep(Duration::from_secs(120)).await;
 
-    // Each 20 to 24 s after the one before.
+    // A list every 20 to 24 s.
     assert!((5..=7).contains(&asked()), "{}", asked());
     let error = harness.status().report.last_error.clone().unwrap();
     assert!(error.contains("parts") && error.contains("Too many requests"), "{error}");
     assert_eq!((harness.log().await.len(), harness.server.creations()), (0, 1));
     harness.server.remove(refusal);
-    harness.learns(silence).await;
+    harness.catches_up(silence).await;
     assert_eq!(harness.status().report.last_error, None);
     harness.shutdown().await;
 }
@@ -359,7 +360,7 @@ async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
 
 #[tokio::test(start_paused = true)]
 async fn stop_does_not_wait_for_what_confirms_a_write() {
-    let (harness, _silence) = Harness::in_doubt(Action::Lose).await;
+    let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
     harness.server.fault(lists_are(Action::Hang));
     sleep(Duration::from_secs(10)).await;
 

@@ -1,4 +1,4 @@
-//! Propagation of type changes to informers, and the wake-ups it costs.
+//! Propagation of type changes to informers, and its wake-ups.
 
 use std::{
     sync::{
@@ -79,7 +79,7 @@ async fn a_change_of_a_type_that_no_informer_watches_wakes_nobody() {
     }
 
     install("Gadget", "gadgets").await;
-    assert!(!woken.0.load(Ordering::SeqCst), "it is asked about another type");
+    assert!(!woken.0.load(Ordering::SeqCst), "no informer watches this type");
 
     server.uninstall("widgets.example.com").unwrap();
     let mut status = types.subscribe(&at_its_version(&served.identity));

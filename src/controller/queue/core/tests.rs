@@ -5,7 +5,7 @@ use proptest::{prelude::*, sample::select};
 use super::*;
 use crate::controller::queue::{Backoff, LOW_PRIORITY, Limit};
 
-/// A queue and its clock, with the timers that the shell would keep.
+/// Queue core with a clock, and with the timers that `Queue` keeps otherwise.
 struct Bench {
     core: Core<u8>,
     now: Instant,
@@ -55,7 +55,7 @@ impl Bench {
             due.map(|(&slot, &at)| (self.core.due(slot).unwrap(), at, slot)).collect();
         due.sort_unstable();
         for ((until, _), at, slot) in due {
-            assert_eq!(until, at, "the shell's timer and the core agree");
+            assert_eq!(until, at, "the timer and the core agree");
             self.timers.remove(&slot);
             self.core.expire(slot, self.now);
         }
@@ -332,7 +332,7 @@ fn closed_queue_takes_nothing_and_gives_nothing_but_what_was_left() {
     assert_eq!(rows, [(4, 0, 0, ms(0)), (2, 0, 1, ms(5)), (1, 0, 0, ms(50))]);
     queue.add(5, NOW);
     assert_eq!((queue.core.len(), queue.pop()), (0, None));
-    assert!(queue.core.is_over());
+    assert!(queue.core.is_finished());
     assert!(!queue.done(3));
 }
 
@@ -367,11 +367,11 @@ fn draining_queue_gives_what_is_ready_and_is_over_when_that_is_done() {
     queue.add(4, NOW);
     assert_eq!(queue.pop_all(), [2]);
     queue.done(2);
-    assert!(!queue.core.is_over());
+    assert!(!queue.core.is_finished());
     queue.done(1);
     assert_eq!(queue.pop_all(), [1], "it was added before the end");
     queue.done(1);
-    assert!(queue.core.is_over());
+    assert!(queue.core.is_finished());
 }
 
 #[test]
@@ -418,16 +418,16 @@ fn unfinished_work_is_told_in_sum_and_the_longest() {
 /// All times are whole ticks and every rate divides them, so that no sum is rounded.
 const TICK: Duration = Duration::from_micros(15_625);
 const BACKOFF: Backoff = Backoff { base: TICK, max: Duration::from_secs(1000) };
-/// One token in eight ticks, two at once.
+/// Refill of one token in eight ticks, with a burst of two.
 const LIMIT: Limit = Limit { per_second: 8.0, burst: 2 };
 const TOKEN: i64 = 8;
 const FULL: i64 = 2 * TOKEN;
 
-/// The rules, written down without any cleverness.
+/// Naive implementation of the rules, to compare with.
 struct Model {
     keys: BTreeMap<u8, ModelKey>,
     counter: u64,
-    /// In eighths, and when they were counted.
+    /// Tokens in eighths, and the time at which they were counted.
     tokens: Option<(i64, Duration)>,
     draining: bool,
 }
@@ -435,14 +435,14 @@ struct Model {
 #[derive(Clone, Copy, Default)]
 struct ModelKey {
     priority: i32,
-    // When it is ready or since when it is, whether it is, and its number in line.
+    // Time at which the key is or became ready, whether it is ready, and its position.
     queued: Option<(Duration, bool, u64)>,
     processing: bool,
     failures: u32,
 }
 
 impl ModelKey {
-    /// The priority that decides, of a key that is ready.
+    /// Priority by which a ready key is ordered.
     fn counted(&self, since: Duration, now: Duration) -> i32 {
         if now - since >= Duration::from_secs(60) { self.priority.max(0) } else { self.priority }
     }
@@ -454,7 +454,7 @@ impl Model {
         Self { keys: BTreeMap::new(), counter: 0, tokens, draining: false }
     }
 
-    /// How long until the next token is there.
+    /// Reserves a token; returns the time until it is available.
     fn token(&mut self, now: Duration) -> Duration {
         let Some((tokens, filled)) = &mut self.tokens else { return Duration::ZERO };
         let ticks = (now - *filled).as_micros() / TICK.as_micros();
@@ -463,7 +463,7 @@ impl Model {
         TICK * u32::try_from(-*tokens).unwrap_or(0)
     }
 
-    /// What is left when it closes, the next one first.
+    /// Keys left at the close, the next one first.
     fn left(&self, now: Duration) -> Vec<(u8, i32, u32, Duration)> {
         let mut left: Vec<_> = self
             .keys
@@ -485,7 +485,7 @@ impl Model {
         }
     }
 
-    fn is_over(&self) -> bool {
+    fn is_finished(&self) -> bool {
         self.draining && self.ready() == 0 && self.keys.values().all(|entry| !entry.processing)
     }
 
@@ -577,7 +577,7 @@ enum Step {
     Forget(u8),
     Advance(u32),
     Drain,
-    /// Closed, and what is left goes on in another queue.
+    /// Closes the queue and restores the keys left in another one.
     HandOver,
 }
 
@@ -598,7 +598,7 @@ fn step() -> impl Strategy<Value = Step> {
         18 => key.clone().prop_map(Step::Done),
         6 => key.prop_map(Step::Forget),
         12 => (0..40u32).prop_map(Step::Advance),
-        // About as long as makes a low priority count as normal.
+        // Around the time after which a low priority counts as normal.
         3 => (1900..4000u32).prop_map(Step::Advance),
         1 => Just(Step::Drain),
         2 => Just(Step::HandOver),
@@ -645,7 +645,7 @@ proptest! {
                 }
                 Step::Drain => {
                     queue.core.drain();
-                    // The shell drops them all at once.
+                    // `Queue` drops all timers at once.
                     queue.timers.clear();
                     model.drain();
                 }
@@ -655,7 +655,7 @@ proptest! {
                     let rows: Vec<_> = left.iter().map(row).collect();
                     prop_assert_eq!(&rows, &model.left(now));
                     prop_assert_eq!((queue.pop(), queue.core.len()), (None, 0));
-                    prop_assert!(queue.core.is_over());
+                    prop_assert!(queue.core.is_finished());
 
                     queue = Bench::with(options, queue.now);
                     model = Model::new(limited, now);
@@ -670,13 +670,13 @@ proptest! {
                 }
             }
             prop_assert_eq!(queue.core.len(), model.ready());
-            prop_assert_eq!(queue.core.is_over(), model.is_over());
+            prop_assert_eq!(queue.core.is_finished(), model.is_finished());
             for (key, entry) in &model.keys {
                 prop_assert_eq!(queue.core.failures(key), entry.failures);
             }
         }
 
-        // Whatever happened, everything comes out in the end, and nothing is kept.
+        // In the end every key is available, and no state is left.
         queue.advance(Duration::from_secs(2000));
         model.tick(queue.now - start);
         for key in 0..6 {
@@ -690,7 +690,7 @@ proptest! {
             model.keys.get_mut(&item.key).unwrap().processing = false;
             queue.core.forget(&item.key);
         }
-        prop_assert_eq!(queue.core.is_over(), model.is_over());
+        prop_assert_eq!(queue.core.is_finished(), model.is_finished());
         for key in 0..6 {
             queue.core.forget(&key);
         }

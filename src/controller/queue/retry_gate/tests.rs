@@ -12,13 +12,13 @@ const PACE: Pace = Pace {
     longest: Duration::from_secs(1000),
 };
 
-/// Requests from 0 up, each tried as soon as it is due, at something whose answers are a function
-/// of the request and the second; the tries of each second.
+/// Requests from 0 up, each sent as soon as it is due. The test decides by request and time which
+/// of them succeed; the tries are recorded.
 struct Simulation {
     gate: RetryGate<usize>,
     failures: Vec<u32>,
     done: Vec<bool>,
-    // The latest wish of a request counts.
+    // Time of the next try; earlier entries of `queue` are outdated.
     due: Vec<Option<Instant>>,
     queue: BinaryHeap<Reverse<(Instant, usize)>>,
     start: Instant,
@@ -54,7 +54,7 @@ impl Simulation {
         self.start + Duration::from_secs(second)
     }
 
-    /// Lets the time pass up to a second; one try takes 5 ms.
+    /// Runs the simulation up to a second; each try takes 5 ms.
     fn run(&mut self, pace: &Pace, until: u64, answers: impl Fn(usize, Instant) -> bool) {
         let end = self.at(until);
         let mut free = self.start;
@@ -92,7 +92,7 @@ impl Simulation {
         self.tries.iter().filter(|(at, _)| span.contains(at)).count()
     }
 
-    /// The longest time without a try between these.
+    /// Returns the longest time without a try between two seconds.
     fn longest_pause(&self, from: u64, to: u64) -> Duration {
         let span = self.at(from)..self.at(to);
         let moments = self.tries.iter().map(|(at, _)| *at).filter(|at| span.contains(at));
@@ -101,8 +101,8 @@ impl Simulation {
     }
 }
 
-/// So many requests, and ten minutes of nothing, in the second half of which they are tried at most
-/// so often; then all is well, and all are done in time.
+/// Simulates an outage of ten minutes. In its second half the tries per minute are bounded; after
+/// it every request succeeds in time.
 #[track_caller]
 fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within: u64) {
     let mut simulation = Simulation::new(requests);
@@ -125,7 +125,7 @@ fn check(requests: usize, most_a_minute: usize, longest_pause: u64, done_within:
     let last = simulation.tries.iter().map(|(at, _)| *at).max().unwrap();
     let took = last.saturating_duration_since(back);
     assert!(took <= Duration::from_secs(done_within), "{requests}: {took:?}");
-    assert_eq!(simulation.tries(600, 2000), requests, "nobody is tried twice");
+    assert_eq!(simulation.tries(600, 2000), requests, "no request is tried twice");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn an_outage_is_probed_and_followed_by_all_at_once() {
     check(2, 10, 11, 11);
     check(10, 15, 11, 11);
     check(100, 70, 11, 12);
-    // 5 ms each, and no more than a few seconds for the probe.
+    // 5 ms for each request, and a few seconds until the first probe.
     check(1000, 70, 3, 8);
     check(5000, 700, 11, 36);
 }
@@ -144,7 +144,7 @@ fn an_end_that_was_none_costs_nobody_the_backoff_of_the_whole_outage() {
     let mut simulation = Simulation::new(3);
     let (back, gone, well) = (simulation.at(1200), simulation.at(1220), simulation.at(1230));
 
-    // Whoever is asked first is answered, and then it is out again for a while.
+    // The first probe succeeds, then the dependency is down again for a while.
     simulation.run(&PACE, 1200, |_, _| false);
     let first = std::cell::Cell::new(None);
     simulation.run(&PACE, 4000, |request, now| {
@@ -155,7 +155,7 @@ fn an_end_that_was_none_costs_nobody_the_backoff_of_the_whole_outage() {
 
     assert!(simulation.done.iter().all(|done| *done));
     let last = simulation.tries.iter().map(|(at, _)| *at).max().unwrap();
-    assert!(last < simulation.at(1300), "{:?} after it is well", last - well);
+    assert!(last < simulation.at(1300), "{:?} after the recovery", last - well);
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn waits_beyond_measure_are_bounded() {
 fn what_fails_for_its_own_reasons_keeps_to_its_own_backoff() {
     let mut simulation = Simulation::new(105);
     let gate = |broken: bool, now: Instant, simulation: &mut Simulation| {
-        // The others change all the time, and each time they are answered.
+        // The other requests come in all the time and succeed.
         let changed = simulation.random.usize(5..105);
         if !broken {
             assert_eq!(simulation.gate.answered(&changed, now), []);
@@ -202,7 +202,7 @@ fn success_of_one_is_no_reason_to_try_those_that_are_broken() {
         simulation.gate.failed(broken, wait, &PACE, 0.0, now + SECOND);
     }
 
-    // The first of them is mended: it changed, or its hook did.
+    // The first of them succeeds: it changed, or its hook did.
     let released = simulation.gate.answered(&0, now + 2 * SECOND);
 
     assert!(released.is_empty(), "{released:?}");
@@ -265,7 +265,7 @@ fn what_is_forgotten_is_not_tried() {
 
     assert!(!gate.holds(&"b"));
     assert_eq!(gate.answered(&"a", now + SECOND), [("c", Duration::ZERO)]);
-    assert!(gate.answered(&"a", now + SECOND).is_empty(), "it waits no more");
+    assert!(gate.answered(&"a", now + SECOND).is_empty(), "c no longer waits");
 }
 
 #[test]

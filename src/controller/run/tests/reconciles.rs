@@ -1,4 +1,4 @@
-//! What becomes of a request after its reconcile.
+//! Requests after the end of their reconcile.
 
 use super::*;
 
@@ -40,7 +40,7 @@ async fn request_is_never_reconciled_twice_at_once_though_others_are() {
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
-/// Runs one request through these ends, and then to success.
+/// Reconciles one request to each of these ends in turn, and then to success.
 fn ends(ends: Vec<fn() -> Result<Outcome, ReconcileError>>) -> (Harness, Log) {
     let log = Log::default();
     let (notes, start, ends) = (log.clone(), Instant::now(), Mutex::new(ends.into_iter()));
@@ -65,7 +65,7 @@ async fn failure_is_repeated_after_a_doubling_back_off() {
 
     sleep(Duration::from_secs(60)).await;
 
-    // Milliseconds: timers go off with the next whole one.
+    // In milliseconds: timers expire at the next whole one.
     assert_eq!(log.attempts(), [(0, 0), (1, 5), (2, 15), (3, 35)]);
     assert_eq!(harness.report().last_error, None);
     assert_eq!(
@@ -145,7 +145,7 @@ async fn what_the_server_asks_to_wait_with_waits_and_is_no_error() {
     harness.running().await;
     settle().await;
     let error = harness.report().last_error.unwrap_or_default();
-    assert!(error.contains("later"), "it is told: {error}");
+    assert!(error.contains("later"), "the status shows it: {error}");
 
     sleep(Duration::from_secs(60)).await;
 
@@ -287,7 +287,7 @@ async fn panic_is_an_error_of_its_request_alone() {
     let (notes, start) = (log.clone(), Instant::now());
     let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
         move |request, context| {
-            // Not even the function that makes the future may do harm.
+            // The function that returns the future may panic, too.
             assert!(&*request.name != "a" || context.attempt() > 0, "a is unbearable");
             notes.note(&request, &context, start);
             async move {

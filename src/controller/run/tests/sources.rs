@@ -1,4 +1,4 @@
-//! How a run follows its sources.
+//! Sources of a run: start, sync, end and restart.
 
 use super::*;
 
@@ -190,7 +190,7 @@ async fn plain_source_whose_condition_holds_again_is_not_stale_any_more() {
     harness.stop(StopReason::Cancelled).await.unwrap();
 }
 
-/// A source that ends as soon as it is started, or on request.
+/// Source that ends as soon as it is started, or on request.
 #[derive(Clone)]
 struct Brief {
     end: SourceEnd,
@@ -286,7 +286,7 @@ async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_e
     brief.goes_on.send_replace(false);
     settle().await;
 
-    // Before the manager has looked.
+    // Holds again before the manager has seen the loss.
     brief.is(Verdict::Met(Vec::new()));
 
     assert_eq!(timeout(Duration::from_secs(1), harness.done()).await, Ok(Ok(())));

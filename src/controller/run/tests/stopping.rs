@@ -1,4 +1,4 @@
-//! The stop of an epoch, in its order.
+//! Stop of an epoch, and the order of its steps.
 
 use super::*;
 
@@ -111,7 +111,7 @@ async fn done_leaves_no_task() {
             .input(InputMode::Required, Fake::new("one", &["a", "b", "c", "d"]))
             .input(InputMode::Optional, Fake::new("two", &[]).missing())
             .input(InputMode::Optional, Fake::new("three", &[]));
-        // The client of the process has one, and the one before is leaving.
+        // Lets the tasks of the last iteration end; the buffer task of the shared client stays.
         settle().await;
         let before = Handle::current().metrics().num_alive_tasks();
         let mut harness = controller.run(|request, context| async move {
@@ -214,7 +214,7 @@ async fn a_write_of_a_reconciles_task_that_is_given_up_leaves_its_own_request_in
         }
         let left = context.clone();
         context.spawn(async move {
-            // When the reconcile has ended.
+            // Continues after the end of the reconcile.
             settle().await;
             let pod = HttpRequest::post("/api/v1/namespaces/ns/pods").body(Body::empty());
             drop(left.client().send(pod.unwrap()).await);
@@ -261,7 +261,7 @@ async fn a_run_whose_source_fails_while_a_reconcile_blocks_is_stopping_and_then_
     fake.shared.fails.send_replace(Some("boom"));
 
     let stuck = statuses.wait_for(|all| all.get(&name).is_some_and(|status| status.stuck));
-    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("it is told").unwrap();
+    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("reported").unwrap();
     let (state, message) = (stuck[&name].state, stuck[&name].message.clone());
     drop(stuck);
     assert_eq!(state, ControllerState::Stopping);
@@ -272,7 +272,7 @@ async fn a_run_whose_source_fails_while_a_reconcile_blocks_is_stopping_and_then_
     assert!(matches!(end, Err(ManagerError::RunnableFailed { .. })), "{end:?}");
 }
 
-/// A source whose end is a function of its context.
+/// Source whose end is a function of its context.
 struct Scripted<F>(F);
 
 impl<F> ConditionalSource for Scripted<F>

@@ -1,15 +1,15 @@
-//! Requests that a channel delivers, across the ends of epochs.
+//! Delivery of requests from a channel across epochs.
 
 use std::collections::BTreeSet;
 
 use super::*;
 
-/// Ends of an epoch, as its owner or a source of it brings them about.
+/// Ends of an epoch, caused by its owner or by a source.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Stop(StopReason),
     SourceFails,
-    /// Drop of the run, as after its panic or abort.
+    /// Drop of the run, as after a panic or an abort.
     RunIsDropped,
 }
 
@@ -22,7 +22,7 @@ const ENDS: [End; 6] = [
     End::RunIsDropped,
 ];
 
-/// A controller that is fed by a channel alone, and what it reconciles.
+/// Controller whose only input is a channel, with the log of its reconciles.
 struct Fed {
     harness: Harness,
     log: Log,
@@ -71,7 +71,7 @@ impl Fed {
         }
     }
 
-    /// Requests that the next epoch reconciles.
+    /// Returns the requests that the next epoch reconciles.
     async fn next_epoch(&mut self) -> Vec<String> {
         let before = self.log.names().len();
         self.harness.start();

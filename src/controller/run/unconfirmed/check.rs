@@ -1,4 +1,4 @@
-//! Whether a cache has what the server has.
+//! Comparison of the caches with the server, for the targets of unconfirmed writes.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,23 +24,25 @@ use crate::{
     redaction,
 };
 
-/// The longest that one answer may take.
+/// Timeout of one list request, 30 s.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Number of objects in a list page.
 const PAGE: u32 = 500;
-/// Servers that know no projection send whole objects, which do as well.
+/// Accepted content of a metadata list. A server without this projection sends whole objects,
+/// which are decoded alike.
 const METADATA: HeaderValue = HeaderValue::from_static(
     "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json",
 );
 
-/// What the server has.
+/// State of a target on the server.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     version: String,
     order: VersionOrder,
-    // Cached objects are whole, so that their content can be compared.
+    // True if listed and cached objects are whole, so that their content can be compared.
     whole: bool,
     objects: HashMap<ObjectKey, Object>,
-    // No cache has these, or not as they are.
+    // Objects that cannot be decoded, so that no cache has their current state.
     unreadable: HashSet<ObjectKey>,
 }
 
@@ -59,20 +61,20 @@ struct PageMetadata {
     token: Option<String>,
 }
 
-/// Why nobody knows yet what became of a write.
+/// Error: the caches could not be shown to include a write.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::controller) enum Unconfirmed {
-    /// The watch will tell it sooner or later.
+    /// Wait for the watch to deliver the change.
     #[error("the cache of {resource} has not caught up with {key}")]
     Behind { resource: TypeIdentity, key: ObjectKey },
-    /// Mend what the reason names; it is asked again.
+    /// Fix what the reason names; the read is retried.
     #[error("{resource} cannot be read from the server: {source}")]
-    Unread { resource: TypeIdentity, source: AskError },
+    Unread { resource: TypeIdentity, source: ReadError },
 }
 
-/// Why the server could not be asked.
+/// Error of a read from the server.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::controller) enum AskError {
+pub(in crate::controller) enum ReadError {
     #[error(transparent)]
     Path(#[from] request::Error),
     #[error("{}", redaction::error(.0))]
@@ -81,15 +83,15 @@ pub(in crate::controller) enum AskError {
     Late(#[from] tokio::time::error::Elapsed),
 }
 
-/// Asks the server for what a write was about, and compares every cache that may have it.
+/// Reads a target from the server, and compares every cache of its type.
 ///
-/// A collection is listed once, by its metadata: the answer are those of its objects that a cache
-/// lacks, each as it was `seen` there. A single object is listed by its name, unless the caches
-/// have what was seen of it.
+/// A collection is listed once, as metadata. Returns those of its objects that a cache lacks, each
+/// with its state on the server, for the `seen` of a later call. A single object is listed by its
+/// name, unless the caches include the state `seen`.
 ///
 /// # Errors
 ///
-/// A cache is behind a single object, or that could not be found out.
+/// A cache is behind a single object, or the server cannot be read.
 pub(super) async fn caught_up(
     target: &Target,
     seen: Option<&Live>,
@@ -99,7 +101,7 @@ pub(super) async fn caught_up(
     for cache in context.caches(&target.group, &target.plural) {
         let only = cache.key.namespace.as_ref();
         if only.is_some_and(|only| target.namespace.as_ref().is_some_and(|it| it != only)) {
-            // Nothing of that namespace is in it.
+            // The cache holds another namespace only.
             continue;
         }
         if seen.is_some_and(|seen| seen.missed_by(&cached(target, &cache)).is_empty()) {
@@ -111,7 +113,7 @@ pub(super) async fn caught_up(
             .map_err(|source| Unconfirmed::Unread { resource: resource.clone(), source })?;
         let keys = live.missed_by(&cached(target, &cache));
         if target.name.is_none() {
-            missed.extend(live.parted(keys).map(|(key, live)| (target.object(key), live)));
+            missed.extend(live.split(keys).map(|(key, live)| (target.object(key), live)));
         } else if let Some(key) = keys.into_iter().next() {
             return Err(Unconfirmed::Behind { resource: resource.clone(), key });
         }
@@ -119,9 +121,9 @@ pub(super) async fn caught_up(
     Ok(missed)
 }
 
-/// Lists, since whoever watches may list, but perhaps not get. Without a resourceVersion the
-/// answer is what the server has at this moment.
-async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live, AskError> {
+/// Reads a target from the server by a list: a controller that may watch a type may list it, but
+/// perhaps not get it. A list without a resourceVersion is a consistent read.
+async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live, ReadError> {
     let namespace = target.namespace.as_deref().or(cache.key.namespace.as_deref());
     let path = cache.served.identity.path(namespace);
     let by_name = target.name.as_ref().map(|name| format!("metadata.name={name}"));
@@ -150,7 +152,7 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
         live.version = page.metadata.resource_version;
         for item in page.items {
             match Object::from_json(item.get(), &cache.served) {
-                Ok(object) if target.is(object.key()) => {
+                Ok(object) if target.includes(object.key()) => {
                     live.objects.insert(object.key().clone(), object);
                 }
                 Ok(_) => {}
@@ -164,7 +166,7 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
     }
 }
 
-/// What a cache has of it.
+/// Returns the objects of a target in a cache.
 fn cached(target: &Target, cache: &Attached) -> Vec<Object> {
     let (store, scope) = (&cache.store, cache.served.identity.scope);
     let mut objects = match (&target.name, &target.namespace) {
@@ -175,16 +177,17 @@ fn cached(target: &Target, cache: &Attached) -> Vec<Object> {
         (_, Some(namespace)) => store.in_namespace(namespace),
         (_, None) => store.list(),
     };
-    objects.retain(|object| target.is(object.key()));
+    objects.retain(|object| target.includes(object.key()));
     objects
 }
 
 impl Unconfirmed {
-    /// The server did not answer; how long it asks to wait, which may be no time.
+    /// Returns the wait that the server asked for if it could not be read; zero if it asked for
+    /// none.
     pub(super) fn unanswered(&self) -> Option<Duration> {
         match self {
             Self::Behind { .. } => None,
-            Self::Unread { source: AskError::Server(kube::Error::Api(status)), .. } => {
+            Self::Unread { source: ReadError::Server(kube::Error::Api(status)), .. } => {
                 Some(retry_after(status).unwrap_or_default())
             }
             Self::Unread { .. } => Some(Duration::ZERO),
@@ -193,7 +196,7 @@ impl Unconfirmed {
 }
 
 impl Live {
-    /// Objects that are newer than their cached form, and those that are gone.
+    /// Returns the keys of objects that are newer on the server than in a cache, or deleted there.
     fn missed_by(&self, cached: &[Object]) -> Vec<ObjectKey> {
         let known: HashMap<&ObjectKey, &Object> =
             cached.iter().map(|object| (object.key(), object)).collect();
@@ -210,8 +213,8 @@ impl Live {
         newer.chain(gone).map(|object| object.key().clone()).collect()
     }
 
-    /// Splits it into one part for each of these objects; a part may be empty.
-    fn parted(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
+    /// Splits the state into one for each of these objects; a deleted object's state is empty.
+    fn split(self, keys: Vec<ObjectKey>) -> impl Iterator<Item = (ObjectKey, Self)> {
         let Self { version, order, whole, mut objects, unreadable: _ } = self;
         keys.into_iter().map(move |key| {
             let object = objects.remove_entry(&key);
@@ -231,7 +234,8 @@ impl Live {
         is_same || self.is_newer(&mine.resource_version, &theirs.resource_version)
     }
 
-    /// Opaque versions, and those that are no numbers, cannot be compared; the next look will do.
+    /// Returns whether one version is newer than another. Opaque versions and versions that are not
+    /// numbers cannot be compared, and count as not newer: the next comparison decides.
     fn is_newer(&self, version: &str, than: &str) -> bool {
         match (self.order, version.parse::<u64>(), than.parse::<u64>()) {
             (VersionOrder::Comparable, Ok(version), Ok(than)) => version > than,
@@ -289,7 +293,7 @@ mod tests {
         check(&[object("a", "a", "7")], &[object("a", "a", "7")], None);
         check(&[object("a", "a", "7")], &[object("a", "a", "12")], None);
         check(&[object("a", "a", "x")], &[object("a", "a", "x")], None);
-        // Created after the look.
+        // Created after the list.
         check(&[], &[object("a", "a", "11")], None);
         check(&[object("a", "a", "7")], &[object("a", "b", "12")], None);
     }

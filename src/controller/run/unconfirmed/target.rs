@@ -1,4 +1,4 @@
-//! What a write was about.
+//! Target of a write: an object, or a collection.
 
 use std::sync::Arc;
 
@@ -7,18 +7,19 @@ use serde::Deserialize;
 use super::Request;
 use crate::{informer::ObjectKey, kind::ServedType, manager::Write};
 
-/// One object, or all that one collection may have got.
+/// Object or collection that a write addressed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) group: Arc<str>,
     pub(super) plural: Arc<str>,
     /// `None` for cluster-scoped objects, and for a collection of all namespaces.
     pub(super) namespace: Option<Arc<str>>,
-    /// `None` when the server chose the name, or several objects were meant.
+    /// `None` for a collection: the server generated the name, or the write addressed several
+    /// objects.
     pub(super) name: Option<Arc<str>>,
 }
 
-/// As much of what is created as says what it is called.
+/// Body of a create request, decoded as far as its name.
 #[derive(Default, Deserialize)]
 struct Named {
     #[serde(default)]
@@ -31,7 +32,7 @@ struct Name {
 }
 
 impl Target {
-    /// What a write was about; `None` if that was no object.
+    /// Returns the target of a write; `None` if its path names no object and no collection.
     pub(super) fn of(write: Write) -> Option<Self> {
         let mut target = Self::at(write.path())?;
         if target.name.is_none() {
@@ -42,8 +43,8 @@ impl Target {
         Some(target)
     }
 
-    /// The object that a request names.
-    pub(super) fn itself(request: &Request, served: &ServedType) -> Self {
+    /// Returns the object that a request names.
+    pub(super) fn of_request(request: &Request, served: &ServedType) -> Self {
         Self {
             group: Arc::from(&*served.identity.group),
             plural: Arc::from(&*served.identity.plural),
@@ -52,18 +53,18 @@ impl Target {
         }
     }
 
-    /// Target of a single object of a collection.
+    /// Returns a single object of a collection.
     pub(super) fn object(&self, key: ObjectKey) -> Self {
         Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
     }
 
-    /// Whether an object is what is meant.
-    pub(super) fn is(&self, key: &ObjectKey) -> bool {
+    /// Returns whether the target includes an object.
+    pub(super) fn includes(&self, key: &ObjectKey) -> bool {
         self.name.as_ref().is_none_or(|name| *name == key.name)
             && self.namespace.as_ref().is_none_or(|it| key.namespace.as_ref() == Some(it))
     }
 
-    /// What a path of the API names, a subresource's being its object's.
+    /// Returns the target of an API path; the path of a subresource addresses its object.
     fn at(path: &str) -> Option<Self> {
         let mut segments = path.split('/').filter(|segment| !segment.is_empty());
         let group = match segments.next()? {
