@@ -345,9 +345,9 @@ impl Builder {
                     kind.check(&name, &self.event_filters)?;
                     let KindOptions { mut filter, role, predicates, indexes, synced, .. } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
-                    let concern = match (role, &primary) {
-                        (Role::Primary, _) => Concern::Handler(Held::new(Handler::Object)),
-                        (Role::Watched(handler), _) => Concern::Handler(Held::new(handler)),
+                    let mapping = match (role, &primary) {
+                        (Role::Primary, _) => Mapping::Handler(Held::new(Handler::Object)),
+                        (Role::Watched(handler), _) => Mapping::Handler(Held::new(handler)),
                         (Role::Owned { only_controller }, Some(primary)) => {
                             Mapping::OwnerOf { primary: primary.clone(), only_controller }
                         }

@@ -537,15 +537,15 @@ impl Run {
                     if let Err(error) = self.source_ended(end) {
                         warn!(controller = %self.spec.name, %error, "source failed while stopping");
                     }
-                    if is_over {
+                    if aborted {
                         self.report_unfinished();
                     }
                 }
                 // A custom source may ignore its release.
-                () = &mut over, if !is_over => {
-                    is_over = true;
+                () = &mut deadline, if !aborted => {
+                    aborted = true;
                     self.sources.abort_all();
-                    // One that blocks its thread is waited for.
+                    // A source that blocks its thread is awaited.
                     self.report_unfinished();
                 }
             }

@@ -1,4 +1,4 @@
-//! Panics of user code: they affect their own controller only, and show in its status.
+//! User code that panics affects its own controller alone, and the status of that one says so.
 
 #![expect(clippy::wildcard_enum_match_arm, reason = "each match names the few that matter")]
 
@@ -11,7 +11,7 @@ use crate::{
 
 /// Place in a controller whose code panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Seam {
     Predicate,
     EventFilter,
     Map,
@@ -73,8 +73,8 @@ impl Reconciler for Faulty {
         _: Request,
         _: Context,
     ) -> impl Future<Output = Result<Outcome, ReconcileError>> + Send {
-        assert!(self.place != Place::ReconcileCall, "boom");
-        let place = self.place;
+        assert!(self.seam != Seam::ReconcileCall, "boom");
+        let seam = self.seam;
         async move {
             match seam {
                 Seam::Reconcile => panic!("boom"),
@@ -94,8 +94,8 @@ impl ConditionalSource for Faulty {
     }
 
     fn start_notify_done(&self, context: SourceContext) -> SourceStart {
-        assert!(self.place != Place::SourceStart, "boom");
-        let place = self.place;
+        assert!(self.seam != Seam::SourceStart, "boom");
+        let seam = self.seam;
         let synced = async move {
             match seam {
                 Seam::SourceSynced => panic!("boom"),
@@ -117,7 +117,7 @@ impl ConditionalSource for Faulty {
     }
 
     fn name(&self) -> String {
-        assert!(self.place != Place::SourceName, "boom");
+        assert!(self.seam != Seam::SourceName, "boom");
         "its source".to_owned()
     }
 }
@@ -204,8 +204,8 @@ fn faulty(seam: Seam) -> Builder {
     }
 }
 
-/// Runs a controller that panics at one place, besides a healthy one that shares its informer.
-async fn try_place(place: Place) {
+/// Runs a controller that panics there beside a healthy one that shares its informer.
+async fn try_seam(seam: Seam) {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
@@ -213,9 +213,9 @@ async fn try_place(place: Place) {
         Arc::new(harness.build(Controller::builder("well").for_type(widgets()).conditional()));
     harness.manager.add("well", well, RunnableOptions::default()).await.unwrap();
 
-    let built = faulty(place).build(&harness.cluster, Faulty::reconciler(place));
-    let controller = match (built, place) {
-        (Err(error), Place::SourceName) => {
+    let built = faulty(seam).build(&harness.cluster, Faulty::reconciler(seam));
+    let controller = match (built, seam) {
+        (Err(error), Seam::SourceName) => {
             assert!(error.to_string().contains("boom"), "{error}");
             harness.shutdown().await;
             return;
