@@ -23,7 +23,7 @@ mod pool;
 mod server;
 mod tasks;
 mod tunnel;
-mod user_agent;
+pub(crate) mod user_agent;
 
 pub use lane::Lane;
 pub use metrics::TransportMetrics;
@@ -291,6 +291,12 @@ impl Transport {
     /// When the credentials are unusable.
     pub fn client(&self) -> Result<Client, Error> {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
+    }
+
+    /// `User-Agent` of its requests: the embedder's product, if it has one, and the library. For
+    /// requests that it does not send itself, such as those to hooks.
+    pub fn user_agent(&self) -> &HeaderValue {
+        &self.user_agent
     }
 
     /// How many connections are open or being opened.

@@ -25,9 +25,9 @@ pub const MAX_CHILDREN: usize = 10_000;
 /// The largest child: the most that kube-apiserver reads of a request. Refused with the whole
 /// answer, so that no mistake in a hook is carried out by half.
 pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
-/// The largest status of a parent: kube-apiserver reads no more of a request, and the status is a
-/// part of one. Refused before anything is made of it.
-pub const MAX_STATUS_BYTES: usize = MAX_CHILD_BYTES;
+/// Largest status of a parent, in bytes: the most that etcd accepts of a request by default, of which
+/// the parent and its managed fields are a part, too. Refused before anything is made of it.
+pub const MAX_STATUS_BYTES: usize = 1536 * 1024;
 /// The longest message about an answer, in bytes: decoders repeat the value that is wrong.
 const MAX_MESSAGE_BYTES: usize = 512;
 /// The longest time that an answer may ask for.
@@ -43,10 +43,8 @@ pub(crate) fn sync_request(
     parent_json: &[u8],
     groups: &[Group],
     children: &[Child],
-) -> Bytes {
-    let size: usize =
-        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
-    let mut body = Vec::with_capacity(controller.len() + parent_json.len() + size + 256);
+) -> Vec<u8> {
+    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, children));
     body.extend_from_slice(b"{\"controller\":");
     body.extend_from_slice(controller);
     body.extend_from_slice(b",\"parent\":");
@@ -81,7 +79,18 @@ pub(crate) fn sync_request(
         body.push(b'}');
     }
     body.extend_from_slice(b"},\"related\":{},\"finalizing\":false}");
-    body.into()
+    body
+}
+
+/// Bytes to reserve for a request: a few more than it has.
+pub(crate) fn sync_request_bytes(
+    controller: &[u8],
+    parent_json: &[u8],
+    children: &[Child],
+) -> usize {
+    let size: usize =
+        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
+    controller.len() + parent_json.len() + size + 256
 }
 
 /// `Pod.v1`, `Deployment.apps/v1`.
@@ -214,7 +223,8 @@ impl<'de> Visitor<'de> for Response {
                 if self.strict {
                     return Err(A::Error::custom(format!("{wrong} {key:?}")));
                 }
-                tracing::debug!(field = key, wrong, "hook answer has a field too many");
+                // Its name is the hook's choice.
+                tracing::debug!(wrong, "unexpected field in hook response");
             }
             match key.as_str() {
                 "status" => {
@@ -317,7 +327,7 @@ mod tests {
             &groups(UpdateMethod::OnDelete),
             &children,
         );
-        String::from_utf8(body.to_vec()).unwrap()
+        String::from_utf8(body).unwrap()
     }
 
     #[test]
@@ -476,7 +486,7 @@ mod tests {
         let body = |bytes: usize| format!("{{\"status\":{{\"a\":\"{}\"}}}}", "x".repeat(bytes - 8));
 
         check(&body(MAX_STATUS_BYTES), false, Ok(0));
-        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 3145729 bytes"));
+        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 1572865 bytes"));
     }
 
     #[test]

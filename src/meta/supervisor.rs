@@ -4,6 +4,7 @@
 //! It waits for its own CRD like any other controller. While that is gone, what was declared goes
 //! on as declared; when it is back, objects and runnables are matched by name.
 
+mod declared_controllers;
 mod own_status;
 mod reconciler;
 #[cfg(test)]
@@ -13,9 +14,11 @@ mod tests;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use http::HeaderValue;
 use kube::CustomResourceExt;
 use tracing::warn;
 
+pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     AnswerBudget, CompositeController, Definition, Hook, HookMetrics, Selector,
@@ -30,6 +33,7 @@ use crate::{
         ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult, Runnable,
         RunnableOptions, StopReason,
     },
+    transport::user_agent,
 };
 
 /// Annotation that stops a declared controller while it is `"true"`.
@@ -63,6 +67,10 @@ pub struct MetaOptions {
     /// The first bytes of a hook's error body are shown in Events, statuses, logs and endpoints;
     /// off, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
+    /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
+    /// where the embedder has a product of its own; the library alone. No effect on hooks that
+    /// `hooks` makes.
+    pub user_agent: HeaderValue,
 }
 
 impl Default for MetaOptions {
@@ -76,6 +84,7 @@ impl Default for MetaOptions {
             target: Selector::default(),
             resync_period: None,
             hook_error_excerpts: false,
+            user_agent: user_agent::library(),
         }
     }
 }
@@ -94,6 +103,7 @@ impl fmt::Debug for MetaOptions {
 #[derive(Debug)]
 pub struct Supervisor {
     controller: Controller,
+    declared: DeclaredControllers,
 }
 
 impl Supervisor {
@@ -113,6 +123,8 @@ impl Supervisor {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
+        let declared =
+            DeclaredControllers { manager: manager.clone(), changes: Arc::clone(&changes) };
         let reconciler = DeclarationReconciler {
             cluster: cluster.clone(),
             manager,
@@ -132,7 +144,12 @@ impl Supervisor {
             // Stopping one may take its grace, and holds up nobody else.
             .max_concurrent_reconciles(16)
             .build(cluster, reconciler)?;
-        Ok(Self { controller })
+        Ok(Self { controller, declared })
+    }
+
+    /// Returns a handle on what it declares, for reports.
+    pub fn declared(&self) -> DeclaredControllers {
+        self.declared.clone()
     }
 }
 

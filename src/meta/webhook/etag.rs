@@ -78,7 +78,7 @@ impl EtagCache {
 
     /// How often what has expired is to be removed, if anything expires.
     pub(super) fn sweep_period(&self) -> Option<Duration> {
-        self.rule.lifetime.and(self.rule.sweep)
+        self.rule.lifetime.and(self.rule.sweep).filter(|period| !period.is_zero())
     }
 
     /// Removes what has expired, again and again, until dropped.
