@@ -218,7 +218,7 @@ impl Scene {
             "apiVersion": "hush.test/v1", "resource": "widgets",
             "labelSelector": {"matchLabels": {"of": name}},
         });
-        let controller = json!({
+        let mut controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": {"name": name},
@@ -231,11 +231,16 @@ impl Scene {
                         "updateStrategy": {"method": "InPlace"},
                     },
                     {"apiVersion": "v1", "resource": "configmaps"},
-                    {"apiVersion": "late.test/v1", "resource": "lates", "optional": true},
                 ],
                 "hooks": {"sync": {"webhook": {"url": url}}},
             },
         });
+        if name == "late" {
+            let rule = json!({
+                "apiVersion": "late.test/v1", "resource": "lates", "optional": true,
+            });
+            controller["spec"]["childResources"].as_array_mut().unwrap().push(rule);
+        }
         self.server.apply(controller).unwrap();
     }
 
