@@ -9,6 +9,7 @@ mod composite_controller;
 mod crds;
 mod declared;
 mod definition;
+mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hook;
@@ -51,5 +52,8 @@ pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
 pub use selection::{Selector, SelectorError};
-pub use supervisor::{HookFactory, MetaOptions, PAUSED, SUPERVISOR, Supervisor};
+pub use supervisor::{
+    DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
+    Supervisor,
+};
 pub use webhook::{MAX_RESPONSE_BYTES, Webhook};

@@ -26,7 +26,7 @@ mod pool;
 mod server;
 mod tasks;
 mod tunnel;
-mod user_agent;
+pub(crate) mod user_agent;
 
 pub use error::Error;
 pub use lane::Lane;
@@ -136,7 +136,13 @@ impl Transport {
         Ok(Client::new(self.service()?, &self.config.default_namespace))
     }
 
-    /// Number of connections that are open or being opened.
+    /// Returns the `User-Agent` of the requests: the embedder's product, if any, and the library. For
+    /// requests outside the transport, such as those to hooks.
+    pub fn user_agent(&self) -> &HeaderValue {
+        &self.user_agent
+    }
+
+    /// How many connections are open or being opened.
     pub fn connections(&self) -> usize {
         self.pool.connections()
     }

@@ -11,13 +11,18 @@ use std::{
     time::Duration,
 };
 
+use axum::{Json, Router, extract::DefaultBodyLimit, routing::post};
 use kube::ResourceExt;
 use pilotlight::{
-    meta::{self, MAX_RESPONSE_BYTES},
-    testing::{CrdBuilder, simulated::SimulatedServer},
+    meta::{self, MAX_RESPONSE_BYTES, MAX_STATUS_BYTES},
+    testing::{
+        CrdBuilder,
+        simulated::{SimulatedServer, SimulatedSocket},
+    },
 };
 use serde_json::{Value, json};
 use tokio::{
+    net::TcpListener,
     process::{Child, Command},
     task::JoinSet,
     time::{sleep, timeout},
@@ -74,38 +79,66 @@ fn anonymous_kib(status: &Path) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
 }
 
-/// Children of a type that is not served, of many small values each, as many as one answer of this
-/// size holds; and after them this one.
-fn much(bytes: usize, last: &Value) -> Vec<u8> {
-    let values: Vec<String> = (10_000..20_000).map(|number| format!("\"k{number}\":1")).collect();
-    let values = values.join(",");
+/// Answer of this size at most: copies of one child, numbered by their name, then the last child and
+/// a status.
+fn answer(bytes: usize, child: &Value, last: &Value) -> Vec<u8> {
     let last = format!("{last}],\"status\":{{\"answered\":true}}}}");
-    let mut answer = b"{\"children\":[".to_vec();
+    let (mut answer, child) = (b"{\"children\":[".to_vec(), child.to_string());
     for number in 0.. {
-        let child = format!(
-            "{{\"apiVersion\":\"late.test/v1\",\"kind\":\"Late\",\
-             \"metadata\":{{\"name\":\"n{number}\"}},\"spec\":{{{values}}}}},"
-        );
-        if answer.len() + child.len() + last.len() > bytes {
+        let child = child.replace("NUMBER", &number.to_string());
+        if answer.len() + child.len() + 1 + last.len() > bytes {
             break;
         }
         answer.extend_from_slice(child.as_bytes());
+        answer.push(b',');
     }
     answer.extend_from_slice(last.as_bytes());
     answer
 }
 
-/// Answers once about each parent with much, and from then on with the last child alone.
-fn answers_once_with_much(hook: &HookServer, last: impl Fn(&str) -> Value + Send + Sync + 'static) {
+/// Fields of a few bytes each.
+fn fields(count: usize, value: &Value) -> Value {
+    (0..count).map(|number| (format!("k{number}"), value.clone())).collect()
+}
+
+/// Child of a type that is not served, with many values.
+fn late() -> Value {
+    json!({
+        "apiVersion": "late.test/v1", "kind": "Late",
+        "metadata": { "name": "nNUMBER" }, "spec": fields(10_000, &json!(1)),
+    })
+}
+
+/// Child of a type that is served, with as much metadata as is read.
+fn labelled() -> Value {
+    let (labels, annotations) = (fields(15_000, &json!("1")), fields(15_000, &json!("1")));
+    json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": { "name": "nNUMBER", "labels": labels, "annotations": annotations },
+    })
+}
+
+/// Answers once about each parent with as many children as one answer holds, and from then on with
+/// the last child alone.
+fn answers_once_with(
+    hook: &HookServer,
+    child: Value,
+    last: impl Fn(&str) -> Value + Send + Sync + 'static,
+) {
     let asked = Mutex::new(BTreeSet::new());
     hook.answers(move |request| {
         let name = request["parent"]["metadata"]["name"].as_str().unwrap();
         let first = asked.lock().unwrap().insert(name.to_owned());
-        Answer::Bytes(much(if first { MAX_RESPONSE_BYTES } else { 0 }, &last(name)))
+        Answer::Bytes(answer(if first { MAX_RESPONSE_BYTES } else { 0 }, &child, &last(name)))
     });
 }
 
-fn controller(name: &str, parents: &CrdBuilder, hook: &HookServer) -> Value {
+/// Child without a name, for which the whole answer is refused.
+fn nameless(_parent: &str) -> Value {
+    json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": {} })
+}
+
+fn controller(name: &str, parents: &CrdBuilder, url: &str) -> Value {
     let parent = parents.api_resource("v1");
     json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1",
@@ -118,7 +151,7 @@ fn controller(name: &str, parents: &CrdBuilder, hook: &HookServer) -> Value {
                 { "apiVersion": "v1", "resource": "configmaps" },
                 { "apiVersion": "late.test/v1", "resource": "lates", "optional": true },
             ],
-            "hooks": { "sync": { "webhook": { "url": hook.url, "timeout": "200s" } } },
+            "hooks": { "sync": { "webhook": { "url": url, "timeout": "200s" } } },
         },
     })
 }
@@ -132,77 +165,186 @@ fn parent(kind: &str, name: &str) -> Value {
     })
 }
 
-async fn until(server: &SimulatedServer, what: &str, wanted: impl Fn(&SimulatedServer) -> bool) {
-    let seen = timeout(DEADLINE, server.wait_until(&wanted)).await;
-    assert!(seen.is_ok(), "{what}: not in time");
+/// Request of a hook, as far as an answer depends on it.
+#[derive(serde::Deserialize)]
+struct Asked {
+    parent: AskedParent,
+}
+
+#[derive(serde::Deserialize)]
+struct AskedParent {
+    spec: AskedSpec,
+}
+
+#[derive(serde::Deserialize)]
+struct AskedSpec {
+    size: u64,
+}
+
+/// A process with two controllers: the hook of one is terse.
+struct Scene {
+    server: SimulatedServer,
+    verbose: HookServer,
+    observed: Observed,
+    _terse: HookServer,
+    _socket: SimulatedSocket,
+    _directory: tempfile::TempDir,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        let server = SimulatedServer::new();
+        let widgets = CrdBuilder::new("budget.test", "Widget");
+        let gadgets = CrdBuilder::new("budget.test", "Gadget");
+        for crd in meta::crds().into_iter().chain([widgets.build(), gadgets.build()]) {
+            server.install(&crd).unwrap();
+            server.wait_established(&crd.name_any()).await;
+        }
+        let (verbose, terse) = (HookServer::start().await, HookServer::start().await);
+        terse.answers(one_config_map);
+        server.apply(controller("verbose", &widgets, &verbose.url)).unwrap();
+        server.apply(controller("terse", &gadgets, &terse.url)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("kubeconfig");
+        let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
+        std::fs::write(&file, socket.kubeconfig()).unwrap();
+        let observed = Observed::start(&file);
+        let (_terse, _socket, _directory) = (terse, socket, directory);
+        Self { server, verbose, observed, _terse, _socket, _directory }
+    }
+
+    /// Creates or edits the parents of the verbose hook: an edit is a reason to ask at once.
+    fn apply_parents(&self, size: usize) {
+        for number in 0..WORKERS {
+            let mut parent = parent("Widget", &format!("w{number}"));
+            parent["spec"]["size"] = json!(size);
+            self.server.apply(parent).unwrap();
+        }
+    }
+
+    async fn until(&self, what: &str, wanted: impl Fn(&SimulatedServer) -> bool) {
+        let seen = timeout(DEADLINE, self.server.wait_until(&wanted)).await;
+        assert!(seen.is_ok(), "{what}: not in time");
+    }
+
+    /// Waits until the other controller has made the child of a new parent.
+    async fn other_is_served(&self, name: &str) {
+        self.server.apply(parent("Gadget", name)).unwrap();
+        self.until("another controller is served", |server| has_map(server, name)).await;
+    }
+
+    /// Waits until an Event of the parent names the field.
+    async fn refused(&self, numbers: std::ops::Range<usize>, all: bool, field: &str) {
+        let is_refused = |server: &SimulatedServer, number: usize| {
+            let events = server.list("v1", "Event").unwrap_or_default();
+            events.iter().any(|event| {
+                event["involvedObject"]["name"] == format!("w{number}")
+                    && event["message"].as_str().is_some_and(|text| text.contains(field))
+            })
+        };
+        self.until("refused", |server| {
+            let mut refused = numbers.clone().map(|number| is_refused(server, number));
+            if all { refused.all(|is| is) } else { refused.any(|is| is) }
+        })
+        .await;
+    }
+}
+
+fn has_map(server: &SimulatedServer, name: &str) -> bool {
+    let maps = server.list("v1", "ConfigMap").unwrap_or_default();
+    maps.iter().any(|map| map["metadata"]["name"] == name)
 }
 
 #[tokio::test]
 async fn five_answers_of_sixteen_mebibytes_keep_the_process_small_and_others_served() {
-    let server = SimulatedServer::new();
-    let widgets = CrdBuilder::new("budget.test", "Widget");
-    let gadgets = CrdBuilder::new("budget.test", "Gadget");
-    for crd in meta::crds().into_iter().chain([widgets.build(), gadgets.build()]) {
-        server.install(&crd).unwrap();
-        server.wait_established(&crd.name_any()).await;
-    }
-    let (verbose, terse) = (HookServer::start().await, HookServer::start().await);
-    terse.answers(one_config_map);
-    answers_once_with_much(
-        &verbose,
-        |_| json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": {} }),
-    );
-    server.apply(controller("verbose", &widgets, &verbose)).unwrap();
-    server.apply(controller("terse", &gadgets, &terse)).unwrap();
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("kubeconfig");
-    let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
-    std::fs::write(&file, socket.kubeconfig()).unwrap();
-    let mut observed = Observed::start(&file);
-    let map = |server: &SimulatedServer, name: &str| {
-        let maps = server.list("v1", "ConfigMap").unwrap_or_default();
-        maps.iter().any(|map| map["metadata"]["name"] == name)
-    };
+    let mut scene = Scene::start().await;
+    answers_once_with(&scene.verbose, late(), nameless);
 
-    for number in 0..WORKERS {
-        server.apply(parent("Widget", &format!("w{number}"))).unwrap();
-    }
-    let refused = |server: &SimulatedServer, name: &str| {
-        let events = server.list("v1", "Event").unwrap_or_default();
-        events.iter().any(|event| {
-            event["involvedObject"]["name"] == name
-                && event["message"].as_str().is_some_and(|text| text.contains(".metadata.name"))
-        })
-    };
-    until(&server, "the first is refused", |server| {
-        (0..WORKERS).any(|number| refused(server, &format!("w{number}")))
-    })
-    .await;
-    server.apply(parent("Gadget", "during")).unwrap();
-    until(&server, "another controller is served", |server| map(server, "during")).await;
-    until(&server, "all are refused", |server| {
-        (0..WORKERS).all(|number| refused(server, &format!("w{number}")))
-    })
-    .await;
-    observed.assert_small();
+    scene.apply_parents(1);
+    scene.refused(0..WORKERS, false, ".metadata.name").await;
+    scene.other_is_served("during").await;
+    scene.refused(0..WORKERS, true, ".metadata.name").await;
+    scene.observed.assert_small();
 
-    answers_once_with_much(
-        &verbose,
+    answers_once_with(
+        &scene.verbose,
+        late(),
         |name| json!({ "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": name } }),
     );
-    // An edit is a reason to ask at once.
-    for number in 0..WORKERS {
-        let mut edited = parent("Widget", &format!("w{number}"));
-        edited["spec"]["size"] = json!(2);
-        server.apply(edited).unwrap();
+    scene.apply_parents(2);
+    scene
+        .until("all are answered", |server| {
+            let widgets = server.list("budget.test/v1", "Widget").unwrap_or_default();
+            widgets.iter().all(|widget| widget["status"]["answered"] == true)
+                && (0..WORKERS).all(|number| has_map(server, &format!("w{number}")))
+        })
+        .await;
+    scene.other_is_served("after").await;
+    scene.observed.assert_small();
+}
+
+#[tokio::test]
+async fn five_answers_of_much_metadata_keep_the_process_small_and_others_served() {
+    let mut scene = Scene::start().await;
+    answers_once_with(&scene.verbose, labelled(), nameless);
+
+    scene.apply_parents(1);
+    scene.refused(0..WORKERS, false, ".metadata.name").await;
+    scene.other_is_served("during").await;
+    scene.refused(0..WORKERS, true, ".metadata.name").await;
+    scene.observed.assert_small();
+}
+
+#[tokio::test]
+async fn five_statuses_of_many_values_keep_the_process_small_and_others_served() {
+    let mut scene = Scene::start().await;
+    // A tree takes some eighty times the text of these.
+    let values = vec![json!({"a": 0}); (MAX_STATUS_BYTES - 1000) / 8];
+    let values = serde_json::to_string(&values).unwrap();
+    // The harness's hook would remember what it was asked.
+    let hook = post(async move |Json(request): Json<Asked>| {
+        let size = request.parent.spec.size;
+        format!("{{\"status\":{{\"size\":{size},\"values\":{values}}}}}")
+    });
+    let hook = Router::new().route("/", hook.layer(DefaultBodyLimit::disable()));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async { axum::serve(listener, hook).await.unwrap() });
+    let widgets = CrdBuilder::new("budget.test", "Widget");
+    scene.server.apply(controller("verbose", &widgets, &url)).unwrap();
+
+    // The second is compared with one that is cached.
+    for round in 1..=2 {
+        scene.apply_parents(round);
+        scene
+            .until("all statuses are written", |server| {
+                let requests = server.requests();
+                let written = requests.iter().filter(|request| {
+                    request.info.subresource == "status" && request.info.resource == "widgets"
+                });
+                written.count() >= round * WORKERS
+            })
+            .await;
+        scene.other_is_served(&format!("after{round}")).await;
+        scene.observed.assert_small();
     }
-    until(&server, "all are answered", |server| {
-        let widgets = server.list("budget.test/v1", "Widget").unwrap_or_default();
-        widgets.iter().all(|widget| widget["status"]["answered"] == true)
-            && (0..WORKERS).all(|number| map(server, &format!("w{number}")))
-    })
-    .await;
-    server.apply(parent("Gadget", "after")).unwrap();
-    until(&server, "another controller is served", |server| map(server, "after")).await;
-    observed.assert_small();
+    scene
+        .until("the last is written", |server| {
+            let widgets = server.list("budget.test/v1", "Widget").unwrap();
+            widgets.iter().all(|widget| widget["status"]["size"] == 2)
+        })
+        .await;
+}
+
+#[tokio::test]
+async fn status_that_the_server_does_not_take_is_refused_by_the_name_of_its_field() {
+    let mut scene = Scene::start().await;
+    let values = vec![[0]; MAX_STATUS_BYTES / 4 + 1];
+    scene.verbose.answers(move |_| Answer::Json(json!({ "status": { "values": values } })));
+
+    scene.apply_parents(1);
+    scene.refused(0..WORKERS, true, "status has ").await;
+    scene.other_is_served("after").await;
+    scene.observed.assert_small();
 }

@@ -61,6 +61,8 @@ mod sharing;
 mod simulated;
 #[cfg(feature = "cli")]
 mod spec_edit;
+#[cfg(feature = "cli")]
+mod status;
 mod story;
 mod support;
 mod terminating;

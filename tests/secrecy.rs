@@ -28,14 +28,24 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const PLANTED: &str = "hush";
 
 /// The controllers, each with the path and query of its hook and the reason of its failure.
-const CONTROLLERS: [(&str, &str, &str); 6] = [
+const CONTROLLERS: [(&str, &str, &str); 12] = [
     ("refused", "/refused?key=hush-query", "HookRefused"),
     ("redirected", "/redirected?key=hush-query", "HookRefused"),
     ("encoded", "/encoded?key=hush-query", "HookAnswerInvalid"),
     ("mistyped", "/mistyped?key=hush-query", "HookAnswerInvalid"),
     ("text", "/text?key=hush-query", "HookAnswerInvalid"),
     ("secret", "/secret?key=hush-query", "HooksAnswer"),
+    ("updated", "/secret?key=hush-query", "HooksAnswer"),
+    // It is adopted before the hook is asked.
+    ("adopted", "/secret?key=hush-query", "NotAsked"),
+    ("plain", "/plain?key=hush-query", "HooksAnswer"),
+    ("label-key", "/label-key?key=hush-query", "HookAnswerInvalid"),
+    ("label-value", "/label-value?key=hush-query", "HookAnswerInvalid"),
+    ("late", "/late?key=hush-query", "HooksAnswer"),
 ];
+
+/// Message of the API server about an object that is no Secret.
+const REPEATED: &str = "ConfigMap \"made\" is invalid: data[a]: Invalid value: \"repeated\"";
 
 /// Error body of the hook `refused`: longer than an excerpt, with an escape sequence.
 fn refusal() -> String {
@@ -52,6 +62,17 @@ fn hooks() -> Router {
         "data": {"password": "hush-data"}, "stringData": {"token": "hush-data"},
     });
     let secret = json!({"status": {}, "children": [secret]});
+    let child = |metadata: Value| {
+        let child = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata});
+        json!({"status": {}, "children": [child]})
+    };
+    let plain = child(json!({"name": "made"}));
+    let label_key = child(json!({"name": "made", "labels": {"hush-key": 7}}));
+    let label_value = child(json!({"name": "made", "labels": {"controller-uid": "hush-value"}}));
+    let late = json!({
+        "apiVersion": "late.test/v1", "kind": "hush-kind", "metadata": {"name": "hush-name"},
+    });
+    let late = json!({"status": {}, "children": [late]});
     let mistyped = json!({"status": {}, "children": "hush-answer"});
     Router::new()
         .route("/refused", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, refusal()) }))
@@ -69,6 +90,10 @@ fn hooks() -> Router {
         .route("/mistyped", post(async move || json_answer(&mistyped)))
         .route("/text", post(async || json_answer(&json!("hush-answer"))))
         .route("/secret", post(async move || json_answer(&secret)))
+        .route("/plain", post(async move || json_answer(&plain)))
+        .route("/label-key", post(async move || json_answer(&label_key)))
+        .route("/label-value", post(async move || json_answer(&label_value)))
+        .route("/late", post(async move || json_answer(&late)))
 }
 
 /// A manager in a process of its own, between a simulated server and hooks.
@@ -101,7 +126,12 @@ impl Scene {
         let refused = "Secret \"made\" is invalid: data[password]: Invalid value: \"hush-data\": \
                        must be a base64 text";
         let refused = Reply::status(422, "Invalid", refused);
-        faults.add(Rule::new(Action::Reply(refused)).verb(Verb::Create).resource("", "secrets"));
+        for verb in [Verb::Create, Verb::Update, Verb::Patch] {
+            let refused = Action::Reply(refused.clone());
+            faults.add(Rule::new(refused).verb(verb).resource("", "secrets"));
+        }
+        let repeated = Action::Reply(Reply::status(422, "Invalid", REPEATED));
+        faults.add(Rule::new(repeated).verb(Verb::Create).resource("", "configmaps"));
         let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
         let proxy = Proxy::to_api_server(socket.config(), &faults).await.unwrap();
 
@@ -170,28 +200,69 @@ impl Scene {
     }
 
     fn declare_one(&self, name: &str, url: &str) {
-        // A separate object, since the Events of one object are limited.
+        // A separate object, since the Events of one object are limited; in a namespace of its own,
+        // since the names of children are the same.
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
+        });
+        self.server.apply(namespace).unwrap();
         let widget = json!({
             "apiVersion": "hush.test/v1", "kind": "Widget",
-            "metadata": {"name": name, "namespace": "default", "labels": {"of": name}},
+            "metadata": {"name": name, "namespace": name, "labels": {"of": name}},
         });
         self.server.apply(widget).unwrap();
+        if matches!(name, "updated" | "adopted") {
+            self.make_secret(name);
+        }
         let parents = json!({
             "apiVersion": "hush.test/v1", "resource": "widgets",
             "labelSelector": {"matchLabels": {"of": name}},
         });
-        let controller = json!({
+        let mut controller = json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
             "kind": "CompositeController",
             "metadata": {"name": name},
             "spec": {
                 "generateSelector": true,
                 "parentResource": parents,
-                "childResources": [{"apiVersion": "v1", "resource": "secrets"}],
+                "childResources": [
+                    {
+                        "apiVersion": "v1", "resource": "secrets",
+                        "updateStrategy": {"method": "InPlace"},
+                    },
+                    {"apiVersion": "v1", "resource": "configmaps"},
+                ],
                 "hooks": {"sync": {"webhook": {"url": url}}},
             },
         });
+        if name == "late" {
+            let rule = json!({
+                "apiVersion": "late.test/v1", "resource": "lates", "optional": true,
+            });
+            controller["spec"]["childResources"].as_array_mut().unwrap().push(rule);
+        }
         self.server.apply(controller).unwrap();
+    }
+
+    /// Makes the Secret that the hook wants with another content: as a child, or as an orphan that
+    /// becomes one.
+    fn make_secret(&self, of: &str) {
+        let parent = self.server.get("hush.test/v1", "Widget", of, of).unwrap();
+        let uid = &parent["metadata"]["uid"];
+        let owner = json!({
+            "apiVersion": "hush.test/v1", "kind": "Widget", "name": of, "uid": uid,
+            "controller": true, "blockOwnerDeletion": true,
+        });
+        let owners = if of == "updated" { vec![owner] } else { Vec::new() };
+        let secret = json!({
+            "apiVersion": "v1", "kind": "Secret",
+            "metadata": {
+                "name": "made", "namespace": of, "labels": {"controller-uid": uid},
+                "ownerReferences": owners,
+            },
+            "data": {"password": "aHVzaC1kYXRh"},
+        });
+        self.server.apply(secret).unwrap();
     }
 
     fn status_of(&self, name: &str) -> Value {
@@ -233,7 +304,10 @@ impl Scene {
         for name in ["credentials", "scheme", "broken"] {
             self.until(name, || self.reason_of(name, "Ready") == "SpecInvalid").await;
         }
-        self.until("the refused Secret", || self.events().contains("creating Secret")).await;
+        for refused in ["creating Secret", "updating Secret", "adopting Secret"] {
+            self.until(refused, || self.events().contains(refused)).await;
+        }
+        self.until("the refused ConfigMap", || self.events().contains("creating ConfigMap")).await;
         self.until("the last error of the refused Secret", || {
             let status = self.status_of("secret").to_string();
             status.contains("creating Secret")
@@ -271,9 +345,7 @@ impl Scene {
         for source in [address, file] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
             let output = command.args(["status", &source]).output().await.unwrap();
-            if source.starts_with("--kubeconfig") {
-                assert_eq!(output.status.code(), Some(1), "controllers are not ready");
-            }
+            assert_eq!(output.status.code(), Some(1), "controllers are not ready");
             let text = [output.stdout, output.stderr].concat();
             let text = String::from_utf8_lossy(&text).into_owned();
             said.push((format!("pilotlight status {source}"), text));
@@ -313,7 +385,15 @@ async fn nothing_secret_leaves_the_process() {
     assert!(url.contains("url=\"http://127.0.0.1:"), "{url}");
     assert!(text("Events").contains("hook answered with status 500"), "{}", text("Events"));
     assert!(text("Events").contains("422 Invalid"), "{}", text("Events"));
+    // As documented, what the server says of any other object is repeated, but not in a probe.
+    let repeated = REPEATED.replace('"', "\\\"");
+    for place in ["Events", "status of plain", "/debug/status"] {
+        assert!(text(place).contains(&repeated), "{place}: {}", text(place));
+    }
+    let labels = text("status of label-key");
+    assert!(labels.contains("children[0].metadata.labels"), "the field is named: {labels}");
     let probe = text("/readyz?verbose");
+    assert!(!probe.contains("repeated"), "{probe}");
     assert!(probe.contains("controller/CompositeController-refused"), "{probe}");
     assert!(!probe.contains("status 500"), "names and reasons, no messages: {probe}");
     assert!(log.contains("reconcile failed"), "it is logged");

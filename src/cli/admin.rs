@@ -20,6 +20,7 @@ use futures::future::BoxFuture;
 use pilotlight::{
     controller::Cluster,
     manager::{BoxError, Epoch, ManagerHandle, RunResult, Runnable, RunnableGroup},
+    meta::DeclaredControllers,
 };
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
@@ -35,13 +36,19 @@ use super::{
 pub(super) struct Shown {
     manager: ManagerHandle,
     cluster: Cluster,
+    declared: DeclaredControllers,
     metrics: Registry,
     types_known: AtomicBool,
 }
 
 impl Shown {
-    pub(super) fn new(manager: ManagerHandle, cluster: Cluster, metrics: Registry) -> Self {
-        Self { manager, cluster, metrics, types_known: AtomicBool::new(false) }
+    pub(super) fn new(
+        manager: ManagerHandle,
+        cluster: Cluster,
+        declared: DeclaredControllers,
+        metrics: Registry,
+    ) -> Self {
+        Self { manager, cluster, declared, metrics, types_known: AtomicBool::new(false) }
     }
 
     /// Returns whether discovery has ever answered. After later failures the known types stay and
@@ -200,7 +207,7 @@ async fn scrape(State(shown): State<Arc<Shown>>) -> Response {
 }
 
 async fn status(State(shown): State<Arc<Shown>>) -> Json<StatusReport> {
-    Json(StatusReport::new(&shown.cluster, &shown.manager.status()))
+    Json(StatusReport::new(&shown.cluster, &shown.manager.status(), &shown.declared.list()))
 }
 
 async fn types(State(shown): State<Arc<Shown>>) -> Json<Vec<TypeRow>> {

@@ -131,12 +131,14 @@ impl Instance {
             target: manager.target_label_selector.clone().unwrap_or_default(),
             resync_period,
             hook_error_excerpts: manager.hook_error_excerpts,
+            user_agent: transport.user_agent().clone(),
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options)?;
+        let declared = supervisor.declared();
         owner.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default())?;
-        let shown = Shown::new(handle.clone(), cluster.clone(), metrics);
-        // Without its servers or its view of the cluster the process is useless.
+        let shown = Shown::new(handle.clone(), cluster.clone(), declared, metrics);
+        // Without its servers or its view of the cluster this process is of no use.
         let fail_fast = RunnableOptions::fail_fast;
         owner.add_runnable("admin", Arc::new(Admin::new(listeners, shown)), fail_fast())?;
         owner.add_runnable("cluster", Arc::new(cluster_runnable), fail_fast())?;

@@ -1,5 +1,7 @@
 //! Reports of a running manager as JSON: `/debug/status` and `/debug/types`.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use pilotlight::{
@@ -7,7 +9,10 @@ use pilotlight::{
     discovery::{DiscoveryMode, TypeRegistry, TypeReport},
     informer::{InformerStatus, Progress},
     manager::{ControllerState, RunnableStatus, Snapshot},
-    meta::api::{CompositeController, StatusCondition},
+    meta::{
+        DeclaredController,
+        api::{CompositeController, CompositeControllerStatus, StatusCondition},
+    },
 };
 use serde::{Deserialize, Serialize};
 
@@ -137,12 +142,23 @@ pub(super) struct TypeRow {
 }
 
 impl StatusReport {
-    pub(super) fn new(cluster: &Cluster, controllers: &Snapshot) -> Self {
-        let row = |status: &RunnableStatus| ControllerRow {
-            queue_depth: cluster.metrics.queue_depth(&status.name),
-            ..ControllerRow::from(status)
-        };
-        let controllers: Vec<_> = controllers.values().map(|status| row(status)).collect();
+    /// The report of what a manager runs, and of what is declared to it.
+    pub(super) fn new(
+        cluster: &Cluster,
+        controllers: &Snapshot,
+        declared: &[DeclaredController],
+    ) -> Self {
+        let mut rows: BTreeMap<_, _> =
+            declared.iter().map(|it| (&it.name, ControllerRow::from(it))).collect();
+        for status in controllers.values() {
+            let row = ControllerRow {
+                queue_depth: cluster.metrics.queue_depth(&status.name),
+                ..ControllerRow::from(&**status)
+            };
+            let declared = rows.remove(&status.name);
+            rows.insert(&status.name, row.declared_as(declared));
+        }
+        let controllers: Vec<_> = rows.into_values().collect();
         Self {
             source: Source::Instance,
             ready: controllers.iter().all(ControllerRow::is_ready),
@@ -187,6 +203,14 @@ impl DiscoveryRow {
             }
         };
         Self { mode: mode.to_owned(), current: health.is_current(), errors }
+    }
+}
+
+impl From<&DeclaredController> for ControllerRow {
+    fn from(declared: &DeclaredController) -> Self {
+        let DeclaredController { name, parent, generation, status } = declared;
+        let parent = parent.as_ref().map(|(resource, version)| (resource, version));
+        Self::of_declared(name.to_string(), parent, Some(*generation), status.clone())
     }
 }
 
@@ -260,10 +284,43 @@ impl ControllerRow {
     }
 
     fn of_object(controller: &CompositeController) -> Self {
-        let status = controller.status.clone().unwrap_or_default();
+        let parent = &controller.spec.parent_resource;
+        Self::of_declared(
+            format!("CompositeController-{}", controller.name_any()),
+            Some((&parent.resource, &parent.api_version)),
+            controller.metadata.generation,
+            controller.status.clone().unwrap_or_default(),
+        )
+    }
+
+    /// The row of a runnable, with the verdict on its declaration where it is declared: as the API
+    /// server has it.
+    fn declared_as(self, declared: Option<Self>) -> Self {
+        let Some(declared) = declared else { return self };
+        Self {
+            group: self.group,
+            since: self.since,
+            stuck: self.stuck,
+            stale: self.stale,
+            failures: self.failures,
+            last_error: self.last_error.or(declared.last_error),
+            last_done: self.last_done,
+            queue_depth: self.queue_depth,
+            unmet: self.unmet,
+            missing: self.missing,
+            watches: self.watches,
+            ..declared
+        }
+    }
+
+    fn of_declared(
+        name: String,
+        parent: Option<(&String, &String)>,
+        generation: Option<i64>,
+        status: CompositeControllerStatus,
+    ) -> Self {
         let condition =
             |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
-        let parent = &controller.spec.parent_resource;
         let newest = status.conditions.iter().map(|condition| condition.last_transition_time).max();
         let ready = condition("Ready");
         let reason = status.reason.clone().unwrap_or_default();
@@ -285,16 +342,15 @@ impl ControllerRow {
         let in_state =
             |state: &'static str| status.watches.iter().filter(move |it| it.state == state);
         Self {
-            name: format!("CompositeController-{}", controller.name_any()),
-            parent: Some(format!("{} {}", parent.resource, parent.api_version)),
+            name,
+            parent: parent.map(|(resource, version)| format!("{resource} {version}")),
             ready: ready.map_or("Unknown", |ready| &ready.status).to_owned(),
             group: None,
             state: status.state.clone().unwrap_or_else(|| UNSEEN.to_owned()),
             since: condition("Running").map(|running| running.last_transition_time).or(newest),
             epoch: status.epoch.and_then(|epoch| u64::try_from(epoch).ok()),
-            // Without a status, nothing is outdated.
-            outdated: status.state.is_some()
-                && status.observed_generation != controller.metadata.generation,
+            // Where nothing is said, nothing is old.
+            outdated: status.state.is_some() && status.observed_generation != generation,
             stuck: reason == "Stuck",
             stale: in_state("Stale").next().is_some(),
             failing: is_running && (hooks_fail || reason == "SyncsFailing"),

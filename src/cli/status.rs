@@ -36,7 +36,7 @@ that the source does not know is null:
     unmet[], forbidden[], missing[], watches[]
 
 Exit codes: 0 every controller is ready, 1 a controller is not ready or the source did not answer, \
-2 invalid command line. A controller that waits for a type or is paused is not ready.";
+2 invalid command line. A controller that waits for a type, is rejected or is paused is not ready.";
 
 #[derive(Debug, Args)]
 #[command(after_long_help = JSON, after_help = "The JSON and the exit codes: --help.")]

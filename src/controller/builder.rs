@@ -163,7 +163,7 @@ impl Builder {
     /// Adds a custom source.
     pub fn source(mut self, source: impl ConditionalSource) -> Self {
         self.inputs.push(InputOptions {
-            what: What::Source(Held::new(Arc::new(source))),
+            kind: InputKind::Source(Held::new(Arc::new(source))),
             mode: InputMode::Plain,
         });
         self

@@ -1,5 +1,5 @@
-//! Budget of hook answers: bounds the decoded bytes that a process, a controller and an answer
-//! hold.
+//! Budgets of hook answers and of requests to hooks: bound the decoded bytes that a process, a
+//! controller and an answer hold.
 //!
 //! An answer of up to 64 KiB is read without a reservation; each worker holds at most one. Before
 //! more is read, a longer answer reserves its maximum length: answers that reserve piece by piece
@@ -7,9 +7,14 @@
 //! the rest when the sync drops the answer.
 //!
 //! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
-//! never delays one that is being read.
+//! never delays one that is being read. So have requests: a request of more than 64 KiB reserves its
+//! length before it is put together, and gives it back when it has been sent. No request is refused:
+//! one that is longer than the share of its controller takes all of the share.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use bytes::Bytes;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -25,14 +30,16 @@ const PROCESS_BYTES: usize = 128 * 1024 * 1024;
 /// Divisor of each budget; the result is the additional budget of answers that are kept by their
 /// ETag.
 const KEPT_DIVISOR: usize = 2;
-/// Number of controllers that only together can exhaust the budget of a process.
+/// Share of each budget that requests may take in addition.
+const REQUESTS_DIVISOR: usize = 2;
+/// Controllers that can exhaust the budget of a process only together.
 const SHARES: usize = 4;
 
 /// Limits of hook answers, in decoded bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AnswerLimits {
-    /// All answers of a process; 128 MiB by default. Answers kept by their ETag may take half as
-    /// much again.
+    /// All answers of a process; 128 MiB by default. Answers kept by their ETag may take half as much
+    /// again, and so may requests.
     pub process: usize,
     /// Answers of one controller; a quarter of `process` by default and at most.
     pub controller: usize,
@@ -70,7 +77,24 @@ pub struct AnswerBudget {
     limits: AnswerLimits,
     answers: Arc<Semaphore>,
     kept: Arc<Semaphore>,
+    requests: Arc<Semaphore>,
     decoding: Arc<Semaphore>,
+    // By controller, as long as anything of a share is held.
+    shares: Arc<Mutex<BTreeMap<String, Share>>>,
+}
+
+/// Share of one controller. Permits keep its semaphores, so bytes that outlive their hook count.
+#[derive(Clone, Debug, Default)]
+struct Share {
+    answers: Weak<Semaphore>,
+    kept: Weak<Semaphore>,
+    requests: Weak<Semaphore>,
+}
+
+impl Share {
+    fn is_held(&self) -> bool {
+        [&self.answers, &self.kept, &self.requests].iter().any(|it| it.strong_count() > 0)
+    }
 }
 
 impl AnswerBudget {
@@ -79,7 +103,8 @@ impl AnswerBudget {
         let limits = limits.clamped();
         let pool = |bytes| Arc::new(Semaphore::new(bytes));
         let (answers, kept) = (pool(limits.process), pool(limits.process / KEPT_DIVISOR));
-        Self { limits, answers, kept, decoding: pool(1) }
+        let requests = pool(limits.process / REQUESTS_DIVISOR);
+        Self { limits, answers, kept, requests, decoding: pool(1), shares: Arc::default() }
     }
 
     /// Returns the effective limits.
@@ -87,13 +112,27 @@ impl AnswerBudget {
         self.limits
     }
 
-    /// Returns the share of one controller.
-    pub fn controller(&self) -> ControllerBudget {
-        let own = |bytes| Arc::new(Semaphore::new(bytes));
-        let share = self.limits.controller;
-        let (answers, kept) = (own(share), own(share / KEPT_DIVISOR));
-        ControllerBudget { process: self.clone(), answers, kept }
+    /// Share of the controller of this name. Epochs of one name share it, because they overlap when a
+    /// controller is edited.
+    pub fn controller(&self, name: &str) -> ControllerBudget {
+        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        shares.retain(|_, share| share.is_held());
+        let share = shares.entry(name.to_owned()).or_default();
+        let bytes = self.limits.controller;
+        let answers = held(&mut share.answers, bytes);
+        let kept = held(&mut share.kept, bytes / KEPT_DIVISOR);
+        let requests = held(&mut share.requests, bytes / REQUESTS_DIVISOR);
+        ControllerBudget { process: self.clone(), answers, kept, requests }
     }
+}
+
+/// The semaphore that is held, or a new one.
+fn held(semaphore: &mut Weak<Semaphore>, bytes: usize) -> Arc<Semaphore> {
+    semaphore.upgrade().unwrap_or_else(|| {
+        let new = Arc::new(Semaphore::new(bytes));
+        *semaphore = Arc::downgrade(&new);
+        new
+    })
 }
 
 impl Default for AnswerBudget {
@@ -108,6 +147,7 @@ pub struct ControllerBudget {
     process: AnswerBudget,
     answers: Arc<Semaphore>,
     kept: Arc<Semaphore>,
+    requests: Arc<Semaphore>,
 }
 
 impl ControllerBudget {
@@ -134,7 +174,23 @@ impl ControllerBudget {
         Some(Reservation { permits: [own, of_process] })
     }
 
-    /// Reserves bytes for a kept answer, if they are free now.
+    /// Reserves bytes for a request, and waits until they are free. `None` for a small request.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future reserves nothing.
+    pub(crate) async fn request(&self, bytes: usize) -> Option<Reservation> {
+        if bytes <= UNRESERVED_BYTES {
+            return None;
+        }
+        let share = self.process.limits.controller / REQUESTS_DIVISOR;
+        let count = u32::try_from(bytes.min(share)).ok()?;
+        let own = self.requests.clone().acquire_many_owned(count).await.ok()?;
+        let of_process = self.process.requests.clone().acquire_many_owned(count).await.ok()?;
+        Some(Reservation { permits: [own, of_process] })
+    }
+
+    /// Reserves bytes for an answer that is kept, if there are as many now.
     pub(crate) fn try_keep(&self, bytes: usize) -> Option<Reservation> {
         let count = u32::try_from(bytes).ok()?;
         let own = self.kept.clone().try_acquire_many_owned(count).ok()?;
@@ -220,7 +276,7 @@ mod tests {
     #[test]
     fn controller_whose_share_is_used_up_waits_and_no_other_does() {
         let budget = budget(400);
-        let (greedy, other) = (budget.controller(), budget.controller());
+        let (greedy, other) = (budget.controller("greedy"), budget.controller("other"));
         let held = greedy.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
 
         assert!(greedy.reserve(1).now_or_never().is_none());
@@ -231,9 +287,31 @@ mod tests {
     }
 
     #[test]
+    fn edit_of_a_controller_gives_it_no_second_share() {
+        let budget = budget(400);
+        let old = budget.controller("a");
+        let answer = old.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
+        let kept = old.try_keep(50);
+
+        let new = budget.controller("a");
+        assert!(new.reserve(1).now_or_never().is_none());
+        assert!(new.try_keep(1).is_none());
+
+        // Bytes outlive the hook that read them.
+        drop((old, new));
+        let newer = budget.controller("a");
+        assert!(newer.reserve(1).now_or_never().is_none());
+        drop((answer, kept));
+        assert!(newer.reserve(100).now_or_never().is_some());
+        drop(newer);
+        budget.controller("b");
+        assert_eq!(budget.shares.lock().unwrap().len(), 1, "shares of nobody are forgotten");
+    }
+
+    #[test]
     fn answers_of_several_controllers_stay_within_the_budget_of_the_process() {
         let budget = budget(400);
-        let shares: Vec<_> = (0..5).map(|_| budget.controller()).collect();
+        let shares: Vec<_> = (0..5).map(|number| budget.controller(&number.to_string())).collect();
         let mut held: Vec<_> =
             shares[..4].iter().map(|share| share.reserve(100).now_or_never().flatten()).collect();
         assert!(held.iter().all(Option::is_some));
@@ -247,7 +325,7 @@ mod tests {
 
     #[test]
     fn what_an_answer_did_not_need_is_given_back_and_the_rest_with_its_last_slice() {
-        let share = budget(400).controller();
+        let share = budget(400).controller("a");
         let answer = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
         let slice = answer.slice(10..20);
         drop(answer);
@@ -260,7 +338,7 @@ mod tests {
 
     #[test]
     fn kept_answers_delay_none_that_is_read() {
-        let share = budget(400).controller();
+        let share = budget(400).controller("a");
 
         let kept = share.try_keep(50);
 
@@ -269,9 +347,25 @@ mod tests {
     }
 
     #[test]
+    fn request_waits_for_those_of_its_controller_and_a_longer_one_takes_the_whole_share() {
+        let budget = budget(8 * UNRESERVED_BYTES * 4);
+        let (greedy, other) = (budget.controller("greedy"), budget.controller("other"));
+        let long = greedy.request(usize::MAX).now_or_never().flatten();
+        let sent = long.unwrap().hold_all(vec![0; 10]);
+
+        assert!(greedy.request(UNRESERVED_BYTES + 1).now_or_never().is_none());
+        assert!(greedy.request(UNRESERVED_BYTES).now_or_never().is_some(), "a small one");
+        assert!(other.request(UNRESERVED_BYTES + 1).now_or_never().is_some());
+        assert!(greedy.reserve(UNRESERVED_BYTES).now_or_never().is_some(), "answers are apart");
+
+        drop(sent);
+        assert!(greedy.request(usize::MAX).now_or_never().is_some());
+    }
+
+    #[test]
     fn large_documents_are_decoded_one_at_a_time() {
         let budget = budget(400);
-        let (one, other) = (budget.controller(), budget.controller());
+        let (one, other) = (budget.controller("one"), budget.controller("other"));
         let large = UNRESERVED_BYTES + 1;
         let turn = one.turn(large).now_or_never();
         assert!(turn.is_some());

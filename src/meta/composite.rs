@@ -495,6 +495,9 @@ impl Composite {
             }
         }
         let observed = self.claim(parent, &selector, &groups, candidates, context).await?;
+        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), &observed);
+        let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
+        let room = room.ok_or(SyncError::Cancelled)?;
         let request = protocol::sync_request(
             definition.sync.version,
             &definition.controller,
@@ -503,6 +506,11 @@ impl Composite {
             &groups,
             &observed,
         );
+        // Given back when it has been sent.
+        let request = match room {
+            Some(room) => room.hold_all(request),
+            None => request.into(),
+        };
         let (answer, call) =
             hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
         for waiting in self.parents.hook.responded(&parent.key) {

@@ -6,15 +6,20 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use k8s_openapi::jiff::Timestamp;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
 };
 
 use super::{
-    CompositeControllerStatus, Definition, composite::CompositeRunnable, hook_health::Health,
+    CompositeControllerStatus, Definition,
+    composite::CompositeRunnable,
+    hook_health::Health,
     recorder::Severity,
+    status::{Judgement, View},
 };
+use crate::manager::RunnableStatus;
 
 /// Maximum number of pending Events of one controller; beyond it the oldest is dropped, as in a
 /// crash loop.
@@ -43,6 +48,45 @@ pub(crate) struct Declared {
     pub(crate) written: Option<(CompositeControllerStatus, Instant)>,
     /// True if the server stored something else than the status that was written.
     pub(crate) pruned: bool,
+    /// Judgement of the object as it was last looked at.
+    pub(crate) judged: Option<Judged>,
+}
+
+/// Judgement of one generation of an object.
+#[derive(Clone, Debug)]
+pub(crate) struct Judged {
+    /// The judgement.
+    pub(crate) judgement: Judgement,
+    /// Generation of the object.
+    pub(crate) generation: i64,
+    /// Plural and `apiVersion` of its parent type, if it names one.
+    pub(crate) parent: Option<(String, String)>,
+}
+
+impl Declared {
+    /// Status that the object should have now, given that of its runnable.
+    pub(crate) fn status(
+        &self,
+        judged: &Judged,
+        run: Option<&RunnableStatus>,
+        previous: &CompositeControllerStatus,
+        now: Timestamp,
+    ) -> CompositeControllerStatus {
+        let waits = run.is_some_and(|run| run.pending.is_some());
+        // What is said of hooks is said of those that are called.
+        let shown = self.before.as_ref().filter(|_| waits).or(self.run.as_ref());
+        let health = shown.map(|run| run.health.borrow().clone());
+        View {
+            generation: judged.generation,
+            judgement: &judged.judgement,
+            definition: shown.map(|run| &*run.definition),
+            run,
+            health: &health.unwrap_or_default(),
+            previous,
+            now,
+        }
+        .status()
+    }
 }
 
 /// Severity, reason and text of the Event of a controller that waits for its types.

@@ -8,7 +8,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::write_limit::{Flapping, WriteLimit};
+use super::{
+    fingerprint::Fingerprint,
+    write_limit::{Flapping, WriteLimit},
+};
 use crate::informer::ObjectKey;
 
 /// Time for which a pruned status counts as written. Afterwards it is written again, since the
@@ -26,11 +29,11 @@ struct Entry {
     status: Option<SettledStatus>,
 }
 
-/// Digests of a status: as it was sent, and as the server stored it.
+/// Fingerprints of a status: as it was sent, and as the server stored it.
 #[derive(Debug)]
 struct SettledStatus {
-    sent: u64,
-    stored: u64,
+    sent: Fingerprint,
+    stored: Option<Fingerprint>,
     at: Instant,
 }
 
@@ -80,7 +83,12 @@ impl ParentWrites {
     }
 
     /// Returns whether the server stored `stored` when `sent` was written, within the last minute.
-    pub(crate) fn status_settled(&self, key: &ObjectKey, sent: u64, stored: u64) -> bool {
+    pub(crate) fn status_settled(
+        &self,
+        key: &ObjectKey,
+        sent: Fingerprint,
+        stored: Option<Fingerprint>,
+    ) -> bool {
         let parents = self.lock();
         let known = parents.get(key).and_then(|entry| entry.status.as_ref());
         known.is_some_and(|known| {
@@ -89,7 +97,12 @@ impl ParentWrites {
     }
 
     /// Records what the server stored when `sent` was written.
-    pub(crate) fn settle_status(&self, key: &ObjectKey, sent: u64, stored: u64) {
+    pub(crate) fn settle_status(
+        &self,
+        key: &ObjectKey,
+        sent: Fingerprint,
+        stored: Option<Fingerprint>,
+    ) {
         if let Some(entry) = self.lock().get_mut(key) {
             entry.status = Some(SettledStatus { sent, stored, at: Instant::now() });
         }
@@ -108,26 +121,31 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_status_that_the_schema_pruned_is_written_again_after_a_minute() {
         let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let [one, two, three] =
+            ["1", "2", "3"].map(|text| Fingerprint::of(text.as_bytes()).unwrap());
         writes.track(&key, &"u".into());
 
-        writes.settle_status(&key, 1, 2);
+        writes.settle_status(&key, one, Some(two));
 
-        assert!(writes.status_settled(&key, 1, 2));
-        assert!(!writes.status_settled(&key, 1, 3) && !writes.status_settled(&key, 3, 2));
+        assert!(writes.status_settled(&key, one, Some(two)));
+        assert!(!writes.status_settled(&key, one, Some(three)));
+        assert!(!writes.status_settled(&key, one, None));
+        assert!(!writes.status_settled(&key, three, Some(two)));
         tokio::time::advance(SETTLED).await;
-        assert!(!writes.status_settled(&key, 1, 2));
+        assert!(!writes.status_settled(&key, one, Some(two)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_parent_of_another_uid_starts_anew() {
         let (writes, key) = (ParentWrites::default(), ObjectKey::namespaced("ns", "a"));
+        let sent = Fingerprint::of(b"1").unwrap();
         writes.track(&key, &"u".into());
-        writes.settle_status(&key, 1, 2);
+        writes.settle_status(&key, sent, None);
 
         writes.track(&key, &"u".into());
-        assert!(writes.status_settled(&key, 1, 2));
+        assert!(writes.status_settled(&key, sent, None));
         writes.track(&key, &"v".into());
 
-        assert!(!writes.status_settled(&key, 1, 2));
+        assert!(!writes.status_settled(&key, sent, None));
     }
 }

@@ -25,10 +25,10 @@ pub const MAX_CHILDREN: usize = 10_000;
 /// Limit of a child in bytes: what kube-apiserver accepts as a request body. A larger child rejects
 /// the whole response, so that a mistake in a hook is not executed in part.
 pub const MAX_CHILD_BYTES: usize = 3 * 1024 * 1024;
-/// Limit of a parent's status in bytes: it is part of a request body, and kube-apiserver accepts no
-/// longer one. Checked before the status is decoded.
-pub const MAX_STATUS_BYTES: usize = MAX_CHILD_BYTES;
-/// Longest message about a response, in bytes: decoders repeat the invalid value.
+/// Maximum size of a parent's status in bytes: etcd's default limit for a request, which includes the
+/// parent and its managed fields. A larger status is refused before it is processed.
+pub const MAX_STATUS_BYTES: usize = 1536 * 1024;
+/// The longest message about an answer, in bytes: decoders repeat the value that is wrong.
 const MAX_MESSAGE_BYTES: usize = 512;
 /// Longest `resyncAfterSeconds` that is honoured.
 const MAX_RESYNC: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -43,10 +43,8 @@ pub(crate) fn sync_request(
     parent_json: &[u8],
     groups: &[Group],
     children: &[Child],
-) -> Bytes {
-    let size: usize =
-        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
-    let mut body = Vec::with_capacity(controller.len() + parent_json.len() + size + 256);
+) -> Vec<u8> {
+    let mut body = Vec::with_capacity(sync_request_bytes(controller, parent_json, children));
     body.extend_from_slice(b"{\"controller\":");
     body.extend_from_slice(controller);
     body.extend_from_slice(b",\"parent\":");
@@ -81,7 +79,18 @@ pub(crate) fn sync_request(
         body.push(b'}');
     }
     body.extend_from_slice(b"},\"related\":{},\"finalizing\":false}");
-    body.into()
+    body
+}
+
+/// Bytes to reserve for a request: a few more than it has.
+pub(crate) fn sync_request_bytes(
+    controller: &[u8],
+    parent_json: &[u8],
+    children: &[Child],
+) -> usize {
+    let size: usize =
+        children.iter().map(|child| child.json.len() + child.key.name.len() + 80).sum();
+    controller.len() + parent_json.len() + size + 256
 }
 
 /// Returns the key of a group: `Pod.v1`, `Deployment.apps/v1`.
@@ -215,7 +224,8 @@ impl<'de> Visitor<'de> for Response {
                 if self.strict {
                     return Err(A::Error::custom(format!("{wrong} {key:?}")));
                 }
-                tracing::debug!(field = key, wrong, "unknown or duplicate field in hook response");
+                // The hook chooses the name, so that it may be a secret.
+                tracing::debug!(wrong, "unexpected field in hook response");
             }
             match key.as_str() {
                 "status" => {
@@ -318,7 +328,7 @@ mod tests {
             &groups(UpdateMethod::OnDelete),
             &children,
         );
-        String::from_utf8(body.to_vec()).unwrap()
+        String::from_utf8(body).unwrap()
     }
 
     #[test]
@@ -477,7 +487,7 @@ mod tests {
         let body = |bytes: usize| format!("{{\"status\":{{\"a\":\"{}\"}}}}", "x".repeat(bytes - 8));
 
         check(&body(MAX_STATUS_BYTES), false, Ok(0));
-        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 3145729 bytes"));
+        check(&body(MAX_STATUS_BYTES + 1), false, Err("status has 1572865 bytes"));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
@@ -298,11 +299,13 @@ async fn write(client: &Client, entry: &Entry) -> Result<(), kube::Error> {
         match resource::send(client, Method::PATCH, path, content_type, Some(&patch)).await {
             // The Event has expired, so it is created anew.
             Err(error) if is_not_found(&error) => {}
-            other => return other.map(drop),
+            other => return other.map(|IgnoredAny| ()),
         }
     }
     let event = event(entry, namespace);
-    resource::send(client, Method::POST, path, "application/json", Some(&event)).await.map(drop)
+    resource::send(client, Method::POST, path, "application/json", Some(&event))
+        .await
+        .map(|IgnoredAny| ())
 }
 
 /// Returns the cause by which failed writes are grouped for the log.

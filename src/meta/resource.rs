@@ -2,20 +2,23 @@
 //!
 //! Every request has a deadline. Retries are left to the work queue.
 
-use std::{error::Error, time::Duration};
+use std::{collections::BTreeMap, error::Error, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request};
 use kube::{Client, core::Status};
-use serde::{Deserialize, de::DeserializeOwned};
-use serde_json::{Value, json};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _, IgnoredAny},
+};
+use serde_json::{Value, json, value::RawValue};
 use tokio::time::timeout;
 
 use crate::{
     informer::ObjectKey,
     kind::{ServedType, TypeIdentity},
     manager::{FenceClosed, ask, retry_after, wait_details},
-    meta::last_applied,
+    meta::{fingerprint::Fingerprint, last_applied},
     redaction,
 };
 
@@ -29,6 +32,9 @@ const FIELD_MANAGER: &str = "metacontroller";
 pub(crate) struct Stored {
     #[serde(default)]
     metadata: StoredMetadata,
+    /// Its status.
+    #[serde(default)]
+    pub(crate) status: Option<Fingerprint>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -45,7 +51,87 @@ impl Stored {
     }
 }
 
-/// Access to single objects of a type.
+/// Object as the server has it now: its text, and the metadata that decides.
+#[derive(Debug)]
+pub(crate) struct Live {
+    json: Box<RawValue>,
+    /// Decoded part of its metadata.
+    pub(crate) metadata: LiveMetadata,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LiveMetadata {
+    uid: Option<String>,
+    deletion_timestamp: Option<IgnoredAny>,
+    pub(crate) labels: Option<BTreeMap<String, String>>,
+    pub(crate) owner_references: Option<Vec<LiveOwner>>,
+}
+
+/// Owner reference of a live object.
+#[derive(Debug, Deserialize)]
+pub(crate) struct LiveOwner {
+    pub(crate) kind: String,
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    #[serde(default)]
+    pub(crate) controller: Option<bool>,
+}
+
+impl<'de> Deserialize<'de> for Live {
+    fn deserialize<D: Deserializer<'de>>(decoder: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Head {
+            #[serde(default)]
+            metadata: LiveMetadata,
+        }
+        let json = Box::<RawValue>::deserialize(decoder)?;
+        let Head { metadata } = serde_json::from_str(json.get()).map_err(D::Error::custom)?;
+        Ok(Self { json, metadata })
+    }
+}
+
+impl Live {
+    /// The object as JSON.
+    pub(crate) fn json(&self) -> &[u8] {
+        self.json.get().as_bytes()
+    }
+
+    /// Returns whether it is the object with this uid.
+    pub(crate) fn is(&self, uid: &str) -> bool {
+        self.metadata.uid.as_deref() == Some(uid)
+    }
+
+    /// Returns whether it is being deleted.
+    pub(crate) fn is_going(&self) -> bool {
+        self.metadata.deletion_timestamp.is_some()
+    }
+
+    /// Returns the name of the other field manager that wrote the object last.
+    pub(crate) fn rival(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Object {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            managed_fields: Vec<Entry>,
+        }
+        #[derive(Deserialize)]
+        struct Entry {
+            manager: String,
+            // All times are in UTC and of one format, so that they compare as text.
+            time: Option<String>,
+        }
+        let object: Object = serde_json::from_str(self.json.get()).ok()?;
+        let entries = object.metadata.managed_fields.into_iter();
+        let others = entries.filter(|entry| entry.manager != FIELD_MANAGER);
+        others.max_by_key(|entry| entry.time.clone()).map(|entry| entry.manager)
+    }
+}
+
+/// A type's objects, one at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Resource<'a> {
     client: &'a Client,
@@ -59,8 +145,8 @@ impl<'a> Resource<'a> {
     }
 
     /// Reads an object from the server.
-    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Value, kube::Error> {
-        self.send(Method::GET, self.path(key), "", None).await
+    pub(crate) async fn get(&self, key: &ObjectKey) -> Result<Live, kube::Error> {
+        request(self.client, Method::GET, self.path(key), "", Bytes::new()).await
     }
 
     /// Creates an object.
@@ -90,7 +176,7 @@ impl<'a> Resource<'a> {
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Value, kube::Error> {
+    ) -> Result<Box<RawValue>, kube::Error> {
         let path = format!("{}?dryRun=All&fieldManager={FIELD_MANAGER}", self.path(key));
         request(self.client, Method::PUT, path, "application/json", object).await
     }
@@ -110,21 +196,21 @@ impl<'a> Resource<'a> {
         &self,
         key: &ObjectKey,
         object: Bytes,
-    ) -> Result<Value, kube::Error> {
+    ) -> Result<Stored, kube::Error> {
         let path = format!("{}/status?fieldManager={FIELD_MANAGER}", self.path(key));
         request(self.client, Method::PUT, path, "application/json", object).await
     }
 
-    /// Sends a merge patch of an object or its status.
-    pub(crate) async fn merge_patch(
+    /// Merges a patch into an object, or into its status.
+    pub(crate) async fn merge_patch<T: DeserializeOwned>(
         &self,
         key: &ObjectKey,
         subresource: Option<&str>,
         patch: &Value,
-    ) -> Result<Value, kube::Error> {
+    ) -> Result<T, kube::Error> {
         let tail = subresource.map(|name| format!("/{name}")).unwrap_or_default();
         let path = format!("{}{tail}?fieldManager={FIELD_MANAGER}", self.path(key));
-        self.send(Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
+        send(self.client, Method::PATCH, path, "application/merge-patch+json", Some(patch)).await
     }
 
     /// Deletes the object if it has this uid; its dependents are deleted in the background.
@@ -135,35 +221,27 @@ impl<'a> Resource<'a> {
             "propagationPolicy": "Background",
             "preconditions": {"uid": uid},
         });
-        self.send(Method::DELETE, self.path(key), "application/json", Some(&options)).await?;
-        Ok(())
+        let path = self.path(key);
+        send(self.client, Method::DELETE, path, "application/json", Some(&options))
+            .await
+            .map(|IgnoredAny| ())
     }
 
     fn path(&self, key: &ObjectKey) -> String {
         format!("{}/{}", self.identity.path(key.namespace.as_deref()), key.name)
     }
-
-    async fn send(
-        &self,
-        method: Method,
-        path: String,
-        content_type: &str,
-        body: Option<&Value>,
-    ) -> Result<Value, kube::Error> {
-        send(self.client, method, path, content_type, body).await
-    }
 }
 
 /// Sends one request within the deadline.
-pub(crate) async fn send(
+pub(crate) async fn send<T: DeserializeOwned>(
     client: &Client,
     method: Method,
     path: String,
     content_type: &str,
     body: Option<&Value>,
-) -> Result<Value, kube::Error> {
-    // Encoded as by Go: a hook's `3.0` is an integer to Go, and the server refuses a point in an
-    // integer field.
+) -> Result<T, kube::Error> {
+    // As Go would: a hook's `3.0` is a whole number to it, and the server would refuse a point where
+    // it wants one.
     let body = body.map(|body| Bytes::from(last_applied::encode(body)));
     request(client, method, path, content_type, body.unwrap_or_default()).await
 }
@@ -237,17 +315,6 @@ pub(crate) fn is_forbidden(error: &kube::Error) -> bool {
 /// Returns whether another client wrote first.
 pub(crate) fn is_conflict(error: &kube::Error) -> bool {
     status(error).is_some_and(|(code, reason)| code == 409 && reason != "AlreadyExists")
-}
-
-/// Returns the name of the other field manager that wrote an object last.
-pub(crate) fn rival(object: &Value) -> Option<&str> {
-    let entries = object.pointer("/metadata/managedFields")?.as_array()?;
-    let others = entries.iter().filter_map(|entry| {
-        let manager = entry["manager"].as_str().filter(|manager| *manager != FIELD_MANAGER)?;
-        // All times are in UTC and of one format, so that they compare as text.
-        Some((entry["time"].as_str().unwrap_or_default(), manager))
-    });
-    others.max_by_key(|(time, _)| *time).map(|(_, manager)| manager)
 }
 
 /// Returns whether an object of that name exists.
@@ -328,7 +395,7 @@ mod tests {
         resource.update_status(&key, encoded()).await.unwrap();
         resource.dry_run_create(&key, encoded()).await.unwrap();
         resource.dry_run_update(&key, encoded()).await.unwrap();
-        resource.merge_patch(&key, None, &object).await.unwrap();
+        resource.merge_patch::<Value>(&key, None, &object).await.unwrap();
 
         for _ in 0..6 {
             let body = bodies.recv().await.unwrap();
@@ -341,7 +408,8 @@ mod tests {
         let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});
-            assert_eq!(rival(&object), expected, "{object}");
+            let live: Live = serde_json::from_value(object).unwrap();
+            assert_eq!(live.rival().as_deref(), expected, "{live:?}");
         };
 
         check(json!([]), None);
@@ -356,7 +424,7 @@ mod tests {
         );
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
-        assert_eq!(rival(&Value::Null), None);
+        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().rival(), None);
     }
 
     #[track_caller]

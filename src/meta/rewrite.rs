@@ -3,11 +3,11 @@
 //! A tree of many small values takes 20 to 80 times the memory of its text. Size and validity of a
 //! hook response are therefore found by streaming over the text, in constant memory.
 
-use std::{fmt, io};
+use std::{borrow::Cow, fmt, io};
 
 use serde::{
     Deserializer, Serialize,
-    de::{DeserializeSeed, MapAccess, SeqAccess, Visitor},
+    de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
 use super::last_applied::Go;
@@ -33,6 +33,30 @@ pub(crate) fn rewrite(json: &[u8], into: &mut impl io::Write) -> Result<(), serd
     let mut decoder = serde_json::Deserializer::from_slice(json);
     Value(into).deserialize(&mut decoder)?;
     decoder.end()
+}
+
+/// Writes an object as it is sent, with this value of one field in the place of its own.
+///
+/// # Errors
+///
+/// As [`rewrite()`], for a text that is no object, too.
+pub(crate) fn with_field(
+    json: &[u8],
+    field: &str,
+    value: &[u8],
+    into: &mut impl io::Write,
+) -> Result<(), serde_json::Error> {
+    let mut decoder = serde_json::Deserializer::from_slice(json);
+    put::<serde_json::Error>(into, b"{")?;
+    let mut fields = Fields { into: &mut *into, first: true, without: Some(field) };
+    decoder.deserialize_map(&mut fields)?;
+    if !fields.first {
+        put::<serde_json::Error>(into, b",")?;
+    }
+    decoder.end()?;
+    put::<serde_json::Error>(into, format!("\"{field}\":").as_bytes())?;
+    put::<serde_json::Error>(into, value)?;
+    put(into, b"}")
 }
 
 /// Counts what is written.
@@ -112,19 +136,43 @@ impl<'de, W: io::Write> Visitor<'de> for Value<'_, W> {
         put(self.0, b"]")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<(), A::Error> {
         put(self.0, b"{")?;
-        let mut first = true;
-        loop {
-            let mut key = Preceded { into: &mut *self.0, comma: !first };
-            if fields.next_key_seed(&mut key)?.is_none() {
-                break;
-            }
-            first = false;
-            put(self.0, b":")?;
-            fields.next_value_seed(Value(&mut *self.0))?;
-        }
+        Fields { into: &mut *self.0, first: true, without: None }.visit_map(fields)?;
         put(self.0, b"}")
+    }
+}
+
+/// Writes the fields of an object, without its braces.
+struct Fields<'w, W> {
+    into: &'w mut W,
+    /// No field has been written.
+    first: bool,
+    /// Field that is left out.
+    without: Option<&'w str>,
+}
+
+impl<'de, W: io::Write> Visitor<'de> for &mut Fields<'_, W> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<(), A::Error> {
+        while let Some(key) = fields.next_key::<Cow<'de, str>>()? {
+            if self.without.is_some_and(|without| *without == key) {
+                fields.next_value::<IgnoredAny>()?;
+                continue;
+            }
+            if !std::mem::take(&mut self.first) {
+                put(self.into, b",")?;
+            }
+            Value(&mut *self.into).scalar(key)?;
+            put(self.into, b":")?;
+            fields.next_value_seed(Value(&mut *self.into))?;
+        }
+        Ok(())
     }
 }
 
@@ -180,6 +228,25 @@ mod tests {
         let deep = format!("{}{}", "[".repeat(200), "]".repeat(200));
         for json in ["", "{", "1e999", r#""\ud800""#, "[1,]", "1 2", &deep] {
             assert!(size(json.as_bytes()).is_err(), "{json}");
+        }
+    }
+
+    #[test]
+    fn field_of_an_object_is_replaced_or_added() {
+        for (json, expected) in [
+            ("{}", r#"{"a":[7]}"#),
+            (r#"{"a":1}"#, r#"{"a":[7]}"#),
+            (r#"{"a":1,"b":2.0,"a":{"c":3}}"#, r#"{"b":2,"a":[7]}"#),
+            (r#" { "b" : {"a" : 1} , "\u0061" : 2 } "#, r#"{"b":{"a":1},"a":[7]}"#),
+        ] {
+            let mut text = Vec::new();
+
+            with_field(json.as_bytes(), "a", b"[7]", &mut text).unwrap();
+
+            assert_eq!(String::from_utf8(text).unwrap(), expected, "{json}");
+        }
+        for json in ["[]", "null", "{", "{} {}", r#"{"b":1e999}"#] {
+            assert!(with_field(json.as_bytes(), "a", b"[7]", &mut Vec::new()).is_err(), "{json}");
         }
     }
 }

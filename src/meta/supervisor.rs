@@ -5,6 +5,7 @@
 //! declared controllers keep running as declared. When it returns, objects and runnables are
 //! matched by name.
 
+mod declared_controllers;
 mod own_status;
 mod reconciler;
 #[cfg(test)]
@@ -14,9 +15,11 @@ mod tests;
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
+use http::HeaderValue;
 use kube::CustomResourceExt;
 use tracing::warn;
 
+pub use self::declared_controllers::{DeclaredController, DeclaredControllers};
 use self::reconciler::DeclarationReconciler;
 use super::{
     AnswerBudget, CompositeController, Definition, Hook, HookMetrics, Selector,
@@ -31,6 +34,7 @@ use crate::{
         ConditionalRunnable, ControllerName, Epoch, ManagerHandle, Readiness, RunResult, Runnable,
         RunnableOptions, StopReason,
     },
+    transport::user_agent,
 };
 
 /// Annotation that stops a declared controller while its value is `"true"`.
@@ -65,6 +69,10 @@ pub struct MetaOptions {
     /// Shows the first bytes of a hook's error body in Events, statuses, logs and endpoints; off by
     /// default, since they may hold secrets. No effect on hooks that `hooks` makes.
     pub hook_error_excerpts: bool,
+    /// `User-Agent` of requests to hooks: [`Transport::user_agent`](crate::transport::Transport::user_agent),
+    /// where the embedder has a product of its own; the library alone. No effect on hooks that
+    /// `hooks` makes.
+    pub user_agent: HeaderValue,
 }
 
 impl Default for MetaOptions {
@@ -78,6 +86,7 @@ impl Default for MetaOptions {
             target: Selector::default(),
             resync_period: None,
             hook_error_excerpts: false,
+            user_agent: user_agent::library(),
         }
     }
 }
@@ -96,6 +105,7 @@ impl fmt::Debug for MetaOptions {
 #[derive(Debug)]
 pub struct Supervisor {
     controller: Controller,
+    declared: DeclaredControllers,
 }
 
 impl Supervisor {
@@ -115,6 +125,8 @@ impl Supervisor {
         let changes = Arc::new(Changes::default());
         let target = options.target.clone();
         let source = ManagerSource { manager: manager.clone(), changes: Arc::clone(&changes) };
+        let declared =
+            DeclaredControllers { manager: manager.clone(), changes: Arc::clone(&changes) };
         let reconciler = DeclarationReconciler {
             cluster: cluster.clone(),
             manager,
@@ -135,7 +147,12 @@ impl Supervisor {
             // Stopping a controller may take its grace period, and must not delay the others.
             .max_concurrent_reconciles(16)
             .build(cluster, reconciler)?;
-        Ok(Self { controller })
+        Ok(Self { controller, declared })
+    }
+
+    /// Returns a handle on what it declares, for reports.
+    pub fn declared(&self) -> DeclaredControllers {
+        self.declared.clone()
     }
 }
 

@@ -7,6 +7,7 @@
 mod connections;
 mod etag;
 mod handshake;
+mod retry_after;
 
 use std::{
     fmt,
@@ -16,33 +17,28 @@ use std::{
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
-use http::{Method, Request, Response, StatusCode, Uri, header};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Uri, header};
 use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, rt::Executor};
-use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+use k8s_openapi::jiff::Timestamp;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::{
     connections::{Connections, HttpClient},
     etag::{EtagCache, Kept},
+    retry_after::retry_after,
 };
 use super::{
     AnswerBudget, ControllerBudget, EtagRule, Hook, HookError, HookSeries,
     budget::{Reservation, UNRESERVED_BYTES},
 };
-use crate::{informer::ObjectKey, redaction};
+use crate::{informer::ObjectKey, redaction, transport::user_agent};
 
 /// Default limit of a response in bytes, which is that of the default budget.
 pub const MAX_RESPONSE_BYTES: usize = 16 * 1024 * 1024;
 /// Longest excerpt of an error body, in bytes.
 const EXCERPT_BYTES: usize = 256;
-/// Longest wait that a hook may ask for.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
-/// Wait of a busy hook whose `Retry-After` is missing or cannot be parsed.
-const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// Shortest wait, so that a hook which asks for 0 s is not called in a hot loop.
-const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// Hook at a URL.
 pub struct Webhook {
@@ -50,6 +46,7 @@ pub struct Webhook {
     timeout: Duration,
     max_response_bytes: usize,
     error_excerpts: bool,
+    user_agent: HeaderValue,
     budget: ControllerBudget,
     series: Option<HookSeries>,
     etags: Option<EtagCache>,
@@ -72,7 +69,8 @@ impl Webhook {
             timeout,
             max_response_bytes: usize::MAX,
             error_excerpts: false,
-            budget: AnswerBudget::default().controller(),
+            user_agent: user_agent::library(),
+            budget: AnswerBudget::default().controller(""),
             series: None,
             etags: None,
             connections: Mutex::new(None),
@@ -95,7 +93,15 @@ impl Webhook {
         self
     }
 
-    /// Holds responses within this share of a process's budget, instead of a budget of its own.
+    /// Sends this `User-Agent`, such as [`Transport::user_agent`](crate::transport::Transport::user_agent),
+    /// which names the embedder's product; the library alone by default.
+    #[must_use]
+    pub fn user_agent(mut self, user_agent: HeaderValue) -> Self {
+        self.user_agent = user_agent;
+        self
+    }
+
+    /// Holds answers within this share of a process's budget, instead of a budget of its own.
     #[must_use]
     pub fn budget(mut self, budget: ControllerBudget) -> Self {
         if let Some(etags) = &mut self.etags {
@@ -165,7 +171,7 @@ impl Webhook {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, "application/json")
             .header(header::ACCEPT_ENCODING, "identity")
-            .header(header::USER_AGENT, concat!("pilotlight/", env!("CARGO_PKG_VERSION")));
+            .header(header::USER_AGENT, self.user_agent.clone());
         if let Some(kept) = about.as_ref().and_then(|about| about.kept.as_ref()) {
             builder = builder.header(header::IF_NONE_MATCH, kept.tag.clone());
         }
@@ -346,28 +352,6 @@ async fn read_excerpt(mut body: Incoming) -> String {
     redaction::text(&String::from_utf8_lossy(&bytes)).trim().to_owned()
 }
 
-/// Parses `Retry-After`: seconds, or a date.
-fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
-    let Some(value) = value.map(str::trim) else { return DEFAULT_RETRY_AFTER };
-    let number = |text: &str| {
-        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
-        let plain =
-            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        plain.then(|| text.parse::<f64>().ok()).flatten()
-    };
-    let wait = match (number(value), rfc2822::DateTimeParser::new().parse_timestamp(value)) {
-        (Some(seconds), _) => {
-            Duration::from_secs_f64(seconds.clamp(0.0, MAX_RETRY_AFTER.as_secs_f64()))
-        }
-        (None, Ok(date)) => {
-            let wait: SignedDuration = date.duration_since(now);
-            Duration::try_from(wait).unwrap_or(Duration::ZERO)
-        }
-        (None, Err(_)) => DEFAULT_RETRY_AFTER,
-    };
-    wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
-}
-
 /// Returns the name of a registered content coding; the header itself is not shown.
 fn known_coding(coding: &str) -> &'static str {
     let registered = ["gzip", "br", "deflate", "zstd", "compress"];
@@ -384,7 +368,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::meta::AnswerLimits;
+    use crate::{
+        meta::AnswerLimits,
+        transport::{Transport, TransportOptions},
+    };
 
     /// Server that sends these bytes to its first request, then closes.
     struct Server {
@@ -446,6 +433,51 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn request_names_the_embedders_product_before_the_library() {
+        let sent = async |given: Option<HeaderValue>| {
+            let mut server = server(response("200 OK", "{}"), false).await;
+            let mut hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
+            if let Some(given) = given {
+                hook = hook.user_agent(given);
+            }
+            hook.call(Bytes::from_static(b"{}")).await.unwrap();
+            let request = server.tasks.join_next().await.unwrap().unwrap();
+            let mut lines = request.lines().filter_map(|line| line.split_once(": "));
+            let found = lines.find(|(name, _)| name.eq_ignore_ascii_case("user-agent"));
+            found.unwrap().1.to_owned()
+        };
+        let options = TransportOptions {
+            product: Some("myoperator/1.0".to_owned()),
+            ..TransportOptions::default()
+        };
+        let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
+        let transport = Transport::new(config, options).unwrap();
+
+        let alone = sent(None).await;
+        let with_product = sent(Some(transport.user_agent().clone())).await;
+
+        let (version, rest) = alone.split_once(' ').unwrap();
+        assert_eq!(version, concat!("pilotlight/", env!("CARGO_PKG_VERSION")));
+        assert!(rest.starts_with('(') && rest.contains('/') && rest.ends_with(')'), "{alone}");
+        assert_eq!(with_product, format!("myoperator/1.0 {alone}"));
+    }
+
+    #[tokio::test]
+    async fn endless_timeout_and_endless_times_of_kept_answers_are_none() {
+        let endless = Some(Duration::MAX);
+        let rule = EtagRule { lifetime: endless, sweep: endless };
+        let server = server(response("200 OK\r\nETag: \"a\"", "{}"), true).await;
+        let hook = Webhook::new(server.url.clone(), Duration::MAX).etag(Some(rule));
+        let parent = ObjectKey::namespaced("ns", "a");
+
+        hook.call_about(&parent, "u", Bytes::from_static(b"{}")).await.unwrap();
+
+        let kept = hook.etags.as_ref().unwrap().get(&parent, "u", Instant::now());
+        assert_eq!(&kept.unwrap().body[..], b"{}");
+        hook.release().await;
+    }
+
+    #[tokio::test]
     async fn no_other_status_is_success() {
         for code in [201, 204, 302, 304, 400, 404, 412, 500, 503] {
             let head = format!("{code} Word\r\nLocation: http://127.0.0.1:1/");
@@ -496,30 +528,6 @@ mod tests {
         assert_eq!(answer, Err(HookError::Busy(Duration::from_secs(7))));
     }
 
-    #[test]
-    fn retry_after_is_clamped() {
-        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
-        for (value, expected) in [
-            (None, 1000),
-            (Some("7"), 7000),
-            (Some(" 7 "), 7000),
-            (Some("1.5"), 1500),
-            (Some("0"), 100),
-            (Some("-5"), 100),
-            (Some("1000000000"), 300_000),
-            (Some("99999999999999999999999999"), 300_000),
-            (Some("NaN"), 1000),
-            (Some("inf"), 1000),
-            (Some("soon"), 1000),
-            (Some(""), 1000),
-            (Some("Thu, 01 Jan 2026 00:00:30 GMT"), 30_000),
-            (Some("Thu, 01 Jan 2026 10:00:00 GMT"), 300_000),
-            (Some("Wed, 31 Dec 2025 23:00:00 GMT"), 100),
-        ] {
-            assert_eq!(retry_after(value, now), Duration::from_millis(expected), "{value:?}");
-        }
-    }
-
     #[tokio::test]
     async fn a_body_that_is_cut_is_an_error() {
         let answer = ask("HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{\"children\":[").await;
@@ -543,7 +551,7 @@ mod tests {
 
     #[tokio::test]
     async fn answer_that_finds_no_room_is_not_read_and_names_the_flag() {
-        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller();
+        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
         let long = "x".repeat(UNRESERVED_BYTES + 1);
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
         for (answer, bytes) in [
@@ -571,7 +579,7 @@ mod tests {
 
     #[tokio::test]
     async fn answer_holds_its_room_until_it_is_dropped_and_a_short_one_needs_none() {
-        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller();
+        let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
         let ask = async |bytes: usize| {
             let server = server(response("200 OK", &"x".repeat(bytes)), true).await;
             let hook = Webhook::new(server.url.clone(), Duration::from_secs(30));

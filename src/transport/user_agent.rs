@@ -11,12 +11,21 @@ use super::Error;
 /// If the product has characters that a header cannot hold.
 pub(super) fn value(product: Option<&str>) -> Result<HeaderValue, Error> {
     let own = product.map(|product| format!("{product} ")).unwrap_or_default();
-    let text = format!("{own}pilotlight/{} ({}/{})", env!("CARGO_PKG_VERSION"), os(), arch());
-    HeaderValue::try_from(text)
+    HeaderValue::try_from(format!("{own}{}", own_product()))
         .map_err(|_| Error::Product { product: product.unwrap_or_default().to_owned() })
 }
 
-/// Sets the header unless the request has one: an embedder may have put it into `Config::headers`.
+/// Value of the header without an embedder's product.
+#[cfg(feature = "meta")]
+pub(crate) fn library() -> HeaderValue {
+    HeaderValue::try_from(own_product()).expect("version and platform are printable")
+}
+
+fn own_product() -> String {
+    format!("pilotlight/{} ({}/{})", env!("CARGO_PKG_VERSION"), os(), arch())
+}
+
+/// Sets the header where a request has none: an embedder may have put it into `Config::headers`.
 pub(super) fn set<B>(mut request: Request<B>, value: &HeaderValue) -> Request<B> {
     request.headers_mut().entry(USER_AGENT).or_insert_with(|| value.clone());
     request

@@ -69,12 +69,10 @@ impl Rules<'_> {
             *group.served.kind == *kind && group.served.identity.api_version() == api_version
         });
         let Some(group) = group else {
-            if self.missing.iter().any(|missing| same_api_version(missing, &api_version)) {
-                tracing::debug!(
-                    kind = shown(&kind),
-                    version = shown(&api_version),
-                    "child of a type that is not served"
-                );
+            let missing = self.missing.iter().find(|it| same_api_version(it, &api_version));
+            if let Some(missing) = missing {
+                // As it is declared: the kind is of the hook's choice.
+                tracing::debug!(%missing, "child of a type that is not served");
                 return Ok(None);
             }
             return Err(wrong(
@@ -217,10 +215,17 @@ impl Rules<'_> {
 }
 
 fn owners_shown(child: &Child, owners: &[Value]) -> bool {
-    serde_json::from_slice::<Value>(&child.json).is_ok_and(|observed| {
-        let shown = observed.pointer("/metadata/ownerReferences").and_then(Value::as_array);
-        shown.is_some_and(|shown| shown == owners)
-    })
+    #[derive(Deserialize)]
+    struct Observed {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        owner_references: Vec<Value>,
+    }
+    serde_json::from_slice::<Observed>(&child.json)
+        .is_ok_and(|observed| observed.metadata.owner_references == owners)
 }
 
 fn same_api_version(type_ref: &TypeRef, api_version: &str) -> bool {
@@ -330,14 +335,14 @@ fn texts(metadata: &Map<String, Value>, field: &str) -> Result<StringMap, Wrong>
             .iter()
             .map(|(key, value)| match value {
                 Value::String(text) => Ok((key.as_str(), text.as_str())),
+                // The key is left out: it is no name, and may hold what it likes.
                 other @ (Value::Null
                 | Value::Bool(_)
                 | Value::Number(_)
                 | Value::Array(_)
-                | Value::Object(_)) => Err(wrong(
-                    &format!("{path}[{:?}]", shown(key)),
-                    format!("must be a string, not {}", word(other)),
-                )),
+                | Value::Object(_)) => {
+                    Err(wrong(&path, format!("has a value that is {} and no text", word(other))))
+                }
             })
             .collect(),
         Some(other) => Err(wrong(&path, format!("must be an object, not {}", word(other)))),

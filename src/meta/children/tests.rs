@@ -40,8 +40,9 @@ fn checked(
     .check(texts(children))
 }
 
+/// Refusal of an answer whose second child has this value.
 #[track_caller]
-fn check_refused(pointer: &str, value: Value, expected: &str) {
+fn refusal(pointer: &str, value: Value) -> String {
     let mut children = vec![config_map("a"), config_map("b")];
     match pointer {
         "" => children[1] = value,
@@ -50,8 +51,12 @@ fn check_refused(pointer: &str, value: Value, expected: &str) {
             children[1].pointer_mut(object).unwrap()[key] = value;
         }
     }
+    checked(&parent(Some("ns")), &[], children).unwrap_err()
+}
 
-    let error = checked(&parent(Some("ns")), &[], children).unwrap_err();
+#[track_caller]
+fn check_refused(pointer: &str, value: Value, expected: &str) {
+    let error = refusal(pointer, value);
 
     assert!(error.starts_with(expected), "{error}");
 }
@@ -80,7 +85,11 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
         "children[1].metadata.ownerReferences[1]: ",
     );
     check_refused("/metadata/labels", json!({"app": "y"}), "children[1].metadata.labels: do not");
-    check_refused("/metadata/labels", json!({"app": 1}), "children[1].metadata.labels[\"app\"]: ");
+    check_refused(
+        "/metadata/labels",
+        json!({"app": 1}),
+        "children[1].metadata.labels: has a value ",
+    );
     check_refused("/metadata/annotations", json!([]), "children[1].metadata.annotations: ");
     check_refused("/metadata/name", json!("a"), "children[1]: ConfigMap ns/a is listed twice");
     check_refused(
@@ -134,6 +143,16 @@ fn what_a_hook_was_shown_it_may_send_back() {
     let observed = child(0, "a", shown.clone());
 
     assert!(checked(&parent(Some("ns")), &[observed], vec![shown]).is_ok());
+}
+
+#[test]
+fn label_of_a_refused_child_is_not_repeated() {
+    for labels in [json!({"app": "x", "hush": 1}), json!({"app": "hush"})] {
+        let wrong = refusal("/metadata/labels", labels);
+
+        assert!(wrong.starts_with("children[1].metadata.labels: "), "{wrong}");
+        assert!(!wrong.contains("hush"), "{wrong}");
+    }
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Adopts matching orphans, and releases children that no longer match.
 
 use kube::Client;
-use serde_json::{Value, json};
+use serde::{Deserialize, de::IgnoredAny};
+use serde_json::{Value, json, value::RawValue};
 
 use super::{Composite, SyncError};
 use crate::{
@@ -46,7 +47,7 @@ impl Composite {
                             let doing = format!("releasing {} {}", served.kind, object.key());
                             return Err(SyncError::of_write(&doing, &error));
                         }
-                        Ok(_) | Err(_) => {}
+                        Ok(IgnoredAny) | Err(_) => {}
                     }
                 }
                 Claim::Adopt => {
@@ -61,9 +62,9 @@ impl Composite {
                         owners_patch(&served.kind, object.header(), object.json(), |owners| {
                             owners.push(owner_reference(parent))
                         })?;
-                    match resource.merge_patch(object.key(), None, &patch).await {
+                    match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
                         Ok(adopted) => {
-                            let adopted = Object::from_json(adopted.to_string(), served);
+                            let adopted = Object::from_json(adopted.get(), served);
                             let adopted = adopted.map_err(|error| {
                                 SyncError::Failed(format!("adopted {}: {error}", served.kind))
                             })?;
@@ -85,8 +86,7 @@ impl Composite {
 /// Reads the parent from the server, since the cache may be outdated.
 async fn is_alive(parent: &Parent, client: &Client) -> Result<bool, SyncError> {
     match Resource::new(client, &parent.served).get(&parent.key).await {
-        Ok(live) => Ok(live.pointer("/metadata/uid") == Some(&json!(parent.uid))
-            && live.pointer("/metadata/deletionTimestamp").is_none()),
+        Ok(live) => Ok(live.is(&parent.uid) && !live.is_going()),
         Err(error) if is_gone(&error) => Ok(false),
         Err(error) => Err(SyncError::of_write("reading the parent", &error)),
     }
@@ -104,12 +104,18 @@ fn owners_patch(
 ) -> Result<Value, SyncError> {
     let unreadable =
         |why: String| SyncError::Failed(format!("{kind} {} is unreadable: {why}", header.key));
-    let object: Value =
+    #[derive(Deserialize)]
+    struct Owned {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Metadata {
+        owner_references: Option<Vec<Value>>,
+    }
+    let object: Owned =
         serde_json::from_slice(json).map_err(|error| unreadable(redaction::decoding(error)))?;
-    let mut owners = match object.pointer("/metadata/ownerReferences") {
-        Some(Value::Array(owners)) => owners.clone(),
-        _ => Vec::new(),
-    };
+    let mut owners = object.metadata.owner_references.unwrap_or_default();
     if owners.len() != header.owners.len() {
         return Err(unreadable("its owners are missing".to_owned()));
     }

@@ -1,7 +1,5 @@
 //! Executes the plan for the children of one parent.
 
-use serde_json::Value;
-
 use super::{
     Composite, PATIENCE, SyncError, dry_run_create,
     dry_run_update::{DryRunUpdate, dry_run_update},
@@ -13,7 +11,7 @@ use crate::{
         Selector,
         children::{Desired, Parent, Rules, Step, Write},
         protocol::bounded,
-        resource::{Resource, Stored, is_already_there, is_conflict, is_gone, rival},
+        resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     },
 };
 
@@ -181,8 +179,8 @@ async fn with_other_writer(
     key: &ObjectKey,
 ) -> SyncError {
     let SyncError::Behind(message) = error else { return error };
-    let live = resource.get(key).await.unwrap_or_default();
-    SyncError::Behind(match rival(&live) {
+    let live = resource.get(key).await.ok();
+    SyncError::Behind(match live.and_then(|live| live.rival()) {
         Some(rival) => format!("{message}; {rival} keeps writing it"),
         None => message,
     })
@@ -203,26 +201,20 @@ async fn explain_existing(
         }
         Err(error) => return SyncError::of_write(doing, &error),
     };
-    let none = Vec::new();
-    let owners =
-        live.pointer("/metadata/ownerReferences").and_then(Value::as_array).unwrap_or(&none);
-    let controller = owners.iter().find(|owner| owner["controller"] == true);
-    let labels = live.pointer("/metadata/labels").and_then(Value::as_object);
-    let labels = labels
-        .into_iter()
-        .flatten()
-        .filter_map(|(key, value)| Some((key.as_str(), value.as_str()?)))
-        .collect();
-    let going = live.pointer("/metadata/deletionTimestamp").is_some();
+    let metadata = &live.metadata;
+    let mut owners = metadata.owner_references.iter().flatten();
+    let controller = owners.find(|owner| owner.controller == Some(true));
+    let labels = metadata.labels.iter().flatten();
+    let labels = labels.map(|(key, value)| (key.as_str(), value.as_str())).collect();
+    let going = live.is_going();
     match controller {
-        // The child exists, but is not in the cache yet.
-        Some(owner) if owner["uid"] == *parent.uid => {
+        // The cache lags behind.
+        Some(owner) if *owner.uid == *parent.uid => {
             SyncError::Behind(format!("{doing}: the cache is behind"))
         }
         Some(owner) => SyncError::Failed(format!(
             "{doing}: it exists already and belongs to {} {}",
-            owner["kind"].as_str().unwrap_or("something"),
-            owner["name"].as_str().unwrap_or("else")
+            owner.kind, owner.name
         )),
         None if going => SyncError::Behind(format!("{doing}: the old one is being deleted")),
         None if selector.matches(&labels) => {

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::meta::{
-    last_applied,
+    fingerprint::Fingerprint,
     resource::{asks_to_wait, is_conflict, is_fenced},
 };
 
@@ -33,37 +33,27 @@ pub(super) enum DryRunUpdate {
     Throttled(Duration),
 }
 
-/// Returns the outcome for the answer to a dry run of an update of `observed`.
-pub(super) fn dry_run_update(observed: &[u8], answer: &Result<Value, kube::Error>) -> DryRunUpdate {
-    let is_same = |updated: &Value| {
-        serde_json::from_slice(observed).is_ok_and(|observed: Value| is_same(&observed, updated))
-    };
+/// Reads the answer to the dry run of an update of `observed`.
+pub(super) fn dry_run_update(
+    observed: &[u8],
+    answer: &Result<Box<RawValue>, kube::Error>,
+) -> DryRunUpdate {
+    let essence = |object: &[u8]| Fingerprint::of_object(object, &VOLATILE_FIELDS).ok();
     match answer {
-        Ok(updated) if is_same(updated) => DryRunUpdate::Unchanged,
-        Ok(_) => DryRunUpdate::Changed,
+        Ok(updated) => match (essence(observed), essence(updated.get().as_bytes())) {
+            (Some(observed), Some(updated)) if observed == updated => DryRunUpdate::Unchanged,
+            _ => DryRunUpdate::Changed,
+        },
         Err(error) if is_fenced(error) => DryRunUpdate::Cancelled,
         Err(error) if is_conflict(error) => DryRunUpdate::Conflict,
         Err(error) => asks_to_wait(error).map_or(DryRunUpdate::Changed, DryRunUpdate::Throttled),
     }
 }
 
-fn is_same(observed: &Value, updated: &Value) -> bool {
-    let essence = |object: &Value| {
-        let mut object = object.clone();
-        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-            for field in VOLATILE_FIELDS {
-                metadata.remove(field);
-            }
-        }
-        object
-    };
-    last_applied::same(&essence(observed), &essence(updated))
-}
-
 #[cfg(test)]
 mod tests {
     use kube::core::Status;
-    use serde_json::json;
+    use serde_json::{Value, json, value::to_raw_value};
 
     use super::*;
 
@@ -76,7 +66,7 @@ mod tests {
         });
 
         assert_eq!(
-            dry_run_update(observed.to_string().as_bytes(), &Ok(updated.clone())),
+            dry_run_update(observed.to_string().as_bytes(), &Ok(to_raw_value(&updated).unwrap())),
             expected,
             "{updated}"
         );

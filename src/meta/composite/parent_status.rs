@@ -1,12 +1,12 @@
 //! Writes a parent's status as the hook wants it.
+//!
+//! The status stays text: it is compared by its fingerprint, and the body of a write is composed of
+//! texts.
 
-use std::{
-    hash::{DefaultHasher, Hash, Hasher},
-    time::Duration,
-};
+use std::time::Duration;
 
 use bytes::Bytes;
-use serde_json::{Map, Value, json};
+use serde::Deserialize;
 use tokio::time::sleep;
 
 use super::{Composite, SyncError};
@@ -15,8 +15,9 @@ use crate::{
     informer::Object,
     meta::{
         children::Parent,
-        last_applied,
-        resource::{Resource, is_conflict, is_gone, rival},
+        fingerprint::Fingerprint,
+        resource::{Resource, is_conflict, is_gone},
+        rewrite,
     },
     redaction,
 };
@@ -28,9 +29,6 @@ const STATUS_ATTEMPTS: u32 = 4;
 
 impl Composite {
     /// Replaces the parent's status by the hook's, if they differ.
-    ///
-    /// No decoded status is held across a request: after a conflict it is decoded again from its
-    /// text.
     pub(super) async fn write_status(
         &self,
         parent: &Parent,
@@ -38,53 +36,44 @@ impl Composite {
         status: Option<Bytes>,
         context: &Context,
     ) -> Result<(), SyncError> {
-        let text = status.as_deref().unwrap_or(b"{}");
-        let (mut body, digest_wanted) = {
-            let _turn = self.budget.turn(text.len().max(object.json().len())).await;
-            let cached: Value = serde_json::from_slice(object.json()).map_err(|error| {
-                let error = redaction::decoding(error);
-                SyncError::Failed(format!("parent is unreadable: {error}"))
-            })?;
-            let wanted = wanted(text, object.header().generation)?;
-            if has(&cached, &wanted) {
-                return Ok(());
-            }
-            let digest_wanted = digest(Some(&wanted));
-            let known = digest(cached.get("status"));
-            // The schema prunes the status, so writing it again would change nothing.
-            if self.parents.writes.status_settled(&parent.key, digest_wanted, known) {
-                return Ok(());
-            }
-            (with_status(cached, wanted), digest_wanted)
-        };
-        // A status that differs on every call would trigger the next sync itself.
+        let wanted = Wanted::new(status, object.header().generation)?;
+        let known = status_of(object.json())?;
+        // The schema may have pruned the status.
+        if known == Some(wanted.fingerprint)
+            || self.parents.writes.status_settled(&parent.key, wanted.fingerprint, known)
+        {
+            return Ok(());
+        }
+        // A hook that says something else each time would be asked again by its own status.
         if !self.parents.writes.may_write(&parent.key, STATUS) {
             return Ok(());
         }
         let resource = Resource::new(context.client(), &parent.served);
+        let mut body = wanted.within(object.json())?;
         let mut other = None;
         for attempt in 0..STATUS_ATTEMPTS {
             if attempt > 0 {
                 sleep(Duration::from_millis(10 * 5_u64.pow(attempt - 1))).await;
                 let live = match resource.get(&parent.key).await {
-                    Ok(live) if live.pointer("/metadata/uid") == Some(&json!(parent.uid)) => live,
+                    Ok(live) if live.is(&parent.uid) => live,
                     Ok(_) => return Ok(()),
                     Err(error) if is_gone(&error) => return Ok(()),
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
-                other = rival(&live).map(str::to_owned);
-                let _turn = self.budget.turn(text.len()).await;
-                let wanted = wanted(text, object.header().generation)?;
-                if has(&live, &wanted) {
+                other = live.rival();
+                if status_of(live.json())? == Some(wanted.fingerprint) {
                     return Ok(());
                 }
-                body = with_status(live, wanted);
+                body = wanted.within(live.json())?;
             }
             match resource.update_status(&parent.key, body.clone()).await {
                 Ok(stored) => {
                     self.parents.writes.wrote(&parent.key, STATUS.to_owned());
-                    let stored = digest(stored.get("status"));
-                    self.parents.writes.settle_status(&parent.key, digest_wanted, stored);
+                    self.parents.writes.settle_status(
+                        &parent.key,
+                        wanted.fingerprint,
+                        stored.status,
+                    );
                     return Ok(());
                 }
                 Err(error) if is_gone(&error) => return Ok(()),
@@ -97,27 +86,73 @@ impl Composite {
     }
 }
 
-/// Returns the status to be written.
-fn wanted(text: &[u8], generation: i64) -> Result<Value, SyncError> {
-    let mut wanted: Map<String, Value> = serde_json::from_slice(text).map_err(|error| {
-        SyncError::Failed(format!("status is unreadable: {}", redaction::decoding(error)))
-    })?;
-    wanted.insert("observedGeneration".to_owned(), generation.into());
-    Ok(Value::Object(wanted))
+/// Status to write.
+struct Wanted {
+    json: Vec<u8>,
+    fingerprint: Fingerprint,
 }
 
-fn has(parent: &Value, wanted: &Value) -> bool {
-    last_applied::same(parent.get("status").unwrap_or(&Value::Null), wanted)
+impl Wanted {
+    fn new(status: Option<Bytes>, generation: i64) -> Result<Self, SyncError> {
+        let status = status.as_deref().unwrap_or(b"{}");
+        let unreadable = |error| unreadable("status", error);
+        let mut json = Vec::with_capacity(status.len());
+        let generation = generation.to_string();
+        rewrite::with_field(status, "observedGeneration", generation.as_bytes(), &mut json)
+            .map_err(unreadable)?;
+        let fingerprint = Fingerprint::of(&json).map_err(unreadable)?;
+        Ok(Self { json, fingerprint })
+    }
+
+    /// The parent with this status, encoded.
+    fn within(&self, parent: &[u8]) -> Result<Bytes, SyncError> {
+        let mut body = Vec::with_capacity(parent.len() + self.json.len());
+        rewrite::with_field(parent, "status", &self.json, &mut body)
+            .map_err(|error| unreadable("parent", error))?;
+        Ok(body.into())
+    }
 }
 
-/// Returns the encoded parent with another status.
-fn with_status(mut parent: Value, wanted: Value) -> Bytes {
-    parent["status"] = wanted;
-    last_applied::encode(&parent).into()
+/// Fingerprint of the parent's status, if it has one.
+fn status_of(parent: &[u8]) -> Result<Option<Fingerprint>, SyncError> {
+    #[derive(Deserialize)]
+    struct WithStatus {
+        #[serde(default)]
+        status: Option<Fingerprint>,
+    }
+    let parent: WithStatus =
+        serde_json::from_slice(parent).map_err(|error| unreadable("parent", error))?;
+    Ok(parent.status)
 }
 
-fn digest(value: Option<&Value>) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    value.map(last_applied::encode).hash(&mut hasher);
-    hasher.finish()
+fn unreadable(what: &str, error: serde_json::Error) -> SyncError {
+    SyncError::Failed(format!("{what} is unreadable: {}", redaction::decoding(error)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_is_written_with_the_generation_that_it_is_about() {
+        let parent = br#"{"kind":"Thing","metadata":{"generation":7},"status":{"old":1}}"#;
+        for (status, expected) in [
+            (None, r#"{"observedGeneration":7}"#),
+            (Some(r#"{ "a" : 2.0 }"#), r#"{"a":2,"observedGeneration":7}"#),
+            (
+                Some(r#"{"observedGeneration":1,"a":"<"}"#),
+                r#"{"a":"\u003c","observedGeneration":7}"#,
+            ),
+        ] {
+            let wanted = Wanted::new(status.map(Bytes::from), 7).unwrap();
+
+            let body = wanted.within(parent).unwrap();
+
+            let head = r#"{"kind":"Thing","metadata":{"generation":7},"status":"#;
+            assert_eq!(String::from_utf8(body.to_vec()).unwrap(), format!("{head}{expected}}}"));
+            assert_eq!(status_of(&body).unwrap(), Some(wanted.fingerprint));
+            assert_ne!(status_of(parent).unwrap(), Some(wanted.fingerprint));
+        }
+        assert_eq!(status_of(b"{}").unwrap(), None);
+    }
 }

@@ -47,7 +47,7 @@ fn runnable(hook: Arc<dyn Hook>) -> CompositeRunnable {
     let (cluster, _) = Cluster::new(Client::new(service, "default"), ClusterOptions::default());
     let recorder = EventRecorder::new(cluster.unfenced_client().clone());
     let series = HookMetrics::default().series("a", "CompositeController", "http://scripted/");
-    let budget = AnswerBudget::default().controller();
+    let budget = AnswerBudget::default().controller("a");
     let hook = CountedHook { hook, series, budget };
     CompositeRunnable::new("a".into(), definition, hook, &cluster, recorder, 1, || {}).unwrap()
 }

@@ -13,11 +13,10 @@ use crate::{
     manager::{ControllerState, Reason, RunnableStatus, Unmet},
     meta::{
         CompositeControllerStatus,
-        declared::{Declared, Waiting},
-        hook_health::Health,
+        declared::{Declared, Judged, Waiting},
         recorder::{Severity, Subject},
         resource::{Resource, asks_to_wait, explain, is_not_found, throttled},
-        status::{Judgement, View},
+        status::Judgement,
     },
 };
 
@@ -72,7 +71,7 @@ impl DeclarationReconciler {
     pub(super) async fn write_status(
         &self,
         object: &Object,
-        judgement: &Judgement,
+        judged: &Judged,
         declared: &mut Declared,
         context: &Context,
     ) -> Result<Option<Duration>, ReconcileError> {
@@ -80,23 +79,8 @@ impl DeclarationReconciler {
         let Some(served) = context.served(&own_type()) else { return Ok(None) };
         let run = self.manager.status_of(runnable_name(name));
         let cached = cached_status(object);
-        let healthy = Health::default();
-        let waits = run.as_ref().is_some_and(|run| run.pending.is_some());
-        // Hook health is that of the run whose hooks are called: the previous one while an edit
-        // waits.
-        let shown = declared.before.as_ref().filter(|_| waits).or(declared.run.as_ref());
-        let health = shown.map(|run| run.health.borrow().clone());
         let previous = declared.written.as_ref().map_or(&cached, |(status, _)| status);
-        let wanted = View {
-            generation: object.header().generation,
-            judgement,
-            definition: shown.map(|run| &*run.definition),
-            run: run.as_deref(),
-            health: health.as_ref().unwrap_or(&healthy),
-            previous,
-            now: Timestamp::now(),
-        }
-        .status();
+        let wanted = declared.status(judged, run.as_deref(), previous, Timestamp::now());
         if cached == wanted {
             declared.written.get_or_insert_with(|| (wanted, Instant::now()));
             return Ok(None);
@@ -126,7 +110,8 @@ impl DeclarationReconciler {
             "status": with_nulls(&wanted, &cached),
         });
         let resource = Resource::new(context.client(), &served);
-        declared.pruned = match resource.merge_patch(object.key(), Some("status"), &patch).await {
+        let stored = resource.merge_patch::<Value>(object.key(), Some("status"), &patch).await;
+        declared.pruned = match stored {
             Ok(stored) => {
                 let stored = stored.get("status").cloned().unwrap_or_default();
                 let stored = serde_json::from_value::<CompositeControllerStatus>(stored);

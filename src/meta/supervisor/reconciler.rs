@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use http::Method;
 use kube::Client;
+use serde::Deserialize;
 use tokio::time::{Instant, timeout};
 
 use super::{MetaOptions, PAUSED, own_type, runnable_name};
@@ -17,9 +18,9 @@ use crate::{
     meta::{
         CompositeController, Definition, Hook, Rejected, Webhook,
         composite::{CompositeRunnable, CountedHook},
-        declared::{Changes, Declared, Run},
+        declared::{Changes, Declared, Judged, Run},
         recorder::{EventRecorder, Severity, Subject},
-        resource::{self, is_forbidden, is_gone},
+        resource::{self, Live, is_forbidden, is_gone},
         status::Judgement,
     },
     redaction,
@@ -117,7 +118,10 @@ impl DeclarationReconciler {
         if nothing_declared {
             (declared.run, declared.before) = (None, None);
         }
-        // Stored before the next await, since a dropped reconcile must not forget the run.
+        let generation = header.generation;
+        let judged = Judged { judgement, generation, parent: parent_of(object) };
+        declared.judged = Some(judged.clone());
+        // Before anything else is waited for: what runs must not be forgotten.
         self.changes.put(name, declared.clone());
         if nothing_declared
             && self.manager.status_of(runnable_name(name)).is_some()
@@ -126,8 +130,8 @@ impl DeclarationReconciler {
             again = Some(STOP_PATIENCE);
         }
         let subject = subject(name, &header.uid);
-        self.publish(name, &subject, &judgement, &mut declared, context);
-        let written = self.write_status(object, &judgement, &mut declared, context).await;
+        self.publish(name, &subject, &judged.judgement, &mut declared, context);
+        let written = self.write_status(object, &judged, &mut declared, context).await;
         self.changes.put(name, declared);
         match (written?, again) {
             (Some(one), Some(other)) => Ok(Outcome::RequeueAfter(one.min(other))),
@@ -229,7 +233,7 @@ impl DeclarationReconciler {
 
     fn hook(&self, definition: &Definition) -> Result<CountedHook, Rejected> {
         let sync = &definition.sync;
-        let budget = self.options.answers.controller();
+        let budget = self.options.answers.controller(&definition.name);
         let url = redaction::url(&sync.url);
         let series = || self.options.metrics.series(&definition.name, "CompositeController", &url);
         let hook: Arc<dyn Hook> = match &self.options.hooks {
@@ -241,6 +245,7 @@ impl DeclarationReconciler {
             None => {
                 let hook = Webhook::new(sync.url.clone(), sync.timeout).budget(budget.clone());
                 let hook = hook.error_excerpts(self.options.hook_error_excerpts);
+                let hook = hook.user_agent(self.options.user_agent.clone());
                 Arc::new(hook.etag(sync.etag).series(series()))
             }
         };
@@ -321,6 +326,28 @@ fn refused(name: &str, error: &AddError) -> Option<Duration> {
     }
 }
 
+/// Plural and `apiVersion` of the parent type that an object names, whatever else is wrong with it.
+fn parent_of(object: &Object) -> Option<(String, String)> {
+    #[derive(Deserialize)]
+    struct Declaring {
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Spec {
+        parent_resource: Parent,
+    }
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Parent {
+        api_version: String,
+        resource: String,
+    }
+    let declaring: Declaring = object.decode().ok()?;
+    let Parent { api_version, resource } = declaring.spec.parent_resource;
+    Some((resource, api_version))
+}
+
 fn subject(name: &str, uid: &Arc<str>) -> Subject {
     use kube::Resource as _;
     Subject {
@@ -337,8 +364,8 @@ fn subject(name: &str, uid: &Arc<str>) -> Subject {
 async fn crd_is_deleted(client: &Client) -> Result<bool, kube::Error> {
     let path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/\
                 compositecontrollers.metacontroller.k8s.io";
-    match resource::send(client, Method::GET, path.to_owned(), "", None).await {
-        Ok(crd) => Ok(crd.pointer("/metadata/deletionTimestamp").is_some()),
+    match resource::send::<Live>(client, Method::GET, path.to_owned(), "", None).await {
+        Ok(crd) => Ok(crd.is_going()),
         Err(error) if is_gone(&error) => Ok(true),
         Err(error) => Err(error),
     }

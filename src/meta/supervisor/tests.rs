@@ -44,7 +44,8 @@ impl Hook for Content {
 struct Harness {
     server: SimulatedServer,
     manager: ManagerHandle,
-    // Hooks in the order of their creation.
+    declared: DeclaredControllers,
+    // In the order in which they were made.
     hooks: Arc<Mutex<Vec<Weak<Content>>>>,
     // Resync periods of their controllers.
     periods: Arc<Mutex<Vec<Option<Duration>>>>,
@@ -54,6 +55,10 @@ struct Harness {
 
 impl Harness {
     async fn start() -> Self {
+        Self::start_with(RESYNC).await
+    }
+
+    async fn start_with(resync: Duration) -> Self {
         let hooks = Arc::<Mutex<Vec<Weak<Content>>>>::default();
         let made = Arc::clone(&hooks);
         let periods = Arc::<Mutex<Vec<Option<Duration>>>>::default();
@@ -64,11 +69,11 @@ impl Harness {
             made.lock().unwrap().push(Arc::downgrade(&hook));
             hook
         });
-        Self { hooks, periods, ..Self::with(factory).await }
+        Self { hooks, periods, ..Self::with(factory, resync).await }
     }
 
-    /// A harness whose hooks this factory makes.
-    async fn with(hooks: HookFactory) -> Self {
+    /// Harness whose hooks this factory makes.
+    async fn with(hooks: HookFactory, resync: Duration) -> Self {
         let server = SimulatedServer::new();
         let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
@@ -79,14 +84,15 @@ impl Harness {
         let stopped = stop.clone();
         tasks.spawn(async move { manager.run(stopped).await.unwrap() });
         let options = MetaOptions {
-            resync_period: Some(RESYNC),
+            resync_period: Some(resync),
             hooks: Some(hooks),
             ..MetaOptions::default()
         };
         let supervisor = Supervisor::new(&cluster, handle.clone(), options).unwrap();
+        let declared = supervisor.declared();
         handle.add(SUPERVISOR, Arc::new(supervisor), RunnableOptions::default()).await.unwrap();
         let (hooks, periods) = (Arc::default(), Arc::default());
-        let harness = Self { server, manager: handle, hooks, periods, stop, tasks };
+        let harness = Self { server, manager: handle, declared, hooks, periods, stop, tasks };
         harness.install_own();
         let things = CrdBuilder::new("example.com", "Thing").cluster_scoped();
         harness.server.install(&things.build()).unwrap();
@@ -333,5 +339,61 @@ async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
 
     // The run is neither the replaced one nor the declared one.
     assert_eq!(harness.epoch("a"), Some(1), "the old one keeps running");
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn judgements_are_listed_as_their_objects_say_them() {
+    let harness = Harness::start().await;
+    harness.declare("runs", good());
+    harness.declare("rejected", rejected());
+    harness.declare("pending", good());
+    harness
+        .server
+        .apply(json!({
+            "apiVersion": "metacontroller.k8s.io/v1alpha1", "kind": "CompositeController",
+            "metadata": {"name": "paused", "annotations": {PAUSED: "true"}}, "spec": good(),
+        }))
+        .unwrap();
+    harness.running("pending", 1).await;
+    let mut waits = good();
+    waits["childResources"] = json!([{"apiVersion": "example.com/v1", "resource": "parts"}]);
+    harness.declare("pending", waits);
+    sleep(Duration::from_secs(10)).await;
+
+    let listed = harness.declared.list();
+
+    let reasons = ["Paused", "SpecPending", "SpecInvalid", "Running"];
+    assert_eq!(listed.len(), reasons.len());
+    for (declared, reason) in listed.into_iter().zip(reasons) {
+        let name = declared.name.as_str().strip_prefix(PREFIX).unwrap();
+        let kind = ("metacontroller.k8s.io/v1alpha1", "CompositeController");
+        let object = harness.server.get(kind.0, kind.1, "", name).unwrap();
+        assert_eq!(json!(declared.status), object["status"], "{name}");
+        assert_eq!(declared.status.reason.as_deref(), Some(reason), "{name}");
+        assert_eq!(declared.generation, object["metadata"]["generation"], "{name}");
+        let parent = ("things".to_owned(), "example.com/v1".to_owned());
+        assert_eq!(declared.parent, Some(parent));
+    }
+    harness.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_resync_period_is_none() {
+    let harness = Harness::start_with(Duration::MAX).await;
+
+    harness.declare("a", good());
+    harness.running("a", 1).await;
+    harness
+        .server
+        .apply(json!({
+            "apiVersion": "example.com/v1", "kind": "Thing", "metadata": {"name": "a"},
+        }))
+        .unwrap();
+    sleep(Duration::from_secs(3600)).await;
+
+    assert_eq!(harness.epoch("a"), Some(1), "it runs");
+    let status = harness.manager.status_of(format!("{PREFIX}a")).unwrap();
+    assert_eq!((status.failures, status.last_error()), (0, None));
     harness.end().await;
 }

@@ -80,7 +80,7 @@ impl EtagCache {
     /// Returns the interval of [`EtagCache::sweep_every`]; `None` if nothing expires or no interval
     /// is set.
     pub(super) fn sweep_period(&self) -> Option<Duration> {
-        self.rule.lifetime.and(self.rule.sweep)
+        self.rule.lifetime.and(self.rule.sweep).filter(|period| !period.is_zero())
     }
 
     /// Removes expired responses at this interval, until dropped.

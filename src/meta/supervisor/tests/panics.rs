@@ -71,7 +71,7 @@ fn thing(name: &str) -> Value {
 
 /// Runs a declared controller whose hook panics there, beside a healthy one.
 async fn try_seam(seam: Seam) {
-    let harness = Harness::with(factory(seam)).await;
+    let harness = Harness::with(factory(seam), RESYNC).await;
     let faulty = format!("{PREFIX}faulty");
     harness.server.apply(thing("a")).unwrap();
     harness.declare("faulty", good());

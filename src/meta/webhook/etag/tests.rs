@@ -20,7 +20,7 @@ fn kept(tag: &str, body: impl Into<Bytes>) -> Kept {
 
 /// Share of a controller that may keep this many bytes.
 fn budget(bytes: usize) -> ControllerBudget {
-    AnswerBudget::new(AnswerLimits::of_process(2 * 4 * bytes)).controller()
+    AnswerBudget::new(AnswerLimits::of_process(2 * 4 * bytes)).controller("a")
 }
 
 fn seconds(seconds: u64) -> Duration {
@@ -122,7 +122,8 @@ fn beyond_the_budget_the_oldest_give_way() {
 fn answers_that_all_hooks_keep_stay_within_the_budget_of_the_process() {
     let process = AnswerBudget::new(AnswerLimits::of_process(2 * 4 * 4 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
-    let mut hooks: Vec<_> = (0..5).map(|_| Answers::new(None, process.controller())).collect();
+    let mut hooks: Vec<_> =
+        (0..5).map(|number| Answers::new(None, process.controller(&number.to_string()))).collect();
 
     for hook in &mut hooks {
         for name in ["a", "b", "c", "d"] {

@@ -1,0 +1,63 @@
+//! `Retry-After` of a hook that is busy.
+
+use std::time::Duration;
+
+use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
+
+/// The longest that a hook may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+/// The wait of a hook that asks for none that is understood.
+const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
+/// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
+const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
+
+/// How long a hook wants to be left alone: seconds, or until a date.
+pub(super) fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
+    let Some(value) = value.map(str::trim) else { return DEFAULT_RETRY_AFTER };
+    let number = |text: &str| {
+        let digits = text.strip_prefix(['+', '-']).unwrap_or(text);
+        let plain =
+            !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        plain.then(|| text.parse::<f64>().ok()).flatten()
+    };
+    let wait = match (number(value), rfc2822::DateTimeParser::new().parse_timestamp(value)) {
+        (Some(seconds), _) => {
+            Duration::from_secs_f64(seconds.clamp(0.0, MAX_RETRY_AFTER.as_secs_f64()))
+        }
+        (None, Ok(date)) => {
+            let wait: SignedDuration = date.duration_since(now);
+            Duration::try_from(wait).unwrap_or(Duration::ZERO)
+        }
+        (None, Err(_)) => DEFAULT_RETRY_AFTER,
+    };
+    wait.clamp(MIN_RETRY_AFTER, MAX_RETRY_AFTER)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_clamped() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        for (value, expected) in [
+            (None, 1000),
+            (Some("7"), 7000),
+            (Some(" 7 "), 7000),
+            (Some("1.5"), 1500),
+            (Some("0"), 100),
+            (Some("-5"), 100),
+            (Some("1000000000"), 300_000),
+            (Some("99999999999999999999999999"), 300_000),
+            (Some("NaN"), 1000),
+            (Some("inf"), 1000),
+            (Some("soon"), 1000),
+            (Some(""), 1000),
+            (Some("Thu, 01 Jan 2026 00:00:30 GMT"), 30_000),
+            (Some("Thu, 01 Jan 2026 10:00:00 GMT"), 300_000),
+            (Some("Wed, 31 Dec 2025 23:00:00 GMT"), 100),
+        ] {
+            assert_eq!(retry_after(value, now), Duration::from_millis(expected), "{value:?}");
+        }
+    }
+}
