@@ -282,6 +282,14 @@ mod tests {
     }
 
     #[test]
+    fn the_help_names_dev_only_where_the_build_has_it() {
+        let help = Cli::command().render_long_help().to_string();
+
+        let mut words = help.split(|letter: char| !letter.is_alphanumeric());
+        assert_eq!(words.any(|word| word == "dev"), cfg!(feature = "dev"), "{help}");
+    }
+
+    #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
     }

@@ -16,8 +16,10 @@ use tracing_subscriber::{
 #[command(next_help_heading = "Logging")]
 pub(super) struct LoggingArgs {
     /// Level of the log on standard error: error, warn, info, debug or trace; or directives by
-    /// module such as warn,pilotlight::informer=debug. Default: info with run and dev, warn with
-    /// dev --demo and the other commands.
+    /// module such as warn,pilotlight::informer=debug.
+    #[cfg_attr(feature = "dev", doc = "Default: info with run and dev, warn with dev --demo and")]
+    #[cfg_attr(not(feature = "dev"), doc = "Default: info with run, warn with")]
+    /// the other commands.
     #[arg(long, global = true, value_name = "LEVEL", value_parser = filter)]
     log_level: Option<String>,
     /// Format of a log line. Default: text.
