@@ -105,12 +105,12 @@
 //! 1. The connection pool carries the watch (`src/transport/pool.rs`).
 //! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
-//!    the object (`src/informer/decode.rs`) and compares resourceVersions (`src/informer/mark.rs`).
+//!    the object (`src/informer/decode.rs`) and compares resourceVersions (`src/informer/resume_version.rs`).
 //! 4. The shared informer stores the object and adds the change to the mailbox of each subscriber
-//!    (`src/informer/hub.rs::put`). A mailbox merges the unseen changes of one object
+//!    (`src/informer/shared_informer.rs::put`). A mailbox merges the unseen changes of one object
 //!    (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
-//!    (`src/controller/kind_source.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
+//!    (`src/controller/source/kind.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
 //!    and maps it to requests (`src/controller/handler.rs`).
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
@@ -130,7 +130,7 @@
 //! 9. The fence of the epoch admits each request and owns it until its answer has been read
 //!    (`src/manager/fence.rs`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
-//!     (`src/controller/outcome.rs`, `src/controller/run.rs::settle`).
+//!     (`src/controller/run/outcome.rs`, `src/controller/run.rs::settle`).
 //!
 //! # Walk of a type that is removed
 //!
@@ -147,7 +147,7 @@
 //! 6. The run stops in order (`src/controller/run.rs::stop`): sources, queue, reconciles, tasks,
 //!    subscriptions.
 //! 7. The propagation of type changes ends the informer of the type
-//!    (`src/controller/messenger.rs`, `src/informer/set.rs::type_gone`).
+//!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
 //! 8. The manager waits until nothing of the epoch is left (`src/manager/run.rs::drive`), closes the
 //!    fence at the end of the grace (`src/manager/owner/effect.rs::grace_over`), and announces done
 //!    (`src/manager/owner/effect.rs::done`).
@@ -184,9 +184,9 @@
 //!    `src/discovery/catalog/judgement.rs`.
 //! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/epoch.rs`,
 //!    `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
-//! 3. `src/informer.rs`, `src/informer/set.rs`, `src/informer/hub.rs`,
+//! 3. `src/informer.rs`, `src/informer/set.rs`, `src/informer/shared_informer.rs`,
 //!    `src/informer/subscription.rs`, `src/informer/reflector.rs`.
-//! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/kind_source.rs`,
+//! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
 //!    `src/controller/queue.rs`, `src/controller/run.rs`.
 //! 5. `src/meta/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,
 //!    `src/meta/children.rs`.
