@@ -116,7 +116,7 @@
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
 //!    (`src/controller/run.rs::spawn`). Unconfirmed writes of the request are confirmed first
-//!    (`src/controller/doubt.rs`).
+//!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
 //!    the composite sync (`src/meta/composite.rs::sync`):
 //!    1. it claims and adopts children (`src/meta/claim.rs`, `src/meta/composite/adopt.rs`);
@@ -167,7 +167,7 @@
 //! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
 //! | queue orders requests | `src/controller/queue/core.rs::pop` |
 //! | request is retried | `src/controller/run.rs::settle` |
-//! | lost answers are resolved | `src/controller/doubt.rs::settle` |
+//! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/merge.rs::apply` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status` |
