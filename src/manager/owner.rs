@@ -34,6 +34,10 @@ use crate::owner_gauge::Counted;
 /// of the same name.
 pub(super) type Id = u64;
 
+/// Most events that one turn handles before it publishes a snapshot. It bounds the delay of the first
+/// change of a burst.
+const TURN: usize = 1024;
+
 /// Everything that can happen to a manager.
 enum Event {
     Command(Command),
@@ -135,15 +139,24 @@ impl Owner {
         self.advance();
         while !self.closed() {
             self.publish();
-            let event = self.next_event(&stop, closing, &mut deadline).await;
-            self.handle(event);
-            if !closing && matches!(self.phase, Phase::Closing { .. }) {
-                closing = true;
-                if let Some(timeout) = self.options.graceful_shutdown_timeout {
-                    deadline = tokio::time::sleep(timeout).boxed();
+            let mut event = self.next_event(&stop, closing, &mut deadline).await;
+            for _ in 0..TURN {
+                self.handle(event);
+                if !closing && matches!(self.phase, Phase::Closing { .. }) {
+                    closing = true;
+                    if let Some(timeout) = self.options.graceful_shutdown_timeout {
+                        deadline = tokio::time::sleep(timeout).boxed();
+                    }
                 }
+                self.advance();
+                if self.closed() {
+                    break;
+                }
+                // Events that are ready now belong to the same turn.
+                let ready = self.next_event(&stop, closing, &mut deadline).now_or_never();
+                let Some(next) = ready else { break };
+                event = next;
             }
-            self.advance();
         }
         self.commands.close();
         self.runs.abort_all();
@@ -439,7 +452,7 @@ impl Owner {
         }
         if !changed.is_empty() {
             self.snapshot.send_modify(|snapshot| {
-                // Readers keep their snapshot; only the changed paths of ours are copied.
+                // Copies the map if a reader holds the last snapshot.
                 let snapshot = Arc::make_mut(snapshot);
                 changed.into_iter().for_each(|status| snapshot.insert(status));
             });

@@ -80,8 +80,8 @@ impl Changes {
     fn compare(&self, last: &Snapshot, now: &Snapshot) {
         let news = now.changed_since(last);
         // In the reverse comparison, removed runnables are the added ones.
-        let gone = last.changed_since(now).into_iter().filter(|it| now.get(&it.name).is_none());
-        let names = news.into_iter().chain(gone).map(|status| &status.name);
+        let gone = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
+        let names = news.chain(gone).map(|status| &status.name);
         for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
             self.mark(name);
         }
