@@ -1,8 +1,8 @@
 //! Durations in Go's notation (`500ms`, `-1.5h`, `1m30s`, `0`), and deadlines without overflow.
 //!
-//! Flags, hooks and rules of faults are written in this notation. A public crate's parser for it
-//! reads more (`1 hour`) or less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public so
-//! that programs which embed the library, as the binary does, read their flags alike.
+//! Flags, hooks and fault rules use this notation. Parsers of other crates accept more (`1 hour`) or
+//! less (`1m1h`) than `time.ParseDuration` does. [`parse`] is public for the flags of programs that
+//! embed the library.
 
 use std::time::Duration;
 
@@ -15,6 +15,15 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Returns the end of a wait that begins `now`, cut at [`LONGEST`].
 pub(crate) fn after(now: Instant, wait: Duration) -> Instant {
     now + wait.min(LONGEST)
+}
+
+/// Returns the back-off `base` doubled `times` times, at most `longest`.
+pub(crate) fn doubled(base: Duration, times: u32, longest: Duration) -> Duration {
+    match 1_u32.checked_shl(times) {
+        Some(factor) => base.saturating_mul(factor).min(longest),
+        None if base.is_zero() => Duration::ZERO,
+        None => longest,
+    }
 }
 
 /// Longest duration in Go, 63 bits of nanoseconds.

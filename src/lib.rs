@@ -208,6 +208,7 @@ pub mod redaction;
 
 mod guard;
 mod owner_gauge;
+mod token_bucket;
 
 pub mod discovery;
 

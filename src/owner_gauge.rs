@@ -4,13 +4,9 @@
 //! abort or a panic. A series exists only while its count is above zero. Tasks that outlive their
 //! owner are still counted under the owner's name.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder},
     metrics::{MetricType, gauge::ConstGauge},
@@ -91,7 +87,7 @@ impl<L: Clone + Eq + Hash> Part<L> {
 
 impl<L> OwnerGauge<L> {
     fn lock(&self) -> MutexGuard<'_, HashMap<L, Count>> {
-        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.owners.lock()
     }
 }
 

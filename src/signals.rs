@@ -2,13 +2,9 @@
 //!
 //! Semantics: `SetupSignalHandler` of controller-runtime (`pkg/manager/signals/signal.go`).
 
-use std::{
-    io,
-    sync::{Mutex, PoisonError},
-    thread,
-    time::Duration,
-};
+use std::{io, thread, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::{
     runtime,
     signal::unix::{Signal, SignalKind, signal},
@@ -44,7 +40,7 @@ static STOP: Mutex<Option<CancellationToken>> = Mutex::new(None);
 ///
 /// If the signal handlers cannot be installed, or the thread cannot be started.
 pub fn shutdown() -> io::Result<CancellationToken> {
-    let mut stop = STOP.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stop = STOP.lock();
     if let Some(stop) = &*stop {
         return Ok(stop.clone());
     }

@@ -1,12 +1,10 @@
 //! Cluster: client, type registry and informers that all controllers of one cluster share.
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
 use kube::Client;
+use parking_lot::Mutex;
 use tokio::time::timeout;
 
 use super::{metrics::ControllerMetrics, run::carried_over::CarriedOverByName, type_changes};
@@ -149,7 +147,7 @@ impl Runnable for ClusterRunnable {
     fn start(&self, epoch: Epoch) -> BoxFuture<'static, RunResult> {
         let (types, informers) = (self.types.clone(), self.informers.clone());
         let discovery = match &self.work {
-            Work::All(discovery) => discovery.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            Work::All(discovery) => discovery.lock().take(),
             Work::Propagate => {
                 return async move {
                     tokio::select! {

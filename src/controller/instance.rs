@@ -1,15 +1,12 @@
 //! Controller: the conditional runnable that the manager starts and stops.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use futures::{
     FutureExt,
     future::{BoxFuture, try_join_all},
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::timeout;
 
 use super::{
@@ -91,9 +88,8 @@ impl Controller {
     }
 }
 
-// No change of it can panic half-way, so a poisoned lock is still consistent.
 fn lock(prepared: &Mutex<Prepared>) -> MutexGuard<'_, Prepared> {
-    prepared.lock().unwrap_or_else(PoisonError::into_inner)
+    prepared.lock()
 }
 
 impl Runnable for Controller {

@@ -20,11 +20,12 @@ use std::{
     future::poll_fn,
     hash::Hash,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{self, Poll},
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::time::{DelayQueue, delay_queue};
 
@@ -255,7 +256,7 @@ impl<K: Clone + Eq + Hash> Queue<K> {
 impl<K: Clone + Eq + Hash> Shared<K> {
     fn lock(&self) -> MutexGuard<'_, State<K>> {
         // The core does not panic between two consistent states.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn settle(&self, mut state: MutexGuard<'_, State<K>>, (timer, ready): (Timer, bool)) {

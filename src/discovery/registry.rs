@@ -1,14 +1,10 @@
 //! Type registry: the handle, and the state that it shares with the discovery task.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::Duration,
-};
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use prometheus_client::registry::Registry;
 use tokio::sync::{Notify, watch};
 
@@ -193,7 +189,7 @@ impl Shared {
     /// Ignores poisoning: a reader changes nothing, and after a writer's panic the next event
     /// judges the touched types again.
     fn read(&self) -> RwLockReadGuard<'_, Known> {
-        self.known.read().unwrap_or_else(PoisonError::into_inner)
+        self.known.read()
     }
 
     /// Publishes to the subscribers of touched types.
@@ -209,7 +205,7 @@ impl Shared {
     }
 
     pub(super) fn write(&self) -> RwLockWriteGuard<'_, Known> {
-        self.known.write().unwrap_or_else(PoisonError::into_inner)
+        self.known.write()
     }
 }
 

@@ -22,6 +22,7 @@ use super::{
     raw::Raw,
     request::{self, Error},
 };
+use crate::duration::doubled;
 
 /// Objects per list page. Schemas make CRDs large, and a page is decoded as a whole.
 const PAGE: usize = 100;
@@ -276,7 +277,7 @@ impl<T: Watched> Reader<T> {
 
 /// Doubles from the first to the last delay.
 fn delay(attempt: u32) -> Duration {
-    FIRST_DELAY.saturating_mul(1 << attempt.min(16)).min(LAST_DELAY)
+    doubled(FIRST_DELAY, attempt, LAST_DELAY)
 }
 
 fn status_error(status: Box<Status>, path: &str) -> Error {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::classify::{Cause, Classified, Pace, Step};
+use crate::duration::doubled;
 
 const PROMPT: Duration = Duration::from_millis(100);
 const QUICK: Duration = Duration::from_millis(5);
@@ -28,12 +29,12 @@ impl Backoff {
         let before = *count;
         *count = before.saturating_add(1);
         let halfway = 0.5 + random / 2.0;
-        let slow = doubled(SLOW, before).mul_f64(halfway);
+        let slow = doubled(SLOW, before, LONGEST).mul_f64(halfway);
         match verdict.pace {
             Pace::Prompt if before == 0 && verdict.step == Step::Relist => SPREAD.mul_f64(random),
             Pace::Prompt if before == 0 => Duration::ZERO,
-            Pace::Prompt => doubled(PROMPT, before - 1).mul_f64(halfway),
-            Pace::Quick => doubled(QUICK, before).mul_f64(0.75 + random / 4.0),
+            Pace::Prompt => doubled(PROMPT, before - 1, LONGEST).mul_f64(halfway),
+            Pace::Quick => doubled(QUICK, before, LONGEST).mul_f64(0.75 + random / 4.0),
             Pace::Slow => slow,
             // Spread upwards: the server's Retry-After is a minimum.
             Pace::After(after) => after.mul_f64(1.0 + random / 10.0).max(slow),
@@ -71,10 +72,6 @@ impl Backoff {
     pub(super) fn reset(&mut self) {
         *self = Self::default();
     }
-}
-
-fn doubled(base: Duration, times: u32) -> Duration {
-    base.saturating_mul(1_u32.checked_shl(times.min(31)).unwrap_or(u32::MAX)).min(LONGEST)
 }
 
 #[cfg(test)]

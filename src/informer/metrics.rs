@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue},
     metrics::{counter::Counter, family::Family, gauge::Gauge},
@@ -186,7 +187,7 @@ impl InformerMetrics {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<TypeLabels, usize>> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.live.lock()
     }
 }
 
@@ -253,7 +254,7 @@ impl TypeMetrics {
     }
 
     fn set_state(&self, state: Option<StateLabel>) {
-        let mut known = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.state.lock();
         if *known == state {
             return;
         }

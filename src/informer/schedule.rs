@@ -14,7 +14,7 @@ use std::{
     cell::RefCell,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     pin::pin,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Wake, Waker},
     thread,
 };
@@ -61,15 +61,15 @@ thread_local! {
 }
 
 /// Lets another thread run right before this lock is taken.
-pub(super) fn before<T>(mutex: &Mutex<T>) {
+pub(super) fn before<T>(mutex: &parking_lot::Mutex<T>) {
     let Some((scheduler, own)) = HERE.with_borrow(Clone::clone) else { return };
     let mut state = State::Ready;
     loop {
         scheduler.pass(own, state);
-        match mutex.try_lock() {
-            Ok(_) | Err(TryLockError::Poisoned(_)) => return,
-            Err(TryLockError::WouldBlock) => state = State::Blocked,
+        if mutex.try_lock().is_some() {
+            return;
         }
+        state = State::Blocked;
     }
 }
 
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
 
     /// Increments a counter in two steps, so that a change between them is lost.
-    fn careless(count: &Arc<(Mutex<()>, AtomicUsize)>) -> Act {
+    fn careless(count: &Arc<(parking_lot::Mutex<()>, AtomicUsize)>) -> Act {
         let count = count.clone();
         Box::new(move || {
             let seen = count.1.load(Ordering::SeqCst);
@@ -253,7 +253,7 @@ mod tests {
     fn a_race_that_one_preemption_shows_is_found() {
         let found = catch_unwind(|| {
             explore(1, || {
-                let count: Arc<(Mutex<()>, AtomicUsize)> = Arc::default();
+                let count: Arc<(parking_lot::Mutex<()>, AtomicUsize)> = Arc::default();
                 let acts = vec![careless(&count), careless(&count)];
                 Scene {
                     acts,

@@ -6,11 +6,12 @@ use std::{
     convert::Infallible,
     fmt,
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use futures::FutureExt;
 use kube::Client;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Semaphore, watch},
     time::sleep_until,
@@ -241,8 +242,7 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, Informers> {
         #[cfg(test)]
         super::schedule::before(&self.informers);
-        // No statement under this lock panics half-way through a change of the map.
-        self.informers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.informers.lock()
     }
 
     fn start(self: &Arc<Self>, informer: &Arc<SharedInformer>, served: &ServedType) {

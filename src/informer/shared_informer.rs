@@ -3,12 +3,9 @@
 //! Only the task changes the store. It does so under the informer's lock, so that a new subscriber
 //! gets exactly the store's content and then every later change.
 
-use std::{
-    collections::BTreeMap,
-    mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, mem, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -277,11 +274,10 @@ impl SharedInformer {
         }
     }
 
-    // No statement under this lock panics half-way through a change.
     fn lock(&self) -> MutexGuard<'_, State> {
         #[cfg(test)]
         super::schedule::before(&self.state);
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

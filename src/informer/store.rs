@@ -9,12 +9,13 @@ use std::{
     hash::{Hash, Hasher},
     mem,
     sync::{
-        Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
 use dashmap::DashMap;
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use tokio::sync::watch;
 use tracing::warn;
 
@@ -291,11 +292,11 @@ impl Store {
 
     // No code under this lock panics, and an index is consistent between two statements.
     fn read(&self) -> RwLockReadGuard<'_, Indexes> {
-        self.shared.indexes.read().unwrap_or_else(PoisonError::into_inner)
+        self.shared.indexes.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Indexes> {
-        self.shared.indexes.write().unwrap_or_else(PoisonError::into_inner)
+        self.shared.indexes.write()
     }
 }
 

@@ -1,12 +1,8 @@
 //! Subscription: keeps an informer alive, and delivers its changes to one subscriber.
 
-use std::{
-    fmt,
-    future::pending,
-    mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{fmt, future::pending, mem, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
 use super::{
@@ -296,11 +292,10 @@ impl Mailbox {
         }
     }
 
-    // `Pending` does not panic half-way through a change.
     fn lock(&self) -> MutexGuard<'_, MailboxState> {
         #[cfg(test)]
         super::schedule::before(&self.state);
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::duration::LONGEST;
+use crate::duration::{LONGEST, doubled};
 
 /// Restart back-off: doubles from `first` to `longest`, with jitter, and resets after a run of
 /// `healthy`.
@@ -59,8 +59,7 @@ impl RestartBackoff {
     /// Returns the delay after `failures` failed runs in a row (from 1). It is shortened by up to a
     /// fifth, so that runnables that failed together do not restart together.
     pub(super) fn wait(&self, failures: u32, jitter: f64) -> Duration {
-        let doublings = failures.saturating_sub(1).min(31);
-        let full = self.first.saturating_mul(1 << doublings).min(self.longest).min(LONGEST);
+        let full = doubled(self.first, failures.saturating_sub(1), self.longest.min(LONGEST));
         full.mul_f64(1.0 - 0.2 * jitter)
     }
 }

@@ -13,10 +13,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Longest answer that is read without a reservation, in bytes.
@@ -115,7 +116,7 @@ impl AnswerBudget {
     /// Share of the controller of this name. Epochs of one name share it, because they overlap when a
     /// controller is edited.
     pub fn controller(&self, name: &str) -> ControllerBudget {
-        let mut shares = self.shares.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shares = self.shares.lock();
         shares.retain(|_, share| share.is_held());
         let share = shares.entry(name.to_owned()).or_default();
         let bytes = self.limits.controller;
@@ -305,7 +306,7 @@ mod tests {
         assert!(newer.reserve(100).now_or_never().is_some());
         drop(newer);
         budget.controller("b");
-        assert_eq!(budget.shares.lock().unwrap().len(), 1, "shares of nobody are forgotten");
+        assert_eq!(budget.shares.lock().len(), 1, "shares of nobody are forgotten");
     }
 
     #[test]

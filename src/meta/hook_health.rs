@@ -1,12 +1,8 @@
 //! Hook health: the parents for which the hook fails, and the pace of retries while it is down.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fmt, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time::Instant};
 
 use crate::{
@@ -145,9 +141,8 @@ impl HookHealth {
         }
     }
 
-    // No change of the maps can panic half-way.
     fn lock(&self) -> MutexGuard<'_, Parents> {
-        self.parents.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parents.lock()
     }
 }
 

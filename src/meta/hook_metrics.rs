@@ -6,10 +6,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
-    sync::{Arc, Mutex, PoisonError, atomic::AtomicI64},
+    sync::{Arc, atomic::AtomicI64},
 };
 
 use http::StatusCode;
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::EncodeLabelSet,
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
@@ -217,8 +218,8 @@ impl HookMetrics {
 }
 
 impl Families {
-    fn users(&self) -> std::sync::MutexGuard<'_, BTreeMap<SeriesLabels, Users>> {
-        self.users.lock().unwrap_or_else(PoisonError::into_inner)
+    fn users(&self) -> parking_lot::MutexGuard<'_, BTreeMap<SeriesLabels, Users>> {
+        self.users.lock()
     }
 }
 

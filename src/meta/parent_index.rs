@@ -3,13 +3,11 @@
 //! Event handlers read it without decoding an object. A parent that was never reconciled is not
 //! indexed and need not be: its first sync reads every child.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use super::{Selector, claim::UID_LABEL};
 use crate::informer::{Delta, Object, ObjectKey};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Parents of one controller, by key and by uid.
 #[derive(Debug, Default)]
@@ -85,9 +83,8 @@ impl ParentIndex {
         keys
     }
 
-    // No change of the maps can panic half-way.
     fn lock(&self) -> MutexGuard<'_, Parents> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,11 +1,8 @@
 //! Writes for each parent: their limit, and what the server stored of the last status.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::{
@@ -108,9 +105,8 @@ impl ParentWrites {
         }
     }
 
-    // No change of the map can panic half-way.
     fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Entry>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -7,25 +7,26 @@ mod outbox;
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use http::Method;
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
+use parking_lot::Mutex;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 use self::outbox::{Delivery, Outbox, Put};
 use super::resource::{self, is_fenced, is_not_found};
-use crate::{controller::Context, manager::StopReason};
+use crate::{controller::Context, manager::StopReason, token_bucket::TokenBucket};
 
 /// `source.component` of every Event.
 const COMPONENT: &str = "metacontroller";
 /// Number of Events of one object that may be written without a pause.
-const BURST: f64 = 25.0;
+const BURST: u32 = 25;
 /// Time after which one more Event of an object may be written.
 const REFILL: Duration = Duration::from_secs(300);
 /// Number of distinct messages for each object, severity and reason; further messages are combined
@@ -93,7 +94,7 @@ struct Memory {
 /// Events and rate limit of one object.
 #[derive(Debug)]
 struct Written {
-    tokens: f64,
+    tokens: TokenBucket,
     last: Instant,
     events: HashMap<(Severity, &'static str), Vec<Known>>,
 }
@@ -214,7 +215,7 @@ impl std::fmt::Debug for EventRecorder {
 impl Memory {
     /// Returns whether no write has failed for this cause before.
     fn is_news(&self, cause: &str) -> bool {
-        let mut causes = self.causes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut causes = self.causes.lock();
         causes.len() < CAUSES && causes.insert(cause.to_owned())
     }
 
@@ -228,15 +229,13 @@ impl Memory {
         now: Timestamp,
     ) -> Option<Write> {
         let instant = Instant::now();
-        let mut subjects = self.subjects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut subjects = self.subjects.lock();
         make_room(&mut subjects, instant);
         let written = subjects.entry(subject.uid.clone()).or_insert_with(|| Written {
-            tokens: BURST,
+            tokens: TokenBucket::new(BURST, REFILL, instant),
             last: instant,
             events: HashMap::new(),
         });
-        let refilled = instant.duration_since(written.last).as_secs_f64() / REFILL.as_secs_f64();
-        written.tokens = (written.tokens + refilled).min(BURST);
         written.last = instant;
         let events = written.events.entry((severity, reason)).or_default();
         let message = cut(message);
@@ -258,10 +257,10 @@ impl Memory {
             }
         };
         known.count += 1;
-        if written.tokens < 1.0 {
+        if written.tokens.level(instant) < 1.0 {
             return None;
         }
-        written.tokens -= 1.0;
+        written.tokens.take(instant);
         Some(Write {
             name: known.name.clone(),
             count: known.count,

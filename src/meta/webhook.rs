@@ -9,11 +9,7 @@ mod etag;
 mod handshake;
 mod retry_after;
 
-use std::{
-    fmt,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -22,6 +18,7 @@ use http_body::Body;
 use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, rt::Executor};
 use k8s_openapi::jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use self::{
@@ -128,7 +125,7 @@ impl Webhook {
     }
 
     fn client(&self) -> Result<HttpClient, HookError> {
-        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = self.connections.lock();
         if let Some(connections) = &*connections {
             return Ok(connections.client.clone());
         }
@@ -322,7 +319,7 @@ impl Hook for Webhook {
         if let Some(etags) = &self.etags {
             etags.clear();
         }
-        let connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connections = self.connections.lock().take();
         Box::pin(async move {
             if let Some(connections) = connections {
                 connections.tasks.end().await;
@@ -640,7 +637,7 @@ mod tests {
         let server = server(response("200 OK", "{}"), true).await;
         let hook = Webhook::new(server.url.clone(), Duration::from_secs(5));
         hook.call(Bytes::from_static(b"{}")).await.unwrap();
-        let tracker = hook.connections.lock().unwrap().as_ref().unwrap().tasks.tracker.clone();
+        let tracker = hook.connections.lock().as_ref().unwrap().tasks.tracker.clone();
         assert!(!tracker.is_empty());
 
         hook.release().await;

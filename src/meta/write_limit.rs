@@ -8,8 +8,10 @@ use std::{collections::BTreeMap, time::Duration};
 
 use tokio::time::Instant;
 
+use crate::token_bucket::TokenBucket;
+
 /// Number of writes of one object without a pause.
-const BURST: f64 = 20.0;
+const BURST: u32 = 20;
 /// Time in which one token refills.
 const REFILL: Duration = Duration::from_secs(3);
 /// Number of tokens at which an object that was held back no longer counts as flapping: half a
@@ -20,13 +22,12 @@ const CALM: f64 = 10.0;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WriteLimit {
     // Objects written within the last minute.
-    written: BTreeMap<String, Bucket>,
+    written: BTreeMap<String, Written>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Bucket {
-    tokens: f64,
-    at: Instant,
+struct Written {
+    tokens: TokenBucket,
     flapping: bool,
 }
 
@@ -39,19 +40,12 @@ pub(crate) struct Flapping {
     pub(crate) again: Duration,
 }
 
-impl Bucket {
-    fn level(&self, now: Instant) -> f64 {
-        let refilled = now.duration_since(self.at).as_secs_f64() / REFILL.as_secs_f64();
-        (self.tokens + refilled).min(BURST)
-    }
-}
-
 impl WriteLimit {
     /// Returns whether an object may be written now.
     pub(crate) fn may_write(&mut self, what: &str, now: Instant) -> bool {
-        let Some(bucket) = self.written.get_mut(what) else { return true };
-        let may = bucket.level(now) >= 1.0;
-        bucket.flapping |= !may;
+        let Some(written) = self.written.get_mut(what) else { return true };
+        let may = written.tokens.level(now) >= 1.0;
+        written.flapping |= !may;
         may
     }
 
@@ -66,12 +60,11 @@ impl WriteLimit {
     /// Counts a write. Failed writes are not counted, conflicts excepted: they changed nothing, and
     /// the work queue backs off before the retry.
     pub(crate) fn wrote(&mut self, what: String, now: Instant) {
-        self.written.retain(|_, bucket| bucket.level(now) < BURST);
-        let full = Bucket { tokens: BURST, at: now, flapping: false };
-        let bucket = self.written.entry(what).or_insert(full);
-        let level = bucket.level(now);
-        let flapping = bucket.flapping && level < CALM;
-        *bucket = Bucket { tokens: (level - 1.0).max(0.0), at: now, flapping };
+        self.written.retain(|_, written| written.tokens.level(now) < f64::from(BURST));
+        let full = Written { tokens: TokenBucket::new(BURST, REFILL, now), flapping: false };
+        let written = self.written.entry(what).or_insert(full);
+        written.flapping &= written.tokens.level(now) < CALM;
+        written.tokens.take(now);
     }
 
     /// Returns the first object that was held back and still counts as flapping, with the time
@@ -80,8 +73,8 @@ impl WriteLimit {
         let levels = self
             .written
             .iter()
-            .filter(|(_, bucket)| bucket.flapping)
-            .map(|(what, bucket)| (what, bucket.level(now)))
+            .filter(|(_, written)| written.flapping)
+            .map(|(what, written)| (what, written.tokens.level(now)))
             .filter(|(_, level)| *level < CALM);
         let again = |level: f64| {
             let missing = if level < 1.0 { 1.0 - level } else { CALM - level };

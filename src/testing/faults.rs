@@ -14,13 +14,14 @@ mod text;
 use std::{
     collections::BTreeMap,
     fmt::{self, Debug, Formatter},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use bytes::Bytes;
 use http::response::Parts;
 use kube::{Client, Config, client::ClientBuilder};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, time};
 use tokio_util::sync::CancellationToken;
 
@@ -310,7 +311,7 @@ fn memory_key(info: &RequestInfo) -> String {
 
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -358,7 +359,7 @@ impl OpenGuard {
 
     /// Writes the entry of the fault, once.
     fn happened(&self) {
-        let fired = self.fired.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let fired = self.fired.lock().take();
         if let Some(fired) = fired {
             self.shared.change(|state| state.fired.push(fired));
         }

@@ -12,10 +12,10 @@ mod trend;
 use std::{
     collections::BTreeMap,
     fmt::{self, Debug, Formatter},
-    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
     time::{self, Instant},
@@ -173,7 +173,7 @@ impl LeakOracle {
         // Reading the log is slow, and it only grows.
         let last = Mutex::new(None::<(AuditMark, BTreeMap<String, u64>)>);
         self.probe("watches", move || {
-            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut last = last.lock();
             let Ok(end) = audit.mark() else { return one("an audit log that cannot be read", 1) };
             if let Some((known, open)) = last.as_ref()
                 && *known == end

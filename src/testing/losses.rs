@@ -26,10 +26,7 @@
 mod mask;
 mod recording;
 
-use std::{
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, TryStreamExt};
 use kube::{
@@ -37,6 +34,7 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
     core::{ApiResource, DynamicObject, ObjectList},
 };
+use parking_lot::Mutex;
 use tokio::{
     sync::watch,
     task::JoinSet,
@@ -112,7 +110,7 @@ impl Recorder {
         let listed = list(&api, format!("listing {} to record them", resource.plural)).await?;
         let version = listed.metadata.resource_version.unwrap_or_default();
         {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state.lock();
             for object in &listed.items {
                 state.existed(resource, object);
             }
@@ -126,7 +124,7 @@ impl Recorder {
 
     /// Returns the recording so far.
     pub fn so_far(&self) -> Recording {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock();
         state.clone().renamed(&self.aliases)
     }
 
@@ -158,7 +156,7 @@ impl Recorder {
             let caught_up = async {
                 let mut changes = self.changes.subscribe();
                 let behind = || {
-                    let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+                    let state = self.state.lock();
                     !state.shows(resource, &listed.items, version)
                 };
                 while behind() {
@@ -199,7 +197,7 @@ async fn record(
     changes: watch::Sender<u64>,
 ) {
     let change = |change: &dyn Fn(&mut Recording)| {
-        change(&mut state.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut state.lock());
         changes.send_modify(|count| *count += 1);
     };
     loop {

@@ -1,10 +1,11 @@
 //! Client certificate that new connections present.
 
 use std::sync::{
-    Arc, PoisonError, RwLock,
+    Arc,
     atomic::{AtomicU64, Ordering},
 };
 
+use parking_lot::RwLock;
 use rustls::{SignatureScheme, client::ResolvesClientCert, sign::CertifiedKey};
 
 /// Client certificate of a transport. It can be replaced while connections are open.
@@ -19,7 +20,7 @@ pub(super) struct Identity {
 impl Identity {
     /// Sets the certificate for new connections.
     pub(super) fn replace(&self, certificate: &Arc<dyn ResolvesClientCert>) {
-        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.write();
         if !current.as_ref().is_some_and(|current| Arc::ptr_eq(current, certificate)) {
             *current = Some(certificate.clone());
             self.generation.fetch_add(1, Ordering::Release);
@@ -32,7 +33,7 @@ impl Identity {
     }
 
     fn current(&self) -> Option<Arc<dyn ResolvesClientCert>> {
-        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.current.read().clone()
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -14,6 +14,7 @@ use http::{Request, Response, header::UPGRADE};
 use hyper::rt::Executor;
 use hyper_util::{client::legacy, rt::TokioTimer};
 use kube::client::Body;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tower::{BoxError, Service};
 use tracing::{debug, info};
@@ -97,7 +98,7 @@ impl Pool {
     /// Number of HTTP/2 connections that are open or being opened.
     pub(super) fn connections(&self) -> usize {
         let open = |lane: &Mutex<Vec<Arc<Connection>>>| {
-            let lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+            let lane = lane.lock();
             lane.iter().filter(|connection| connection.usable()).count()
         };
         self.lanes.iter().map(open).sum()
@@ -115,7 +116,7 @@ impl Pool {
             Lane::Watches => &self.lanes[1],
             Lane::Leases => &self.lanes[2],
         };
-        let mut connections = connections.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connections = connections.lock();
         let identity = self.identity.generation();
         for old in connections.iter().filter(|connection| connection.identity() != identity) {
             // The streams of the old connection continue, and it closes after the last one.
@@ -227,7 +228,7 @@ impl Pool {
     }
 
     fn http1_state(&self) -> MutexGuard<'_, Http1> {
-        self.http1.lock().unwrap_or_else(PoisonError::into_inner)
+        self.http1.lock()
     }
 
     fn broken(&self, error: &(dyn std::error::Error + 'static)) -> Error {

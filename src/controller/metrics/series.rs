@@ -2,10 +2,11 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use prometheus_client::{
     encoding::{EncodeLabelValue, LabelValueEncoder},
     metrics::{counter::Counter, gauge::Gauge, histogram::Histogram},
@@ -115,14 +116,14 @@ impl Series {
     }
 
     pub(in crate::controller) fn watch_work(&self, probe: Weak<dyn WorkProbe>) {
-        let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut probes = self.probes.lock();
         probes.retain(|probe| probe.strong_count() > 0);
         probes.push(probe);
     }
 
     /// Returns the work of all queues: several if a queue outlives its epoch.
     pub(super) fn work(&self) -> Work {
-        let probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let probes = self.probes.lock().clone();
         let queues = probes.iter().filter_map(Weak::upgrade).map(|queue| queue.work());
         queues.fold(Work::default(), |all, one| Work {
             unfinished: all.unfinished + one.unfinished,
@@ -133,12 +134,12 @@ impl Series {
 
     /// Returns the number of ready keys, of all priorities.
     pub(super) fn ready(&self) -> i64 {
-        let depth = self.depth.lock().unwrap_or_else(PoisonError::into_inner);
+        let depth = self.depth.lock();
         depth.iter().map(|(_, gauge)| gauge.get()).sum()
     }
 
     fn depth(&self, priority: i32) -> Gauge {
-        let mut depth = self.depth.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut depth = self.depth.lock();
         match depth.iter().find(|(known, _)| *known == priority) {
             Some((_, gauge)) => gauge.clone(),
             None => {
@@ -159,11 +160,11 @@ impl Series {
 impl Drop for Series {
     fn drop(&mut self) {
         let families = &self.families;
-        let depth = std::mem::take(self.depth.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let depth = std::mem::take(self.depth.get_mut());
         let mut live = families.live();
         if let Some(successor) = live.get(&self.name).and_then(Weak::upgrade) {
             // A controller of this name was built in between and uses the same series.
-            let mut known = successor.depth.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = successor.depth.lock();
             for (priority, gauge) in depth {
                 if known.iter().all(|(other, _)| *other != priority) {
                     known.push((priority, gauge));

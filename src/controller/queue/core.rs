@@ -9,10 +9,9 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{
-    Add, Delayed, Item, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions, limit::Bucket,
-};
+use super::{Add, Delayed, Item, LOW_PRIORITY_WAIT, MAX_DELAY, NORMAL_PRIORITY, QueueOptions};
 use crate::controller::metrics::{QueueMetrics, Work};
+use crate::token_bucket::TokenBucket;
 
 /// State of every key, and the rules by which keys move.
 ///
@@ -21,7 +20,7 @@ use crate::controller::metrics::{QueueMetrics, Work};
 #[derive(Debug)]
 pub(super) struct Core<K> {
     options: QueueOptions,
-    bucket: Option<Bucket>,
+    bucket: Option<TokenBucket>,
     // Slab: a key is hashed once, and then addressed by its slot.
     entries: Vec<Entry<K>>,
     free: Vec<u32>,
@@ -85,7 +84,7 @@ struct Ticket {
 impl<K: Clone + Eq + Hash> Core<K> {
     pub(super) fn new(options: QueueOptions, metrics: QueueMetrics, now: Instant) -> Self {
         Self {
-            bucket: options.limit.map(|limit| Bucket::new(limit, now)),
+            bucket: options.limit.map(|limit| limit.bucket(now)),
             options,
             entries: Vec::new(),
             free: Vec::new(),

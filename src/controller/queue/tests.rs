@@ -194,10 +194,10 @@ async fn many_producers_and_consumers_never_hold_a_key_twice_and_lose_none() {
         let (queue, held, seen) = (queue.clone(), Arc::clone(&held), Arc::clone(&seen));
         consumers.spawn(async move {
             while let Some(item) = queue.get().await {
-                assert!(held.lock().unwrap().insert(item.key), "{} is held twice", item.key);
+                assert!(held.lock().insert(item.key), "{} is held twice", item.key);
                 tokio::task::yield_now().await;
-                held.lock().unwrap().remove(&item.key);
-                seen.lock().unwrap().insert(item.key);
+                held.lock().remove(&item.key);
+                seen.lock().insert(item.key);
                 queue.forget(&item.key);
                 queue.done(&item.key);
             }
@@ -206,7 +206,7 @@ async fn many_producers_and_consumers_never_hold_a_key_twice_and_lose_none() {
 
     producers.join_all().await;
     timeout(Duration::from_secs(30), async {
-        while seen.lock().unwrap().len() < 300 {
+        while seen.lock().len() < 300 {
             tokio::task::yield_now().await;
         }
     })

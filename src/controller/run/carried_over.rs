@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     mem,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use crate::controller::{Request, queue::Delayed, run::unconfirmed::UnconfirmedWrites};
 use crate::manager::ControllerName;
+use parking_lot::Mutex;
 
 /// Requests on their way from one epoch to the next.
 #[derive(Debug, Default)]
@@ -33,18 +34,18 @@ struct Entry {
 
 impl CarriedOver {
     pub(in crate::controller) fn leave(&self, requests: Vec<Delayed<Request>>) {
-        *self.delayed.lock().unwrap_or_else(PoisonError::into_inner) = requests;
+        *self.delayed.lock() = requests;
     }
 
     pub(in crate::controller) fn take(&self) -> Vec<Delayed<Request>> {
-        mem::take(&mut *self.delayed.lock().unwrap_or_else(PoisonError::into_inner))
+        mem::take(&mut *self.delayed.lock())
     }
 }
 
 impl CarriedOverByName {
     /// Returns the entry that all controllers of this name share.
     pub(in crate::controller) fn of(&self, name: &ControllerName) -> Arc<CarriedOver> {
-        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.0.lock();
         live.retain(|_, entry| {
             entry.carried_over.strong_count() > 0 || entry.unconfirmed.is_needed()
         });

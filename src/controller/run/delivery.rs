@@ -4,11 +4,9 @@
 //! it. The source keeps each request that it takes, and each epoch begins with the kept ones. A
 //! reconcile confirms the requests that were taken before it began.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use crate::controller::Request;
@@ -100,9 +98,8 @@ impl Taken {
         }
     }
 
-    // No change of the numbers can panic half-way, so a poisoned lock is still consistent.
     fn numbers(&self) -> MutexGuard<'_, Numbers> {
-        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.numbers.lock()
     }
 }
 
@@ -123,7 +120,7 @@ impl Deliveries {
     }
 
     fn sources(&self) -> MutexGuard<'_, Vec<Arc<Taken>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -3,11 +3,12 @@
 use std::{
     mem,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{mpsc, watch};
 
 use crate::{
@@ -167,7 +168,7 @@ impl InputStatuses {
     }
 
     fn rows(&self) -> MutexGuard<'_, Vec<InputStatus>> {
-        self.rows.lock().unwrap_or_else(PoisonError::into_inner)
+        self.rows.lock()
     }
 
     fn report(&self, rows: &[InputStatus]) {

@@ -9,10 +9,11 @@ mod target;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
@@ -22,6 +23,7 @@ use self::{
 
 use crate::{
     controller::{Context, Request},
+    duration::doubled,
     kind::TypeRef,
     manager::{Write, WriteObserver},
 };
@@ -134,9 +136,8 @@ impl UnconfirmedWrites {
         }
     }
 
-    // No change of the state can panic half-way, so a poisoned lock is still consistent.
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -166,7 +167,7 @@ impl Reconciling {
         let served = primary.and_then(|primary| context.served(primary));
         let primary = served.map(|served| Target::of_request(&self.request, &served));
         if let Err(why) = writes.confirm(primary, context).await {
-            let after = FIRST_PAUSE.saturating_mul(1 << writes.waits.min(16)).min(LONGEST_PAUSE);
+            let after = doubled(FIRST_PAUSE, writes.waits, LONGEST_PAUSE);
             writes.waits = writes.waits.saturating_add(1);
             return Err(Behind { why, after });
         }

@@ -130,7 +130,7 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
                 let mut subscription = model.subscribe();
                 let mut view = View::default();
                 view.see_what_is_there(&mut subscription);
-                late.lock().unwrap().push((subscription, view));
+                late.lock().push((subscription, view));
             })
         };
         let writer = {
@@ -147,7 +147,7 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
         let after = {
             let model = model.clone();
             move || {
-                let mut all = std::mem::take(&mut *late.lock().unwrap());
+                let mut all = std::mem::take(&mut *late.lock());
                 all.push((first, View::default()));
                 for (mut subscription, mut view) in all {
                     view.see_what_is_there(&mut subscription);
@@ -224,7 +224,7 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
         let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
         let joins = {
             let joined = joined.clone();
-            model.act(move |model| *joined.lock().unwrap() = Some(model.subscribe()))
+            model.act(move |model| *joined.lock() = Some(model.subscribe()))
         };
         // The task ends if the informer is stopped, and stays alive otherwise.
         let going: Arc<Mutex<Option<Ending>>> = Arc::default();
@@ -241,7 +241,7 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
                 });
                 match stopped {
                     true => drop(ending),
-                    false => *going.lock().unwrap() = Some(ending),
+                    false => *going.lock() = Some(ending),
                 }
             })
         };
@@ -249,7 +249,7 @@ fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
         let after = {
             let model = model.clone();
             move || {
-                let subscription = joined.lock().unwrap().take().unwrap();
+                let subscription = joined.lock().take().unwrap();
                 let its = subscription.informer();
                 assert_eq!(its.closed(), None, "it is open");
                 assert!(Arc::ptr_eq(&its, &model.informer().unwrap()), "it is in the set");
@@ -286,7 +286,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
         let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
         let joins = {
             let joined = joined.clone();
-            model.act(move |model| *joined.lock().unwrap() = Some(model.subscribe()))
+            model.act(move |model| *joined.lock() = Some(model.subscribe()))
         };
         let gone = model.act(|model| model.set.type_gone(&model.key.identity));
         let down = model.act(|model| {
@@ -309,7 +309,7 @@ fn a_type_that_goes_ends_its_informer_and_a_shut_down_set_starts_none() {
                 assert_eq!(*informer.progress().borrow(), Progress::Ended(reason.clone()));
                 let mut first = first;
                 assert_eq!(first.next().now_or_never().unwrap().unwrap_err(), reason);
-                let mut second = joined.lock().unwrap().take().unwrap();
+                let mut second = joined.lock().take().unwrap();
                 let end = second.next().now_or_never().unwrap().unwrap_err();
                 assert_eq!(Some(end), second.informer().closed());
                 assert_eq!(informer.closed(), Some(reason), "the first reason stands");

@@ -9,7 +9,7 @@ use std::{
     mem,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Waker, ready},
 };
 
@@ -18,6 +18,7 @@ use futures::future::BoxFuture;
 use http::{Response, StatusCode};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use kube::client::Body;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{BoxError, Fence, FenceClosed, Passage};
 
@@ -97,7 +98,7 @@ impl Slot {
     // No change under this lock can panic half-way, so the state behind a poisoned lock is still
     // consistent.
     fn lock(&self) -> MutexGuard<'_, Phase> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,11 +1,9 @@
 //! Outbox: pending Events of one runnable. Queueing never blocks, so an API server that accepts no
 //! Events delays no reconcile.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::VecDeque, sync::Arc};
 
+use parking_lot::{Mutex, MutexGuard};
 /// Queue of pending Events; Events that do not fit are dropped. Clones share it.
 #[derive(Debug)]
 pub(super) struct Outbox<T>(Arc<Mutex<State<T>>>);
@@ -51,9 +49,8 @@ impl<T> Outbox<T> {
         Delivery(Some(self.clone()))
     }
 
-    // No change of the state can panic half-way.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -26,7 +26,7 @@ impl Sent {
                 let body = request.into_body().collect().await.unwrap().to_bytes();
                 let event: Value = serde_json::from_slice(&body).unwrap();
                 let number = {
-                    let mut all = sent.0.lock().unwrap();
+                    let mut all = sent.0.lock();
                     all.push((method, event["message"].as_str().unwrap().to_owned()));
                     all.len()
                 };
@@ -42,7 +42,7 @@ impl Sent {
     }
 
     fn messages(&self) -> Vec<String> {
-        self.0.lock().unwrap().iter().map(|(_, message)| message.clone()).collect()
+        self.0.lock().iter().map(|(_, message)| message.clone()).collect()
     }
 }
 
@@ -119,7 +119,7 @@ async fn memory_is_bounded() {
         note(&memory, &index.to_string(), "bad");
     }
 
-    assert!(memory.subjects.lock().unwrap().len() <= SUBJECTS);
+    assert!(memory.subjects.lock().len() <= SUBJECTS);
 }
 
 #[test]
@@ -138,7 +138,7 @@ async fn what_is_told_of_one_object_is_written_in_its_order() {
     }
     end(&context, StopReason::Cancelled).await;
 
-    let written = sent.0.lock().unwrap().clone();
+    let written = sent.0.lock().clone();
     let expected = [(Method::POST, "one"), (Method::POST, "two"), (Method::PATCH, "one")];
     assert_eq!(written, expected.map(|(method, message)| (method, message.to_owned())));
 }
@@ -236,7 +236,7 @@ fn a_failure_is_news_once_for_each_cause() {
     for number in 0..100 {
         memory.is_news(&number.to_string());
     }
-    assert_eq!(memory.causes.lock().unwrap().len(), CAUSES);
+    assert_eq!(memory.causes.lock().len(), CAUSES);
 }
 
 fn waiting() -> Entry {

@@ -1,14 +1,10 @@
 //! Processes and files of a control plane.
 
-use std::{
-    path::PathBuf,
-    process,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{path::PathBuf, process, time::Duration};
 
 use http::Request;
 use kube::{Client, Config};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::ControlPlaneOptions;
 use crate::testing::{
@@ -198,11 +194,11 @@ impl Cluster {
     }
 
     pub(super) fn processes(&self) -> MutexGuard<'_, Vec<Process>> {
-        self.processes.lock().unwrap_or_else(PoisonError::into_inner)
+        self.processes.lock()
     }
 
     fn supervisor(&self) -> MutexGuard<'_, Supervisor> {
-        self.supervisor.lock().unwrap_or_else(PoisonError::into_inner)
+        self.supervisor.lock()
     }
 }
 

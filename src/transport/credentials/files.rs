@@ -1,15 +1,11 @@
 //! Tokens and client certificates in files, which rotators replace.
 
-use std::{
-    fs,
-    path::PathBuf,
-    sync::{Mutex, PoisonError},
-    time::Duration,
-};
+use std::{fs, path::PathBuf, time::Duration};
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::future::BoxFuture;
 use kube::config::AuthInfo;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
@@ -88,7 +84,7 @@ impl Files {
         if user.client_certificate_data.is_none() && user.client_key_data.is_none() {
             return Ok(None);
         }
-        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut parsed = self.parsed.lock();
         if let Some((of, certificate)) = &*parsed
             && *of == contents
         {

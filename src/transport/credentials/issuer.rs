@@ -1,13 +1,11 @@
 //! Issuer: keeps the current credential of one source and renews it, with one run of the source at
 //! a time.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::future::BoxFuture;
 use hyper::rt::Executor;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -151,7 +149,7 @@ impl Issuer {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -211,7 +209,7 @@ mod tests {
 
     impl Script {
         fn answer(&self, answer: Result<Issued, Error>) {
-            *self.0.answers.lock().unwrap() = Some(answer);
+            *self.0.answers.lock() = Some(answer);
             self.0.answered.notify_one();
         }
 
@@ -225,7 +223,7 @@ mod tests {
             self.0.runs.fetch_add(1, Ordering::SeqCst);
             Box::pin(async {
                 loop {
-                    if let Some(answer) = self.0.answers.lock().unwrap().take() {
+                    if let Some(answer) = self.0.answers.lock().take() {
                         return answer;
                     }
                     self.0.answered.notified().await;

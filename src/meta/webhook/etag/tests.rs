@@ -232,7 +232,7 @@ async fn scene(
             }
             let request = String::from_utf8(request).unwrap();
             let tag = request.lines().find_map(|line| line.strip_prefix("if-none-match: "));
-            seen.lock().unwrap().push(tag.map(str::to_owned));
+            seen.lock().push(tag.map(str::to_owned));
             stream.write_all(answer(tag).as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
         }
@@ -249,7 +249,7 @@ impl Scene {
 
     /// Returns the tag that the last request named.
     fn named(&self) -> Option<String> {
-        self.named.lock().unwrap().last().cloned().flatten()
+        self.named.lock().last().cloned().flatten()
     }
 }
 
@@ -274,7 +274,7 @@ fn tagged(body: &str, named: Option<&str>) -> String {
 async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
     let text = Arc::new(Mutex::new("one"));
     let said = Arc::clone(&text);
-    let answer = move |named: Option<&str>| tagged(*said.lock().unwrap(), named);
+    let answer = move |named: Option<&str>| tagged(*said.lock(), named);
     let scene = scene(EtagRule::default(), answer).await;
 
     for (now, named) in [
@@ -283,7 +283,7 @@ async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
         ("two", Some("\"one\"")),
         ("two", Some("\"two\"")),
     ] {
-        *text.lock().unwrap() = now;
+        *text.lock() = now;
 
         assert_eq!(scene.ask("a", "u").await.as_deref(), Ok(now));
         assert_eq!(scene.named().as_deref(), named);
@@ -373,7 +373,7 @@ async fn the_sweeping_ends_when_the_hook_is_released() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(10)) };
     let scene = scene(rule, |named| tagged("one", named)).await;
     scene.ask("a", "u").await.unwrap();
-    let tracker = scene.hook.connections.lock().unwrap().as_ref().unwrap().tasks.tracker.clone();
+    let tracker = scene.hook.connections.lock().as_ref().unwrap().tasks.tracker.clone();
     assert!(!tracker.is_empty());
 
     scene.hook.release().await;
