@@ -93,10 +93,11 @@
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
-//! Rooms 1 to 5 import only rooms with a lower number; `tests/architecture.rs` checks it. The front
-//! door of a room is the file of its name. Every room may use [`kind`], `src/duration.rs` (durations in
-//! Go's notation), `src/redaction.rs` (errors that leave the process), `src/guard.rs` (panics of user
-//! code) and `src/owner_gauge.rs` (gauges of tasks and timers per owner).
+//! Rooms are layers: rooms 1 to 5 import only rooms with a lower number, which `tests/architecture.rs`
+//! checks. Each room starts at the file of its name. Every room may use [`kind`], `src/duration.rs`
+//! (durations in Go's notation, back-offs), `src/redaction.rs` (errors that leave the process),
+//! `src/guard.rs` (panics of user code), `src/token_bucket.rs` (rates) and `src/owner_gauge.rs` (gauges
+//! of tasks and timers per owner).
 //!
 //! # Walk of one event
 //!
@@ -127,8 +128,8 @@
 //!       (`src/meta/merge.rs`);
 //!    6. it executes the plan (`src/meta/composite/apply.rs::execute`), and writes the status of the
 //!       parent (`src/meta/composite/parent_status.rs::write_status`).
-//! 9. The fence of the epoch admits each request and owns it until its answer has been read
-//!    (`src/manager/fence.rs`, `src/manager/fence/exchange.rs`).
+//! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
+//!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
 //!     (`src/controller/run/outcome.rs`, `src/controller/run.rs::settle`).
 //!
@@ -148,8 +149,9 @@
 //!    subscriptions.
 //! 7. The propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
-//! 8. The manager waits until nothing of the epoch is left (`src/manager/run.rs::drive`), closes the
-//!    fence at the end of the grace (`src/manager/owner/effect.rs::grace_over`), and announces done
+//! 8. The run waits until nothing of the epoch is left, and closes the fence
+//!    (`src/manager/run.rs::drive`, `src/manager/epoch.rs::drain`). At the end of the grace the manager
+//!    closes it in any case (`src/manager/owner/effect.rs::grace_over`). Then it announces done
 //!    (`src/manager/owner/effect.rs::done`).
 //! 9. The controller waits for the type again. The next epoch starts as this one did
 //!    (`src/manager/owner/effect.rs::start`).
@@ -158,25 +160,27 @@
 //!
 //! | mechanism | place |
 //! |---|---|
-//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::is_proven_absent` |
+//! | absence of a type is decided | `src/discovery/catalog/judgement.rs::at` |
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
-//! | epoch is stopped: execution | `src/controller/run.rs::stop`, then `src/manager/run.rs::drive` |
-//! | writes are fenced | `src/manager/fence.rs::client` |
-//! | watch is resumed or listed again | `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
+//! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run.rs::stop`, then `src/manager/run.rs::drive` |
+//! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
+//! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
-//! | queue orders requests | `src/controller/queue/core.rs::pop` |
+//! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run.rs::settle` |
 //! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
-//! | children are compared | `src/meta/children.rs::step`, by `src/meta/merge.rs::apply` |
-//! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status` |
+//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook.rs::read_body` |
+//! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
+//! | children are written | `src/meta/composite/apply.rs::execute`, the requests in `src/meta/resource.rs` |
+//! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
 //! | status of a CompositeController is written | `src/meta/supervisor/own_status.rs::write_status`, its conditions `src/meta/status.rs` |
-//! | Event is deduplicated | `src/meta/recorder.rs::note` |
+//! | Event is deduplicated and limited | `src/meta/recorder.rs::count_and_limit` |
 //! | specification of a CompositeController is validated | `src/meta/definition.rs::parse` |
 //! | error is redacted | `src/redaction.rs::error` |
 //! | panic of user code is caught | `src/guard.rs` |
-//! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs` |
+//! | command line reads its flags | `src/cli.rs::read`; flags of `run` in `src/cli/run.rs` and `src/cli/instance.rs`, those of Metacontroller in `src/cli/metacontroller.rs::explain` |
 //!
 //! # Reading order
 //!

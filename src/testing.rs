@@ -16,7 +16,7 @@
 //! scope.install_crd(&widgets).await?;
 //! scope.wait_established(&widgets).await?;
 //!
-//! // Somebody whom RBAC and the audit log can tell apart.
+//! // User that RBAC and the audit log can tell apart.
 //! let mark = plane.audit()?.mark()?;
 //! let alice = plane.client_as("alice", &[])?;
 //! # drop((mark, alice));

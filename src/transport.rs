@@ -142,7 +142,7 @@ impl Transport {
         &self.user_agent
     }
 
-    /// How many connections are open or being opened.
+    /// Number of connections that are open or being opened.
     pub fn connections(&self) -> usize {
         self.pool.connections()
     }

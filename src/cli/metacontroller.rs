@@ -113,7 +113,11 @@ impl MetacontrollerArgs {
         [
             (self.cache_flush_interval.is_some(), "--cache-flush-interval", flushes),
             (self.zap_log_level.is_some(), "--zap-log-level", LEVEL),
-            (self.zap_devel.is_some(), "--zap-devel", "true: as --log-level=debug, unless given"),
+            (
+                self.zap_devel.is_some(),
+                "--zap-devel",
+                "true sets the log level to debug, unless --log-level is given",
+            ),
             (self.zap_encoder.is_some(), "--zap-encoder", FORMAT),
             (
                 self.zap_stacktrace_level.is_some(),

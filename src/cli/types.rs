@@ -100,7 +100,8 @@ fn render(rows: &[TypeRow], now: Timestamp) -> String {
     table.render()
 }
 
-#[cfg(all(test, feature = "testing"))]
+#[cfg(test)]
+#[cfg(feature = "testing")]
 mod tests {
     use pilotlight::testing::{
         CrdBuilder,

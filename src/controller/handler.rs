@@ -33,7 +33,9 @@ pub type MapFn = Arc<dyn Fn(&Object) -> Vec<Request> + Send + Sync>;
 pub type DeltaFn = Arc<dyn Fn(&Delta, &mut Enqueue<'_>) + Send + Sync>;
 
 /// Function that adds requests when an input has synced.
-pub(super) struct OnSynced(pub(super) Held<Box<dyn Fn(&mut Enqueue<'_>) + Send + Sync>>);
+pub(super) struct OnSynced(pub(super) Held<Box<SyncedFn>>);
+
+type SyncedFn = dyn Fn(&mut Enqueue<'_>) + Send + Sync;
 
 impl std::fmt::Debug for OnSynced {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -428,7 +428,7 @@ impl Run {
     }
 
     fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
-        self.streak.failed(Instant::now());
+        self.streak.failed(key, Instant::now());
         if self.last_error.failed(key, last, Instant::now()) {
             let message = format!("{key}: {error}");
             self.epoch.report(|report| report.last_error = Some(message));
@@ -437,20 +437,20 @@ impl Run {
 
     /// Clears the error of a request, and ends the failure streak.
     fn succeeded(&mut self, key: &Request) {
-        self.end_streak();
+        let was_reported = self.streak.succeeded();
+        self.streak_ended(was_reported);
         self.clear_error(key);
     }
 
     /// Clears the error of a request whose object is gone.
     fn gone(&mut self, key: &Request) {
+        let was_reported = self.streak.gone(key);
+        self.streak_ended(was_reported);
         self.clear_error(key);
-        if !self.last_error.is_shown() {
-            self.end_streak();
-        }
     }
 
-    fn end_streak(&mut self) {
-        if self.streak.succeeded() {
+    fn streak_ended(&self, was_reported: bool) {
+        if was_reported {
             info!("reconciles no longer fail");
             self.epoch.report(|report| report.failing = false);
         }

@@ -196,13 +196,13 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
                 (404, _) => verdict(again, Pace::Quick, Cause::NotFound),
                 (403, _) => verdict(again, Pace::Forbidden, Cause::Forbidden),
                 (401, _) => verdict(again, Pace::Slow, Cause::Unauthorized),
-                // Lists report it with 500. The watch cache reports it with 429 while it cannot be
+                // Lists report a failed conversion with 500. The watch cache reports it with 429 while it cannot be
                 // filled, which does not end within milliseconds.
                 (429 | 500.., _) if message.contains(CONVERSION) => {
                     verdict(again, Pace::Slow, Cause::Conversion)
                 }
-                // Watch cache of a type that is just being served. It needs a hundredth of the
-                // Retry-After of one second.
+                // Watch cache of a type that is just being served. It is ready after
+                // about 10 ms, although Retry-After says 1 s.
                 (429, _) if message.contains("(re)initializing") => {
                     verdict(again, Pace::Quick, Cause::Initializing)
                 }

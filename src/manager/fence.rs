@@ -136,7 +136,7 @@ impl Fence {
         id
     }
 
-    /// Gives up an exchange that has ended or whose content has been dropped.
+    /// Forgets an exchange that has ended or whose content has been dropped.
     fn forget(&self, id: u64) {
         // Only `released` waits for this, and only on a closed fence.
         self.state.send_if_modified(|state| {

@@ -249,7 +249,7 @@ impl Lifecycle {
             State::Live { basis, .. } => match &self.verdict {
                 Verdict::Met(met) if met == basis => Vec::new(),
                 Verdict::Met(_) | Verdict::Unmet(_) => self.stop(StopReason::TypeGone, now),
-                // Absence needs proof.
+                // Unknown does not prove absence: the epoch continues.
                 Verdict::Unknown(_) => Vec::new(),
             },
             State::Stopping { .. } | State::Stopped => Vec::new(),

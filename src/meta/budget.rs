@@ -7,9 +7,9 @@
 //! the rest when the sync drops the answer.
 //!
 //! Answers that are kept by their ETag have a second budget of half the size, so that a kept answer
-//! never delays one that is being read. So have requests: a request of more than 64 KiB reserves its
-//! length before it is put together, and gives it back when it has been sent. No request is refused:
-//! one that is longer than the share of its controller takes all of the share.
+//! never delays one that is being read. Requests have a third budget of the same size: a request of more
+//! than 64 KiB reserves its length before it is built, until it has been sent. No request is refused: a
+//! request that is longer than the share of its controller reserves the whole share.
 
 use std::{
     collections::BTreeMap,

@@ -47,7 +47,7 @@ use crate::{
 
 /// Number of failures in a row after which a conflict or a cache that lags behind counts as an
 /// error.
-const PATIENCE: u32 = 5;
+const CONFLICTS_BEFORE_ERROR: u32 = 5;
 
 /// Time after the grace in which a hook may release its resources. Shorter than the time after which
 /// an epoch counts as stuck.
@@ -336,7 +336,7 @@ impl SyncError {
     /// failure that is reported.
     fn after(self, failures: u32) -> Self {
         match self {
-            Self::Behind(message) if failures >= PATIENCE => Self::Failed(message),
+            Self::Behind(message) if failures >= CONFLICTS_BEFORE_ERROR => Self::Failed(message),
             Self::Cancelled
             | Self::Busy(_)
             | Self::Behind(_)
@@ -506,7 +506,7 @@ impl Composite {
             &groups,
             &observed,
         );
-        // Given back when it has been sent.
+        // The reservation is released after the request was sent.
         let request = match room {
             Some(room) => room.hold_all(request),
             None => request.into(),

@@ -216,8 +216,7 @@ mod tests {
         leaf.prop_recursive(3, 12, 3, |inner| {
             prop_oneof![
                 prop::collection::vec(inner.clone(), 0..3).prop_map(Value::from),
-                prop::collection::btree_map("[ab]", inner, 0..3)
-                    .prop_map(|fields| Value::from_iter(fields)),
+                prop::collection::btree_map("[ab]", inner, 0..3).prop_map(Value::from_iter),
             ]
         })
     }

@@ -185,7 +185,7 @@ pub(crate) async fn call<'a>(
         () = token.cancelled() => Err(HookError::Cancelled),
         answer = hook.call_about(&parent.key, &parent.uid, request) => answer,
     };
-    // An abandoned call is answered as well: hooks are called again, so no write is unconfirmed.
+    // An abandoned call counts as answered: a hook call is repeated, so its outcome is not needed.
     passage.answered();
     match answer {
         Ok(answer) => Ok((answer, counted)),

@@ -153,7 +153,8 @@ impl EventRecorder {
         message: &str,
     ) {
         let now = Timestamp::now();
-        let Some(write) = self.memory.note(subject, severity, reason, message, now) else {
+        let Some(write) = self.memory.count_and_limit(subject, severity, reason, message, now)
+        else {
             return;
         };
         let entry = Entry { subject: subject.clone(), severity, reason, write };
@@ -220,7 +221,7 @@ impl Memory {
     }
 
     /// Counts an Event; returns the write, unless the object is over the rate limit.
-    fn note(
+    fn count_and_limit(
         &self,
         subject: &Subject,
         severity: Severity,

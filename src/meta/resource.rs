@@ -32,7 +32,7 @@ const FIELD_MANAGER: &str = "metacontroller";
 pub(crate) struct Stored {
     #[serde(default)]
     metadata: StoredMetadata,
-    /// Its status.
+    /// Fingerprint of the stored status.
     #[serde(default)]
     pub(crate) status: Option<Fingerprint>,
 }

@@ -18,7 +18,7 @@ pub enum Error {
     ServerName {
         /// Name as configured.
         name: String,
-        /// What is wrong with it.
+        /// Description of the problem.
         message: String,
     },
     /// The proxy's scheme is not supported; name a proxy of http:// or https:// in `proxy-url` or

@@ -24,7 +24,7 @@ async fn an_unusable_answer_deletes_nothing_and_is_told() {
         (json!("null"), "hook answer is unusable"),
         (json!("{\"children\":["), "EOF"),
         (json!({"children": "x"}), "children: "),
-        (json!({"children": [good(), null]}), "children[1]: is null"),
+        (json!({"children": [good(), null]}), "children[1]: must be an object, not null"),
         (json!({"children": [good(), nameless]}), "children[1].metadata.name: is required"),
         (json!({"children": [good(), wrong_kind]}), "children[1]: Secret of v1 is not declared"),
         (json!({"children": [good(), good()]}), "children[1]: ConfigMap"),

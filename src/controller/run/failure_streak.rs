@@ -1,8 +1,10 @@
 //! Streak of failed reconciles without one that succeeded: a decision without I/O.
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use tokio::time::Instant;
+
+use crate::controller::Request;
 
 /// Duration of a failure streak after which the controller is not ready, one minute.
 pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
@@ -11,13 +13,24 @@ pub(in crate::controller) const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(in crate::controller) struct FailureStreak {
     since: Option<Instant>,
+    requests: HashSet<Request>,
     reported: bool,
 }
 
 impl FailureStreak {
     /// Records that a reconcile failed.
-    pub(in crate::controller) fn failed(&mut self, now: Instant) {
+    pub(in crate::controller) fn failed(&mut self, key: &Request, now: Instant) {
         self.since.get_or_insert(now);
+        if !self.requests.contains(key) {
+            self.requests.insert(key.clone());
+        }
+    }
+
+    /// Records that the object of a request is gone, which ends the streak only if no other request
+    /// failed. Returns whether an ended streak had been reported.
+    pub(in crate::controller) fn gone(&mut self, key: &Request) -> bool {
+        self.requests.remove(key);
+        self.requests.is_empty() && self.succeeded()
     }
 
     /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
@@ -45,22 +58,36 @@ mod tests {
     #[test]
     fn a_streak_is_due_a_minute_after_its_first_failure_and_ends_with_a_success() {
         let (mut streak, begin) = (FailureStreak::default(), Instant::now());
+        let a = Request::cluster("a");
         assert_eq!(streak.due(), None);
 
-        streak.failed(begin);
-        streak.failed(begin + LIMIT / 2);
+        streak.failed(&a, begin);
+        streak.failed(&a, begin + LIMIT / 2);
         assert_eq!(streak.due(), Some(begin + LIMIT));
         assert!(!streak.succeeded(), "it was not reported");
         assert_eq!(streak.due(), None);
 
         let again = begin + LIMIT;
-        streak.failed(again);
+        streak.failed(&a, again);
         assert_eq!(streak.due(), Some(again + LIMIT), "the streak before does not count");
         streak.report();
         assert_eq!(streak.due(), None, "it is reported once");
-        streak.failed(again + 2 * LIMIT);
+        streak.failed(&a, again + 2 * LIMIT);
         assert_eq!(streak.due(), None);
         assert!(streak.succeeded());
         assert!(!streak.succeeded());
+    }
+
+    #[test]
+    fn a_deleted_object_ends_the_streak_only_if_no_other_request_failed() {
+        let (mut streak, begin) = (FailureStreak::default(), Instant::now());
+        let [a, b] = ["a", "b"].map(Request::cluster);
+        streak.failed(&a, begin);
+        streak.failed(&b, begin);
+        streak.report();
+
+        assert!(!streak.gone(&a));
+        assert!(streak.gone(&b));
+        assert_eq!(streak.due(), None);
     }
 }

@@ -42,11 +42,6 @@ impl LastError {
     pub(in crate::controller) fn succeeded(&mut self, key: &Request) -> bool {
         self.request.take_if(|request| request == key).is_some()
     }
-
-    /// Returns whether an error is shown.
-    pub(in crate::controller) fn is_shown(&self) -> bool {
-        self.request.is_some()
-    }
 }
 
 #[cfg(test)]
@@ -67,6 +62,6 @@ mod tests {
 
         assert!(!last.succeeded(&a));
         assert!(last.succeeded(&b));
-        assert!(!last.is_shown() && !last.succeeded(&b));
+        assert!(!last.succeeded(&b), "no error is shown");
     }
 }

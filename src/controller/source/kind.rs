@@ -57,8 +57,8 @@ pub(in crate::controller) struct Filter {
 pub(in crate::controller) enum Mapping {
     /// Handler of the user.
     Handler(Held<Handler>),
-    /// The owner, of the type that the controller is for. What its kind is shows only when it is
-    /// served.
+    /// Request for the owner, which is of the primary type. The kind of that type is known only
+    /// while it is served.
     OwnerOf { primary: TypeRef, only_controller: bool },
 }
 

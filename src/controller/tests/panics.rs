@@ -240,7 +240,7 @@ async fn try_seam(seam: Seam) {
     if dropped {
         harness.state(ControllerState::Running).await;
     } else {
-        harness.until(|status| is_named(status)).await;
+        harness.until(is_named).await;
         let source = matches!(
             seam,
             Seam::Condition

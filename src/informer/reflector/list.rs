@@ -616,7 +616,7 @@ mod tests {
         let rest = slow.open();
         rest.text(r#"{"metadata":{"resourceVersion":"10"},"#);
         for other in &others {
-            // One byte in each second keeps a place.
+            // A byte in each second keeps the slot.
             for _ in 0..200 {
                 open.text(" ");
                 tokio::time::sleep(Duration::from_secs(1)).await;

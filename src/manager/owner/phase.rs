@@ -70,8 +70,8 @@ impl Owner {
                             self.step(id, Input::Allowed(true));
                         }
                     }
-                    // A runnable that waits for its condition delays no group. A runnable that is
-                    // starting does only in the groups that later ones rely on.
+                    // A runnable that waits for its condition delays no group. A starting runnable
+                    // delays later groups only up to the group of caches, on which they rely.
                     if *group <= RunnableGroup::Caches && !self.starting(*group).is_empty() {
                         return;
                     }

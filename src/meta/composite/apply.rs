@@ -1,7 +1,7 @@
 //! Executes the plan for the children of one parent.
 
 use super::{
-    Composite, PATIENCE, SyncError, dry_run_create,
+    CONFLICTS_BEFORE_ERROR, Composite, SyncError, dry_run_create,
     dry_run_update::{DryRunUpdate, dry_run_update},
 };
 use crate::{
@@ -70,7 +70,7 @@ impl Composite {
                             return Err(SyncError::Throttled { message, after });
                         }
                         // A cache that never catches up must not block a replacement for ever.
-                        DryRunUpdate::Conflict if context.attempt() < PATIENCE => {
+                        DryRunUpdate::Conflict if context.attempt() < CONFLICTS_BEFORE_ERROR => {
                             behind = Some(format!("comparing {what}: the cache is behind"));
                             continue;
                         }
@@ -118,7 +118,7 @@ impl Composite {
                 let error = SyncError::of_write(&doing, &error);
                 // The request for the other writer's name is only worth it once the error is
                 // reported.
-                if context.attempt() < PATIENCE {
+                if context.attempt() < CONFLICTS_BEFORE_ERROR {
                     error
                 } else {
                     with_other_writer(error, &resource, key).await

@@ -44,7 +44,8 @@ impl Composite {
         {
             return Ok(());
         }
-        // A hook that says something else each time would be asked again by its own status.
+        // If each answer has another status, each write of it triggers the next sync. The limit ends
+        // that loop.
         if !self.parents.writes.may_write(&parent.key, STATUS) {
             return Ok(());
         }

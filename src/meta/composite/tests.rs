@@ -85,7 +85,7 @@ async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
     assert_eq!(hook.released.load(Ordering::SeqCst), 1);
 }
 
-/// A hook that never lets go.
+/// Hook whose release never resolves.
 struct Clinging;
 
 impl Hook for Clinging {
@@ -132,10 +132,10 @@ async fn a_hook_that_never_lets_go_delays_done_until_the_grace_is_over_and_is_re
 fn a_cache_that_never_catches_up_becomes_an_error() {
     let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
 
-    for failures in 0..PATIENCE {
+    for failures in 0..CONFLICTS_BEFORE_ERROR {
         assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
     }
-    for failures in [PATIENCE, PATIENCE + 1, u32::MAX] {
+    for failures in [CONFLICTS_BEFORE_ERROR, CONFLICTS_BEFORE_ERROR + 1, u32::MAX] {
         let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
         assert!(message.contains("the cache is behind"), "{message}");
         assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));

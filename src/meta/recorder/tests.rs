@@ -71,7 +71,7 @@ fn subject(uid: &str) -> Subject {
 
 fn note(memory: &Memory, uid: &str, message: &str) -> Option<Write> {
     let now = Timestamp::now();
-    memory.note(&subject(uid), Severity::Warning, "SyncError", message, now)
+    memory.count_and_limit(&subject(uid), Severity::Warning, "SyncError", message, now)
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp, fmt::rfc2822};
 
-/// The longest that a hook may ask for.
+/// Longest wait that a hook may ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
-/// The wait of a hook that asks for none that is understood.
+/// Wait of a busy hook whose `Retry-After` is missing or cannot be parsed.
 const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
-/// The shortest wait: a hook that asks for 0 s is not asked in a hot loop.
+/// Shortest wait, so that a hook which asks for 0 s is not called in a hot loop.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
-/// How long a hook wants to be left alone: seconds, or until a date.
+/// Parses `Retry-After`: seconds, or a date.
 pub(super) fn retry_after(value: Option<&str>, now: Timestamp) -> Duration {
     let Some(value) = value.map(str::trim) else { return DEFAULT_RETRY_AFTER };
     let number = |text: &str| {

@@ -11,7 +11,7 @@ use super::{Action, Faults, Reply, Rule, RuleId, Verb, random::Sequence};
 pub struct Profile {
     /// Number of rules; 10.
     pub rules: usize,
-    /// Range of the request number: each rule acts on one of its first so many matches; 20.
+    /// Each rule acts on one of its first `within` matches; 20.
     pub within: usize,
     /// Kinds of faults.
     pub faults: Vec<Fault>,

@@ -253,7 +253,7 @@ const UNOWNED: [&str; 11] = [
     "clusterName",
 ];
 
-/// Paths that can be owned: values, and maps beside their members.
+/// Paths that can be owned: values, and each map in addition to its members.
 fn members(object: &Value) -> Set {
     let mut found = Set::new();
     for (name, value) in object.as_object().into_iter().flatten() {
