@@ -217,6 +217,16 @@ pub enum VersionOrder {
     Opaque,
 }
 
+impl VersionOrder {
+    /// Returns whether one resourceVersion is older than another; false if they cannot be compared.
+    pub(crate) fn is_older(self, version: &str, than: &str) -> bool {
+        match (self, version.parse::<u64>(), than.parse::<u64>()) {
+            (Self::Comparable, Ok(version), Ok(than)) => version < than,
+            (Self::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
+        }
+    }
+}
+
 /// Type that the server serves now, at one version: its identity, names and subresources.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServedType {

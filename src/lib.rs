@@ -96,7 +96,7 @@
 //! Rooms are layers: rooms 1 to 5 import only rooms with a lower number, which `tests/architecture.rs`
 //! checks. Each room starts at the file of its name. Every room may use [`kind`], `src/duration.rs`
 //! (durations in Go's notation, back-offs), `src/redaction.rs` (errors that leave the process),
-//! `src/guard.rs` (panics of user code), `src/token_bucket.rs` (rates) and `src/owner_gauge.rs` (gauges
+//! `src/guard.rs` (panics of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges
 //! of tasks and timers per owner).
 //!
 //! # Walk of one event
@@ -211,6 +211,7 @@ pub mod duration;
 pub mod redaction;
 
 mod guard;
+mod list_page;
 mod owner_gauge;
 mod token_bucket;
 

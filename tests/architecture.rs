@@ -6,13 +6,14 @@ use std::{
 };
 
 /// Each room with what it may import besides itself.
-const ROOMS: [(&str, &[&str]); 14] = [
+const ROOMS: [(&str, &[&str]); 15] = [
     ("kind", &[]),
     ("duration", &[]),
     ("redaction", &[]),
     ("guard", &["redaction"]),
     ("owner_gauge", &[]),
     ("token_bucket", &[]),
+    ("list_page", &[]),
     ("signals", &[]),
     ("discovery", &BELOW),
     ("manager", &["discovery", "kind", "duration", "redaction", "guard", "owner_gauge"]),
@@ -56,7 +57,8 @@ const ROOMS: [(&str, &[&str]); 14] = [
 ];
 
 /// Small rooms that every room may use.
-const BELOW: [&str; 6] = ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket"];
+const BELOW: [&str; 7] =
+    ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
 
 fn sources(room: &str) -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");

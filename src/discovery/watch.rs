@@ -14,7 +14,7 @@ use kube::{
     Client,
     core::{Status, WatchEvent},
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
@@ -22,7 +22,7 @@ use super::{
     raw::Raw,
     request::{self, Error},
 };
-use crate::duration::doubled;
+use crate::{duration::doubled, list_page::ListPage};
 
 /// Objects per list page. Schemas make CRDs large, and a page is decoded as a whole.
 const PAGE: usize = 100;
@@ -105,21 +105,6 @@ struct Watch<T: Watched> {
     events: BoxStream<'static, kube::Result<WatchEvent<RawOf<T>>>>,
 }
 
-#[derive(Deserialize)]
-struct Page<R> {
-    #[serde(default)]
-    metadata: PageMetadata,
-    #[serde(default = "Vec::new")]
-    items: Vec<R>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct PageMetadata {
-    resource_version: String,
-    r#continue: Option<String>,
-}
-
 impl<T: Watched> Reader<T> {
     async fn next(&mut self) -> Change<T> {
         loop {
@@ -143,18 +128,20 @@ impl<T: Watched> Reader<T> {
         let mut from = String::new();
         loop {
             let path = format!("{}?limit={PAGE}{from}", T::PATH);
-            let page: Page<RawOf<T>> =
+            let page: ListPage<RawOf<T>> =
                 match request::get_json(&self.client, &path, "application/json", LIST_DEADLINE)
                     .await
                 {
                     Ok(page) => page,
                     Err(error) => return self.failed(Phase::List, error),
                 };
-            items.extend(page.items.into_iter().map(T::slim));
-            match page.metadata.r#continue.filter(|token| !token.is_empty()) {
-                Some(token) => from = format!("&continue={}", escape(&token)),
+            let next = page.continue_token().map(|token| format!("&continue={}", escape(token)));
+            let resource_version = page.resource_version().to_owned();
+            items.extend(page.items.into_iter().flatten().map(T::slim));
+            match next {
+                Some(next) => from = next,
                 None => {
-                    self.phase = Phase::Open { resource_version: page.metadata.resource_version };
+                    self.phase = Phase::Open { resource_version };
                     return Change::Listed(items);
                 }
             }

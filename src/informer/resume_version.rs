@@ -32,7 +32,7 @@ impl ResumeVersion {
 
     /// Returns whether a version is known to be older than this one.
     pub(super) fn is_past(&self, version: &str) -> bool {
-        is_older(version, &self.version, self.order)
+        self.order.is_older(version, &self.version)
     }
 
     /// Returns whether a list of this version shows that a silent watch from here misses changes.
@@ -54,14 +54,6 @@ impl ResumeVersion {
             self.version = version.into();
         }
         true
-    }
-}
-
-/// Returns whether one version is older than another; false if they cannot be compared.
-pub(super) fn is_older(version: &str, than: &str, order: VersionOrder) -> bool {
-    match (order, version.parse::<u64>(), than.parse::<u64>()) {
-        (VersionOrder::Comparable, Ok(version), Ok(than)) => version < than,
-        (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
     }
 }
 

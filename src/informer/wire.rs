@@ -17,7 +17,7 @@ use super::{
     decode,
     reader::{Room, Whole, WholeReader},
 };
-use crate::{duration::after, redaction};
+use crate::{duration::after, list_page::ListPage, redaction};
 
 /// Maximum size of an error body: a status of a few hundred bytes, or a proxy's error page.
 const ERROR_BODY_MAX: usize = 64 * 1024;
@@ -235,23 +235,7 @@ fn push_parameter(query: &mut String, name: &str, value: &str) {
 }
 
 /// Page of a list. Its items are spans of the page.
-#[derive(Deserialize)]
-pub(super) struct Page<'a> {
-    #[serde(default)]
-    pub(super) metadata: Option<ListMetadata>,
-    #[serde(borrow, default)]
-    pub(super) items: Option<Vec<&'a RawValue>>,
-}
-
-/// List metadata.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ListMetadata {
-    #[serde(default)]
-    pub(super) resource_version: Option<String>,
-    #[serde(default, rename = "continue")]
-    pub(super) token: Option<String>,
-}
+pub(super) type Page<'a> = ListPage<&'a RawValue>;
 
 /// Line of a watch.
 #[derive(Deserialize)]

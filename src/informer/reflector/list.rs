@@ -61,16 +61,15 @@ impl Reflector {
             what: "a page of the list",
             error: error.to_string(),
         })?;
-        let items = page.items.unwrap_or_default();
-        for (index, item) in items.iter().enumerate() {
+        for (index, item) in page.items.iter().flatten().enumerate() {
             self.listed(item.get(), scan);
             if index % BATCH == BATCH - 1 {
                 tokio::task::yield_now().await;
             }
         }
         self.metrics.cached(&self.informer.store);
-        let metadata = page.metadata.unwrap_or_default();
-        Ok((metadata.token.unwrap_or_default(), metadata.resource_version.unwrap_or_default()))
+        let token = page.continue_token().unwrap_or_default().to_owned();
+        Ok((token, page.resource_version().to_owned()))
     }
 
     fn scan(&self) -> Scan {

@@ -12,7 +12,7 @@ use crate::informer::{
     decode,
     metrics::EventKind,
     reader::LineReader,
-    resume_version::{ResumeVersion, is_older},
+    resume_version::ResumeVersion,
     shared_informer::Change,
     wire::{self, Bookmark, Event, Page, error_event},
 };
@@ -170,7 +170,7 @@ impl Reflector {
         let is_stale = self.informer.store.get(&key).is_some_and(|cached| {
             let cached = cached.header();
             let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
-            let newer = is_older(&version, &cached.resource_version, self.order);
+            let newer = self.order.is_older(&version, &cached.resource_version);
             newer || (other && self.is_past(&version))
         });
         if is_stale {
@@ -224,9 +224,9 @@ impl Reflector {
                 let whole = self.wire.page(Some(1), "", budget, &mut slot).await.ok()?;
                 let text = decode::text(&whole.bytes);
                 let page: Page<'_> = serde_json::from_str(&text).ok()?;
-                let version = page.metadata.unwrap_or_default().resource_version?;
-                let contradicted =
-                    self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(&version));
+                let version = page.resource_version();
+                let contradicted = !version.is_empty()
+                    && self.resume_version.as_ref().is_some_and(|it| it.is_contradicted(version));
                 contradicted
                     .then_some(Failure::Suspect("the server's position contradicts the watch"))
             }

@@ -11,7 +11,6 @@ use kube::{
     api::ListParams,
     core::{Request, request},
 };
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::time::timeout;
 
@@ -20,6 +19,7 @@ use crate::{
     controller::{Context, run::input_status::Attached},
     informer::{Object, ObjectKey, Projection},
     kind::{Scope, TypeIdentity, VersionOrder},
+    list_page::ListPage,
     manager::{ask, retry_after},
     redaction,
 };
@@ -46,21 +46,6 @@ pub(super) struct Live {
     unreadable: HashSet<ObjectKey>,
 }
 
-#[derive(Deserialize)]
-struct Page {
-    metadata: PageMetadata,
-    items: Vec<Box<RawValue>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata {
-    #[serde(default)]
-    resource_version: String,
-    #[serde(rename = "continue")]
-    token: Option<String>,
-}
-
 /// Error: the caches could not be shown to include a write.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::controller) enum Unconfirmed {
@@ -79,6 +64,8 @@ pub(in crate::controller) enum ReadError {
     Path(#[from] request::Error),
     #[error("{}", redaction::error(.0))]
     Server(#[from] kube::Error),
+    #[error("the response has no items")]
+    NoList,
     #[error("there was no answer within {DEADLINE:?}")]
     Late(#[from] tokio::time::error::Elapsed),
 }
@@ -148,9 +135,11 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
         if target.name.is_none() {
             request.headers_mut().insert(ACCEPT, METADATA);
         }
-        let page: Page = timeout(DEADLINE, ask(client, request)).await??;
-        live.version = page.metadata.resource_version;
-        for item in page.items {
+        let page: ListPage<Box<RawValue>> = timeout(DEADLINE, ask(client, request)).await??;
+        live.version = page.resource_version().to_owned();
+        parameters.continue_token = page.continue_token().map(str::to_owned);
+        // A response without a list is no proof that objects are gone.
+        for item in page.items.ok_or(ReadError::NoList)? {
             match Object::from_json(item.get(), &cache.served) {
                 Ok(object) if target.includes(object.key()) => {
                     live.objects.insert(object.key().clone(), object);
@@ -159,7 +148,6 @@ async fn live(target: &Target, cache: &Attached, client: &Client) -> Result<Live
                 Err(error) => live.unreadable.extend(error.key),
             }
         }
-        parameters.continue_token = page.metadata.token.filter(|token| !token.is_empty());
         if parameters.continue_token.is_none() {
             return Ok(live);
         }
@@ -234,13 +222,10 @@ impl Live {
         is_same || self.is_newer(&mine.resource_version, &theirs.resource_version)
     }
 
-    /// Returns whether one version is newer than another. Opaque versions and versions that are not
-    /// numbers cannot be compared, and count as not newer: the next comparison decides.
+    /// Returns whether one version is newer than another; if they cannot be compared, the next
+    /// comparison decides.
     fn is_newer(&self, version: &str, than: &str) -> bool {
-        match (self.order, version.parse::<u64>(), than.parse::<u64>()) {
-            (VersionOrder::Comparable, Ok(version), Ok(than)) => version > than,
-            (VersionOrder::Opaque, _, _) | (_, Err(_), _) | (_, _, Err(_)) => false,
-        }
+        self.order.is_older(than, version)
     }
 }
 
