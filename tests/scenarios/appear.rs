@@ -35,35 +35,36 @@ scenarios! {
     1 a_type_that_is_absent_is_waited_for both:
         "Waiting for TypeAbsent, the manager ready; no request about the type";
     2 a_type_that_appears_starts_its_controller both:
-        "Running once the type is established; each object that is there is reconciled once";
+        "Running once the type is established; each existing object is reconciled once";
     3 a_type_that_is_established_late_starts_its_controller_once
         alone("--apiserver-count=3"):
-        "Waiting for NotEstablished through the hold of 5 s of a server with replicas; 404s of a \
-         replica that lags are retried within milliseconds: no status tells of an error, no \
-         failure, no restart, never taken for a removal";
+        "Waiting for NotEstablished during the 5 s in which a server with replicas delays it; \
+         404s of a late replica are retried within milliseconds: no status reports an error, no \
+         failure, no restart, and no 404 counts as a removal";
     4 a_type_whose_names_are_taken_starts_when_they_are_free both:
-        "Waiting for NamesNotAccepted with the conflict's text; starts without a restart when it \
-         is resolved";
+        "Waiting for NamesNotAccepted with the text of the conflict; starts without a restart \
+         when the names are free";
     5 a_type_with_an_invalid_bundle_starts_when_that_is_fixed
         both:
-        "Waiting for InvalidCABundle with the server's message, nothing asked about the type; \
-         starts on the fix";
+        "Waiting for InvalidCABundle with the server's message, and no request for the type; \
+         starts when the bundle is fixed";
     6 a_version_that_is_not_served_is_waited_for both:
-        "Waiting for VersionNotServed, naming the versions that are served; whoever accepts any \
+        "Waiting for VersionNotServed, which names the served versions; a controller of any \
          version runs at once";
     7 a_thousand_types_in_one_burst_start_in_turn
         alone:
-        "1000 (40 on the real server): each starts once and is listed once, in the order in which \
-         they came, 16 at once and no more, so that the last one waits for its turn alone; the \
-         types are judged anew once for a burst of events; no request to discovery";
+        "1000 (40 on the real server): each starts once and is listed once, in the order of \
+         arrival, at most 16 at a time, so that only the queue of lists delays the last one; the \
+         types are evaluated once for a burst of events; no request to discovery";
     8 a_controller_of_three_types_starts_after_the_last both:
-        "starts once, after the last type; if one leaves while it starts, the start is given up \
-         and leaves nothing running";
+        "starts once, after the last type; if a type is removed during the start, the start is \
+         cancelled and leaves nothing running";
     9 an_optional_type_joins_a_running_controller both:
-        "Running and Degraded without the optional type; when it comes one watch is added, \
+        "Running and Degraded without the optional type; when it is installed, one watch is added \
          without a restart";
     10 a_type_that_goes_during_its_first_list_is_given_up both:
-        "the start is given up at once, leaves nothing running, and is Waiting again";
+        "the start is cancelled at once, leaves nothing running, and the controller is Waiting \
+         again";
 }
 
 async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {

@@ -29,9 +29,13 @@ scenarios! {
     29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
         "the type is served, so the controller of that version is Starting, with the reason ConversionFailed and the webhook's error, and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
     30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
-        "the controller goes on over its last cache, marked stale, with the reason ConversionFailed; nothing is purged, stopped or started; what has changed meanwhile is reconciled when the webhook answers";
+        "the controller continues with its last cache, marked stale, with the reason \
+         ConversionFailed; nothing is purged, stopped or started; objects changed meanwhile are \
+         reconciled when the webhook answers";
     31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
-        "its type is Unknown, its controller runs on over the cache and is stale, a new one waits for TypeUnknown; a CRD's type is neither listed nor watched again when it recovers";
+        "its type is Unknown, its controller continues with the cache and is stale, a new \
+         controller waits for TypeUnknown; types of CRDs are neither listed nor watched again on \
+         the recovery";
 }
 
 /// The nearest closed port.

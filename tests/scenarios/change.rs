@@ -26,17 +26,24 @@ use crate::{
 
 scenarios! {
     23 a_schema_edit_is_no_lifecycle_event both:
-        "nothing stops or starts and no status moves; three controllers of the type cost one relist, and reconcile what has changed meanwhile and nothing else";
+        "nothing stops or starts and no status changes; three controllers of the type cost one \
+         relist, and reconcile only the objects that have changed meanwhile";
     24 a_version_that_is_served_no_more_stops_its_controller both:
-        "who asked for it stops and waits for VersionNotServed, which names what is served; who asked for any version starts again at the other one, or if its watch is plain moves there without a stop; no event is missed, nothing is asked at the version that is gone";
+        "a controller of that version stops and waits for VersionNotServed, which names the \
+         served versions; a controller of any version starts again at the other version, or moves \
+         there without a stop if its watch is plain; no event is missed, and no request is sent \
+         to the removed version";
     25 a_switch_of_the_stored_version_is_no_lifecycle_event both:
-        "nothing stops or starts; the migration of the stored objects costs one reconcile of each at most";
+        "nothing stops or starts; the migration of the stored objects costs at most one reconcile \
+         of each";
     26 a_status_subresource_that_comes_is_used_by_the_next_write both:
-        "an embedded controller writes the next status through it, and without it again when it goes, in the same epoch; a declared one waits for SubresourceMissing while it is missing, and starts when it comes";
+        "an embedded controller writes the next status through the subresource, and without it \
+         again when it is removed, in the same epoch; a declared one waits for SubresourceMissing \
+         while it is missing, and starts when it is added";
     27 churn_of_metadata_on_a_crd_causes_no_work both:
-        "no transition, no move of a status, no reconcile, no request";
+        "no transition, no change of a status, no reconcile, no request";
     28 printer_columns_cause_no_work both:
-        "no transition, no move of a status, no reconcile, though the server ends the watch";
+        "no transition, no change of a status, no reconcile, though the server ends the watch";
 }
 
 /// Changes a CRD in place.

@@ -38,9 +38,9 @@ use crate::{
 
 scenarios! {
     11 a_type_that_goes_takes_its_cache_and_its_reconciles_along both:
-        "runs and sees every deletion while the type terminates; once it is gone, reconciles are \
-         asked to stop, those that do not are aborted after the grace, the cache and its indexes \
-         are empty whatever was still in them, and done comes exactly once, after the last of them";
+        "runs and sees every deletion while the type terminates; after the removal, reconciles \
+         are cancelled, late ones are aborted after the grace, the cache and its indexes are \
+         empty, and done is announced exactly once, after the last reconcile";
     12 a_controller_finishes_its_finalizers_before_its_type_goes both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
@@ -48,27 +48,27 @@ scenarios! {
         "the CRD stays Terminating, the status says which objects block it, and no finalizer is \
          removed by force";
     14 a_type_that_went_unseen_is_gone_at_the_next_look both:
-        "Running while nobody knows better; done for TypeGone once the CRDs are listed again";
+        "Running until the CRDs are listed again; then done for TypeGone";
     15 a_type_that_was_replaced_is_another_type both:
-        "a full stop and a new epoch, by the uid; the old cache is empty, and no object of the old \
-         type is seen by the new epoch";
+        "a full stop and a new epoch, by the uid; the old cache is empty, and the new epoch sees \
+         no object of the old type";
     16 a_type_that_flaps_leaves_its_last_state both:
-        "one epoch at a time, as many as the bucket of flaps allows; the last state holds";
+        "one epoch at a time, and no more than the limit of flaps allows; the last state holds";
     17 a_type_of_another_scope_is_asked_for_at_its_own_paths both:
-        "nothing of the old type is known while it is away; a new epoch lists, watches and writes \
-         at the new paths: no request in a namespace to a type without any";
+        "nothing of the old type is known while it is absent; a new epoch lists, watches and \
+         writes at the new paths, and sends no request in a namespace to a cluster-scoped type";
     18 a_kind_under_another_plural_is_bound_anew both:
-        "whoever wants the kind runs on the new plural, whoever wants the plural waits for \
-         TypeAbsent";
+        "a controller that names the kind runs on the new plural; a controller that names the old \
+         plural waits for TypeAbsent";
     19 a_hook_call_is_given_up_when_its_type_goes both:
         "the call of 30 s is cancelled at once, and nothing is written after done";
     20 a_controller_that_waits_for_its_first_list_is_removed_at_once both:
-        "removed at once, with everything that it began";
+        "removed at once, with its tasks, watches and requests";
     21 a_controller_that_never_led_registers_nothing_later pending("leader election"):
-        "stopped before the leader's start ever ran, it registers nothing later";
+        "stopped before the leader's start has run, it registers nothing afterwards";
     22 a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead both:
-        "an optional type that comes while the other one goes is watched by the next epoch or not \
-         at all: no informer has a dead subscriber";
+        "an optional type that is installed while another one is removed is watched by the next \
+         epoch or not at all: no informer has a subscriber of a finished epoch";
 }
 
 /// Asserts that a cache of objects in this namespace holds nothing any more, in no index either.

@@ -33,13 +33,19 @@ use crate::{
 
 scenarios! {
     34 a_server_that_restarts_or_goes_back_stops_nothing alone:
-        "the server restarts, is out for a while, goes back to an older backup, or forgets the watches' versions (the last two on the simulated server alone): every watch is resumed or listed anew, one list per type at a time and no more of all than the cap; lists in the place of watches are spread over 50 ms; each change is seen, nothing stops or starts twice";
+        "the server restarts, is unavailable for a while, returns to an older backup, or loses \
+         the watches' versions (the last two on the simulated server only): every watch is \
+         resumed or listed again, one list per type and no more in total than the cap; lists in \
+         the place of watches are spread over 50 ms; each change is seen, and nothing stops or \
+         starts twice";
     35 a_storm_of_410_keeps_to_the_cap_of_lists both:
-        "each type (500 on the simulated server) is listed once, never more of them at once than the cap; nothing is lost";
+        "each type (500 on the simulated server) is listed once, and never more at a time than \
+         the cap; nothing is lost";
     35 a_storm_of_410_holds_no_more_pages_than_the_cap simulated("the real one answers a page at once"):
-        "where the server sends slowly, lists are read by pages of the limit and no more of them at once than the cap, however many types and objects there are";
+        "a slow server is listed by pages of the limit and no more of them at a time than the \
+         cap, however many types and objects exist";
     37 tokens_that_expire_stop_nothing both:
-        "caches are kept and stale; all types resume by themselves within the longest back-off of 30 s";
+        "caches are kept and stale; all types resume within the longest back-off of 30 s";
 }
 
 /// An informer gives its place among the lists to another once the server has let it wait for a

@@ -37,19 +37,25 @@ use crate::support::{
 
 scenarios! {
     47 the_leader_is_lost_in_mid_start pending("leader election"):
-        "the start is called off and nothing is written after the deadline; the standby starts warm";
+        "the start is cancelled and nothing is written after the deadline; the standby starts \
+         with warm caches";
     48 termination_with_hundreds_of_controllers both:
-        "each is done once within the grace, and no status on the server tells of it";
+        "each is done once within the grace, and no status on the server reports it";
     49 the_managers_own_crds_are_deleted_and_created_again
         alone:
-        "the supervisor waits for TypeAbsent before they are there and while they are gone, as its metric and readyz say, and what was declared goes on in its epoch; when they are back, an object that is equal goes on, an edited one is replaced, and one that is missing is given time";
+        "the supervisor waits for TypeAbsent before the CRDs exist and while they are deleted, as \
+         its metric and readyz report; declared controllers continue in their epoch; when the \
+         CRDs return, an equal object keeps its run, an edited one replaces it, and a missing one \
+         keeps it for a minute";
     50 no_right_to_read_crds both:
-        "types are found by polling, which is said, with the right that is missing, by the registry and by the status of whoever waits for a type, and no longer while the right is there";
+        "types are found by polling; the registry and the status of waiting controllers report \
+         the polling and the missing right, until the right is granted";
     51 one_controllers_type_is_made_by_another both:
-        "the second drains and stops with the type that the first takes away, then the first";
+        "the second controller drains and stops with the type that the first removes, then the \
+         first";
     52 a_thousand_lifecycle_events
         simulated("it would take half an hour; examples and benches have the long run"):
-        "one epoch for each life of the type, and nothing is left of any";
+        "one epoch for each life of the type, and nothing is left of any epoch";
 }
 
 /// The CRD of declared controllers.

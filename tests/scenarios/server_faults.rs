@@ -27,21 +27,28 @@ use crate::{
 
 scenarios! {
     32 discovery_that_answers_in_part_or_nothing_takes_nothing_away both:
-        "what was served stays so or Unknown, an empty answer is an error in the health; nothing stops, starts or is listed";
+        "served types stay served or become Unknown, an empty answer is an error in the health; \
+         nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
         "the type stays Served, its controller Running over the whole cache and stale; no discovery request; it recovers within three seconds";
     33 a_transient_404_of_everything_is_no_proof_of_absence both:
-        "CRDs, discovery and objects at once, as while a server starts: nothing stops, nothing is purged, and all is as before when it answers again";
+        "CRDs, discovery and objects at once, as during the start of a server: nothing stops, \
+         nothing is purged, and the state is unchanged when it answers again";
     33 a_transient_404_of_a_write_is_no_proof_of_absence both:
-        "a status and a deletion that are answered so are sent again: only an answer that names the object says that it is gone";
+        "a status update and a deletion with this answer are retried: only an answer that names \
+         the object proves its absence";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
-        "after 10 s of silence the type is listed by pages; other types notice nothing";
+        "after 10 s of silence the type is listed by pages; other types are not affected";
     38 a_server_that_asks_for_patience_gets_it both:
         "no request about the type before Retry-After has passed; nothing stops or starts";
     39 rights_that_are_taken_away_show_and_cost_nothing both:
-        "Forbidden at the next watch, with the rule that is missing; the cache is kept and stale, the server is asked three times and then every 30 s; Running soon after the rights are back";
+        "Forbidden at the next watch, with the missing rule; the cache is kept and stale, the \
+         request is retried three times and then every 30 s; Running soon after the right is \
+         granted";
     40 an_object_that_cannot_be_decoded_is_told_of_and_left_out both:
-        "the object and the field are named in the informer's status, or the reconcile's error in the controller's; every other object is reconciled, and so is this one when it is mended";
+        "the object and the field are named in the informer's status, or in the controller's as \
+         the error of the reconcile; every other object is reconciled, and this one when it is \
+         fixed";
 }
 
 /// Requests of these verbs about a CRD's objects.

@@ -27,20 +27,24 @@ use crate::support::{PATIENCE, Recorder, Server, type_of, until};
 
 scenarios! {
     41 one_of_two_that_share_a_watch_stops both:
-        "the other sees every change once: no gap, no replay, no request, one watch as before";
+        "the other controller sees every change once: no gap, no replay, no request, and the same \
+         watch";
     42 one_joins_while_the_last_user_leaves both:
-        "at whatever moment, it gets a watch that lives: what there is, and the next change";
+        "at any moment, the new subscriber gets a live watch: the existing objects and the next \
+         change";
     43 a_late_joiner_gets_a_snapshot_and_then_events both:
-        "each version of an object at most once, in order, and the server's state in the end, \
-         deletions included; no request";
+        "each version of an object at most once, in order, and finally the server's state, \
+         including deletions; no request";
     44 a_slow_controller_on_a_shared_type both:
-        "its own queue holds each object once at most; the others see each change at once";
+        "its own queue holds each object at most once; the other controllers see each change at \
+         once";
     45 different_keys_on_one_type_do_not_share both:
-        "equal keys share a watch, unequal ones have their own, each is listed, and the metrics of \
-         the type count them all; joining and leaving costs the others no event, and the last to \
-         leave frees the memory and takes the series along";
+        "equal keys share a watch, unequal keys have separate watches, each is listed, and the \
+         metrics of the type count all; joining and leaving causes no event for other \
+         subscribers, and the last one to leave frees the memory and removes the series";
     46 one_controller_panics both:
-        "it backs off from a second, doubling, and says so, as one does that fails; the others go on in their epoch, and nobody is asked again";
+        "its back-off starts at a second and doubles, and its status reports it like a failure; \
+         other controllers continue in their epoch, and no other reconcile is repeated";
 }
 
 /// Waits until the type is followed by one watch.
