@@ -1,4 +1,4 @@
-//! A type comes.
+//! Scenarios 1 to 10: types are installed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -113,7 +113,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     let testbed = Testbed::on(server, "appear-late").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("late", &crd).await;
-    // Answers of a replica that has not heard of the CRD.
+    // Answers of a late replica that does not serve the CRD yet.
     let lags = [Verb::List, Verb::Watch].map(|verb| {
         let unheard = Action::Reply(Reply::text(404, "404 page not found\n"));
         testbed.faults.add(Rule::new(unheard).group(&testbed.scope.group).verb(verb).times(2))
@@ -146,7 +146,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     testbed.finish().await;
 }
 
-/// Waits for a status that tells of an error.
+/// Waits for a status with an error and returns it.
 async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
     let mut snapshots = testbed.manager.watch();
     loop {
@@ -156,7 +156,7 @@ async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus>
             let watches = report.watches.iter().any(|watch| watch.error.is_some());
             watches || report.stale || it.last_error().is_some() || it.failures > 0
         };
-        // While it waits, its watch says for what.
+        // While it is Waiting, the errors of its watches are the reason for which it waits.
         let begun = status.filter(|it| it.state != ControllerState::Waiting && it.epoch > 0);
         if let Some(bad) = begun.filter(is_bad) {
             return bad;
@@ -192,7 +192,7 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
 
 async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<'static>) {
     if let Some(script) = server.script() {
-        // As good as never.
+        // Practically never.
         let established = Duration::from_secs(86_400);
         script.set_delays(Delays { established, ..Delays::default() });
     }
@@ -201,7 +201,8 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     let recorder = testbed.controller("bundle", &crd).await;
 
     if testbed.server.is_simulated() {
-        // It knows no conversion, and is told what the real one says.
+        // The simulated server implements no conversion; the test sets the status that the real
+        // server sets.
         testbed.scope.install_crd(&crd).await.unwrap();
         testbed.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
         testbed.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
@@ -230,7 +231,7 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     testbed.finish().await;
 }
 
-/// By a webhook whose certificate is signed by this authority; it is never asked.
+/// Conversion by a webhook whose certificate is signed by this authority; it is never called.
 fn converted_by(authority: Option<&str>) -> CustomResourceConversion {
     CustomResourceConversion {
         strategy: "Webhook".to_owned(),
@@ -245,7 +246,7 @@ fn converted_by(authority: Option<&str>) -> CustomResourceConversion {
     }
 }
 
-/// A merge of the two conditions that count.
+/// Merge patch of the conditions `NamesAccepted` and `Established`.
 fn established_is(status: &str, reason: &str) -> Value {
     let condition = |kind: &str, status: &str, reason: &str| {
         json!({
@@ -301,7 +302,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency, ..Delays::default() });
     }
-    // Ten of a group: each group version is an APIService, too.
+    // Ten types per group, because each group version also has an APIService.
     let crd = |number: usize| {
         let group = format!("g{}.{}", number / 10, testbed.scope.group);
         CrdBuilder::new(group, format!("Widget{number}"))
@@ -316,7 +317,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
     let burst = async {
         install_all(&testbed, (0..early).map(crd)).await;
-        // The first are being listed, and more of them wait than can be.
+        // The first lists are running, and more lists are queued than may run.
         time::sleep(latency * 10).await;
         install_all(&testbed, (early..types).map(crd)).await;
         let begun = Instant::now();
@@ -333,7 +334,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
     if !is_simulated {
-        // Established or not, the real one may not have heard of a type that it is asked for.
+        // On the real server a type may answer 404 although it is established.
         events.retain(|event| event.code == Some(200));
     }
     events.sort_by(|a, b| (&a.audit_id, a.received.0).cmp(&(&b.audit_id, b.received.0)));
@@ -352,7 +353,8 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
         assert!(last <= first, "nobody is overtaken: {last:?}, {first:?}");
         let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
         assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
-        // Of each CRD its creation, its names and its establishment; 64 events at a time.
+        // Each CRD causes three events: creation, accepted names, establishment. One burst holds
+        // 64.
         let bursts = u64::try_from(types * 3 / 64).unwrap();
         let more = self::updates(&testbed) - updates;
         assert!(more <= bursts * 2, "{more} times");
@@ -363,7 +365,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// Installs all of them at once.
+/// Installs all CRDs at once.
 async fn install_all(testbed: &Testbed, crds: impl Iterator<Item = CrdBuilder>) {
     match testbed.server.script() {
         Some(script) => crds.for_each(|crd| drop(script.install(&crd.build()).unwrap())),
@@ -374,7 +376,7 @@ async fn install_all(testbed: &Testbed, crds: impl Iterator<Item = CrdBuilder>) 
     }
 }
 
-/// How often the types were judged anew.
+/// Number of evaluations of the types.
 fn updates(testbed: &Testbed) -> u64 {
     let text = metrics_text(&testbed.metrics);
     let mut lines = text.lines();
@@ -408,7 +410,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
         assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "nothing is asked yet");
     }
 
-    // It starts, and one of them leaves before it is synced.
+    // During the start, one of the types is removed before it has synced.
     let held = Rule::new(Action::Hang).resource(&testbed.scope.group, "widgets");
     let held = testbed.faults.add(held);
     testbed.install(tools).await;

@@ -1,4 +1,5 @@
-//! What stands behind the server fails: conversion webhooks and aggregated services.
+//! Scenarios 29 to 31: failures of the server's backends, which are conversion webhooks and
+//! aggregated API servers.
 
 use std::time::Duration;
 
@@ -38,15 +39,15 @@ scenarios! {
          the recovery";
 }
 
-/// The nearest closed port.
+/// URL of a closed port.
 const NOWHERE: &str = "https://127.0.0.1:1/convert";
 
-/// A CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
+/// CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
 fn converted(testbed: &Testbed) -> CrdBuilder {
     testbed.widgets().version("v1").version("v2")
 }
 
-/// The webhook is down: only the stored version can be read.
+/// Outage of the webhook, during which only the stored version can be read.
 struct Outage(Vec<RuleId>);
 
 impl Outage {
@@ -67,7 +68,7 @@ impl Outage {
             .await;
             return Self(Vec::new());
         }
-        // In the real server's words.
+        // Message of the real server.
         let stored = crd.gvk("v1");
         let failed = format!(
             "conversion webhook for {}/v1, Kind={} failed: Post \"{NOWHERE}?timeout=30s\": dial tcp \
@@ -186,14 +187,14 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
     testbed.finish().await;
 }
 
-/// What stands behind an APIService.
+/// Backend of an APIService.
 enum Service {
     Simulated,
     Real(Backend),
 }
 
 impl Service {
-    /// Serves `gauges` of this group, of which there is one.
+    /// Serves one object of type `gauges` in this group.
     async fn starts(testbed: &Testbed, group: &str) -> Self {
         let Some(script) = testbed.server.script() else {
             let certificate = testbed.plane().serving_certificate().unwrap();
@@ -256,7 +257,8 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     goes_on_stale(&recorder).await;
     testbed.create(&widgets, "meanwhile", 1).await;
     of_crd.saw("meanwhile", 1).await;
-    // The real API server looks after its services every 30 seconds: `tests/aggregated.rs` waits.
+    // The real API server checks its services every 30 seconds; `tests/aggregated.rs` waits for
+    // that.
     let is_known_to_be_down = testbed.server.is_simulated();
     let late = Recorder::new(gauges.clone());
     if is_known_to_be_down {

@@ -1,4 +1,4 @@
-//! A type changes while it is in use.
+//! Scenarios 23 to 28: types change while controllers use them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,7 +46,7 @@ scenarios! {
         "no transition, no change of a status, no reconcile, though the server ends the watch";
 }
 
-/// Changes a CRD in place.
+/// Edits a CRD in place and retries on a conflict.
 pub(super) async fn change_crd(
     testbed: &Testbed,
     crd: &CrdBuilder,
@@ -57,14 +57,14 @@ pub(super) async fn change_crd(
         change(&mut object);
         match testbed.crds().replace(&crd.name(), &PostParams::default(), &object).await {
             Ok(_) => return,
-            // The server writes the CRD's status at the same time.
+            // The server writes the status of the CRD at the same time.
             Err(kube::Error::Api(status)) if status.is_conflict() => {}
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Waits until a watch of the type is open, after so many that were asked for before.
+/// Waits until a watch of the type is open that is newer than the first `before` watches.
 pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: usize) {
     let is_about = about(crd);
     let watched = testbed.faults.wait_until(|faults| {
@@ -76,13 +76,14 @@ pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: u
     time::timeout(crate::support::PATIENCE, watched).await.expect("it is watched in time");
 }
 
-/// How many watches of the type were asked for.
+/// Number of watch requests for the type.
 pub(super) fn watches(testbed: &Testbed, crd: &CrdBuilder) -> usize {
     let seen = testbed.faults.seen().into_iter().filter(about(crd));
     seen.filter(|info| info.verb == Verb::Watch).count()
 }
 
-/// How many lists of the type the server has answered since, streaming ones included.
+/// Number of lists of the type that the server has answered since the mark, including streaming
+/// lists.
 pub(super) async fn lists(
     testbed: &Testbed,
     crd: &CrdBuilder,
@@ -100,7 +101,7 @@ pub(super) async fn lists(
     lists.len()
 }
 
-/// Asserts that neither state nor reason of a runnable has moved since, not even for a moment.
+/// Asserts that state and reason of a runnable have not changed since, not even temporarily.
 pub(super) fn assert_unmoved(testbed: &Testbed, name: &str, before: &RunnableStatus) {
     let now = testbed.status(name);
     assert_eq!((now.state, &now.reason, now.since), (before.state, &before.reason, before.since));
@@ -129,7 +130,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
     let mark = testbed.mark();
     sharers.iter().for_each(|(_, recorder, _)| recorder.clear());
 
-    // The edit ends the watch, and the next one is held back until something has changed.
+    // The edit ends the watch; the next watch is held until an object has changed.
     let resource = crd.api_resource("v1");
     let away = Rule::new(Action::Hang)
         .verb(Verb::List)
@@ -160,7 +161,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// A controller whose watch is no condition: it goes on while its type is away.
+/// Adds a controller with an unconditional watch, which keeps running while its type is absent.
 async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
     let controller = Controller::builder(name)
         .for_type(recorder.type_ref().clone())
@@ -250,7 +251,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
         }
     })
     .await;
-    // As the storage migrator does: whatever is stored otherwise is written anew as it is.
+    // Like the storage migrator: rewrites each object unchanged.
     for name in ["a", "b", "c"] {
         let api = testbed.scope.api(&crd, "v1");
         let old = api.get(name).await.unwrap();
@@ -280,11 +281,11 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
     testbed.finish().await;
 }
 
-/// Writes the size of each object into its status, the way that the type has now.
+/// Writes the size of each object into its status, by the path that the type supports now.
 #[derive(Clone)]
 pub(super) struct StatusWriter {
     pub(super) type_ref: TypeRef,
-    /// The last size that it found in the status as well, so that there was nothing to do.
+    /// Last size that the status already held, so that no write was needed.
     pub(super) settled: watch::Sender<i64>,
 }
 
@@ -312,7 +313,7 @@ impl Reconciler for StatusWriter {
             .header(header::CONTENT_TYPE, "application/merge-patch+json")
             .body(change.to_string().into_bytes())?;
         let answer = context.client().request::<serde_json::Value>(patch).await?;
-        // For a moment discovery may be ahead of what the real server does with a write.
+        // Discovery may briefly be ahead of the real server's handling of writes.
         if answer["status"]["size"] != *size {
             return Err("the server dropped the status".into());
         }
@@ -344,7 +345,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         })
         .await;
     };
-    // Whom the embedded one asks to write, and how.
+    // Number of status patches through this subresource.
     let through = |subresource: &str| {
         let seen = testbed.faults.seen().into_iter().filter(about(&crd));
         seen.filter(|it| it.verb == Verb::Patch && it.subresource == subresource).count()
@@ -362,12 +363,12 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.faults.forget_seen();
         testbed.resize(&crd, "gear", 10 * epoch).await;
         written(10 * epoch).await;
-        // The hook's answer is the same one, so that either may have been first.
+        // The hook answers with the same status, so that either controller may have written first.
         assert_eq!(through(""), 0, "a status is not written with its object any more");
         testbed.running(&declared, u64::try_from(epoch).unwrap()).await;
         hook.asked("gear", 1).await;
-        // The hook may have been first, and the embedded one's write still be on its way; if the
-        // change below met it, it would be refused and repeated among those counted afterwards.
+        // If the hook wrote first, the embedded controller's write may still be in flight. A write
+        // that met the change below would be refused, retried and counted afterwards.
         let rested = at_rest.wait_for(|size| *size == 10 * epoch);
         time::timeout(crate::support::PATIENCE, rested).await.expect("it rests in time").unwrap();
 
@@ -379,7 +380,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.resize(&crd, "gear", 10 * epoch + 1).await;
         written(10 * epoch + 1).await;
         assert_eq!(through("status"), 0, "nothing is sent to what is gone");
-        // The real one may refuse a write, or drop its status, while it changes the storage.
+        // The real server may refuse a write, or drop its status, while it changes the storage.
         let most = if testbed.server.is_simulated() { 1 } else { usize::MAX };
         assert!((1..=most).contains(&through("")), "{} writes for one change", through(""));
     }
@@ -388,7 +389,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
     testbed.finish().await;
 }
 
-/// Adds the status subresource, or takes it away, and waits until that is known.
+/// Adds or removes the status subresource and waits until discovery reports it.
 async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
     change_crd(testbed, crd, |crd| {
         crd.spec.versions[0].subresources = there.then(|| CustomResourceSubresources {
@@ -402,7 +403,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
         status.served.as_ref().is_some_and(|served| served.subresources.status == there)
     });
     time::timeout(crate::support::PATIENCE, known).await.expect("known in time").unwrap();
-    // The server itself takes a moment to serve what its CRD says.
+    // The server needs a moment to serve the new version of its CRD.
     let path = format!("/apis/{}/v1", crd.api_resource("v1").group);
     until("the server serves it so", async || {
         let request = HttpRequest::get(&path).body(Vec::new()).unwrap();
@@ -415,7 +416,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
     .await;
 }
 
-/// A controller of this type that has nothing to do any more, and its status.
+/// Adds a controller of this type without pending work; returns its recorder and its status.
 async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
     testbed.install(crd).await;
     testbed.create(crd, "gear", 1).await;
@@ -443,7 +444,7 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
         testbed.edit_crd(&crd, json!({ "metadata": metadata })).await;
         time::sleep(Duration::from_millis(100)).await;
     }
-    // CRDs are told of in their order.
+    // Events about CRDs arrive in order, so that the last CRD marks the end of the earlier ones.
     let last = CrdBuilder::new(&testbed.scope.group, "Last");
     testbed.install(&last).await;
     testbed.type_state(&type_of(&last, "v1"), "is served", |it| *it == TypeState::Served).await;
@@ -453,7 +454,7 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
     let asked = match testbed.server.is_simulated() {
         true => testbed.events(mark).await,
-        // Others make and delete APIServices there.
+        // Other tests create and delete APIServices on this server.
         false => testbed.requests(&crd, mark).await,
     };
     assert!(asked.is_empty(), "{asked:#?}");
@@ -487,7 +488,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     assert_eq!(names_of(&recorder), ["after"], "nothing else is reconciled");
     assert_unmoved(&testbed, "calm", &status);
     let lists = lists(&testbed, &crd, mark).await;
-    // The server accepts the names in a second step, and ends the watch once more.
+    // The server accepts the names in a second step and ends the watch once more.
     assert!(lists <= 2, "{lists} lists");
     testbed.finish().await;
 }

@@ -1,4 +1,4 @@
-//! A type goes.
+//! Scenarios 11 to 22: types are removed.
 
 use std::{
     collections::BTreeSet,
@@ -71,14 +71,14 @@ scenarios! {
          epoch or not at all: no informer has a subscriber of a finished epoch";
 }
 
-/// Asserts that a cache of objects in this namespace holds nothing any more, in no index either.
+/// Asserts that the cache is empty, including its indexes for this namespace.
 fn assert_emptied(store: &Store, namespace: &str) {
     assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
     let indexed = [store.in_namespace(namespace), store.orphans(None), store.list()];
     assert!(indexed.iter().all(Vec::is_empty), "an index keeps {indexed:?}");
 }
 
-/// Asserts that nobody remembers how to talk to a type that is gone.
+/// Asserts that no informer, registry entry or metric series of a removed type is left.
 fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     let (type_ref, name) = (type_of(crd, "v1"), crd.name());
     let informers = testbed.cluster.informers.types().borrow().clone();
@@ -99,14 +99,14 @@ fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     assert_eq!(cached.next(), None, "series of its informers");
 }
 
-/// Asks of a few objects more than of the others.
+/// Reconciler that delays its end for a few objects.
 struct Stubborn {
     recorder: Recorder,
-    /// What its reconciles did at their end: by whom, and when.
+    /// End of each delayed reconcile: its object and the time.
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
 }
 
-/// Notes when it is dropped: by its own hand, or by another's.
+/// Records the time of its drop, by the reconcile itself or by its abort.
 struct End {
     who: &'static str,
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
@@ -179,7 +179,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     assert_eq!(store.in_namespace(&testbed.scope.namespace).len(), objects + 3);
 
     testbed.scope.delete_crd(&crd).await.unwrap();
-    // All but one are deleted, and that one keeps the type there.
+    // All other objects are deleted; the held one keeps the type terminating.
     recorder.count(objects, |seen| seen.uid.is_none()).await;
     assert_eq!(testbed.status("busy").state, ControllerState::Running, "it terminates");
     assert!(ends.lock().unwrap().is_empty(), "nobody is asked to stop");
@@ -188,7 +188,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
         left => Err(format!("{left} objects")),
     })
     .await;
-    // Its own deletion is not seen, so that there is something to free.
+    // The deletion of the held object stays unseen, so that the cache has something to free.
     hears_no_more(&testbed, &crd).await;
     testbed.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
     testbed.scope.wait_gone(&crd).await.unwrap();
@@ -226,14 +226,14 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
 
     let terminating = |state: &TypeState| *state == TypeState::Terminating;
     testbed.type_state(recorder.type_ref(), "terminates", terminating).await;
-    // The server deletes every object, and this one stays with a deletion timestamp.
+    // The server deletes every object; this one stays, with a deletion timestamp.
     until("the object is being deleted", async || {
         let api = testbed.scope.api(&crd, "v1");
         let held = api.get("held").await.map_err(|error| error.to_string())?;
         held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "it is not".to_owned())
     })
     .await;
-    // What is changed now is seen: the watch is open.
+    // A change is still seen, so the watch is open.
     testbed.resize(&crd, "held", 2).await;
     recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
     let status = testbed.status("finisher");
@@ -242,7 +242,7 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     recorder.act("held", Act::Release);
     let api = testbed.scope.api(&crd, "v1");
     let change = Patch::Merge(json!({ "spec": { "size": 3 } }));
-    // A reconcile that was already due may have released it.
+    // A reconcile that was already due may have removed the finalizer first.
     api.patch("held", &PatchParams::default(), &change).await.ok();
     drop(api);
 
@@ -253,8 +253,8 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     testbed.finish().await;
 }
 
-/// Cuts the watch of a type, and nothing is answered any more: what becomes of its objects is not
-/// seen.
+/// Cuts the watch of a type and holds every later request, so that changes of its objects stay
+/// unseen.
 async fn hears_no_more(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     let resource = crd.api_resource("v1");
     watched_again(testbed, crd, 0).await;
@@ -284,7 +284,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     testbed.uninstall(&crd).await;
     testbed.faults.remove(deaf);
 
-    // Its watch has ended, and what the server says of it is no proof.
+    // The watch has ended, but a 404 proves no absence.
     testbed.until("unaware", "is stale", |it| it.report.stale).await;
     let status = testbed.status("unaware");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
@@ -319,7 +319,7 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     assert_eq!(store.len(), 1);
 
     match &script {
-        // Nobody gets to act in between.
+        // Delete and create, with no time for a reaction in between.
         Some(script) => {
             script.set_delays(Delays::none());
             script.uninstall(&crd.name()).unwrap();
@@ -379,7 +379,7 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
     let seen = recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
     let status = testbed.state("flapping", ControllerState::Running).await;
     assert_eq!(status.epoch, seen.epoch);
-    // The burst, one for each second after it, and the last one.
+    // The burst, one epoch for each second after it, and the last one.
     let allowed = u64::from(bucket) + flapped.as_secs() + 3;
     assert!(status.epoch <= allowed, "{} epochs in {flapped:?}", status.epoch);
     if script.is_some() {
@@ -392,7 +392,8 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
 }
 
 async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
-    // Limited to a namespace, lists and watches show the scope as writes do.
+    // With a restriction to a namespace, the paths of lists and watches show the scope, as those of
+    // writes do.
     let options = HarnessOptions { restricted: true, ..HarnessOptions::default() };
     let testbed = Testbed::with(server, "leave-scope", options).await;
     let namespaced = testbed.widgets();
@@ -507,7 +508,7 @@ async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
     if simulated {
         assert!(done.saturating_duration_since(gone) < Duration::from_millis(10), "at once");
     }
-    // The late answer finds nobody.
+    // The epoch is done, so the late answer is ignored.
     held.send(true).ok();
     testbed.until(&slow, "waits", |it| it.reason == "TypeAbsent").await;
     assert!(testbed.config_maps().get_opt("gear").await.unwrap().is_none());
@@ -563,7 +564,7 @@ async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
         testbed.install(&widgets).await;
         testbed.running("joins", round).await;
 
-        // One goes while the other one comes, a little earlier each time.
+        // One type is removed while the other one is installed, a little earlier in each round.
         testbed.scope.delete_crd(&widgets).await.unwrap();
         let comes = async {
             time::sleep(Duration::from_millis(round - 1)).await;

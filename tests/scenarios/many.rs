@@ -1,4 +1,4 @@
-//! The server fails many types at once.
+//! Scenarios 34, 35 and 37: the server fails for many types at once.
 
 use std::{
     pin::Pin,
@@ -48,13 +48,14 @@ scenarios! {
         "caches are kept and stale; all types resume within the longest back-off of 30 s";
 }
 
-/// An informer gives its place among the lists to another once the server has let it wait for a
-/// second. One that is half as old has it still, however late anybody looks.
+/// Age up to which a list certainly holds its permit: half of the second after which an informer
+/// gives up the permit of a slow list, so that a late sample counts no list without a permit.
 const HAS_ITS_PLACE: Duration = Duration::from_millis(500);
 
-/// Counts the lists that are under way at once while something happens: what they were at most.
-/// Those by pages count until the page is read, streaming ones until they are answered; those that a
-/// busy server is slow with do not.
+/// Runs `happens` and returns its result, with the largest number of concurrent lists meanwhile.
+///
+/// A paged list counts until its page is read, a streaming list until it is answered. Lists that a
+/// busy server delays do not count: see [`HAS_ITS_PLACE`].
 pub(super) async fn most_lists_at_once<T>(
     faults: &Faults,
     which: impl Fn(&RequestInfo) -> bool,
@@ -79,7 +80,7 @@ pub(super) async fn most_lists_at_once<T>(
     (result, most.into_inner())
 }
 
-/// As [`most_lists_at_once`], of any one type.
+/// As [`most_lists_at_once`], but per type: returns the largest number for any one type.
 async fn most_lists_of_a_type<T>(
     testbed: &Testbed,
     many: &Many,
@@ -109,7 +110,8 @@ struct Many {
 impl Many {
     async fn arrive(testbed: &Testbed, count: usize) -> Self {
         let numbers = (0..count).map(|number| async move {
-            // The server compares the names of a group with each other.
+            // The server compares the names of all CRDs in a group, so that a group must stay
+            // small.
             let group = format!("g{}.{}", number / 50, testbed.scope.group);
             let crd = CrdBuilder::new(group, format!("Kind{number}"));
             testbed.install(&crd).await;
@@ -130,7 +132,7 @@ impl Many {
         move |info| kinds.contains(&info.resource)
     }
 
-    /// Changes each object, and waits until each controller has seen it.
+    /// Changes each object and waits until each controller has seen the change.
     async fn are_changed(&self, testbed: &Testbed, size: i64) {
         self.are_resized(testbed, size).await;
         self.have_seen(size).await;
@@ -146,9 +148,9 @@ impl Many {
         }
     }
 
-    /// Ends each watch, and forgets the versions from which they could go on.
+    /// Ends each watch and compacts the versions from which it could resume.
     fn expire(&self, script: &SimulatedServer) {
-        // The watches have not heard of this, so they are in the past.
+        // The watches do not see this write, so their versions become too old.
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": "later", "namespace": "default" },
@@ -176,7 +178,8 @@ fn with_cap(max_concurrent_lists: usize) -> HarnessOptions {
 async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'static>) {
     const TYPES: usize = 12;
     const CAP: usize = 3;
-    // All come back at once, and one connection more than they need may be opened for that.
+    // All watches reconnect at once, which may open one connection more than needed; the short
+    // timeout closes it.
     let options = HarnessOptions { idle_timeout: Duration::from_secs(5), ..with_cap(CAP) };
     let testbed = Testbed::with(server, "faults-restart", options).await;
     let many = Many::arrive(&testbed, TYPES).await;
@@ -184,15 +187,15 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         script.set_delays(Delays { latency: Duration::from_millis(20), ..Delays::default() });
     }
 
-    // The longest back-off, and what it is spread by.
+    // The longest back-off with its jitter.
     let backed_off = Duration::from_secs(40);
-    // A watch from a version that is yet to come is silent, and ends at its time.
+    // A watch from a future version is silent until its timeout.
     let watched_out = Duration::from_secs(240);
     let events: &[_] = match testbed.server.is_simulated() {
         true => &[
             ("restart", backed_off, 1),
             ("outage", backed_off, 1),
-            // A look at the server's version comes first.
+            // A request for the server's current version comes first.
             ("older backup", watched_out, 2),
         ],
         false => &[("outage", Duration::ZERO, 1)],
@@ -209,7 +212,8 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
                         let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
                         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
                     }
-                    // What the real one was killed in the midst of is not in its record's end.
+                    // Requests that were in flight when the real server was killed have no end in
+                    // its record.
                     mark = testbed.start_server().await;
                 }
                 "restart" => testbed.server.script().unwrap().restart(),
@@ -241,7 +245,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         }
     }
     if let Some(script) = testbed.server.script() {
-        // Nothing else spreads them now.
+        // Without latency, only Pilotlight's own delay spreads the lists.
         script.set_delays(Delays { latency: Duration::ZERO, ..Delays::default() });
         let before = script.requests().len();
         many.expire(script);
@@ -278,7 +282,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
             many.expire(script);
         } else {
             let expired = status(410, "Expired", "too old resource version: 1 (2)");
-            // Watches that go on from a version; not the lists that follow.
+            // Watches that resume from a version, but not the lists that follow.
             let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
             let is_mine = format!(".{}/", testbed.scope.group);
             testbed.faults.add(rule.path_contains(is_mine).times(types));
@@ -327,7 +331,7 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     }
     let streams = status(400, "BadRequest", "sendInitialEvents is not known");
     testbed.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
-    // A page of five is about 2 KB, so each takes a fifth of a second.
+    // A page of five is about 2 KB and takes a fifth of a second.
     let slowly = Action::Drip { bytes: 500, every: Duration::from_millis(50) };
     let slowly = testbed.faults.add(Rule::new(slowly).verb(Verb::List));
     testbed.faults.forget_seen();

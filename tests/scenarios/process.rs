@@ -1,4 +1,4 @@
-//! The process, its own types and its leadership come and go.
+//! Scenarios 47 to 52: the process, its own CRDs, its rights and its leadership change.
 
 use std::{
     future,
@@ -58,12 +58,12 @@ scenarios! {
         "one epoch for each life of the type, and nothing is left of any epoch";
 }
 
-/// The CRD of declared controllers.
+/// Name of the CRD of declared controllers.
 const OWN: &str = "compositecontrollers.metacontroller.k8s.io";
-/// What a controller's reconciles may take to end.
+/// Grace of a controller's reconciles.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Does not hear that it shall stop.
+/// Reconciler that ignores the cancellation.
 struct Deaf;
 
 impl Reconciler for Deaf {
@@ -151,7 +151,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let declared = testbed.declared_name("declared");
     let took = testbed.terminate().await;
 
-    // On a busy machine fifty controllers take their time to end.
+    // On a busy machine, fifty controllers take time to end.
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
     assert_eq!(ended.load(Ordering::SeqCst), controllers, "each once, and within its grace");
@@ -243,7 +243,8 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         testbed.declarations().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    // The equal one goes on, the edited one is replaced, and the lost one is given time.
+    // The equal object keeps its run, the edited one replaces it, and the missing one keeps it for
+    // its grace.
     testbed.running(&testbed.runnable("edited"), 2).await;
     assert_eq!(testbed.done(&testbed.runnable("edited"), 1).await, DoneReason::Superseded);
     testbed.resize(&crd, "gear", 3).await;
@@ -261,7 +262,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         .await;
     }
 
-    // Where the object really is deleted, its controller stops.
+    // A deletion while the CRD exists stops the controller.
     testbed.withdraw("same").await;
     assert_eq!(testbed.done(&testbed.runnable("same"), 1).await, DoneReason::Cancelled);
     testbed.withdraw("edited").await;
@@ -271,7 +272,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
 async fn no_right_to_read_crds(server: Server<'static>) {
     let discovery =
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
-    // Opens the connections that are kept.
+    // For the request that opens the pooled connections.
     let rights = vec![Rule::to_watch("", "namespaces")];
     let options = HarnessOptions { discovery, rights, ..HarnessOptions::powerless() };
     let testbed = Testbed::with(server, "process-static", options).await;
@@ -298,7 +299,7 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     }
 
     assert_eq!(testbed.assert_orderly("polled"), 2);
-    // The real clock would show the longest back-off of the watch.
+    // Only on the simulated server: in real time, the longest back-off of the watch takes too long.
     if testbed.server.is_simulated() {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
         testbed.grant("crds", &[crds]).await;
@@ -307,7 +308,7 @@ async fn no_right_to_read_crds(server: Server<'static>) {
         assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
         testbed.revoke("crds").await;
         testbed.faults.cut_open(|info| info.resource == "customresourcedefinitions");
-        // Seven refusals in a row, half a minute apart at most.
+        // Seven refusals in a row, at most 40 s apart.
         tokio::time::sleep(Duration::from_secs(7 * 40)).await;
         let told = |it: &RunnableStatus| it.message.contains("polled");
         testbed.until("polled", "is told again", told).await;
@@ -315,7 +316,7 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// Installs a type while there is a maker, and takes it away before the maker goes.
+/// Installs a type while a maker object exists, and removes it before the maker's finalizer.
 struct Maker {
     makers: CrdBuilder,
     made: CrdBuilder,
@@ -368,7 +369,7 @@ async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
         .unwrap();
     testbed.add("first", Arc::new(first)).await;
     let second = testbed.controller("second", &made).await;
-    // What the second holds keeps its type terminating until the second lets go.
+    // The second controller's finalizer keeps its type terminating until it is removed.
     second.act("held", Act::Release);
     testbed.until("second", "waits", |it| it.reason == "TypeAbsent").await;
     testbed.install(&makers).await;

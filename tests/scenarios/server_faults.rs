@@ -1,4 +1,4 @@
-//! The server answers wrongly, in part, or not at all.
+//! Scenarios 32, 33, 36 and 38 to 40: the server answers wrongly, incompletely or not at all.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ scenarios! {
          fixed";
 }
 
-/// Requests of these verbs about a CRD's objects.
+/// Rule for reads of a CRD's objects.
 fn reads(action: Action, crd: &CrdBuilder) -> Rule {
     let resource = crd.api_resource("v1");
     let rule = Rule::new(action).verb(Verb::List).verb(Verb::Watch);
@@ -62,7 +62,8 @@ pub(super) fn status(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
 }
 
-/// Installs the type and adds a controller of it that reconciles again and again; it runs.
+/// Installs the type, adds a controller of it that requeues its object every 100 ms, and waits
+/// until it runs.
 async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
     testbed.install(crd).await;
     testbed.create(crd, "kept", 1).await;
@@ -75,7 +76,7 @@ async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
     recorder
 }
 
-/// A type that nothing happens to, and asserts that its controller works.
+/// Type without faults, with assertions that its controller works.
 pub(super) struct Bystander {
     crd: CrdBuilder,
     recorder: Recorder,
@@ -99,7 +100,7 @@ impl Bystander {
     }
 }
 
-/// Waits until a reconcile has seen an old object and knows that it may be old.
+/// Waits until a reconcile has read a cached object and is flagged stale.
 pub(super) async fn goes_on_stale(recorder: &Recorder) {
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
@@ -144,7 +145,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
 
         for (name, type_ref) in &types {
             let state = testbed.cluster.types.get(type_ref).state;
-            // CRDs say themselves what they serve, and the core group is not asked for there.
+            // A CRD itself states what it serves, and the core group is not part of `/apis`.
             let may_be_doubted = *name == "deployments";
             let is_doubted =
                 matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
@@ -190,7 +191,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert_eq!(testbed.cluster.types.get(recorder.type_ref()).state, TypeState::Served);
     bystander.is_served(&testbed, "meanwhile").await;
     testbed.resize(&crd, "kept", 2).await;
-    // From 5 ms, doubling.
+    // Back-off from 5 ms, doubling.
     hits(&testbed, rule, 6).await;
     let asked = testbed.faults.hits(rule);
     assert!(asked < 30, "{asked} requests");
@@ -237,7 +238,7 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
         .faults
         .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
     time::timeout(PATIENCE, asked_again).await.expect("asked again in time");
-    // Not found is an error: it is no refusal to have CRDs watched.
+    // A 404 is an error, not a refusal of the right to watch CRDs.
     assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
     let unknown = TypeState::Unknown(Some(Box::new(TypeState::Served)));
@@ -259,7 +260,7 @@ async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'stati
     let testbed = Testbed::on(server, "faults-404-write").await;
     let crd = testbed.widgets();
     testbed.install(&crd).await;
-    // A child for a size of 1, and none for any other.
+    // One child for size 1, none for any other size.
     let hook = InProcessHook::new(|request| async move {
         let mut answer = one_config_map(&request);
         if request["parent"]["spec"]["size"] != 1 {
@@ -339,7 +340,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
     let patience = 2;
     let busy = Reply::status(429, "TooManyRequests", "the server is busy").retry_after(patience);
     let rule = testbed.faults.add(reads(Action::Reply(busy), &crd));
-    // The first answer comes no earlier, however late a busy machine notices either.
+    // Taken before the first answer, so that a busy machine can only lengthen the measured gap.
     let before = Instant::now();
     assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
 
@@ -363,7 +364,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
 
 async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static>) {
     let mut options = HarnessOptions::unprivileged();
-    // For the connections that are there before anything is counted.
+    // For the pooled connections, which are opened before the baseline.
     options.rights.push(Right::to_watch("", "namespaces"));
     let testbed = Testbed::with(server, "faults-rights", options).await;
     let crd = testbed.widgets();
@@ -388,7 +389,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
         let asked = watches(&testbed, &crd) - before;
         let watched = script.requests().into_iter().filter(|it| about(&crd)(&it.info));
         let times: Vec<_> = watched.map(|it| it.at).collect();
-        // The first three come soon after one another.
+        // The first three come in quick succession.
         let refused = &times[times.len() - asked..];
         let gaps: Vec<_> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let slow = &gaps[3..];
@@ -448,7 +449,7 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
     recorder.until("the mended one", |seen| seen.name == "bad" && seen.size == Some(2)).await;
     assert!(informer().quarantined.is_empty());
 
-    // One that the cache can read, and the reconciler cannot.
+    // Valid for the cache, but not for the typed reconciler.
     testbed.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
     let told = testbed.until("widgets", "tells of it", |it| it.last_error().is_some()).await;
     assert_eq!((told.state, told.epoch), (ControllerState::Running, 1));

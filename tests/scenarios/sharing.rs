@@ -1,4 +1,4 @@
-//! Several want the same objects.
+//! Scenarios 41 to 46: several controllers share a type.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,7 +47,7 @@ scenarios! {
          other controllers continue in their epoch, and no other reconcile is repeated";
 }
 
-/// Waits until the type is followed by one watch.
+/// Waits until exactly one watch of the type is open.
 async fn watched(testbed: &Testbed, crd: &CrdBuilder) {
     until("one watch is open", async || match testbed.open_watches(crd).await {
         1 => Ok(()),
@@ -99,7 +99,7 @@ async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
     testbed.create(&crd, "first", 1).await;
     testbed.running("user-0", 1).await;
 
-    // What nobody wants is forgotten after half a second: before, about then, and after.
+    // An unused informer lingers for half a second; the delays lie before, near and after that.
     for (delay, round) in [0, 1, 100, 495, 499, 500, 501, 505, 700].into_iter().zip(1..) {
         let (old, new) = (format!("user-{}", round - 1), format!("user-{round}"));
         let recorder = match delay {
@@ -183,7 +183,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
     testbed.finish().await;
 }
 
-/// Holds each request until it is let go.
+/// Holds each request until the test releases it.
 struct Slow {
     held: watch::Receiver<bool>,
     recorder: Recorder,
@@ -305,7 +305,7 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let bytes = testbed.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
         assert_eq!(metric("cached_bytes"), i64::try_from(bytes).ok());
     };
-    // One of them is of objects that are chosen, and there is none.
+    // One of the keys has a label selector that matches no object.
     metrics(5, 4).await;
     let mark = testbed.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
@@ -358,19 +358,19 @@ impl ConditionalRunnable for Failing {
     }
 }
 
-/// Asserts that each try came a second after the failure of the one before, then two, then four.
+/// Asserts that the restarts follow their failures after one second, then two, then four.
 fn assert_backed_off(testbed: &Testbed, name: &str) {
     let failed = testbed.entered(name, ControllerState::BackingOff);
     let tried = testbed.entered(name, ControllerState::Starting);
     assert!(failed.len() >= 3 && tried.len() >= 3, "{failed:?} {tried:?}");
     if !testbed.server.is_simulated() {
-        // Each is noticed as late as a busy machine has it.
+        // In real time, a busy machine may notice each failure late.
         return;
     }
     for (number, (failed, tried)) in (0..).zip(failed.iter().zip(&tried[1..])) {
         let waited = tried.duration_since(*failed);
         let full = Duration::from_secs(1 << number);
-        // What failed together is spread by a fifth.
+        // Jitter spreads simultaneous failures by a fifth.
         let in_time = full.mul_f64(0.8)..=full + Duration::from_millis(10);
         assert!(in_time.contains(&waited), "{name} was tried again after {waited:?}, not {full:?}");
     }
