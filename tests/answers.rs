@@ -1,5 +1,5 @@
-//! What the API server may answer to a write, and what becomes of it: under paused time, on the
-//! simulated server.
+//! Answers of the API server to writes and their effects, under paused time on the simulated
+//! server.
 
 mod owners;
 
@@ -20,12 +20,12 @@ fn reply(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
 }
 
-/// A rule about ConfigMaps.
+/// Rule for requests for ConfigMaps.
 fn children(action: Action, verb: Verb) -> Rule {
     Rule::new(action).verb(verb).resource("", "configmaps")
 }
 
-/// The most of these moments that lie within one such span.
+/// Largest number of these moments within any window of this length.
 fn most_within(span: Duration, moments: &[Instant]) -> usize {
     let from = |begin: Instant| moments.iter().filter(move |at| (begin..begin + span).contains(at));
     moments.iter().map(|begin| from(*begin).count()).max().unwrap_or_default()
@@ -98,18 +98,19 @@ async fn a_conflict_without_an_event_is_met_less_than_once_a_second() {
     bench.end().await;
 }
 
-/// What an answer to a create says of the next one.
+/// Meaning of an answer to a create for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// It was not made, and will not be by itself: it is sent ever less often.
+    /// The object was not created: retried with a growing back-off.
     Refused,
-    /// It may have been made: as often, and the server is asked for it before each.
+    /// The object may have been created: same back-off, with a read of the object before each
+    /// retry.
     Perhaps,
-    /// It was not made, and is not to be sent before so many seconds have passed.
+    /// The object was not created, and the retry waits at least this many seconds.
     NotBefore(u64),
 }
 
-/// Between each two creates: whether the server was asked for the object by its name.
+/// For each pair of successive creates, whether the object was read by its name in between.
 fn looked_before_each(bench: &Bench) -> Vec<bool> {
     let requests = bench.requests();
     let is = |info: &RequestInfo, verb| info.resource == "configmaps" && info.verb == verb;
@@ -121,14 +122,14 @@ fn looked_before_each(bench: &Bench) -> Vec<bool> {
                 .any(|(_, info)| is(info, Verb::List) && info.query.contains("metadata.name%3Dp-0"))
         })
         .collect();
-    // What comes after the last one.
+    // Requests after the last create.
     looked.pop();
     looked
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
-    // Everybody may send `Retry-After`, but only of these two does it say when to come again.
+    // Any answer may carry `Retry-After`, but only these two reasons make it a pause.
     let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
     for (code, reason, after, means) in [
         (400, "BadRequest", Some(600), Means::Refused),
@@ -161,7 +162,7 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
             assert_eq!(tries.len(), if seconds < 30 { 2 } else { 1 }, "{what}");
             assert_eq!(told, [] as [&str; 0], "{what}");
         } else {
-            // 5 ms doubled; what came in between is asked for within a second.
+            // Back-off from 5 ms, doubling; an event in between causes a sync within a second.
             let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
             let last = gaps.iter().rev().take(3).collect::<Vec<_>>();
             assert!((11..=14).contains(&tries.len()), "{what}: {gaps:?}");
@@ -169,7 +170,8 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
             assert!(told.len() == 1 && told[0].contains("not this one"), "{what}: {told:?}");
         }
         let looked = looked_before_each(&bench);
-        // Of what was refused for a time nothing was made, as all of a 503 is but its code.
+        // A throttled request was not carried out. A 503 with `Retry-After` is no proof of that,
+        // because a proxy may send it for a request that it has already forwarded.
         let wanted = means == Means::Perhaps || code == 503;
         assert!(looked.iter().all(|looked| *looked == wanted), "{what}: {looked:?}");
         assert!(bench.children().is_empty(), "{what}");
@@ -177,7 +179,7 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
         let took = bench.settled(&["p"], 1, "one").await;
         let longest = match means {
             Means::Refused | Means::Perhaps => 60,
-            // A quarter is added, so that not all come at once.
+            // Jitter adds up to a quarter, so that retries do not coincide.
             Means::NotBefore(seconds) => seconds * 5 / 4,
         };
         assert!(took < Duration::from_secs(longest), "{what}: {took:?}");
@@ -216,7 +218,7 @@ async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
-    // As the filter in front of all requests answers, and as the registries behind it do.
+    // Answers of the filter in front of all requests, and of the registries behind it.
     let filter = |code: u16| Reply::text(code, "Too many requests, please try again later.\n");
     let registry = |code: u16, reason: &str, seconds: u64| {
         let mut reply = Reply::json(&json!({
@@ -227,7 +229,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         reply.code = code;
         reply
     };
-    // After so many children that were taken: of those the parent hears.
+    // `taken` creates succeed first; their watch events wake the parent.
     for (taken, reply, seconds) in [
         (0, filter(429).retry_after(20), 20),
         (1, filter(429).retry_after(20), 20),
@@ -250,7 +252,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         assert!((least..=most).contains(&took), "{reply:?}: {took:?}");
         let own = |info: &RequestInfo| {
             let resources = ["configmaps", "events", "widgets"];
-            // The Events about the declared controller itself may still be on their way.
+            // Events about the declared controller itself may still be in flight.
             resources.contains(&&*info.resource)
                 && info.namespace != "default"
                 && !matches!(info.verb, Verb::List | Verb::Watch)
@@ -418,7 +420,7 @@ async fn a_stop_sends_nothing_more_of_what_a_hook_wanted() {
     bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
     sleep(Duration::from_secs(10)).await;
 
-    // It may end within its grace, and was no longer needed after the first.
+    // The write may end within its grace; after the first create no other is needed.
     assert_eq!(bench.sent(Verb::Create).len(), 1);
     bench.end().await;
 }

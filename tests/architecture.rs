@@ -1,11 +1,11 @@
-//! The rooms stand in one order, and imports never run backwards.
+//! Imports follow the order of the rooms, and documents name only what exists, in plain words.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Each room with what it may import besides itself.
+/// Each room, with the rooms that it may import.
 const ROOMS: [(&str, &[&str]); 9] = [
     ("kind", &[]),
     ("duration", &[]),
@@ -36,7 +36,7 @@ fn sources(room: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The rooms that a source names: `crate::room` anywhere, and `room::` inside `use crate::{…}`.
+/// Rooms that a source names: `crate::room` anywhere, and `room::` inside `use crate::{…}`.
 fn imported(source: &str) -> Vec<&'static str> {
     let mut text: String = source
         .lines()
@@ -89,7 +89,7 @@ fn imports_never_run_backwards() {
     for (room, allowed) in ROOMS {
         for file in sources(room) {
             let source = fs::read_to_string(&file).unwrap();
-            // What is built for tests alone may use the instruments for tests.
+            // Test modules may import the test kit.
             let place = file.strip_prefix(root).unwrap().with_extension("");
             let is_test = place.iter().any(|part| part == "tests");
             for other in imported(&source) {
@@ -167,7 +167,7 @@ fn every_test_that_the_table_of_faults_names_exists() {
     assert!(named > 80, "they are read: {named}");
 }
 
-/// Documents that name files of this repository, with the text in which they do.
+/// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = ["CHANGELOG.md", "DESIGN.md", "README.md", "deploy/README.md", "src/lib.rs"]
@@ -184,7 +184,7 @@ fn documents() -> Vec<(PathBuf, String)> {
             true => line.strip_prefix("//!"),
             false => Some(line),
         });
-        // Code blocks name files of other places.
+        // Code blocks name files of other repositories.
         let mut is_code = false;
         let prose = lines.filter(|line| {
             let fence = line.trim_start().starts_with("```");
@@ -242,7 +242,7 @@ fn every_file_and_function_that_a_document_names_exists() {
     assert!(named > 100, "they are read: {named}");
 }
 
-/// Phrases without a noun, and everyday verbs in the place of the field's.
+/// Phrases without a noun, and everyday verbs in place of the field's.
 const VAGUE: [&str; 14] = [
     "whoever",
     "nobody",
@@ -264,11 +264,11 @@ const VAGUE: [&str; 14] = [
 fn documents_use_the_words_of_the_field() {
     let mut found = Vec::new();
     for (document, text) in documents() {
-        // Written from the tests of scenarios.
+        // Generated from the scenario tests.
         if document.ends_with("docs/scenarios.md") {
             continue;
         }
-        // Between backticks are names of the code.
+        // Text between backticks is code.
         let words: Vec<_> = text.split('`').step_by(2).collect();
         let words = words.join("`").split_whitespace().collect::<Vec<_>>().join(" ");
         let words = words.to_lowercase();

@@ -1,4 +1,4 @@
-//! A declared controller from its object to its children and back, with a real hook.
+//! A declared controller, from its object to its children and back, with a real hook.
 
 mod children;
 mod hook;
@@ -42,13 +42,14 @@ async fn a_declared_controller_lives_and_dies_with_its_type() {
     let message = condition(&waiting, "Ready").message;
     assert!(message.contains("widgets") && message.contains("is not installed"), "{message}");
     harness.warm_up().await;
-    // An Event has opened the connection for writes: the first stop is not to be counted by it.
+    // An Event opens the connection for writes, whose tasks must not count against the first stop.
     let tasks = harness.alive_tasks() + 2;
     let mut absence = harness.assert_absent(&crd, tasks).await;
 
     for round in 1..=2 {
         absence.end(harness).await;
-        // Children of a type that is gone wait for the garbage collector: each round has its own.
+        // Children of a removed type wait for the garbage collector, so each round uses other
+        // names.
         let (gear, held) = (format!("gear-{round}"), format!("held-{round}"));
         let (let_go, waits) = watch::channel(false);
         supervised.hook.answers(move |request| {
@@ -306,7 +307,7 @@ async fn a_controller_that_is_no_target_any_more_stops_at_once() {
     supervised.end().await;
 }
 
-/// The cells of a controller's row, as kubectl asks for them.
+/// Cells of a controller's row, as kubectl requests them.
 async fn row(supervised: &Supervised<'_>, last: &str) -> Vec<Value> {
     let name = supervised.name(last);
     let path = format!("/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers/{name}");

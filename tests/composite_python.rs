@@ -1,4 +1,4 @@
-//! The composite example, as its README tells it.
+//! The composite example, by the steps of its README.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn manifest<T: DeserializeOwned>(name: &str, change: impl FnOnce(String) -> String) -> T {
@@ -32,7 +32,7 @@ fn manifest<T: DeserializeOwned>(name: &str, change: impl FnOnce(String) -> Stri
     serde_saphyr::from_str(&change(text)).unwrap()
 }
 
-/// The hook, and the port where it listens.
+/// Starts the hook and returns its port.
 async fn hook(port: u16) -> (Child, u16) {
     let hook = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/composite-python/hook.py");
     let mut process = Command::new("python3")

@@ -1,4 +1,4 @@
-//! What a hook may do to those who ask it.
+//! Slow and failing hooks, and their effect on their callers.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::{
 
 use crate::support::{Answer, Bench, Supervised, config_map, one_config_map, sized, until};
 
-/// Asked about at the same time, unless said otherwise.
+/// Default number of concurrent hook calls.
 const WORKERS: usize = 5;
 
-/// As a hook that is down; it takes as long as one that is well.
+/// Hook that answers with an error during the outage; it takes as long as a healthy one.
 async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
     sleep(Duration::from_millis(200)).await;
     match *outage.borrow() {
@@ -23,7 +23,7 @@ async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Val
     }
 }
 
-/// How long it takes until a thousand parents have their children.
+/// Waits until a thousand parents have their children, and returns the elapsed time.
 async fn thousand(bench: &Bench) -> Duration {
     let begin = Instant::now();
     while bench.children().len() < 1000 {
@@ -279,14 +279,14 @@ async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_l
     let bytes = bench.informer().unwrap().bytes;
     let all = PARENTS * last.len();
     assert!((all..all * 2).contains(&bytes), "as it is now, and nothing else: {bytes}");
-    // Those that were asked about meanwhile, and then each once: five at a time, for 30 s.
+    // The calls in progress end, then each parent is called once: five at a time, 30 s each.
     sleep(u32::try_from(PARENTS / WORKERS + 2).unwrap() * Duration::from_secs(30)).await;
     let children = bench.children();
     assert_eq!(children.len(), PARENTS);
     assert!(children.values().all(|text| *text == last), "{children:?}");
     assert!(!bench.hook.overlapped() && bench.hook.most() <= WORKERS);
     let asked = (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
-    // One lasts for ten minutes at most, and all this takes as long.
+    // A watch lasts at most ten minutes, and so does the whole test.
     assert!(asked.0 == lists && asked.1 <= watches + 3, "{asked:?}, before {lists}, {watches}");
     bench.end().await;
 }

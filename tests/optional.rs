@@ -1,4 +1,4 @@
-//! An optional child type whose objects are not known is not shown as one without objects.
+//! An optional child type with unknown objects is not presented as one without objects.
 
 use kube::api::PostParams;
 use pilotlight::testing::{ControlPlane, CrdBuilder};

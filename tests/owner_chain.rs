@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::support::Bench;
 
-/// A controller of widgets whose children are widgets.
+/// Spec of a controller of widgets whose children are widgets.
 fn own_children(annotations: Value, selector: Value) -> Value {
     let widgets = json!({ "apiVersion": "bench.test/v1", "resource": "widgets" });
     let mut parents = widgets.clone();
@@ -26,7 +26,7 @@ fn own_children(annotations: Value, selector: Value) -> Value {
     })
 }
 
-/// Wants one widget for each widget, without an end.
+/// Response with one more widget for each widget, without an end.
 fn one_more(request: &Value) -> Value {
     let name = request["parent"]["metadata"]["name"].as_str().unwrap();
     let child = json!({

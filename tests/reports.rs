@@ -1,5 +1,5 @@
-//! What is told of a declared controller: while its hook is busy, while the server refuses what
-//! its hook wants, while nobody takes its Events.
+//! Reports about a declared controller whose hook is slow, whose children the server refuses, or
+//! whose Events the server does not accept.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ async fn events_that_nobody_takes_hold_up_no_declared_controller() {
     }
 
     let took = begin.elapsed();
-    // A request that is never answered is given up after thirty seconds.
+    // A request without an answer is cancelled only after thirty seconds.
     assert!(took < Duration::from_secs(25), "{took:?}");
     supervised.end().await;
 }

@@ -1,5 +1,5 @@
-//! Edits of a declared controller that runs: a good one takes over with one restart and without
-//! reading anything again, any other one leaves the old specification at work.
+//! Edits of a running declared controller: a valid one replaces the old spec with one restart and
+//! without another list, any other one leaves the old spec running.
 
 use pilotlight::{
     manager::{ControllerState, DoneReason},
@@ -40,7 +40,7 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
     lists.retain(|it| it.resource == "configmaps" && matches!(it.verb, Verb::List | Verb::Watch));
     assert!(lists.is_empty(), "children are read again: {lists:#?}");
 
-    // A touch is no edit.
+    // A change of metadata is not an edit.
     let touch = json!({ "metadata": { "annotations": { "touched": "yes" } } });
     supervised.edit("a", touch).await;
     supervised.edit("a", json!({ "spec": { "hooks": { "sync": { "version": "v1" } } } })).await;
@@ -96,7 +96,7 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
         supervised.child("gear", size).await;
         assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1);
 
-        // What was wrong goes, and the specification is the one that runs.
+        // The error is reverted, so that the spec equals the running one.
         let mut undo = good.clone();
         undo["hooks"]["finalize"] = Value::Null;
         undo["parentResource"]["labelSelector"] = Value::Null;

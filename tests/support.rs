@@ -153,7 +153,7 @@ impl HarnessOptions {
     }
 }
 
-/// One manager with its client, its server and its records.
+/// Manager with its client, its server and its records.
 pub(crate) struct Harness<'plane> {
     pub(crate) server: Server<'plane>,
     pub(crate) scope: TestScope,

@@ -1,4 +1,4 @@
-//! The real process, asked to end in the middle of its work.
+//! The real process gets SIGTERM in the middle of its work.
 
 use std::{process::Stdio, time::Duration};
 
@@ -22,10 +22,10 @@ use tokio::{
 use crate::support::{HookServer, PATIENCE, install_own_crds, until, workload};
 
 const PARENTS: usize = 60;
-/// That of a reconcile, and some for the machine.
+/// Grace of a reconcile, and a margin for the machine.
 const GRACE: Duration = Duration::from_secs(12);
 
-/// What the process runs, and nothing of other tests.
+/// Label that selects the objects of this test's process.
 const LABEL: &str = "pilotlight.test/scope";
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
         .arg(kubeconfig.path())
-        // Those of other tests are not its own.
+        // Excludes the controllers of other tests.
         .arg(format!("--target-label-selector={LABEL}={}", scope.namespace))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -124,7 +124,7 @@ async fn a_second_signal_ends_the_process_in_the_middle_of_its_drain() {
         "spec": { "size": 1, "text": "one" },
     });
     server.apply(parent).unwrap();
-    // The drain waits for a write under way as long as the grace lasts.
+    // The drain waits for a write in flight until the grace is over.
     faults.add(Rule::new(Action::Hang).verb(Verb::Create).resource("", "configmaps"));
     let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])

@@ -1,5 +1,5 @@
-//! A write may have been carried out though its answer is lost: it is not sent again before the
-//! cache shows what it did.
+//! A write may have been carried out although its answer is lost: it is not repeated before the
+//! cache shows its effect.
 
 use pilotlight::testing::{Action, Rule, Verb};
 
@@ -13,7 +13,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
     harness.running(&supervised.runnable("a"), 1).await;
-    // Carried out, but the answer breaks off; and the cache of the children hears of nothing.
+    // The create is carried out, but its answer breaks off; and the watch of the children is held.
     let cut = Rule::new(Action::Cut { after_bytes: 10 }).verb(Verb::Create);
     let cut = harness.faults.add(cut.resource("", "configmaps").times(1));
     let deaf = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");
@@ -25,7 +25,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     harness.create(&crd, "gear", 1).await;
     supervised.child("gear", 1).await;
 
-    // It looks again and again, and does nothing else.
+    // The controller reads the child repeatedly and does nothing else.
     let looks = || {
         let seen = harness.faults.seen();
         seen.iter().filter(|it| it.query.contains("metadata.name%3Dgear")).count()

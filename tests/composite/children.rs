@@ -1,4 +1,4 @@
-//! What becomes of the children.
+//! Children of a declared controller.
 
 use super::*;
 
@@ -86,8 +86,8 @@ async fn children_follow_their_parent_and_go_with_it() {
     assert!(secrets.get_opt("gear").await.unwrap().is_some());
 
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
-    // The garbage collector learns of new types every 30 s, and begins anew when one of those that
-    // other tests install and delete goes meanwhile.
+    // The garbage collector discovers new types every 30 s, and starts over when a type of another
+    // test is removed meanwhile.
     until_within(Duration::from_secs(300), "its children go with it", async || {
         match (secrets.get_opt("gear").await, accounts.get_opt("gear").await) {
             (Ok(None), Ok(None)) => Ok(()),
@@ -112,7 +112,7 @@ async fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
     });
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
-    // Named so that no other test meets it in the namespace of all.
+    // The name is unique in the shared namespace `default`.
     let gear = supervised.name("gear");
     harness.create(&crd, &gear, 1).await;
 
@@ -132,7 +132,7 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
     let crd = harness.widgets();
     supervised.hook.answers(|request| {
         let size = &request["parent"]["spec"]["size"];
-        // Of the range that the server gives to nobody who asks for none.
+        // From the part of the range that the server does not assign automatically.
         let port = json!({ "port": 80, "nodePort": 30017 });
         let spec = json!({
             "type": "NodePort", "selector": { "size": size.to_string() }, "ports": [port],
@@ -166,7 +166,7 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
 
     supervised.resize(&crd, "gear", 2).await;
 
-    // A dry run finds the port taken, by the very one that goes.
+    // The dry run of the new child fails, because the old child still holds the port.
     assert_ne!(of_size("2").await, first);
     supervised.end().await;
 }

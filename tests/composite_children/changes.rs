@@ -1,4 +1,4 @@
-//! Children that are not as they are wanted, or not wanted any more.
+//! Children that differ from the desired state, or are no longer desired.
 
 use super::*;
 
@@ -67,7 +67,7 @@ async fn recreate_replaces_and_on_delete_waits() {
 #[tokio::test]
 async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released() {
     let harness = Harness::start("composite-claim", "OnDelete", |request| {
-        // Whatever there is, is wanted.
+        // Returns all observed children as desired.
         let children = request["children"]["ConfigMap.v1"].as_object().unwrap();
         json!({"children": children.values().collect::<Vec<_>>()})
     })
@@ -166,7 +166,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     });
     conditions.await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // The child and the status: twenty at once each, then one every three seconds.
+    // Child and status each have a burst of twenty writes, then one every three seconds.
     let written = harness.requests_since(mark, "update").await;
     assert!((20..=50).contains(&written), "{written} writes");
 
@@ -182,7 +182,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
 async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
     let harness = Harness::start("composite-spelling", "InPlace", |_| {
         let mut spelled = child("a", "one", "same");
-        // The server keeps an empty text.
+        // The server stores null as an empty text.
         spelled["data"]["none"] = Value::Null;
         json!({"status": {}, "children": [spelled]})
     })
@@ -221,7 +221,7 @@ async fn a_child_that_the_server_spells_differently_is_not_recreated() {
         json!({"status": {}, "children": [{
             "apiVersion": "v1", "kind": "LimitRange",
             "metadata": {"name": "one", "labels": {"thing": "a"}},
-            // The server keeps "500m", and fills in the default and the request.
+            // The server stores "500m", and adds the default and the request.
             "spec": {"limits": [{"type": "Container", "max": {"cpu": cpu}, "default": null}]}
         }]})
     };

@@ -564,7 +564,7 @@ async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
         testbed.install(&widgets).await;
         testbed.running("joins", round).await;
 
-        // One type is removed while the other one is installed, a little earlier in each round.
+        // The removal of one type overlaps the installation of the other, a little earlier in each round.
         testbed.scope.delete_crd(&widgets).await.unwrap();
         let comes = async {
             time::sleep(Duration::from_millis(round - 1)).await;

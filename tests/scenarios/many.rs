@@ -110,8 +110,7 @@ struct Many {
 impl Many {
     async fn arrive(testbed: &Testbed, count: usize) -> Self {
         let numbers = (0..count).map(|number| async move {
-            // The server compares the names of all CRDs in a group, so that a group must stay
-            // small.
+            // Small groups, because the server compares the names of all CRDs in a group.
             let group = format!("g{}.{}", number / 50, testbed.scope.group);
             let crd = CrdBuilder::new(group, format!("Kind{number}"));
             testbed.install(&crd).await;

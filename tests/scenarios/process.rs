@@ -316,7 +316,7 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// Installs a type while a maker object exists, and removes it before the maker's finalizer.
+/// Installs a type while a maker object exists; removes the type, then the maker's finalizer.
 struct Maker {
     makers: CrdBuilder,
     made: CrdBuilder,

@@ -260,7 +260,7 @@ async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'stati
     let testbed = Testbed::on(server, "faults-404-write").await;
     let crd = testbed.widgets();
     testbed.install(&crd).await;
-    // One child for size 1, none for any other size.
+    // A child for size 1, and none for any other size.
     let hook = InProcessHook::new(|request| async move {
         let mut answer = one_config_map(&request);
         if request["parent"]["spec"]["size"] != 1 {

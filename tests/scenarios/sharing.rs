@@ -305,7 +305,7 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let bytes = testbed.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
         assert_eq!(metric("cached_bytes"), i64::try_from(bytes).ok());
     };
-    // One of the keys has a label selector that matches no object.
+    // The label selector of one key matches no object.
     metrics(5, 4).await;
     let mark = testbed.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();

@@ -358,7 +358,7 @@ impl Testbed {
     }
 }
 
-/// Consumes the oracle, whose clones of clients would count as tasks.
+/// Takes the oracle by value, because it holds the objects that it measures.
 async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
     // A connection is shared by several watches and stays pooled, and a state or verb keeps its
     // series once it was seen.
@@ -410,7 +410,7 @@ pub(crate) struct InProcessHook {
     calls: Arc<Mutex<Vec<HookCall>>>,
 }
 
-/// One call of a hook.
+/// Call of a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct HookCall {
     /// Name of the parent.

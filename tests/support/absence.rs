@@ -66,11 +66,11 @@ impl Harness<'_> {
             .probe("cached objects", cached(|it| it.objects))
             .probe("cached bytes", cached(|it| it.bytes))
             .series(move || metrics::text(&metrics), GAUGES)
-            // One series for each status code that the server has answered with.
+            // A series for each status code that the server has answered with.
             .expect_more("series", "rest_client_requests_total")
-            // One series for each verb.
+            // A series for each verb.
             .expect_more("series", "rest_client_request_duration_seconds")
-            // One series for each kind of discovery failure.
+            // A series for each kind of discovery failure.
             .expect_more("series", "pilotlight_discovery_requests_total")
             .expect_more("series", "pilotlight_discovery_watch_failures_total")
             .memory()

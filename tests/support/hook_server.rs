@@ -36,7 +36,7 @@ pub(crate) enum Answer {
     Hold(watch::Receiver<bool>, Box<Answer>),
 }
 
-/// One request to the hook.
+/// Request to the hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) body: Value,

@@ -26,7 +26,7 @@ use tracing_subscriber::{
 /// it. A thread of another test has no subscriber, and would disable the call site for all.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
-/// One log event.
+/// Log event.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) at: Instant,
