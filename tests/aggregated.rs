@@ -72,7 +72,7 @@ async fn fails_and_recovers(
     backend.turns(Health::Ill);
     let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
     harness.type_state(gauges, "is unknown while its server fails", unknown).await;
-    let status = harness.until("gauges", "is behind", |it| it.report.stale).await;
+    let status = harness.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;

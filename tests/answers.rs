@@ -68,7 +68,7 @@ async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
     }
 
     let tries = bench.sent(Verb::Update);
-    assert!(tries.len() > 10, "it goes on: {}", tries.len());
+    assert!(tries.len() > 10, "retries continue: {}", tries.len());
     let later = &tries[10..];
     assert!(most_within(Duration::from_secs(1), later) <= 1, "{:?}", tries.len());
     let told = bench.events("SyncError").concat();
@@ -242,7 +242,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         let refuses = children(Action::Reply(reply.clone()), Verb::Create);
         let rule = bench.faults.add(refuses.skip(taken).times(1));
         bench.parent("p", 2, "one");
-        bench.until("it is refused", |bench| bench.faults.hits(rule) == 1).await;
+        bench.until("the create is refused", |bench| bench.faults.hits(rule) == 1).await;
         let refused = Instant::now();
         let asked = bench.requests().len();
 
@@ -260,7 +260,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         let requests = bench.requests();
         let is_early = |(at, info): &&(Instant, RequestInfo)| own(info) && *at < refused + least;
         let early: Vec<_> = requests[asked..].iter().filter(is_early).collect();
-        assert!(early.is_empty(), "{reply:?}: neither its other child nor an Event: {early:#?}");
+        assert!(early.is_empty(), "{reply:?}: early writes or reads: {early:#?}");
         assert_eq!(bench.events("SyncError"), [] as [&str; 0], "{reply:?}");
         assert_eq!(bench.sent(Verb::Create).len(), 3, "{reply:?}");
         bench.end().await;
@@ -290,7 +290,7 @@ async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
     assert!(rates[0] <= 250, "one request for each, and a few: {rates:?}");
     assert!(rates[1..].iter().all(|it| *it <= 20), "two a second: {rates:?}");
     bench.faults.remove(rule);
-    let took = bench.until("all are there", |bench| bench.children().len() == 201).await;
+    let took = bench.until("all children exist", |bench| bench.children().len() == 201).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     assert_eq!(bench.events("SyncError"), [] as [&str; 0]);
     bench.end().await;
@@ -302,7 +302,7 @@ async fn a_controller_that_was_asked_to_wait_stops_at_once() {
     let throttled = Reply::text(429, "later").retry_after(300);
     bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
     bench.parent("p", 1, "one");
-    bench.until("it is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
+    bench.until("the create is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
 
     let stopping = Instant::now();
     bench.end().await;
@@ -331,7 +331,7 @@ async fn one_child_of_five_that_is_refused_costs_the_others_nothing() {
             .await;
 
         sleep(Duration::from_secs(30)).await;
-        assert_eq!(bench.children()["p-2"], "one", "{code}: the old one stays");
+        assert_eq!(bench.children()["p-2"], "one", "{code}: the old child stays");
         assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
         assert!(bench.events("SyncError").concat().contains(message), "{code}");
         bench.faults.remove(rule);
@@ -347,7 +347,9 @@ async fn a_slow_admission_holds_up_its_own_parent_alone() {
     let rule = bench.faults.add(children(slow, Verb::Create).times(1));
 
     bench.parent("slow", 1, "one");
-    bench.until("the slow one is asked about", |bench| bench.faults.hits(rule) == 1).await;
+    bench
+        .until("the request of the slow parent is sent", |bench| bench.faults.hits(rule) == 1)
+        .await;
     bench.parent("quick", 3, "one");
     let took = bench.settled(&["quick"], 3, "one").await;
 
@@ -375,7 +377,7 @@ async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one
     let theirs = bench.server.apply(theirs).unwrap();
 
     bench.parent("p", 0, "ours");
-    bench.until("the old one is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
+    bench.until("the old child is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
     sleep(Duration::from_secs(10)).await;
 
     let deleted = bench.server.requests();
@@ -384,13 +386,17 @@ async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one
         info.verb == Verb::Delete && info.resource == "configmaps" && user == "pilotlight"
     });
     let codes: Vec<_> = deleted.map(|request| request.code).collect();
-    assert!(codes.iter().all(|code| *code == Some(409)), "it is meant by its uid: {codes:?}");
+    assert!(codes.iter().all(|code| *code == Some(409)), "each deletion names the uid: {codes:?}");
     bench.faults.remove(unseen);
     sleep(Duration::from_secs(60)).await;
     let found = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
     assert_eq!(found["metadata"]["uid"], theirs["metadata"]["uid"]);
-    assert_eq!(bench.sent(Verb::Delete).len(), codes.len(), "it is left alone once it is seen");
-    assert_eq!(bench.events("SyncError"), [""; 0], "that it is gone is what was wanted");
+    assert_eq!(
+        bench.sent(Verb::Delete).len(),
+        codes.len(),
+        "no deletion once the new object is seen"
+    );
+    assert_eq!(bench.events("SyncError"), [""; 0], "an absent object counts as deleted");
     bench.end().await;
 }
 
@@ -415,7 +421,7 @@ async fn a_stop_sends_nothing_more_of_what_a_hook_wanted() {
     let bench = Bench::start().await;
     bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
     bench.parent("p", 4, "one");
-    bench.until("the first child is made", |bench| bench.sent(Verb::Create).len() == 1).await;
+    bench.until("the first create is sent", |bench| bench.sent(Verb::Create).len() == 1).await;
 
     bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
     sleep(Duration::from_secs(10)).await;

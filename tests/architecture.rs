@@ -164,7 +164,7 @@ fn every_test_that_the_table_of_faults_names_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 80, "they are read: {named}");
+    assert!(named > 80, "too few names were found: {named}");
 }
 
 /// Documents that name files of this repository, with their prose.
@@ -239,7 +239,7 @@ fn every_file_and_function_that_a_document_names_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 100, "they are read: {named}");
+    assert!(named > 100, "too few names were found: {named}");
 }
 
 /// Phrases without a noun, and everyday verbs in place of the field's.
@@ -323,5 +323,5 @@ fn no_example_and_no_document_uses_a_client_without_a_fence() {
     let wrong: Vec<_> = files.iter().filter(|file| uses(file)).collect();
 
     assert!(wrong.is_empty(), "{wrong:?}");
-    assert!(files.len() > 10, "they are read: {}", files.len());
+    assert!(files.len() > 10, "too few names were found: {}", files.len());
 }

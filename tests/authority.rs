@@ -72,9 +72,9 @@ async fn the_authority_of_the_api_server_is_read_again_within_a_minute() {
     // The first request finds the old connection closed.
     while let Err(error) = client.apiserver_version().await {
         refused |= error.to_string().contains("invalid peer certificate");
-        assert!(since.elapsed() < READ_AGAIN, "the old authority still stands: {error}");
+        assert!(since.elapsed() < READ_AGAIN, "the old authority is still in use: {error}");
         sleep(Duration::from_millis(500)).await;
     }
-    assert!(refused, "the new certificate was refused meanwhile");
+    assert!(refused, "the new certificate was never refused");
     new.stop().await;
 }

@@ -285,7 +285,7 @@ async fn a_child_that_the_server_refuses_holds_up_no_other() {
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
     let parents = harness.scope.api(&crd, "v1");
-    until("the status is written all the same", async || {
+    until("the status is written despite the error", async || {
         let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
         if size == 2 { Ok(()) } else { Err(size.to_string()) }
     })
@@ -309,7 +309,7 @@ async fn a_hook_that_nobody_answers_for_is_named() {
     harness.create(&crd, "gear", 1).await;
 
     for last in ["refuses", "nowhere"] {
-        let status = supervised.status(last, "says so", |status| {
+        let status = supervised.status(last, "reports the error", |status| {
             condition(status, "HooksHealthy").reason == "HookUnreachable"
         });
         let status = status.await;
@@ -382,7 +382,7 @@ async fn unusual_parents_are_synced_like_any_other() {
     let dying = |call: &Call| {
         call.parent() == "held" && call.body["parent"]["metadata"]["deletionTimestamp"].is_string()
     };
-    supervised.hook.asked("about the one that is being deleted", dying).await;
+    supervised.hook.asked("about the parent in deletion", dying).await;
     let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     supervised.end().await;

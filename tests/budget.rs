@@ -67,7 +67,7 @@ impl Observed {
 
     #[track_caller]
     fn assert_small(&mut self) {
-        assert_eq!(self.process.try_wait().unwrap(), None, "it is alive");
+        assert_eq!(self.process.try_wait().unwrap(), None, "the process has ended");
         let most = self.most_kib.load(Ordering::Relaxed);
         assert!((1..=MOST_KIB).contains(&most), "RssAnon reached {} MiB", most / 1024);
     }
@@ -273,7 +273,7 @@ async fn five_answers_of_sixteen_mebibytes_keep_the_process_small_and_others_ser
     );
     scene.apply_parents(2);
     scene
-        .until("all are answered", |server| {
+        .until("all syncs are finished", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap_or_default();
             widgets.iter().all(|widget| widget["status"]["answered"] == true)
                 && (0..WORKERS).all(|number| has_map(server, &format!("w{number}")))
@@ -330,7 +330,7 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
         scene.observed.assert_small();
     }
     scene
-        .until("the last is written", |server| {
+        .until("the last status is written", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap();
             widgets.iter().all(|widget| widget["status"]["size"] == 2)
         })

@@ -79,7 +79,7 @@ async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
     let starts = async {
         let mut explained = Vec::new();
         loop {
-            let line = log.next_line().await.unwrap().expect("it ended too early");
+            let line = log.next_line().await.unwrap().expect("the process ended too early");
             let line: Value = serde_json::from_str(&line).expect("--zap-encoder=json");
             match line["message"].as_str() {
                 Some("flag of Metacontroller") => explained.push(line["flag"].clone()),
@@ -90,8 +90,8 @@ async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
             }
         }
     };
-    timeout(DEADLINE, starts).await.expect("it starts");
-    assert_eq!(process.try_wait().unwrap(), None, "it runs on");
+    timeout(DEADLINE, starts).await.expect("the process did not start in time");
+    assert_eq!(process.try_wait().unwrap(), None, "the process has ended");
     process.kill().await.unwrap();
 }
 
@@ -129,7 +129,7 @@ async fn a_log_that_nobody_reads_ends_no_process() {
         while !output.next_line().await.unwrap()?.contains("Ctrl-C") {}
         Some(())
     };
-    timeout(DEADLINE, said).await.unwrap().expect("it started");
+    timeout(DEADLINE, said).await.unwrap().expect("the process ended too early");
 
     // The process logs more lines while its controllers run.
     let ended = timeout(Duration::from_secs(1), process.wait()).await;
@@ -229,13 +229,14 @@ impl Dev {
     async fn says(&mut self, prefix: &str) -> String {
         let said = async {
             loop {
-                let line = self.output.next_line().await.unwrap().expect("it ended too early");
+                let line =
+                    self.output.next_line().await.unwrap().expect("the process ended too early");
                 if let Some((_, rest)) = line.split_once(prefix) {
                     return rest.to_owned();
                 }
             }
         };
-        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {prefix:?}"))
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("no line with {prefix:?} in time"))
     }
 
     async fn end(mut self) -> (Option<i32>, String) {
@@ -290,7 +291,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let reviews = "tokenreviews.authentication.k8s.io";
     let reviews = types.iter().find(|row| row["name"] == reviews).unwrap();
     assert_eq!(reviews["state"], "NotWatchable");
-    assert_eq!(reviews["watchedBy"], 0, "nothing is declared: {reviews}");
+    assert_eq!(reviews["watchedBy"], 0, "a controller is declared: {reviews}");
     assert_code(&types_seen, 0);
     assert!(String::from_utf8(types_seen.stdout).unwrap().contains("deployments.apps"));
     assert_code(&declared, 0);
@@ -299,7 +300,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert_eq!(status["discovery"]["mode"], "Watching");
     assert!(ready.contains("controller/compositecontrollers"), "{ready}");
     assert_eq!(code, Some(0));
-    assert!(!Path::new(file).exists(), "its data is gone");
+    assert!(!Path::new(file).exists(), "its data is left");
 }
 
 #[tokio::test]

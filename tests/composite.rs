@@ -120,7 +120,7 @@ async fn a_declared_controller_runs_until_finalizers_are_gone() {
 
     harness.scope.delete_crd(&crd).await.unwrap();
     let going = |call: &Call| call.body["parent"]["metadata"]["deletionTimestamp"].is_string();
-    supervised.hook.asked("about the one that goes", going).await;
+    supervised.hook.asked("about the parent in deletion", going).await;
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();
     let changed = |call: &Call| call.body["parent"]["spec"]["size"] == 2;
@@ -234,7 +234,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
     harness.create(&crd, "gear", 1).await;
 
     supervised.child("gear", 1).await;
-    let missing = supervised.status("a", "runs without it", |status| {
+    let missing = supervised.status("a", "runs without the optional type", |status| {
         condition(status, "TypesReady").reason == "OptionalTypesMissing"
     });
     let missing = missing.await;
@@ -249,7 +249,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
         })
         .await;
         supervised
-            .status("a", "all is there", |status| {
+            .status("a", "has all its types", |status| {
                 condition(status, "TypesReady").reason == "TypesServed"
             })
             .await;
@@ -257,7 +257,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
         harness.scope.delete_crd(&gadgets).await.unwrap();
         timeout(PATIENCE, harness.scope.wait_gone(&gadgets)).await.unwrap().unwrap();
         supervised
-            .status("a", "it is missed", |status| {
+            .status("a", "lacks the optional type", |status| {
                 condition(status, "TypesReady").reason == "OptionalTypesMissing"
             })
             .await;

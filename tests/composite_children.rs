@@ -330,7 +330,7 @@ async fn a_parent_that_is_as_wanted_costs_nothing_more() {
 
     // The child and the status that the sync writes cause one more sync each.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(harness.asked() <= 3, "asked {} times", harness.asked());
+    assert!(harness.asked() <= 3, "called {} times", harness.asked());
     let (asked, mark) = (harness.asked(), Harness::mark());
     harness.touch("a").await;
     eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
@@ -361,11 +361,11 @@ async fn an_object_can_be_edited_right_after_it_was_created() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let replaced = harness.controllers().replace(&name, &PostParams::default(), &created).await;
         harness.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
-        eventually("it is gone", async || {
+        eventually("the controller is gone", async || {
             harness.controllers().get_opt(&name).await.unwrap().is_none().then_some(())
         })
         .await;
-        replaced.expect("nobody wrote in between");
+        replaced.expect("no write in between");
     }
     harness.stop().await;
 }

@@ -168,7 +168,7 @@ async fn a_deleted_namespace_goes_away_with_what_it_holds() {
 
     namespaces.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
 
-    eventually("the namespace goes", async || {
+    eventually("the namespace is deleted", async || {
         namespaces.get_opt(&scope.namespace).await.unwrap().is_none()
     })
     .await;
@@ -189,7 +189,8 @@ async fn a_child_goes_with_its_owner() {
 
     maps.delete("owner", &DeleteParams::background()).await.unwrap();
 
-    eventually("the child goes", async || maps.get_opt("child").await.unwrap().is_none()).await;
+    eventually("the child is deleted", async || maps.get_opt("child").await.unwrap().is_none())
+        .await;
 }
 
 #[tokio::test]
@@ -253,8 +254,10 @@ async fn a_killed_parent_leaves_no_process_and_no_data() {
     victim.kill().unwrap();
     victim.wait().unwrap();
 
-    eventually("all goes", async || !processes.iter().any(|id| is_running(*id)) && !data.exists())
-        .await;
+    eventually("processes and data are gone", async || {
+        !processes.iter().any(|id| is_running(*id)) && !data.exists()
+    })
+    .await;
 }
 
 /// Child process of [`a_killed_parent_leaves_no_process_and_no_data`].

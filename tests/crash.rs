@@ -63,7 +63,7 @@ async fn crashes_lose_nothing(most: usize) {
         let (crashed, _) = bench.recorded(&name, Some((*when, *number))).await;
 
         if let Err(differences) = mask.compare(&calm, &crashed) {
-            panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
+            panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
         // A run may have fewer requests than the undisturbed one.
         killed += bench.faults.fired().len() - fired;

@@ -122,7 +122,7 @@ impl Manager {
             .spawn()
             .unwrap();
         let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let first = log.next_line().await.unwrap().expect("the manager says that it starts");
+        let first = log.next_line().await.unwrap().expect("the manager logs its start");
         let first: Value = serde_json::from_str(&first).unwrap();
         let probes = first["probes"].as_str().unwrap().parse().unwrap();
         Self { process, log, probes }
@@ -134,7 +134,7 @@ impl Manager {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(DEADLINE, ready).await.expect("it becomes ready");
+        timeout(DEADLINE, ready).await.expect("the manager becomes ready");
     }
 
     /// Ends the process as the kubelet does and returns its log.
@@ -216,8 +216,8 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     });
     let forbidden = Box::pin(forbidden).await;
     for (watch, resource) in forbidden.watches.iter().zip(["greetings", "configmaps"]) {
-        assert!(watch.message.contains(resource), "it names the rule: {}", watch.message);
-        assert!(watch.message.contains("list"), "it names the rule: {}", watch.message);
+        assert!(watch.message.contains(resource), "the message names the rule: {}", watch.message);
+        assert!(watch.message.contains("list"), "the message names the rule: {}", watch.message);
     }
 
     let grant = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grant-example.yaml");
@@ -247,7 +247,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(DEADLINE, told).await.expect("an Event tells of the controller");
+    timeout(DEADLINE, told).await.expect("an Event about the controller exists");
 
     // The manager lacks no right for its own types.
     let mut refused = manager.terminate().await;

@@ -117,8 +117,8 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
         })
         .await;
     };
-    at_least("it writes", &counts.written, 50).await;
-    at_least("it watches", &counts.events, 10).await;
+    at_least("the task writes", &counts.written, 50).await;
+    at_least("the task watches", &counts.events, 10).await;
 
     end.notify_one();
     assert_eq!(harness.done("detached", 1).await, DoneReason::Completed);
@@ -132,7 +132,7 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
 
     // The task retries after a refusal.
     let refused = counts.refused.load(Ordering::SeqCst);
-    at_least("it is refused", &counts.refused, refused + 200).await;
+    at_least("the task is refused", &counts.refused, refused + 200).await;
     at_least("its watch is cut", &counts.cut, 1).await;
     let events = harness.requests(&crd, harness.begin).await;
     let patches = events.iter().filter(|event| event.verb == "patch");

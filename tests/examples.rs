@@ -57,13 +57,14 @@ impl Example {
     async fn says(&mut self, parts: &[&str]) {
         let said = async {
             loop {
-                let line = self.log.next_line().await.unwrap().expect("it ended too early");
+                let line =
+                    self.log.next_line().await.unwrap().expect("the example ended too early");
                 if parts.iter().all(|part| line.contains(part)) {
                     return;
                 }
             }
         };
-        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {parts:?}"));
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("no line with {parts:?} in time"));
     }
 
     /// Sends this signal and asserts that the example drains and exits without an error.

@@ -44,7 +44,7 @@ async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
     alone("flaps::a_hundred_flaps_leave_a_declared_controller_as_it_was", flaps).await;
 }
 
-#[expect(clippy::print_stdout, reason = "a figure that says more than that the test passed")]
+#[expect(clippy::print_stdout, reason = "the figure tells more than a passed test")]
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();

@@ -258,7 +258,7 @@ async fn hooks_with_wrong_certificates() {
         bench.declare(name, &crd, &server.url);
     }
     parent(&bench, "good.test", "of-good", 1);
-    bench.until("the good one is asked", |bench| bench.children().len() == 1).await;
+    bench.until("the good hook is called", |bench| bench.children().len() == 1).await;
 
     let begin = Instant::now();
     for (name, ..) in &servers {
@@ -283,7 +283,9 @@ async fn hooks_with_wrong_certificates() {
         let asked = Instant::now();
         parent(&bench, "good.test", "of-good", size);
         let wanted = usize::try_from(size).unwrap();
-        bench.until("it is asked again", |bench| bench.children().len() == wanted).await;
+        bench
+            .until("the good hook is called again", |bench| bench.children().len() == wanted)
+            .await;
         assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
         sleep(Duration::from_millis(1500)).await;
     }
@@ -296,6 +298,6 @@ async fn hooks_with_wrong_certificates() {
         assert!(tries > 1 && tries as u64 <= most, "{name}: {tries} in {:?}", begin.elapsed());
     }
     assert_eq!(events_of(&bench, "of-good"), []);
-    assert_eq!(good.connections(), 1, "one that is kept");
+    assert_eq!(good.connections(), 1, "one connection is reused");
     bench.end().await;
 }

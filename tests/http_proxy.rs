@@ -199,9 +199,9 @@ async fn check_environment(tls: Option<(TlsAcceptor, String)>) {
         assert!(head.contains("\r\nProxy-Authorization: Basic bWU6cEBzcw==\r\n"), "{head}");
     }
     let errors = String::from_utf8_lossy(&beside.stderr);
-    assert!(!beside.status.success(), "nothing finds that host");
+    assert!(!beside.status.success(), "the host cannot be resolved");
     assert!(errors.contains("connecting to kubernetes.invalid:6443"), "{errors}");
-    assert_eq!(proxy.heads(), [""; 0], "the proxy is asked despite NO_PROXY");
+    assert_eq!(proxy.heads(), [""; 0], "the proxy got a request despite NO_PROXY");
 }
 
 #[tokio::test]

@@ -64,7 +64,7 @@ async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
         ratios.push(beside.as_secs_f64() / alone.as_secs_f64());
     }
     ratios.sort_by(f64::total_cmp);
-    assert!(ratios[ROUNDS / 2] <= 2.0, "neighbours are felt: {ratios:.2?}");
+    assert!(ratios[ROUNDS / 2] <= 2.0, "faulty neighbours slow down others: {ratios:.2?}");
 
     for number in 0..BYSTANDERS {
         let status = harness.status(&format!("bystander-{number}"));
@@ -135,14 +135,22 @@ impl Neighbours {
     async fn leave(self, supervised: &Supervised<'_>, gadgets: &CrdBuilder) {
         let harness = &supervised.harness;
         let still = harness.status(&self.forbidden);
-        assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
+        assert_eq!(
+            (still.state, still.epoch),
+            (ControllerState::Running, 1),
+            "the controller keeps running"
+        );
         let hanging = supervised.runnable(&self.hanging);
         let still = harness.status(&hanging);
-        assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
+        assert_eq!(
+            (still.state, still.epoch),
+            (ControllerState::Running, 1),
+            "the controller keeps running"
+        );
         let asked = supervised.hook.count("beat") - self.asked;
         // Calls do not overlap: the next one follows a timeout.
         let most = 2 + self.since.elapsed().as_secs() / HOOK_TIMEOUT.as_secs();
-        assert!(asked as u64 <= most, "a parent whose hook hangs waits for it: {asked} calls");
+        assert!(asked as u64 <= most, "calls of a hanging hook do not overlap: {asked} calls");
         supervised
             .controllers()
             .delete(&supervised.name(&self.hanging), &DeleteParams::default())

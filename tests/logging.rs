@@ -233,7 +233,7 @@ async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
         // Each reconcile fails on its own, with a growing back-off.
         let repeats = case.message == "reconcile failed";
         if told == 0 || told > 1 && !repeats {
-            wrong.push(format!("{what}: told {told} times: {early:#?}"));
+            wrong.push(format!("{what}: logged {told} times: {early:#?}"));
         }
         sleep(LASTS).await;
         let all = logs.troubles();
@@ -274,7 +274,7 @@ async fn a_type_that_is_established_late_is_waited_for_without_a_word() {
         }))
         .unwrap();
 
-    bench.until("its child is made", |bench| bench.children().contains_key("l-0")).await;
+    bench.until("its child is created", |bench| bench.children().contains_key("l-0")).await;
 
     assert!(established.elapsed() < Duration::from_secs(1), "{:?}", established.elapsed());
     sleep(REPORT_DEADLINE).await;
@@ -284,6 +284,6 @@ async fn a_type_that_is_established_late_is_waited_for_without_a_word() {
         .filter(|request| request.code == Some(404) && request.user == "pilotlight")
         .filter(|request| request.info.group == "late.test")
         .collect();
-    assert!(not_found.is_empty(), "nor is it asked for before: {not_found:#?}");
+    assert!(not_found.is_empty(), "requests before the type is served: {not_found:#?}");
     bench.end().await;
 }

@@ -21,12 +21,12 @@ async fn a_hook_that_is_always_busy_is_told_of_in_the_status() {
     harness.create(&crd, "gear", 1).await;
 
     let busy = |status: &_| condition(status, "HooksHealthy").reason == "HookBusy";
-    let status = supervised.status("a", "says that the hook is busy", busy).await;
+    let status = supervised.status("a", "reports the busy hook", busy).await;
     assert_eq!(status.state.as_deref(), Some("Running"));
     assert!(condition(&status, "HooksHealthy").message.contains("gear"), "{status:#?}");
     supervised.hook.answers(|request| Answer::Json(json!({ "status": status_of(request) })));
     let answers = |status: &_| condition(status, "HooksHealthy").status == "True";
-    supervised.status("a", "says that the hook answers", answers).await;
+    supervised.status("a", "reports the healthy hook", answers).await;
     supervised.end().await;
 }
 
@@ -50,7 +50,7 @@ async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller
         let running = condition(status, "Running");
         running.status == "True" && running.message.contains("No_Name")
     };
-    supervised.status("a", "tells the last error", told).await;
+    supervised.status("a", "reports the last error", told).await;
     supervised.end().await;
 }
 

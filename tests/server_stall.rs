@@ -48,9 +48,12 @@ async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
         time::sleep(STANDSTILL).await;
         assert_eq!(harness.status("patient").state, ControllerState::Running);
         let informer = &harness.cluster.informers.status()[0];
-        assert_eq!(informer.objects, 1, "the cache is as it was");
-        assert!(matches!(informer.progress, Progress::Stale(_)), "told: {informer:?}");
-        assert!(harness.status("patient").report.stale, "told of the controller, too");
+        assert_eq!(informer.objects, 1, "the cache is unchanged");
+        assert!(
+            matches!(informer.progress, Progress::Stale(_)),
+            "the informer is stale: {informer:?}"
+        );
+        assert!(harness.status("patient").report.stale, "the controller is flagged stale too");
         signal(server, "CONT").await;
         Instant::now()
     };

@@ -80,14 +80,14 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     harness.running(&late, 1).await;
     let by_late = async |name: &str| {
         let by_late = |seen: &Seen| seen.controller == late && seen.name == name;
-        ones.until("everything, by the late one", by_late).await
+        ones.until("every object, in the late controller", by_late).await
     };
     by_late("shared").await;
     for round in 0..20 {
         by_late(&format!("gapless-{round}")).await;
     }
     let requests = readings().await;
-    assert_eq!(requests.len(), before, "nobody asked the server again: {requests:#?}");
+    assert_eq!(requests.len(), before, "a new list or watch: {requests:#?}");
     assert_eq!(open_watches(&requests).len(), 1);
     let lists = requests.iter().filter(|event| {
         event.verb == "list"

@@ -39,7 +39,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     let mut absence = harness.assert_absent(&crd, tasks).await;
     assert!(
         harness.requests(&crd, harness.begin).await.is_empty(),
-        "what is absent is not asked for"
+        "no request for an absent type"
     );
 
     for round in 1..=2 {

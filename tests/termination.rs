@@ -82,16 +82,16 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
 
     assert_eq!(end.code(), Some(0), "{end:?}");
     assert!(begin.elapsed() < GRACE, "{:?}", begin.elapsed());
-    until("nothing is asked for any more", async || match faults.open().len() {
+    until("no request is sent any more", async || match faults.open().len() {
         0 => Ok(()),
         open => Err(format!("{open} requests")),
     })
     .await;
     let seen = faults.seen().len();
     let done = created(&faults);
-    assert!(done < PARENTS * 5, "it was in the middle of its work: {done}");
+    assert!(done < PARENTS * 5, "the work was not finished yet: {done}");
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(faults.seen().len(), seen, "nothing is asked afterwards");
+    assert_eq!(faults.seen().len(), seen, "no request is sent afterwards");
     controllers.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
 }
 
@@ -146,11 +146,11 @@ async fn a_second_signal_ends_the_process_in_the_middle_of_its_drain() {
         tokio::select! {
             end = process.wait() => break end.unwrap(),
             _ = signals.tick() => {
-                assert!(begin.elapsed() < GRACE, "it does not end");
+                assert!(begin.elapsed() < GRACE, "the process does not end");
                 drop(Command::new("kill").args(["-TERM", &id]).status().await);
             }
         }
     };
 
-    assert_eq!(end.code(), Some(1), "it did not wait for the end of its drain");
+    assert_eq!(end.code(), Some(1), "the process did not wait for its drain");
 }

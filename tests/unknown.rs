@@ -46,7 +46,7 @@ pub(crate) async fn hits(harness: &Harness<'_>, rule: RuleId, count: usize) {
     let met = harness.faults.wait_until(|faults| faults.hits(rule) >= count);
     assert!(
         timeout(PATIENCE, met).await.is_ok(),
-        "the fault is met {} times",
+        "the fault is hit {} times",
         harness.faults.hits(rule)
     );
 }
@@ -92,9 +92,8 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
             let rule = harness.faults.add(rule);
             assert_eq!(harness.faults.cut_open(about(&crd)), 1);
             hits(harness, rule, 2).await;
-            let reported = harness.until(name, "says that it is behind", |it| {
-                it.report.stale || !it.report.forbidden.is_empty()
-            });
+            let reported = harness
+                .until(name, "is stale", |it| it.report.stale || !it.report.forbidden.is_empty());
             let reported = reported.await;
             assert_ne!(reported.reason, "Running", "{name}: {reported:#?}");
             // Reconciles continue with the cache, flagged stale.
@@ -108,7 +107,7 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
             api.delete("deleted-meanwhile", &DeleteParams::default()).await.unwrap();
             let is_served =
                 harness.cluster.types.get(recorder.type_ref()).state == TypeState::Served;
-            assert!(is_served, "{name}: no answer about objects says anything about the type");
+            assert!(is_served, "{name}: an answer about objects does not change the type");
             harness.faults.remove(rule);
 
             recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
@@ -209,7 +208,7 @@ async fn no_answer_about_crds_stops_a_controller() {
             timeout(PATIENCE, polled).await.expect("polled in time").unwrap();
         }
         let health = harness.cluster.types.health().crds;
-        assert!(is_silent || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
+        assert!(is_silent || health.error.is_some(), "{name}: no error is reported: {health:?}");
         harness.scope.delete_crd(&gone).await.unwrap();
         harness.scope.wait_gone(&gone).await.unwrap();
         harness.scope.install_crd(&late).await.unwrap();
@@ -313,7 +312,7 @@ async fn an_api_server_that_restarts_stops_nothing() {
     recorder.saw("kept", 1).await;
 
     plane.stop_api_server().await;
-    harness.until("widgets", "says that it is behind", |it| it.report.stale).await;
+    harness.until("widgets", "is stale", |it| it.report.stale).await;
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_ref(), Some(&kept));

@@ -30,7 +30,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
         let seen = harness.faults.seen();
         seen.iter().filter(|it| it.query.contains("metadata.name%3Dgear")).count()
     };
-    eventually("the server is asked for the child", || {
+    eventually("the child is read from the server", || {
         if looks() >= 8 { Ok(()) } else { Err(format!("{} looks", looks())) }
     })
     .await;

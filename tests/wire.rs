@@ -112,7 +112,7 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
     let asked = client.clone();
     let mut swallowed = Box::pin(async move { asked.apiserver_version().await });
     tokio::select! {
-        answer = &mut swallowed => panic!("an answer out of a black hole: {answer:?}"),
+        answer = &mut swallowed => panic!("a swallowed request was answered: {answer:?}"),
         () = proxy.fired_more_than(0) => {}
     }
     proxy.clear();
@@ -134,7 +134,7 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
     let before = proxy.fired().len();
     let mut unread = Box::pin(fresh.apiserver_version());
     tokio::select! {
-        answer = &mut unread => panic!("an answer to what was not read: {answer:?}"),
+        answer = &mut unread => panic!("an unread request was answered: {answer:?}"),
         () = proxy.fired_more_than(before) => {}
     }
     proxy.clear();

@@ -55,7 +55,7 @@ async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() 
         let is_read =
             |info: &RequestInfo| info.verb == Verb::Get && info.path.ends_with("/widgets/p");
         let read = |bench: &Bench| bench.requests().iter().any(|(_, info)| is_read(info));
-        bench.until("the parent is looked for", read).await;
+        bench.until("the parent is read", read).await;
         sleep(Duration::from_secs(10)).await;
 
         let found = get(&bench, "v1", "ConfigMap", "orphan");
@@ -86,7 +86,7 @@ async fn a_child_that_is_released_keeps_its_other_owners() {
         let owners = owners(&child());
         !owners.to_string().contains("\"Widget\"")
     };
-    bench.until("it is released", released).await;
+    bench.until("the child is released", released).await;
 
     assert_eq!(owners(&child()), json!([other]));
     assert_eq!(child()["metadata"]["uid"], owned["metadata"]["uid"]);
@@ -105,7 +105,7 @@ async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_na
     let theirs = bench.server.apply(theirs).unwrap();
 
     bench.parent("p", 2, "ours");
-    bench.until("the other child is made", |bench| bench.children().contains_key("p-1")).await;
+    bench.until("the other child is created", |bench| bench.children().contains_key("p-1")).await;
     sleep(Duration::from_secs(10)).await;
 
     let told = bench.events("SyncError").concat();
@@ -131,7 +131,7 @@ async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_i
         requests.iter().filter(|(_, info)| is_status(info) && info.verb == Verb::Update).count()
     };
     let before = tries(&bench);
-    bench.until("the status is to be written", |bench| tries(bench) > before).await;
+    bench.until("a status write is tried", |bench| tries(bench) > before).await;
     sleep(Duration::from_secs(10)).await;
 
     let found = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
@@ -171,7 +171,7 @@ async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adop
         found.pointer("/metadata/ownerReferences/0/uid").cloned()
     };
     let adopted = |bench: &Bench| owner(bench).as_ref() == parent.pointer("/metadata/uid");
-    let took = bench.until("it is adopted", adopted).await;
+    let took = bench.until("the orphan is adopted", adopted).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     bench.end().await;
 }

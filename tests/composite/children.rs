@@ -58,8 +58,8 @@ async fn children_follow_their_parent_and_go_with_it() {
     supervised.resize(&crd, "gear", 2).await;
     let updated = supervised.child("gear", 2).await;
     assert_eq!(updated.uid(), created.uid(), "in place");
-    assert_eq!(updated.data.unwrap()["by"], "hand", "what others wrote stays");
-    until("the secret is another one", async || {
+    assert_eq!(updated.data.unwrap()["by"], "hand", "fields of others stay");
+    until("the secret was recreated", async || {
         let found = secrets.get("gear").await.map_err(|error| error.to_string())?;
         if found.uid() == secret.uid() { Err("the same".to_owned()) } else { Ok(()) }
     })
@@ -72,23 +72,27 @@ async fn children_follow_their_parent_and_go_with_it() {
     })
     .await;
     assert_eq!(accounts.get("gear").await.unwrap().uid(), account.uid());
-    assert_eq!(accounts.get("gear").await.unwrap().annotations()["size"], "1", "on delete alone");
+    assert_eq!(
+        accounts.get("gear").await.unwrap().annotations()["size"],
+        "1",
+        "not changed before its deletion"
+    );
 
     accounts.delete("gear", &DeleteParams::default()).await.unwrap();
-    until("the account is made anew", async || match accounts.get("gear").await {
+    until("the account is recreated", async || match accounts.get("gear").await {
         Ok(account) if account.annotations()["size"] == "2" => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .await;
 
     supervised.resize(&crd, "gear", 3).await;
-    supervised.config_map("gear", "is wanted no more", |child| child.is_none()).await;
+    supervised.config_map("gear", "is not desired any more", |child| child.is_none()).await;
     assert!(secrets.get_opt("gear").await.unwrap().is_some());
 
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
     // The garbage collector discovers new types every 30 s, and starts over when a type of another
     // test is removed meanwhile.
-    until_within(Duration::from_secs(300), "its children go with it", async || {
+    until_within(Duration::from_secs(300), "its children are deleted with it", async || {
         match (secrets.get_opt("gear").await, accounts.get_opt("gear").await) {
             (Ok(None), Ok(None)) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -208,6 +212,6 @@ async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() 
     assert_eq!(released.uid(), orphan.uid());
     let told = supervised.event("gear", "SyncError", "has no owner").await;
     assert_eq!(told.source.unwrap().component.as_deref(), Some("metacontroller"));
-    assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "it is left alone");
+    assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "the orphan is left alone");
     supervised.end().await;
 }

@@ -27,7 +27,7 @@ async fn a_hook_is_asked_as_metacontroller_asks() {
     assert_eq!(body["controller"]["metadata"]["name"], supervised.name("one"));
     assert_eq!(
         body["controller"]["spec"]["hooks"]["sync"]["version"], "v1",
-        "as the server has it"
+        "with the server's defaults"
     );
     assert_eq!(body["parent"]["apiVersion"], json!(format!("{}/v1", harness.scope.group)));
     assert_eq!(body["parent"]["kind"], "Widget");
@@ -132,7 +132,10 @@ async fn a_hook_that_hangs_holds_up_its_own_parents_alone() {
     for one in 0..10 {
         harness.create(&gadgets, &format!("stuck-{one}"), 1).await;
     }
-    supervised.hook.asked("a stuck one", |call| call.parent().starts_with("stuck")).await;
+    supervised
+        .hook
+        .asked("a parent whose hook is stuck", |call| call.parent().starts_with("stuck"))
+        .await;
 
     let parents = harness.scope.api(&crd, "v1");
     for one in 0..20 {

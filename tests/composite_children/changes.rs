@@ -140,7 +140,7 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
 
     harness.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
     harness.touch("a").await;
-    let replaced = eventually("the new one", async || {
+    let replaced = eventually("the new child", async || {
         harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     });
     assert_ne!(replaced.await.uid(), before.uid());
@@ -171,7 +171,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     assert!((20..=50).contains(&written), "{written} writes");
 
     harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
-    eventually("what is wanted at last", async || {
+    eventually("the last desired state", async || {
         harness.config_map("one").await.filter(|child| value(child) == Some("fixed"))
     })
     .await;
@@ -232,7 +232,7 @@ async fn a_child_that_the_server_spells_differently_is_not_recreated() {
     harness.create_thing("a").await;
     let before = eventually("the child", async || limits.get_opt("one").await.unwrap()).await;
     let max = before.spec.as_ref().unwrap().limits[0].max.as_ref().unwrap();
-    assert_eq!(max["cpu"].0, "500m", "it is spelled differently");
+    assert_eq!(max["cpu"].0, "500m", "the stored spelling differs");
 
     for _ in 0..25 {
         let asked = harness.asked();

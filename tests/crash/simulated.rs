@@ -38,7 +38,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
 
         killed += usize::from(crashed.crashed);
         if let Err(differences) = mask.compare(&calm.recording, &crashed.recording) {
-            panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
+            panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
     }
     counted(format_args!(

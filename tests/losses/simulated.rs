@@ -30,7 +30,7 @@ async fn faults_of_every_sort_lose_nothing_on_the_simulated_server() {
         if let Err(differences) = mask.compare(&calm, &stormy.recording) {
             let schedule = Schedule::random(seed, &drawn());
             panic!(
-                "not the same came of it:\n{differences}{schedule}  happened:\n    {}",
+                "the result differs:\n{differences}{schedule}  fired:\n    {}",
                 stormy.fired.join("\n    ")
             );
         }
@@ -45,7 +45,7 @@ async fn faults_of_every_sort_lose_nothing_on_the_simulated_server() {
         "drawn faults on the simulated server: {all} of {} seeds: {sorts:?}",
         SEEDS.count()
     ));
-    assert_eq!(sorts.len(), SORTS, "each sort has happened: {sorts:?}");
+    assert_eq!(sorts.len(), SORTS, "not every kind of fault was fired: {sorts:?}");
 }
 
 /// Kinds of faults in the record: a refusal and an expiry are both replies.
@@ -56,7 +56,7 @@ async fn the_same_seed_is_the_same_run() {
     let one = recorded(SEED, Some(7)).await;
     let other = recorded(SEED, Some(7)).await;
 
-    assert!(one.fired.len() > 5, "faults have happened: {:?}", one.fired);
+    assert!(one.fired.len() > 5, "too few faults were fired: {:?}", one.fired);
     assert_eq!(one.fired, other.fired);
     Mask::default().assert_same(&one.recording, &other.recording);
     assert_ne!(one.fired, recorded(SEED, Some(8)).await.fired);

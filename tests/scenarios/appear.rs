@@ -77,7 +77,7 @@ async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert_eq!(waiting.unmet[0].type_ref.as_ref(), Some(&type_of(&crd, "v1")));
     assert_eq!(testbed.status("cluster").state, ControllerState::Running);
-    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "no request for the type");
     assert_eq!(testbed.assert_orderly("patient"), 0);
     testbed.finish().await;
 }
@@ -126,7 +126,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
         let waiting = testbed.until("late", "waits", waits).await;
         assert_eq!(waiting.state, ControllerState::Waiting);
         testbed.scope.wait_established(&crd).await.unwrap();
-        assert!(begun.elapsed() >= hold, "it is not established before");
+        assert!(begun.elapsed() >= hold, "established before the delay ended");
         testbed.at_once(testbed.running("late", 1)).await;
         watched_again(&testbed, &crd, 2).await;
     };
@@ -135,9 +135,9 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
         told = tells_of_an_error(&testbed, "late") => panic!("{told:#?}"),
     }
 
-    assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all were met");
+    assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all faults were hit");
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
-    assert_eq!(state, TypeState::Served, "never taken for a removal");
+    assert_eq!(state, TypeState::Served, "a 404 counted as a removal");
     let status = testbed.status("late");
     assert_eq!((status.epoch, status.failures), (1, 0));
     assert_eq!(testbed.assert_orderly("late"), 0, "no epoch has ended");
@@ -178,7 +178,7 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
     let waiting = testbed.until("second", "waits", |it| it.reason == refused).await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("already in use"), "{}", waiting.message);
-    assert!(testbed.requests(&second, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&second, testbed.begin).await.is_empty(), "no request for the type");
 
     testbed.uninstall(&first).await;
     testbed.scope.wait_established(&second).await.unwrap();
@@ -216,7 +216,7 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     assert_eq!(waiting.state, ControllerState::Waiting);
     let said = "it is not established: The conversion webhook CABundle is invalid";
     assert!(waiting.message.contains(said), "{}", waiting.message);
-    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "no request for the type");
 
     if testbed.server.is_simulated() {
         testbed.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
@@ -341,7 +341,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     events.dedup_by(|a, b| a.audit_id == b.audit_id);
     assert_eq!(events.len(), types, "each is listed once");
     if is_simulated {
-        assert_eq!(most, LISTS, "what may be used is used");
+        assert_eq!(most, LISTS, "the cap is reached");
         let begin = |is_late: bool| {
             let number = |event: &&AuditEvent| {
                 event.resource.trim_matches(char::is_alphabetic).parse::<usize>().unwrap()
@@ -350,9 +350,9 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
             those.map(|event| event.received.0).collect::<Vec<_>>()
         };
         let (last, first) = (begin(false).into_iter().max(), begin(true).into_iter().min());
-        assert!(last <= first, "nobody is overtaken: {last:?}, {first:?}");
+        assert!(last <= first, "lists start in the order of arrival: {last:?}, {first:?}");
         let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
-        assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
+        assert!(took < latency * turns, "{took:?}: only the queue of lists delays the last one");
         // Each CRD causes three events: creation, accepted names, establishment. One burst holds
         // 64.
         let bursts = u64::try_from(types * 3 / 64).unwrap();
@@ -407,7 +407,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     };
     testbed.until("three", "waits for one more", waits_for_tools).await;
     for crd in &crds {
-        assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "nothing is asked yet");
+        assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "no request yet");
     }
 
     // During the start, one of the types is removed before it has synced.
@@ -428,7 +428,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     assert!(testbed.cluster.informers.status().is_empty());
     testbed.scope.wait_gone(parts).await.unwrap();
     testbed.faults.remove(held);
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
 
     testbed.install(parts).await;
     testbed.at_once(testbed.running("three", 2)).await;
@@ -454,7 +454,11 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
 
     testbed.install(&parts).await;
 
-    testbed.at_once(testbed.until("optional", "is whole", |it| it.report.missing.is_empty())).await;
+    testbed
+        .at_once(
+            testbed.until("optional", "has its optional type", |it| it.report.missing.is_empty()),
+        )
+        .await;
     testbed.create(&parts, "part", 1).await;
     recorder.until("a request about the part", |seen| seen.name == "part").await;
     assert_eq!(testbed.status("optional").epoch, 1, "no restart");
@@ -462,9 +466,9 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
     assert_eq!(
         testbed.requests(&widgets, testbed.begin).await.len(),
         before,
-        "its own watch goes on"
+        "its own watch continues"
     );
-    assert_eq!(testbed.open_watches(&parts).await, 1, "one watch more");
+    assert_eq!(testbed.open_watches(&parts).await, 1, "one more watch");
     testbed.finish().await;
 }
 
@@ -488,7 +492,7 @@ async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'stat
     testbed.faults.remove(held);
     let waiting = testbed.until("list", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
     timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
     absence.end(&testbed).await;
     testbed.finish().await;

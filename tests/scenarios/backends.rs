@@ -118,7 +118,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     Embedded.add(&testbed, "converted", &other).await;
 
     let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
-    let starting = testbed.until("converted", "says what is wrong", failed).await;
+    let starting = testbed.until("converted", "reports the webhook's error", failed).await;
     assert_eq!((starting.state, starting.epoch), (ControllerState::Starting, 1));
     let said = "conversion webhook for";
     assert!(starting.message.contains(said), "{}", starting.message);
@@ -137,7 +137,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     time::sleep(Duration::from_secs(time)).await;
     let more = asked() - before;
     assert!((least..=most).contains(&more), "{more} requests in {time} s");
-    assert!(other.all().is_empty(), "nothing can be seen at that version");
+    assert!(other.all().is_empty(), "no object can be read at that version");
 
     outage.ends(&testbed, &crd).await;
     testbed.running("converted", 1).await;
@@ -176,7 +176,7 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
     testbed.delete(&crd, "deleted").await;
     testbed.create(&crd, "created", 1).await;
     let type_state = testbed.cluster.types.get(recorder.type_ref()).state;
-    assert_eq!(type_state, TypeState::Served, "its objects say nothing about the type");
+    assert_eq!(type_state, TypeState::Served, "an error about objects does not change the type");
 
     outage.ends(&testbed, &crd).await;
     recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
@@ -279,7 +279,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "gauges");
     assert_unmoved(&testbed, "widgets", &running);
-    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "nobody else is listed again");
-    assert_eq!(watches(&testbed, &widgets), watched, "nor watched");
+    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "no other type is listed again");
+    assert_eq!(watches(&testbed, &widgets), watched, "no other type is watched again");
     testbed.finish().await;
 }

@@ -73,7 +73,7 @@ pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: u
         };
         watches(testbed, crd) > before && faults.open().iter().any(is_open)
     });
-    time::timeout(crate::support::PATIENCE, watched).await.expect("it is watched in time");
+    time::timeout(crate::support::PATIENCE, watched).await.expect("the watch did not open in time");
 }
 
 /// Number of watch requests for the type.
@@ -187,7 +187,7 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
         recorder.saw("early", 1).await;
     }
     let version = || testbed.cluster.types.served(any.type_ref()).unwrap().identity.version.clone();
-    assert_eq!(&*version(), "v2", "the server's best");
+    assert_eq!(&*version(), "v2", "the server's preferred version");
 
     testbed.scope.set_served(&crd, "v2", false).await.unwrap();
     testbed.create(&crd, "meanwhile", 1).await;
@@ -195,7 +195,11 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     assert_eq!(testbed.done("pinned", 1).await, DoneReason::TypeGone);
     let waiting = testbed.until("pinned", "waits", |it| it.reason == "VersionNotServed").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
-    assert!(waiting.message.contains("v1"), "it names what is served: {}", waiting.message);
+    assert!(
+        waiting.message.contains("v1"),
+        "the message names the served version: {}",
+        waiting.message
+    );
     assert_eq!(testbed.done("any", 1).await, DoneReason::TypeGone);
     testbed.running("any", 2).await;
     for name in ["early", "meanwhile"] {
@@ -209,19 +213,19 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     for recorder in [&any, &plain] {
         recorder.until("a change at the other version", |seen| seen.size == Some(2)).await;
     }
-    assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "nothing seemed to be deleted");
+    assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "no object appeared deleted");
     assert_undisturbed(&testbed, "plain");
     let mut noise = testbed.requests(&crd, mark).await;
     noise.retain(|event| event.version == "v2");
     assert!(noise.is_empty(), "requests at a version that is not served: {noise:#?}");
-    assert!(pinned.all().is_empty(), "who waits is not called");
+    assert!(pinned.all().is_empty(), "a waiting controller does not reconcile");
 
     testbed.scope.set_served(&crd, "v2", true).await.unwrap();
     testbed.running("pinned", 2).await;
     for name in ["early", "meanwhile"] {
         pinned.saw(name, 2).await;
     }
-    assert_eq!(&*version(), "v1", "whoever asked for any stays at the one that he has");
+    assert_eq!(&*version(), "v1", "a controller of any version keeps its version");
     assert_eq!(testbed.status("any").epoch, 2);
     assert_undisturbed(&testbed, "plain");
     testbed.finish().await;
@@ -297,7 +301,7 @@ impl Reconciler for StatusWriter {
     ) -> Result<Outcome, ReconcileError> {
         let (served, store) = (context.served(&self.type_ref), context.store(&self.type_ref));
         let (Some(served), Some(store)) = (served, store) else {
-            return Err("the type is no input".into());
+            return Err("the controller does not watch the type".into());
         };
         let Some(object) = store.get(&request) else { return Ok(Outcome::Done) };
         let object: serde_json::Value = serde_json::from_slice(object.json())?;
@@ -364,13 +368,16 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.resize(&crd, "gear", 10 * epoch).await;
         written(10 * epoch).await;
         // The hook answers with the same status, so that either controller may have written first.
-        assert_eq!(through(""), 0, "a status is not written with its object any more");
+        assert_eq!(through(""), 0, "the status is not written through its object any more");
         testbed.running(&declared, u64::try_from(epoch).unwrap()).await;
         hook.asked("gear", 1).await;
         // If the hook wrote first, the embedded controller's write may still be in flight. A write
         // that met the change below would be refused, retried and counted afterwards.
         let rested = at_rest.wait_for(|size| *size == 10 * epoch);
-        time::timeout(crate::support::PATIENCE, rested).await.expect("it rests in time").unwrap();
+        time::timeout(crate::support::PATIENCE, rested)
+            .await
+            .expect("the writer did not settle in time")
+            .unwrap();
 
         set_status(&testbed, &crd, false).await;
         let number = u64::try_from(epoch).unwrap();
@@ -379,7 +386,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.faults.forget_seen();
         testbed.resize(&crd, "gear", 10 * epoch + 1).await;
         written(10 * epoch + 1).await;
-        assert_eq!(through("status"), 0, "nothing is sent to what is gone");
+        assert_eq!(through("status"), 0, "no request to the removed subresource");
         // The real server may refuse a write, or drop its status, while it changes the storage.
         let most = if testbed.server.is_simulated() { 1 } else { usize::MAX };
         assert!((1..=most).contains(&through("")), "{} writes for one change", through(""));
@@ -405,7 +412,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
     time::timeout(crate::support::PATIENCE, known).await.expect("known in time").unwrap();
     // The server needs a moment to serve the new version of its CRD.
     let path = format!("/apis/{}/v1", crd.api_resource("v1").group);
-    until("the server serves it so", async || {
+    until("the server serves the new version", async || {
         let request = HttpRequest::get(&path).body(Vec::new()).unwrap();
         let answer = testbed.scope.client().request::<serde_json::Value>(request).await;
         let answer = answer.map_err(|error| error.to_string())?;
@@ -449,7 +456,7 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
     testbed.install(&last).await;
     testbed.type_state(&type_of(&last, "v1"), "is served", |it| *it == TypeState::Served).await;
 
-    assert!(!type_status.has_changed().unwrap(), "nothing is said of the type");
+    assert!(!type_status.has_changed().unwrap(), "the status of the type is unchanged");
     assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
     let asked = match testbed.server.is_simulated() {

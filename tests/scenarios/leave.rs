@@ -83,7 +83,7 @@ fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     let (type_ref, name) = (type_of(crd, "v1"), crd.name());
     let informers = testbed.cluster.informers.types().borrow().clone();
     let mut informers = informers.keys().map(|it| it.group_resource().to_string());
-    assert!(informers.all(|it| it != name), "an informer of it is counted");
+    assert!(informers.all(|it| it != name), "an informer of the type is counted");
     let status = testbed.cluster.types.get(&type_ref);
     assert!(status.state == TypeState::Absent && status.served.is_none(), "{status:?}");
     let rows = testbed.cluster.types.report().into_iter().filter(|row| row.name == name);
@@ -181,9 +181,13 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     testbed.scope.delete_crd(&crd).await.unwrap();
     // All other objects are deleted; the held one keeps the type terminating.
     recorder.count(objects, |seen| seen.uid.is_none()).await;
-    assert_eq!(testbed.status("busy").state, ControllerState::Running, "it terminates");
-    assert!(ends.lock().unwrap().is_empty(), "nobody is asked to stop");
-    eventually("only what is held is left", || match store.len() {
+    assert_eq!(
+        testbed.status("busy").state,
+        ControllerState::Running,
+        "still Running while the type terminates"
+    );
+    assert!(ends.lock().unwrap().is_empty(), "no reconcile is cancelled");
+    eventually("only the held object is left", || match store.len() {
         1 => Ok(()),
         left => Err(format!("{left} objects")),
     })
@@ -201,11 +205,15 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     assert_forgotten(&testbed, &crd);
     let ends = ends.lock().unwrap().clone();
     let [("polite", polite), ("deaf", deaf)] = ends[..] else { panic!("{ends:?}") };
-    assert!(polite <= deaf && deaf <= done, "done comes after the last of them");
+    assert!(polite <= deaf && deaf <= done, "done follows the last reconcile");
     if script.is_some() {
-        assert!(polite - gone < Duration::from_millis(10), "asked at once: {:?}", polite - gone);
+        assert!(
+            polite - gone < Duration::from_millis(10),
+            "cancelled at once: {:?}",
+            polite - gone
+        );
         assert_eq!((deaf - polite).as_secs(), grace.as_secs(), "aborted after the grace");
-        assert_eq!(done, deaf, "and then it is done");
+        assert_eq!(done, deaf, "done follows the abort");
     }
     testbed.until("busy", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!(testbed.assert_orderly("busy"), 1, "done once");
@@ -230,7 +238,7 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     until("the object is being deleted", async || {
         let api = testbed.scope.api(&crd, "v1");
         let held = api.get("held").await.map_err(|error| error.to_string())?;
-        held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "it is not".to_owned())
+        held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "not in deletion".to_owned())
     })
     .await;
     // A change is still seen, so the watch is open.
@@ -288,7 +296,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     testbed.until("unaware", "is stale", |it| it.report.stale).await;
     let status = testbed.status("unaware");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    assert_eq!(store.len(), 1, "no deletion has emptied it");
+    assert_eq!(store.len(), 1, "no deletion has emptied the cache");
     testbed.faults.remove(unseen);
     let looked = Instant::now();
 
@@ -384,7 +392,7 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
     assert!(status.epoch <= allowed, "{} epochs in {flapped:?}", status.epoch);
     if script.is_some() {
         assert_eq!(flapped.as_secs(), 1, "a hundred flaps in a second");
-        assert!(status.epoch > 1, "it did start in between");
+        assert!(status.epoch > 1, "the controller started in between");
     }
     assert_eq!(testbed.assert_orderly("flapping"), status.epoch - 1, "one at a time");
     assert_eq!(testbed.open_watches(&crd).await, 1);
@@ -504,7 +512,7 @@ async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
     let ends = answered.lock().unwrap().clone();
     assert_eq!(ends.len(), 1, "the call has ended: {ends:?}");
     assert!(ends[0].1 <= done, "before done");
-    assert!(!hook.calls()[0].answered, "it was given up");
+    assert!(!hook.calls()[0].answered, "the call was cancelled");
     if simulated {
         assert!(done.saturating_duration_since(gone) < Duration::from_millis(10), "at once");
     }
@@ -540,14 +548,14 @@ async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: S
     assert_eq!(testbed.done("unsynced", 1).await, DoneReason::Cancelled);
     assert!(testbed.manager.status_of("unsynced").is_none());
     let is_about = about(&crd);
-    eventually("nothing is asked for any more", || {
+    eventually("no request is open any more", || {
         let open: Vec<_> =
             testbed.faults.open().into_iter().filter(|open| is_about(&open.info)).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:?}")) }
     })
     .await;
     assert!(testbed.cluster.informers.status().is_empty());
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
     testbed.finish().await;
 }
 
@@ -564,7 +572,8 @@ async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
         testbed.install(&widgets).await;
         testbed.running("joins", round).await;
 
-        // The removal of one type overlaps the installation of the other, a little earlier in each round.
+        // The removal of one type overlaps the installation of the other, a little earlier in each
+        // round.
         testbed.scope.delete_crd(&widgets).await.unwrap();
         let comes = async {
             time::sleep(Duration::from_millis(round - 1)).await;

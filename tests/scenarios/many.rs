@@ -75,7 +75,7 @@ pub(super) async fn most_lists_at_once<T>(
     });
     let result = select! {
         result = happens => result,
-        () = look => unreachable!("it is never at its end"),
+        () = look => unreachable!("the predicate never holds"),
     };
     (result, most.into_inner())
 }
@@ -297,7 +297,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
 
     assert!(most <= cap, "{most} lists at once");
     if is_simulated {
-        assert_eq!(most, cap, "what may be used is used");
+        assert_eq!(most, cap, "the cap is reached");
         let share = u32::try_from(types.div_ceil(cap)).unwrap();
         assert!(took < latency * (share + 10), "{took:?}");
     }
@@ -347,7 +347,7 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     };
     let ((), most) = most_lists_at_once(&testbed.faults, many.is_about(), storm).await;
 
-    assert_eq!(most, CAP, "pages that are read at once: what may be used is used, and no more");
+    assert_eq!(most, CAP, "concurrent pages reach the cap and do not exceed it");
     let seen = testbed.faults.seen().into_iter();
     let pages: Vec<_> = seen.filter(|it| it.verb == Verb::List && many.is_about()(it)).collect();
     let limit = format!("limit={PAGE}");

@@ -138,7 +138,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     for number in 0..controllers {
         testbed.running(&format!("c{number}"), 1).await;
     }
-    until("its status is told", async || {
+    until("its status is written", async || {
         let declared =
             testbed.declarations().get(&testbed.declared_name("declared")).await.unwrap();
         match declared.data["status"]["state"].as_str() {
@@ -154,7 +154,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     // On a busy machine, fifty controllers take time to end.
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
-    assert_eq!(ended.load(Ordering::SeqCst), controllers, "each once, and within its grace");
+    assert_eq!(ended.load(Ordering::SeqCst), controllers, "each ends once, within its grace");
     let mut written = server.events(mark).await;
     let reads = ["get", "list", "watch"];
     written.retain(|event| event.user == user && !reads.contains(&event.verb.as_str()));
@@ -165,7 +165,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     };
     let declarations = Api::<CompositeController>::all(client);
     let told = declarations.get(&declared).await.unwrap().status.unwrap();
-    assert_eq!(told.state.as_deref(), Some("Running"), "another process goes on with it");
+    assert_eq!(told.state.as_deref(), Some("Running"), "another process may continue it");
     declarations.delete(&declared, &DeleteParams::default()).await.unwrap();
 }
 
@@ -254,7 +254,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
     for (last, epoch) in [("same", 1), ("edited", 2)] {
-        until("its status is told", async || {
+        until("its status is written", async || {
             let status = declared(last).await.data["status"].clone();
             let told = (status["state"].as_str(), status["epoch"].as_i64());
             if told == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
@@ -304,14 +304,14 @@ async fn no_right_to_read_crds(server: Server<'static>) {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
         testbed.grant("crds", &[crds]).await;
         let silent = |it: &RunnableStatus| !it.message.contains("polled");
-        testbed.until("polled", "waits for a word", silent).await;
+        testbed.until("polled", "stops reporting the polling", silent).await;
         assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
         testbed.revoke("crds").await;
         testbed.faults.cut_open(|info| info.resource == "customresourcedefinitions");
         // Seven refusals in a row, at most 40 s apart.
         tokio::time::sleep(Duration::from_secs(7 * 40)).await;
         let told = |it: &RunnableStatus| it.message.contains("polled");
-        testbed.until("polled", "is told again", told).await;
+        testbed.until("polled", "reports the polling again", told).await;
     }
     testbed.finish().await;
 }

@@ -155,7 +155,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
         }
         if fault == "empty" {
             let health = testbed.cluster.types.health().discovery;
-            assert!(health.error.is_some(), "{fault}: it is told of: {health:?}");
+            assert!(health.error.is_some(), "{fault}: no error is reported: {health:?}");
         }
         testbed.faults.remove(rule);
         let served = |state: &TypeState| *state == TypeState::Served;
@@ -170,7 +170,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
         if health.error.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    assert!(testbed.requests(&crd, mark).await.is_empty(), "nothing is listed or watched anew");
+    assert!(testbed.requests(&crd, mark).await.is_empty(), "no new list or watch");
     testbed.finish().await;
 }
 
@@ -197,7 +197,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert!(asked < 30, "{asked} requests");
     if testbed.server.is_simulated() {
         let discovered = testbed.faults.seen().into_iter().filter(asked_discovery).count();
-        assert_eq!(discovered, 0, "its CRD says that it is there");
+        assert_eq!(discovered, 0, "its CRD proves that the type exists");
     }
 
     testbed.faults.remove(rule);
@@ -209,7 +209,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     testbed.within(Duration::from_secs(3), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
-    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch goes on where it was");
+    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch resumes where it ended");
     testbed.finish().await;
 }
 
@@ -237,7 +237,7 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
     let asked_again = testbed
         .faults
         .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
-    time::timeout(PATIENCE, asked_again).await.expect("asked again in time");
+    time::timeout(PATIENCE, asked_again).await.expect("not requested again in time");
     // A 404 is an error, not a refusal of the right to watch CRDs.
     assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
@@ -324,7 +324,7 @@ async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'st
     let took = begin.elapsed();
     assert!(took >= Duration::from_secs(10), "{took:?}");
     assert!(!testbed.server.is_simulated() || took < Duration::from_secs(13), "{took:?}");
-    assert_eq!(testbed.faults.hits(endless), 1, "whoever knows no end is not asked so again");
+    assert_eq!(testbed.faults.hits(endless), 1, "no second streaming list of this server");
     testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
@@ -376,7 +376,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
 
     testbed.revoke("widgets").await;
     let before = watches(&testbed, &crd);
-    assert_eq!(testbed.faults.cut_open(about(&crd)), 1, "what is open stays open");
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1, "an open watch stays open");
     let refused = testbed.until("widgets", "is forbidden", |it| it.reason == "Forbidden").await;
     assert_eq!((refused.state, refused.epoch), (ControllerState::Running, 1));
     assert!(refused.message.contains("grant") && refused.message.contains(&crd.name()));
@@ -393,7 +393,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
         let refused = &times[times.len() - asked..];
         let gaps: Vec<_> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let slow = &gaps[3..];
-        assert!(slow.len() >= 8, "it goes on: {gaps:?}");
+        assert!(slow.len() >= 8, "retries continue: {gaps:?}");
         assert!(slow.iter().all(|gap| (30..=33).contains(&gap.as_secs())), "{gaps:?}");
     }
 
@@ -446,17 +446,17 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
     watched_again(&testbed, &crd, 0).await;
 
     testbed.resize(&crd, "bad", 2).await;
-    recorder.until("the mended one", |seen| seen.name == "bad" && seen.size == Some(2)).await;
+    recorder.until("the fixed object", |seen| seen.name == "bad" && seen.size == Some(2)).await;
     assert!(informer().quarantined.is_empty());
 
     // Valid for the cache, but not for the typed reconciler.
     testbed.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
-    let told = testbed.until("widgets", "tells of it", |it| it.last_error().is_some()).await;
+    let told = testbed.until("widgets", "reports the error", |it| it.last_error().is_some()).await;
     assert_eq!((told.state, told.epoch), (ControllerState::Running, 1));
     testbed.resize(&crd, "a", 3).await;
     recorder.until("another", |seen| seen.name == "a" && seen.size == Some(3)).await;
     testbed.resize(&crd, "c", 3).await;
-    recorder.until("the mended one", |seen| seen.name == "c" && seen.size == Some(3)).await;
+    recorder.until("the fixed object", |seen| seen.name == "c" && seen.size == Some(3)).await;
     assert_undisturbed(&testbed, "widgets");
     testbed.finish().await;
 }

@@ -159,7 +159,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
             let delta = late.next().await.unwrap();
             let name = delta.key.name.to_string();
             let Some(new) = delta.new else {
-                assert!(view.remove(&name).is_some(), "{name} was never there");
+                assert!(view.remove(&name).is_some(), "deletion of an unknown object {name}");
                 continue;
             };
             let version = new.header().resource_version.to_string();
@@ -234,14 +234,18 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
         .filter(|line| line.starts_with("workqueue_depth{") && line.contains("name=\"slow\""));
     let depth: Vec<u64> =
         depth.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-    assert!(!depth.is_empty(), "it is told how much waits: {metrics}");
+    assert!(!depth.is_empty(), "no depth of the queue in the metrics: {metrics}");
     let depth: u64 = depth.into_iter().sum();
     assert!(depth <= 3, "an object is in its queue once: {depth}");
     held.send_replace(false);
     for name in ["a", "b", "c"] {
         slow.until("the last state", |it| it.name == name && it.size == Some(60)).await;
     }
-    assert!(slow.all().len() <= 4, "one that was under way, and one for each: {:?}", slow.all());
+    assert!(
+        slow.all().len() <= 4,
+        "one reconcile in progress, and one for each object: {:?}",
+        slow.all()
+    );
     testbed.uninstall(&crd).await;
     testbed.finish().await;
 }
@@ -325,14 +329,14 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         subscription.release(Linger::None).await;
     }
     let mut kept = kept;
-    assert_eq!(synced(&mut kept).await, 0, "the others' leaving is no event");
+    assert_eq!(synced(&mut kept).await, 0, "the end of other subscriptions is no event");
     let status = testbed.cluster.informers.status();
     assert_eq!(status.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1], "{status:#?}");
     metrics(1, 1).await;
     kept.release(Linger::None).await;
     assert!(testbed.cluster.informers.status().is_empty());
     let left = ["tasks", "objects", "cached_bytes", "events_total"].map(metric);
-    assert_eq!(left, [None; 4], "series go with the last of them");
+    assert_eq!(left, [None; 4], "the last subscriber removes the series");
     testbed.uninstall(&crd).await;
     testbed.finish().await;
 }

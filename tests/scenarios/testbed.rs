@@ -380,7 +380,7 @@ async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
 /// Asserts that no task of the test's runtime and no request on the simulated server is left.
 async fn nothing_is_left(server: &Server<'_>, tasks_before: usize) {
     let Some(script) = server.script() else { return };
-    eventually("nothing is asked for when the manager has ended", || {
+    eventually("no request is open when the manager has ended", || {
         let open: Vec<_> = script.requests().into_iter().filter(|it| it.is_open()).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
     })

@@ -29,7 +29,7 @@ const GAUGES: &[&str] = &[
 ];
 
 /// Period during which no request for a type may be sent.
-#[must_use = "ask for its end"]
+#[must_use = "call `end` to check the absence"]
 pub(crate) struct Absence {
     crd: CrdBuilder,
     begin: Mark,

@@ -15,7 +15,7 @@ pub(crate) async fn alone(name: &str, test: impl Future<Output = ()>) {
 }
 
 /// As [`alone`], in an environment that the parent process sets up first.
-#[expect(clippy::print_stdout, reason = "what the test said belongs to its output")]
+#[expect(clippy::print_stdout, reason = "the child's output belongs to the test's output")]
 pub(crate) async fn alone_where(
     name: &str,
     environment: impl FnOnce() -> Vec<(&'static str, OsString)>,
@@ -35,7 +35,7 @@ pub(crate) async fn alone_where(
         .unwrap();
     let [printed, said] = [&own.stdout, &own.stderr].map(|it| String::from_utf8_lossy(it));
     println!("{}", quoted(&format!("{printed}{said}")));
-    assert!(own.status.success(), "{name} failed in a process of its own");
+    assert!(own.status.success(), "{name} failed in its separate process");
     assert!(printed.contains("1 passed"), "{name} is not a test's name");
 }
 

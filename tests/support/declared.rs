@@ -83,7 +83,7 @@ impl Declared {
         let hooks = Arc::clone(&self.hooks);
         let made = move |definition: &Definition| -> Arc<dyn Hook> {
             let hooks = hooks.lock().unwrap();
-            Arc::clone(hooks.get(&definition.name).expect("its hook came before it"))
+            Arc::clone(hooks.get(&definition.name).expect("its hook was registered first"))
                 as Arc<dyn Hook>
         };
         let options = MetaOptions {

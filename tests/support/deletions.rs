@@ -33,7 +33,7 @@ impl Deletions {
         let seen = self.seen.lock().unwrap();
         for (path, options) in &*seen {
             let uid = options["preconditions"]["uid"].as_str().unwrap_or_default();
-            assert!(!uid.is_empty(), "whatever has the name is deleted: {path} {options}");
+            assert!(!uid.is_empty(), "the deletion names no uid: {path} {options}");
         }
         seen.len()
     }

@@ -36,7 +36,7 @@ impl Harness<'_> {
                     begun = epoch;
                 }
                 TransitionKind::Done(_) => {
-                    assert_eq!(epoch, begun, "{name}: only what has begun is done");
+                    assert_eq!(epoch, begun, "{name}: only a started epoch can be done");
                     assert_eq!(epoch, done + 1, "{name}: epoch {epoch} is done once");
                     done = epoch;
                 }

@@ -198,7 +198,8 @@ impl Reconciler for Recorder {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let epoch = context.epoch();
-        let store = context.store(&self.type_ref).ok_or("the type is no input")?;
+        let store =
+            context.store(&self.type_ref).ok_or("the controller does not watch the type")?;
         self.keep_store(epoch.number(), &store);
         let object = store.get(&request);
         let (controller, stale) = (epoch.controller().as_str(), context.stale());

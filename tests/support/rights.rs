@@ -62,7 +62,7 @@ impl Rights {
     }
 
     async fn revoke(&self, client: Client, name: &str) {
-        self.granted.lock().unwrap().remove(name).expect("it was granted");
+        self.granted.lock().unwrap().remove(name).expect("the rights were granted");
         match self.simulated {
             Some(_) => self.tell_the_simulation(),
             None => revoke(client, &self.user, name).await,

@@ -180,7 +180,7 @@ impl Workload {
     pub(crate) async fn delete(&self, name: &str) {
         self.parents.delete(name, &DeleteParams::background()).await.unwrap();
         let child = format!("{name}-0");
-        self.gone(&format!("all of {name}"), async || {
+        self.gone(&format!("everything of {name}"), async || {
             let parent = self.parents.get_opt(name).await?.is_some();
             let config_map = self.children.get_opt(&child).await?.is_some();
             let secret = self.secrets.get_opt(&child).await?.is_some();
@@ -242,7 +242,7 @@ impl Workload {
     async fn gone(&self, what: &str, is_there: impl AsyncFn() -> kube::Result<bool>) {
         until(&format!("{what} is gone"), async || match is_there().await {
             Ok(false) => Ok(()),
-            Ok(true) => Err("it is there".to_owned()),
+            Ok(true) => Err("the object exists".to_owned()),
             Err(error) => Err(error.to_string()),
         })
         .await;
@@ -286,7 +286,10 @@ impl Workload {
 /// Returns a mask of the differences between any two runs: the uid of the parent, in the label that
 /// selects its children and in their last-applied annotation.
 pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
-    assert!(one.objects.values().any(|history| history.deletes > 0), "it deletes: {one:#?}");
+    assert!(
+        one.objects.values().any(|history| history.deletes > 0),
+        "the workload deletes nothing: {one:#?}"
+    );
     assert!(one.objects.len() >= 10, "two parents, eight children: {one:#?}");
     for recording in [one, other] {
         for (child, end) in ends_of_children(recording) {
@@ -306,7 +309,7 @@ pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
         mask.hide(format!("/{uid}")).hide(format!("/metadata/annotations/{applied}/{uid}"))
     };
     let expected = with_uids(Mask::default());
-    assert_eq!(with_uids(mask.clone()), expected, "nothing else is a matter of chance");
+    assert_eq!(with_uids(mask.clone()), expected, "only the expected values are random");
     mask
 }
 
