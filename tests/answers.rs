@@ -71,8 +71,8 @@ async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
     assert!(tries.len() > 10, "retries continue: {}", tries.len());
     let later = &tries[10..];
     assert!(most_within(Duration::from_secs(1), later) <= 1, "{:?}", tries.len());
-    let told = bench.events("SyncError").concat();
-    assert!(told.contains(conflict) && told.contains("rival keeps writing it"), "{told}");
+    let events = bench.events("SyncError").concat();
+    assert!(events.contains(conflict) && events.contains("rival keeps writing it"), "{events}");
     bench.faults.remove(rule);
     drop(maps);
     let took = bench.settled(&["p"], 1, "ours").await;
@@ -157,17 +157,17 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
         sleep(Duration::from_secs(30)).await;
 
         let tries = bench.sent(Verb::Create);
-        let told = bench.events("SyncError");
+        let events = bench.events("SyncError");
         if let Means::NotBefore(seconds) = means {
             assert_eq!(tries.len(), if seconds < 30 { 2 } else { 1 }, "{what}");
-            assert_eq!(told, [] as [&str; 0], "{what}");
+            assert_eq!(events, [] as [&str; 0], "{what}");
         } else {
             // Back-off from 5 ms, doubling; an event in between causes a sync within a second.
             let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
             let last = gaps.iter().rev().take(3).collect::<Vec<_>>();
             assert!((11..=14).contains(&tries.len()), "{what}: {gaps:?}");
             assert!(last.windows(2).all(|two| *two[0] > *two[1] * 3 / 2), "{what}: {gaps:?}");
-            assert!(told.len() == 1 && told[0].contains("not this one"), "{what}: {told:?}");
+            assert!(events.len() == 1 && events[0].contains("not this one"), "{what}: {events:?}");
         }
         let looked = looked_before_each(&bench);
         // A throttled request was not carried out. A 503 with `Retry-After` is no proof of that,

@@ -280,8 +280,8 @@ async fn a_child_that_the_server_refuses_holds_up_no_other() {
     harness.create(&crd, "gear", 1).await;
 
     supervised.child("gear", 1).await;
-    let told = supervised.event("gear", "SyncError", "No_Name").await;
-    assert!(told.message.unwrap().contains("creating ConfigMap"));
+    let event = supervised.event("gear", "SyncError", "No_Name").await;
+    assert!(event.message.unwrap().contains("creating ConfigMap"));
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
     let parents = harness.scope.api(&crd, "v1");

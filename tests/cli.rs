@@ -100,9 +100,9 @@ async fn the_demo_is_played_without_a_control_plane() {
     let played = run(&["dev", "--demo", "--simulated"]).await;
 
     assert_code(&played, 0);
-    let told = String::from_utf8_lossy(&played.stdout).into_owned();
-    assert!(told.contains("A simulated API server runs"), "{told}");
-    assert!(told.contains("CRD gone → controller done (TypeGone)"), "{told}");
+    let output = String::from_utf8_lossy(&played.stdout).into_owned();
+    assert!(output.contains("A simulated API server runs"), "{output}");
+    assert!(output.contains("CRD gone → controller done (TypeGone)"), "{output}");
 }
 
 #[tokio::test]

@@ -146,8 +146,8 @@ async fn the_python_example_greets() {
     greetings(&client).patch("hello", &PatchParams::default(), &german).await.unwrap();
     condition(&client, "HooksHealthy", "False", "HookUnreachable").await;
     let events = Api::<Event>::namespaced(client.clone(), "default");
-    let told = events.list(&ListParams::default()).await.unwrap();
-    assert!(told.iter().any(|event| event.reason.as_deref() == Some("SyncError")));
+    let listed = events.list(&ListParams::default()).await.unwrap();
+    assert!(listed.iter().any(|event| event.reason.as_deref() == Some("SyncError")));
     assert!(text(&client, "hello-ja").await.is_some());
     let (_process, _) = hook(port).await;
     condition(&client, "HooksHealthy", "True", "HooksAnswer").await;
@@ -161,8 +161,8 @@ async fn the_python_example_greets() {
     eventually("bonjour again", async || text(&client, "hello-fr").await).await;
     for reason in ["Starting", "Started", "Stopping", "Stopped"] {
         eventually(reason, async || {
-            let told = events.list(&ListParams::default()).await.unwrap();
-            told.into_iter().find(|event| event.reason.as_deref() == Some(reason))
+            let listed = events.list(&ListParams::default()).await.unwrap();
+            listed.into_iter().find(|event| event.reason.as_deref() == Some(reason))
         })
         .await;
     }

@@ -242,12 +242,12 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     // The base also grants the right to create Events.
     let events = Api::<Event>::namespaced(client, "default");
     let of_controller = ListParams::default().fields("involvedObject.kind=CompositeController");
-    let told = async {
+    let reported = async {
         while events.list(&of_controller).await.unwrap().items.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(DEADLINE, told).await.expect("an Event about the controller exists");
+    timeout(DEADLINE, reported).await.expect("an Event about the controller exists");
 
     // The manager lacks no right for its own types.
     let mut refused = manager.terminate().await;

@@ -265,7 +265,7 @@ async fn hooks_with_wrong_certificates() {
         parent(&bench, &format!("{name}.test"), &format!("of-{name}"), 1);
     }
 
-    let are_told = bench.server.wait_until(|_| {
+    let all_reported = bench.server.wait_until(|_| {
         servers.iter().all(|(name, _, reason)| {
             let (word, text) = hook_condition(&bench, name);
             let event = events_of(&bench, &format!("of-{name}"));
@@ -273,7 +273,7 @@ async fn hooks_with_wrong_certificates() {
             by_event && word == "HookUnreachable" && text.contains(reason)
         })
     });
-    let late = timeout(REPORT_DEADLINE, are_told).await.is_err();
+    let late = timeout(REPORT_DEADLINE, all_reported).await.is_err();
     let said = servers.iter().map(|(name, ..)| {
         (*name, hook_condition(&bench, name), events_of(&bench, &format!("of-{name}")))
     });
@@ -290,8 +290,11 @@ async fn hooks_with_wrong_certificates() {
         sleep(Duration::from_millis(1500)).await;
     }
     for (name, server, _) in &servers {
-        let told = events_of(&bench, &format!("of-{name}"));
-        assert!(told.len() == 1 && told[0].1 > 1, "{name}: one Event that is counted: {told:#?}");
+        let events = events_of(&bench, &format!("of-{name}"));
+        assert!(
+            events.len() == 1 && events[0].1 > 1,
+            "{name}: one Event that is counted: {events:#?}"
+        );
         // Back-off from 5 ms, doubling up to a second: at most eight tries in the first second.
         let most = 9 + begin.elapsed().as_secs();
         let tries = server.connections();

@@ -101,7 +101,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
     let manager = harness.manager.clone();
 
     let removed = async { manager.remove("leaky").await };
-    let told = async {
+    let reported = async {
         harness.state("leaky", ControllerState::Stopping).await;
         let lines = [
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"epoch\"}: 1, 0",
@@ -112,7 +112,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
         release.notify_one();
     };
 
-    tokio::join!(removed, told);
+    tokio::join!(removed, reported);
     leaks.assert_baseline(&baseline).await;
 }
 

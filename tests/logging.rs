@@ -206,7 +206,7 @@ fn cases() -> Vec<Case> {
     ]
 }
 
-fn tells(case: &Case, line: &Line) -> bool {
+fn matches_case(case: &Case, line: &Line) -> bool {
     let of = |(name, value): &(&str, &str)| line.field(name) == *value;
     line.message == case.message
         && line.field("error").contains(case.error)
@@ -229,11 +229,11 @@ async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
         sleep(case.within).await;
 
         let early = logs.troubles();
-        let told = early.iter().filter(|line| tells(&case, line)).count();
+        let logged = early.iter().filter(|line| matches_case(&case, line)).count();
         // Each reconcile fails on its own, with a growing back-off.
         let repeats = case.message == "reconcile failed";
-        if told == 0 || told > 1 && !repeats {
-            wrong.push(format!("{what}: logged {told} times: {early:#?}"));
+        if logged == 0 || logged > 1 && !repeats {
+            wrong.push(format!("{what}: logged {logged} times: {early:#?}"));
         }
         sleep(LASTS).await;
         let all = logs.troubles();

@@ -60,8 +60,8 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
     sleep(Duration::from_secs(600)).await;
 
     assert_eq!(widgets(&bench), OWNER_DEPTH + 1);
-    let told = bench.events("OwnerChainTooDeep");
-    assert!(told.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{told:?}");
+    let events = bench.events("OwnerChainTooDeep");
+    assert!(events.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{events:?}");
     let reason = |bench: &Bench| {
         let controllers = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
         let conditions = controllers[0]["status"]["conditions"].as_array().cloned();

@@ -46,11 +46,11 @@ async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller
     harness.create(&crd, "gear", 1).await;
 
     supervised.event("gear", "SyncError", "No_Name").await;
-    let told = |status: &_| {
+    let is_reported = |status: &_| {
         let running = condition(status, "Running");
         running.status == "True" && running.message.contains("No_Name")
     };
-    supervised.status("a", "reports the last error", told).await;
+    supervised.status("a", "reports the last error", is_reported).await;
     supervised.end().await;
 }
 

@@ -16,10 +16,10 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     // The create is carried out, but its answer breaks off; and the watch of the children is held.
     let cut = Rule::new(Action::Cut { after_bytes: 10 }).verb(Verb::Create);
     let cut = harness.faults.add(cut.resource("", "configmaps").times(1));
-    let deaf = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");
-    let deaf = harness.faults.add(deaf);
+    let held = Rule::new(Action::Hang).verb(Verb::Watch).resource("", "configmaps");
+    let held = harness.faults.add(held);
     harness.faults.cut_open(|info| info.resource == "configmaps");
-    harness.faults.wait_until(|faults| faults.hits(deaf) > 0).await;
+    harness.faults.wait_until(|faults| faults.hits(held) > 0).await;
     let mark = harness.mark();
 
     harness.create(&crd, "gear", 1).await;
@@ -35,7 +35,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     })
     .await;
     assert_eq!((harness.faults.hits(cut), supervised.hook.count("gear")), (1, 1));
-    harness.faults.remove(deaf);
+    harness.faults.remove(held);
     supervised.hook.asked_again("gear", 1).await;
     let call = supervised.hook.calls().into_iter().rfind(|call| call.parent() == "gear").unwrap();
     let children = &call.body["children"]["ConfigMap.v1"];

@@ -108,8 +108,8 @@ async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_na
     bench.until("the other child is created", |bench| bench.children().contains_key("p-1")).await;
     sleep(Duration::from_secs(10)).await;
 
-    let told = bench.events("SyncError").concat();
-    assert!(told.contains("it exists already and belongs to ConfigMap owner"), "{told}");
+    let events = bench.events("SyncError").concat();
+    assert!(events.contains("it exists already and belongs to ConfigMap owner"), "{events}");
     assert_eq!(bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap(), theirs);
     bench.end().await;
 }

@@ -210,8 +210,8 @@ async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() 
     let free = |child: Option<&ConfigMap>| child.is_some_and(|it| it.owner_references().is_empty());
     let released = supervised.config_map("gear", "is released", free).await.unwrap();
     assert_eq!(released.uid(), orphan.uid());
-    let told = supervised.event("gear", "SyncError", "has no owner").await;
-    assert_eq!(told.source.unwrap().component.as_deref(), Some("metacontroller"));
+    let event = supervised.event("gear", "SyncError", "has no owner").await;
+    assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
     assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "the orphan is left alone");
     supervised.end().await;
 }

@@ -133,8 +133,8 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
         Ok(json!({"children": [wrong]}))
     });
     harness.touch("a").await;
-    let told = harness.event("SyncError", "the old one stays").await;
-    assert!(told.message.unwrap().contains("no/key"), "the reason is the server's");
+    let event = harness.event("SyncError", "the old one stays").await;
+    assert!(event.message.unwrap().contains("no/key"), "the reason is the server's");
     let kept = harness.config_map("one").await.unwrap();
     assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
 

@@ -115,8 +115,8 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     let recorder = testbed.controller("late", &crd).await;
     // Answers of a late replica that does not serve the CRD yet.
     let lags = [Verb::List, Verb::Watch].map(|verb| {
-        let unheard = Action::Reply(Reply::text(404, "404 page not found\n"));
-        testbed.faults.add(Rule::new(unheard).group(&testbed.scope.group).verb(verb).times(2))
+        let not_found = Action::Reply(Reply::text(404, "404 page not found\n"));
+        testbed.faults.add(Rule::new(not_found).group(&testbed.scope.group).verb(verb).times(2))
     });
 
     let life = async {
@@ -132,7 +132,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     };
     select! {
         () = life => {}
-        told = tells_of_an_error(&testbed, "late") => panic!("{told:#?}"),
+        failed = until_error(&testbed, "late") => panic!("{failed:#?}"),
     }
 
     assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all faults were hit");
@@ -147,7 +147,7 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
 }
 
 /// Waits for a status with an error and returns it.
-async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
+async fn until_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
     let mut snapshots = testbed.manager.watch();
     loop {
         let status = snapshots.borrow_and_update().get(&name.into()).cloned();

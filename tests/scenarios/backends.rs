@@ -18,7 +18,7 @@ use tokio::time;
 use super::{
     Testbed,
     change::{assert_unmoved, change_crd, lists, watched_again, watches},
-    server_faults::{Bystander, assert_nothing_purged, goes_on_stale, status},
+    server_faults::{Bystander, assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
@@ -170,7 +170,7 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
     let stale = testbed.until("converted", "is stale", failed).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
     assert!(stale.message.contains("conversion webhook for"), "{}", stale.message);
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     assert_nothing_purged(&recorder);
     testbed.resize(&crd, "kept", 2).await;
     testbed.delete(&crd, "deleted").await;
@@ -254,7 +254,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     service.turns(&testbed, &group, Health::Ill);
     let stale = testbed.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     testbed.create(&widgets, "meanwhile", 1).await;
     of_crd.saw("meanwhile", 1).await;
     // The real API server checks its services every 30 seconds; `tests/aggregated.rs` waits for

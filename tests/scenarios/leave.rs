@@ -193,7 +193,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     })
     .await;
     // The deletion of the held object stays unseen, so that the cache has something to free.
-    hears_no_more(&testbed, &crd).await;
+    hide_changes(&testbed, &crd).await;
     testbed.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
     testbed.scope.wait_gone(&crd).await.unwrap();
     let gone = Instant::now();
@@ -263,7 +263,7 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
 
 /// Cuts the watch of a type and holds every later request, so that changes of its objects stay
 /// unseen.
-async fn hears_no_more(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
+async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     let resource = crd.api_resource("v1");
     watched_again(testbed, crd, 0).await;
     let rule = Rule::new(Action::Hang).resource(resource.group, resource.plural);
@@ -282,7 +282,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     testbed.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&testbed, &crd).await;
+    let hidden = hide_changes(&testbed, &crd).await;
     let unseen = Rule::new(Action::Hang);
     let unseen = unseen.resource("apiextensions.k8s.io", "customresourcedefinitions");
     let unseen = testbed.faults.add(unseen);
@@ -290,7 +290,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     assert!(testbed.faults.cut_open(is_crds) > 0);
 
     testbed.uninstall(&crd).await;
-    testbed.faults.remove(deaf);
+    testbed.faults.remove(hidden);
 
     // The watch has ended, but a 404 proves no absence.
     testbed.until("unaware", "is stale", |it| it.report.stale).await;
@@ -323,7 +323,7 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     recorder.saw("same", 1).await;
     let before = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&testbed, &crd).await;
+    let hidden = hide_changes(&testbed, &crd).await;
     assert_eq!(store.len(), 1);
 
     match &script {
@@ -341,7 +341,7 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
 
     assert_eq!(testbed.done("anew", 1).await, DoneReason::TypeGone);
     assert_emptied(&store, &testbed.scope.namespace);
-    testbed.faults.remove(deaf);
+    testbed.faults.remove(hidden);
     testbed.running("anew", 2).await;
     let after = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     assert_ne!(before.identity.uid, after.identity.uid);

@@ -24,7 +24,7 @@ use tokio::{
 use super::{
     Testbed,
     change::{lists, watched_again, watches},
-    server_faults::{assert_nothing_purged, goes_on_stale, status},
+    server_faults::{assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
     support::{Act, HarnessOptions, Recorder, Server, eventually},
@@ -375,7 +375,7 @@ async fn tokens_that_expire_stop_nothing(server: Server<'static>) {
         let name = format!("many-{number}");
         let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-        goes_on_stale(recorder).await;
+        reconciles_stale(recorder).await;
     }
     time::sleep(Duration::from_secs(time)).await;
     many.assert_undisturbed(&testbed);

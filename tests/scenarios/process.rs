@@ -64,9 +64,9 @@ const OWN: &str = "compositecontrollers.metacontroller.k8s.io";
 const GRACE: Duration = Duration::from_secs(5);
 
 /// Reconciler that ignores the cancellation.
-struct Deaf;
+struct Uncancellable;
 
-impl Reconciler for Deaf {
+impl Reconciler for Uncancellable {
     async fn reconcile(&self, _: Request, _: Context) -> Result<Outcome, ReconcileError> {
         future::pending().await
     }
@@ -128,7 +128,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let deaf = Controller::builder("deaf")
         .for_type(recorder.type_ref().clone())
         .conditional()
-        .build(&testbed.cluster, Deaf)
+        .build(&testbed.cluster, Uncancellable)
         .unwrap();
     testbed.add("deaf", Arc::new(deaf)).await;
     let hook = InProcessHook::new(|_| future::pending());
@@ -164,8 +164,8 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         None => server.plane().client().unwrap(),
     };
     let declarations = Api::<CompositeController>::all(client);
-    let told = declarations.get(&declared).await.unwrap().status.unwrap();
-    assert_eq!(told.state.as_deref(), Some("Running"), "another process may continue it");
+    let status = declarations.get(&declared).await.unwrap().status.unwrap();
+    assert_eq!(status.state.as_deref(), Some("Running"), "another process may continue it");
     declarations.delete(&declared, &DeleteParams::default()).await.unwrap();
 }
 
@@ -227,10 +227,10 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         let status = testbed.status(&testbed.runnable(last));
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
-    let told =
+    let series =
         "pilotlight_controller_state{controller=\"compositecontrollers\",state=\"Waiting\"} 1";
     let metrics = metrics_text(&testbed.metrics);
-    assert!(metrics.lines().any(|line| line == told), "{metrics}");
+    assert!(metrics.lines().any(|line| line == series), "{metrics}");
 
     install_own_crds_on(testbed.scope.client()).await;
     testbed.running(SUPERVISOR, 2).await;
@@ -256,8 +256,8 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
     for (last, epoch) in [("same", 1), ("edited", 2)] {
         until("its status is written", async || {
             let status = declared(last).await.data["status"].clone();
-            let told = (status["state"].as_str(), status["epoch"].as_i64());
-            if told == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
+            let found = (status["state"].as_str(), status["epoch"].as_i64());
+            if found == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
         })
         .await;
     }
@@ -310,8 +310,8 @@ async fn no_right_to_read_crds(server: Server<'static>) {
         testbed.faults.cut_open(|info| info.resource == "customresourcedefinitions");
         // Seven refusals in a row, at most 40 s apart.
         tokio::time::sleep(Duration::from_secs(7 * 40)).await;
-        let told = |it: &RunnableStatus| it.message.contains("polled");
-        testbed.until("polled", "reports the polling again", told).await;
+        let polled = |it: &RunnableStatus| it.message.contains("polled");
+        testbed.until("polled", "reports the polling again", polled).await;
     }
     testbed.finish().await;
 }

@@ -101,7 +101,7 @@ impl Bystander {
 }
 
 /// Waits until a reconcile has read a cached object and is flagged stale.
-pub(super) async fn goes_on_stale(recorder: &Recorder) {
+pub(super) async fn reconciles_stale(recorder: &Recorder) {
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert!(stale.uid.is_some(), "the cache is kept");
@@ -187,7 +187,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
     testbed.faults.forget_seen();
     testbed.until("widgets", "is stale", |it| it.report.stale).await;
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     assert_eq!(testbed.cluster.types.get(recorder.type_ref()).state, TypeState::Served);
     bystander.is_served(&testbed, "meanwhile").await;
     testbed.resize(&crd, "kept", 2).await;
@@ -231,7 +231,7 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
         "CRDs, APIServices and the objects are watched"
     );
     testbed.until("widgets", "is stale", |it| it.report.stale).await;
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     let discovered = |info: &RequestInfo| info.path == "/apis";
     let asked = testbed.faults.seen().into_iter().filter(discovered).count();
     let asked_again = testbed
@@ -381,7 +381,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
     assert_eq!((refused.state, refused.epoch), (ControllerState::Running, 1));
     assert!(refused.message.contains("grant") && refused.message.contains(&crd.name()));
     assert!(refused.report.stale);
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     testbed.resize(&crd, "kept", 2).await;
     bystander.is_served(&testbed, "meanwhile").await;
     if let Some(script) = testbed.server.script() {
@@ -437,9 +437,9 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
         all.retain(|it| *it.key.identity.plural == *resource.plural);
         all.remove(0)
     };
-    let told = informer();
-    assert_eq!((told.progress, told.quarantined.len()), (Progress::Synced, 1));
-    let error = &told.quarantined[0];
+    let reported = informer();
+    assert_eq!((reported.progress, reported.quarantined.len()), (Progress::Synced, 1));
+    let error = &reported.quarantined[0];
     assert_eq!(error.key.as_ref().map(|key| &*key.name), Some("bad"));
     assert_eq!(error.field, "metadata.labels");
     testbed.faults.remove(rule);
@@ -451,8 +451,9 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
 
     // Valid for the cache, but not for the typed reconciler.
     testbed.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
-    let told = testbed.until("widgets", "reports the error", |it| it.last_error().is_some()).await;
-    assert_eq!((told.state, told.epoch), (ControllerState::Running, 1));
+    let reported =
+        testbed.until("widgets", "reports the error", |it| it.last_error().is_some()).await;
+    assert_eq!((reported.state, reported.epoch), (ControllerState::Running, 1));
     testbed.resize(&crd, "a", 3).await;
     recorder.until("another", |seen| seen.name == "a" && seen.size == Some(3)).await;
     testbed.resize(&crd, "c", 3).await;

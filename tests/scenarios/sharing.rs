@@ -301,8 +301,8 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let wanted = (Some(informers), Some(objects));
         until(&format!("the metrics say {wanted:?}"), async || {
             match (metric("tasks"), metric("objects")) {
-                told if told == wanted => Ok(()),
-                told => Err(format!("{told:?}")),
+                found if found == wanted => Ok(()),
+                found => Err(format!("{found:?}")),
             }
         })
         .await;
@@ -319,9 +319,9 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "equal keys share: {requests:#?}");
     let status = testbed.cluster.informers.status();
-    let told: BTreeMap<_, _> =
+    let subscribers: BTreeMap<_, _> =
         status.iter().map(|it| (format!("{:?}", it.key), it.subscribers)).collect();
-    assert_eq!(told, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
+    assert_eq!(subscribers, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
     metrics(5, 4).await;
 
     let (kept, leaving) = (firsts.remove(0), firsts);

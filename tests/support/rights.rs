@@ -49,14 +49,14 @@ impl Rights {
             unbounded: !groups.is_empty(),
             granted: Mutex::default(),
         };
-        rights.tell_the_simulation();
+        rights.apply_to_simulation();
         rights
     }
 
     pub(super) async fn grant(&self, client: Client, name: &str, rules: &[Rule]) {
         self.granted.lock().unwrap().insert(name.to_owned(), rules.to_vec());
         match self.simulated {
-            Some(_) => self.tell_the_simulation(),
+            Some(_) => self.apply_to_simulation(),
             None => grant(client, &self.user, name, rules).await,
         }
     }
@@ -64,14 +64,14 @@ impl Rights {
     async fn revoke(&self, client: Client, name: &str) {
         self.granted.lock().unwrap().remove(name).expect("the rights were granted");
         match self.simulated {
-            Some(_) => self.tell_the_simulation(),
+            Some(_) => self.apply_to_simulation(),
             None => revoke(client, &self.user, name).await,
         }
     }
 
     /// Sends the rights to the simulated server, whose rules are a list in which the first match
     /// decides.
-    fn tell_the_simulation(&self) {
+    fn apply_to_simulation(&self) {
         let Some(server) = &self.simulated else { return };
         if self.unbounded {
             return;
