@@ -1,5 +1,4 @@
-//! A type that another server serves, on behalf of an APIService: its server comes, fails and
-//! goes.
+//! A type of an aggregated API server: its APIService is created and deleted, and its server fails.
 
 mod backend;
 
@@ -24,7 +23,7 @@ use crate::support::{Act, Carrier, Embedded, Harness, Recorder};
 
 #[tokio::test]
 async fn a_type_of_another_server_comes_fails_and_goes() {
-    // Side by side: the API server asks how a backend does every 30 seconds.
+    // In parallel, because the API server checks a backend only every 30 seconds.
     tokio::join!(
         comes_fails_and_goes("aggregated", Discovery::Aggregated),
         comes_fails_and_goes("aggregated-legacy", Discovery::Legacy),
@@ -62,7 +61,8 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
     harness.end().await.unwrap();
 }
 
-/// The controller goes on over its cache meanwhile, and knows that it is behind.
+/// Asserts that the controller keeps its cache, flagged stale, while the server fails, and recovers
+/// with it.
 async fn fails_and_recovers(
     harness: &Harness<'_>,
     gauges: &TypeRef,
@@ -72,7 +72,7 @@ async fn fails_and_recovers(
     backend.turns(Health::Ill);
     let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
     harness.type_state(gauges, "is unknown while its server fails", unknown).await;
-    let status = harness.until("gauges", "is behind", |it| it.report.stale).await;
+    let status = harness.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
@@ -84,7 +84,7 @@ async fn fails_and_recovers(
     assert_eq!(harness.status("gauges").epoch, 1);
 }
 
-/// Registers a server for `gauges` of this group.
+/// Registers an APIService for `gauges` of this group.
 pub(crate) async fn install(harness: &Harness<'_>, group: &str, backend: &Backend) {
     let namespace = &harness.scope.namespace;
     let service = serde_json::from_value(json!({

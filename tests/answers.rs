@@ -1,5 +1,5 @@
-//! What the API server may answer to a write, and what becomes of it: under paused time, on the
-//! simulated server.
+//! Answers of the API server to writes and their effects, under paused time on the simulated
+//! server.
 
 mod owners;
 
@@ -20,12 +20,12 @@ fn reply(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
 }
 
-/// A rule about ConfigMaps.
+/// Rule for requests for ConfigMaps.
 fn children(action: Action, verb: Verb) -> Rule {
     Rule::new(action).verb(verb).resource("", "configmaps")
 }
 
-/// The most of these moments that lie within one such span.
+/// Largest number of these moments within any window of this length.
 fn most_within(span: Duration, moments: &[Instant]) -> usize {
     let from = |begin: Instant| moments.iter().filter(move |at| (begin..begin + span).contains(at));
     moments.iter().map(|begin| from(*begin).count()).max().unwrap_or_default()
@@ -68,11 +68,11 @@ async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
     }
 
     let tries = bench.sent(Verb::Update);
-    assert!(tries.len() > 10, "it goes on: {}", tries.len());
+    assert!(tries.len() > 10, "retries continue: {}", tries.len());
     let later = &tries[10..];
     assert!(most_within(Duration::from_secs(1), later) <= 1, "{:?}", tries.len());
-    let told = bench.events("SyncError").concat();
-    assert!(told.contains(conflict) && told.contains("rival keeps writing it"), "{told}");
+    let events = bench.events("SyncError").concat();
+    assert!(events.contains(conflict) && events.contains("rival keeps writing it"), "{events}");
     bench.faults.remove(rule);
     drop(maps);
     let took = bench.settled(&["p"], 1, "ours").await;
@@ -98,18 +98,19 @@ async fn a_conflict_without_an_event_is_met_less_than_once_a_second() {
     bench.end().await;
 }
 
-/// What an answer to a create says of the next one.
+/// Meaning of an answer to a create for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Means {
-    /// It was not made, and will not be by itself: it is sent ever less often.
+    /// The object was not created: retried with a growing back-off.
     Refused,
-    /// It may have been made: as often, and the server is asked for it before each.
+    /// The object may have been created: same back-off, with a read of the object before each
+    /// retry.
     Perhaps,
-    /// It was not made, and is not to be sent before so many seconds have passed.
+    /// The object was not created, and the retry waits at least this many seconds.
     NotBefore(u64),
 }
 
-/// Between each two creates: whether the server was asked for the object by its name.
+/// For each pair of successive creates, whether the object was read by its name in between.
 fn looked_before_each(bench: &Bench) -> Vec<bool> {
     let requests = bench.requests();
     let is = |info: &RequestInfo, verb| info.resource == "configmaps" && info.verb == verb;
@@ -121,14 +122,14 @@ fn looked_before_each(bench: &Bench) -> Vec<bool> {
                 .any(|(_, info)| is(info, Verb::List) && info.query.contains("metadata.name%3Dp-0"))
         })
         .collect();
-    // What comes after the last one.
+    // Requests after the last create.
     looked.pop();
     looked
 }
 
 #[tokio::test(start_paused = true)]
 async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
-    // Everybody may send `Retry-After`, but only of these two does it say when to come again.
+    // Any answer may carry `Retry-After`, but only these two reasons make it a pause.
     let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
     for (code, reason, after, means) in [
         (400, "BadRequest", Some(600), Means::Refused),
@@ -156,20 +157,21 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
         sleep(Duration::from_secs(30)).await;
 
         let tries = bench.sent(Verb::Create);
-        let told = bench.events("SyncError");
+        let events = bench.events("SyncError");
         if let Means::NotBefore(seconds) = means {
             assert_eq!(tries.len(), if seconds < 30 { 2 } else { 1 }, "{what}");
-            assert_eq!(told, [] as [&str; 0], "{what}");
+            assert_eq!(events, [] as [&str; 0], "{what}");
         } else {
-            // 5 ms doubled; what came in between is asked for within a second.
+            // Back-off from 5 ms, doubling; an event in between causes a sync within a second.
             let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
             let last = gaps.iter().rev().take(3).collect::<Vec<_>>();
             assert!((11..=14).contains(&tries.len()), "{what}: {gaps:?}");
             assert!(last.windows(2).all(|two| *two[0] > *two[1] * 3 / 2), "{what}: {gaps:?}");
-            assert!(told.len() == 1 && told[0].contains("not this one"), "{what}: {told:?}");
+            assert!(events.len() == 1 && events[0].contains("not this one"), "{what}: {events:?}");
         }
         let looked = looked_before_each(&bench);
-        // Of what was refused for a time nothing was made, as all of a 503 is but its code.
+        // A throttled request was not carried out. A 503 with `Retry-After` is no proof of that,
+        // because a proxy may send it for a request that it has already forwarded.
         let wanted = means == Means::Perhaps || code == 503;
         assert!(looked.iter().all(|looked| *looked == wanted), "{what}: {looked:?}");
         assert!(bench.children().is_empty(), "{what}");
@@ -177,7 +179,7 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
         let took = bench.settled(&["p"], 1, "one").await;
         let longest = match means {
             Means::Refused | Means::Perhaps => 60,
-            // A quarter is added, so that not all come at once.
+            // Jitter adds up to a quarter, so that retries do not coincide.
             Means::NotBefore(seconds) => seconds * 5 / 4,
         };
         assert!(took < Duration::from_secs(longest), "{what}: {took:?}");
@@ -216,7 +218,7 @@ async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent
 
 #[tokio::test(start_paused = true)]
 async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
-    // As the filter in front of all requests answers, and as the registries behind it do.
+    // Answers of the filter in front of all requests, and of the registries behind it.
     let filter = |code: u16| Reply::text(code, "Too many requests, please try again later.\n");
     let registry = |code: u16, reason: &str, seconds: u64| {
         let mut reply = Reply::json(&json!({
@@ -227,7 +229,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         reply.code = code;
         reply
     };
-    // After so many children that were taken: of those the parent hears.
+    // `taken` creates succeed first; their watch events wake the parent.
     for (taken, reply, seconds) in [
         (0, filter(429).retry_after(20), 20),
         (1, filter(429).retry_after(20), 20),
@@ -240,7 +242,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         let refuses = children(Action::Reply(reply.clone()), Verb::Create);
         let rule = bench.faults.add(refuses.skip(taken).times(1));
         bench.parent("p", 2, "one");
-        bench.until("it is refused", |bench| bench.faults.hits(rule) == 1).await;
+        bench.until("the create is refused", |bench| bench.faults.hits(rule) == 1).await;
         let refused = Instant::now();
         let asked = bench.requests().len();
 
@@ -250,7 +252,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         assert!((least..=most).contains(&took), "{reply:?}: {took:?}");
         let own = |info: &RequestInfo| {
             let resources = ["configmaps", "events", "widgets"];
-            // The Events about the declared controller itself may still be on their way.
+            // Events about the declared controller itself may still be in flight.
             resources.contains(&&*info.resource)
                 && info.namespace != "default"
                 && !matches!(info.verb, Verb::List | Verb::Watch)
@@ -258,7 +260,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
         let requests = bench.requests();
         let is_early = |(at, info): &&(Instant, RequestInfo)| own(info) && *at < refused + least;
         let early: Vec<_> = requests[asked..].iter().filter(is_early).collect();
-        assert!(early.is_empty(), "{reply:?}: neither its other child nor an Event: {early:#?}");
+        assert!(early.is_empty(), "{reply:?}: early writes or reads: {early:#?}");
         assert_eq!(bench.events("SyncError"), [] as [&str; 0], "{reply:?}");
         assert_eq!(bench.sent(Verb::Create).len(), 3, "{reply:?}");
         bench.end().await;
@@ -288,7 +290,7 @@ async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
     assert!(rates[0] <= 250, "one request for each, and a few: {rates:?}");
     assert!(rates[1..].iter().all(|it| *it <= 20), "two a second: {rates:?}");
     bench.faults.remove(rule);
-    let took = bench.until("all are there", |bench| bench.children().len() == 201).await;
+    let took = bench.until("all children exist", |bench| bench.children().len() == 201).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     assert_eq!(bench.events("SyncError"), [] as [&str; 0]);
     bench.end().await;
@@ -300,7 +302,7 @@ async fn a_controller_that_was_asked_to_wait_stops_at_once() {
     let throttled = Reply::text(429, "later").retry_after(300);
     bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
     bench.parent("p", 1, "one");
-    bench.until("it is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
+    bench.until("the create is refused", |bench| !bench.sent(Verb::Create).is_empty()).await;
 
     let stopping = Instant::now();
     bench.end().await;
@@ -329,7 +331,7 @@ async fn one_child_of_five_that_is_refused_costs_the_others_nothing() {
             .await;
 
         sleep(Duration::from_secs(30)).await;
-        assert_eq!(bench.children()["p-2"], "one", "{code}: the old one stays");
+        assert_eq!(bench.children()["p-2"], "one", "{code}: the old child stays");
         assert!(bench.sent(Verb::Delete).is_empty(), "{code}");
         assert!(bench.events("SyncError").concat().contains(message), "{code}");
         bench.faults.remove(rule);
@@ -345,7 +347,9 @@ async fn a_slow_admission_holds_up_its_own_parent_alone() {
     let rule = bench.faults.add(children(slow, Verb::Create).times(1));
 
     bench.parent("slow", 1, "one");
-    bench.until("the slow one is asked about", |bench| bench.faults.hits(rule) == 1).await;
+    bench
+        .until("the request of the slow parent is sent", |bench| bench.faults.hits(rule) == 1)
+        .await;
     bench.parent("quick", 3, "one");
     let took = bench.settled(&["quick"], 3, "one").await;
 
@@ -373,7 +377,7 @@ async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one
     let theirs = bench.server.apply(theirs).unwrap();
 
     bench.parent("p", 0, "ours");
-    bench.until("the old one is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
+    bench.until("the old child is deleted", |bench| !bench.sent(Verb::Delete).is_empty()).await;
     sleep(Duration::from_secs(10)).await;
 
     let deleted = bench.server.requests();
@@ -382,13 +386,17 @@ async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one
         info.verb == Verb::Delete && info.resource == "configmaps" && user == "pilotlight"
     });
     let codes: Vec<_> = deleted.map(|request| request.code).collect();
-    assert!(codes.iter().all(|code| *code == Some(409)), "it is meant by its uid: {codes:?}");
+    assert!(codes.iter().all(|code| *code == Some(409)), "each deletion names the uid: {codes:?}");
     bench.faults.remove(unseen);
     sleep(Duration::from_secs(60)).await;
     let found = bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap();
     assert_eq!(found["metadata"]["uid"], theirs["metadata"]["uid"]);
-    assert_eq!(bench.sent(Verb::Delete).len(), codes.len(), "it is left alone once it is seen");
-    assert_eq!(bench.events("SyncError"), [""; 0], "that it is gone is what was wanted");
+    assert_eq!(
+        bench.sent(Verb::Delete).len(),
+        codes.len(),
+        "no deletion once the new object is seen"
+    );
+    assert_eq!(bench.events("SyncError"), [""; 0], "an absent object counts as deleted");
     bench.end().await;
 }
 
@@ -413,12 +421,12 @@ async fn a_stop_sends_nothing_more_of_what_a_hook_wanted() {
     let bench = Bench::start().await;
     bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
     bench.parent("p", 4, "one");
-    bench.until("the first child is made", |bench| bench.sent(Verb::Create).len() == 1).await;
+    bench.until("the first create is sent", |bench| bench.sent(Verb::Create).len() == 1).await;
 
     bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
     sleep(Duration::from_secs(10)).await;
 
-    // It may end within its grace, and was no longer needed after the first.
+    // The write may end within its grace; after the first create no other is needed.
     assert_eq!(bench.sent(Verb::Create).len(), 1);
     bench.end().await;
 }

@@ -1,11 +1,11 @@
-//! The rooms stand in one order, and imports never run backwards.
+//! Imports follow the order of the rooms, and documents name only what exists, in plain words.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// Each room with what it may import besides itself.
+/// Each room, with the rooms that it may import.
 const ROOMS: [(&str, &[&str]); 15] = [
     ("kind", &[]),
     ("duration", &[]),
@@ -78,7 +78,7 @@ fn sources(room: &str) -> Vec<PathBuf> {
     files
 }
 
-/// The rooms that a source names: `crate::room` anywhere, and `room::` inside `use crate::{…}`.
+/// Rooms that a source names: `crate::room` anywhere, and `room::` inside `use crate::{…}`.
 fn imported(source: &str) -> Vec<&'static str> {
     let mut text: String = source
         .lines()
@@ -131,7 +131,7 @@ fn imports_never_run_backwards() {
     for (room, allowed) in ROOMS {
         for file in sources(room) {
             let source = fs::read_to_string(&file).unwrap();
-            // What is built for tests alone may use the instruments for tests.
+            // Test modules may import the test kit.
             let place = file.strip_prefix(root).unwrap().with_extension("");
             let is_test = place.iter().any(|part| part == "tests");
             for other in imported(&source) {
@@ -206,10 +206,10 @@ fn every_test_that_the_table_of_faults_names_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 80, "they are read: {named}");
+    assert!(named > 80, "too few names were found: {named}");
 }
 
-/// Documents that name files of this repository, with the text in which they do.
+/// Documents that name files of this repository, with their prose.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut files = ["CHANGELOG.md", "DESIGN.md", "README.md", "deploy/README.md", "src/lib.rs"]
@@ -226,7 +226,7 @@ fn documents() -> Vec<(PathBuf, String)> {
             true => line.strip_prefix("//!"),
             false => Some(line),
         });
-        // Code blocks name files of other places.
+        // Code blocks name files of other repositories.
         let mut is_code = false;
         let prose = lines.filter(|line| {
             let fence = line.trim_start().starts_with("```");
@@ -281,10 +281,10 @@ fn every_file_and_function_that_a_document_names_exists() {
     }
 
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(named > 100, "they are read: {named}");
+    assert!(named > 100, "too few names were found: {named}");
 }
 
-/// Phrases without a noun, and everyday verbs in the place of the field's.
+/// Phrases without a noun, and everyday verbs in place of the field's.
 const VAGUE: [&str; 14] = [
     "whoever",
     "nobody",
@@ -306,11 +306,11 @@ const VAGUE: [&str; 14] = [
 fn documents_use_the_words_of_the_field() {
     let mut found = Vec::new();
     for (document, text) in documents() {
-        // Written from the tests of scenarios.
+        // Generated from the scenario tests.
         if document.ends_with("docs/scenarios.md") {
             continue;
         }
-        // Between backticks are names of the code.
+        // Text between backticks is code.
         let words: Vec<_> = text.split('`').step_by(2).collect();
         let words = words.join("`").split_whitespace().collect::<Vec<_>>().join(" ");
         let words = words.to_lowercase();
@@ -328,7 +328,7 @@ const HEADLESS: [&str; 9] =
 #[test]
 fn comments_begin_with_their_noun_and_use_plain_words() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut open: Vec<_> = ["src", "examples", "benches"].map(|room| root.join(room)).into();
+    let mut open: Vec<_> = ["src", "tests", "examples", "benches"].map(|room| root.join(room)).into();
     let (mut wrong, mut read) = (Vec::new(), 0);
     while let Some(path) = open.pop() {
         if path.is_dir() {
@@ -405,5 +405,5 @@ fn no_example_and_no_document_uses_a_client_without_a_fence() {
     let wrong: Vec<_> = files.iter().filter(|file| uses(file)).collect();
 
     assert!(wrong.is_empty(), "{wrong:?}");
-    assert!(files.len() > 10, "they are read: {}", files.len());
+    assert!(files.len() > 10, "too few names were found: {}", files.len());
 }

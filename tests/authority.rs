@@ -1,4 +1,4 @@
-//! The authority of the API server's certificate is replaced, in the file that holds it.
+//! Rotation of the authority (CA) of the API server's certificate, in the file that holds it.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -16,18 +16,18 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-/// A minute, as for the token, which is replaced in the same volume; and what a busy machine takes
-/// for a connection, or two.
+/// Deadline for a reload of the authority: a minute, as for the token in the same volume, and a
+/// margin for two connections on a busy machine.
 const READ_AGAIN: Duration = Duration::from_secs(75);
 
-/// The authority of the certificate that a proxy shows, as PEM.
+/// Authority of a proxy's certificate, as PEM.
 fn authority_of(proxy: &Proxy) -> Vec<u8> {
     let kubeconfig = Kubeconfig::from_yaml(&proxy.kubeconfig()).unwrap();
     let cluster = kubeconfig.clusters[0].cluster.as_ref().unwrap();
     STANDARD.decode(cluster.certificate_authority_data.as_ref().unwrap()).unwrap()
 }
 
-/// One address for whoever is the server at the time.
+/// Listens on one address and forwards each connection to the current server.
 async fn address(server: watch::Receiver<SocketAddr>) -> (SocketAddr, JoinSet<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -39,7 +39,7 @@ async fn address(server: watch::Receiver<SocketAddr>) -> (SocketAddr, JoinSet<()
             let server = *server.borrow();
             connections.spawn(async move {
                 let Ok(mut server) = TcpStream::connect(server).await else { return };
-                // Broken by either side.
+                // Either side may close the connection.
                 drop(copy_bidirectional(&mut client, &mut server).await);
             });
         }
@@ -64,17 +64,17 @@ async fn the_authority_of_the_api_server_is_read_again_within_a_minute() {
 
     std::fs::write(file.path(), authority_of(&new)).unwrap();
     server.send_replace(new.address());
-    // The connection that is open, too: one of those goes on as it is.
+    // Closes the open connection too, which would otherwise outlive the rotation.
     old.stop().await;
 
     let since = Instant::now();
     let mut refused = false;
-    // The old connection breaks under the first request.
+    // The first request finds the old connection closed.
     while let Err(error) = client.apiserver_version().await {
         refused |= error.to_string().contains("invalid peer certificate");
-        assert!(since.elapsed() < READ_AGAIN, "the old authority still stands: {error}");
+        assert!(since.elapsed() < READ_AGAIN, "the old authority is still in use: {error}");
         sleep(Duration::from_millis(500)).await;
     }
-    assert!(refused, "the new certificate was refused meanwhile");
+    assert!(refused, "the new certificate was never refused");
     new.stop().await;
 }

@@ -1,5 +1,4 @@
-//! Whatever is put in front of a declared controller: it says what is wrong, and nothing else
-//! happens.
+//! Invalid input to a declared controller is reported and has no other effect.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +17,7 @@ use crate::support::{
     Answer, Call, Supervised, condition, config_map, one_config_map, status_of, until,
 };
 
-/// The sound answer with another child.
+/// The valid answer with a changed child.
 fn with(request: &Value, change: impl FnOnce(&mut Value)) -> Answer {
     let mut child = config_map(request);
     child["metadata"]["name"] = json!("bad");
@@ -32,7 +31,7 @@ fn answer(request: &Value, children: Vec<Value>) -> Answer {
 
 type Respond = Box<dyn Fn(&Value) -> Answer + Send + Sync>;
 
-/// What a hook may answer, and what has to be said of it.
+/// Invalid hook answers, each with its name and a part of the expected message.
 fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
     fn bad(
         name: &'static str,
@@ -234,7 +233,7 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
     });
     let message = condition(&unhealthy.await, "HooksHealthy").message;
     assert!(message.contains("parents fail"), "{message}");
-    // Others are served meanwhile.
+    // Other parents are served meanwhile.
     supervised.resize(&crd, "fine", 2).await;
     supervised.child("fine", 2).await;
     for (name, uid) in &uids {
@@ -250,7 +249,7 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
     });
     assert!(written.is_empty(), "{written:#?}");
 
-    // A hook that recovers is forgiven.
+    // After the recovery of the hook, its parents sync again.
     supervised.hook.answers(one_config_map);
     for index in 0..expected.len() {
         supervised.resize(&crd, &name(index), 3).await;
@@ -281,12 +280,12 @@ async fn a_child_that_the_server_refuses_holds_up_no_other() {
     harness.create(&crd, "gear", 1).await;
 
     supervised.child("gear", 1).await;
-    let told = supervised.event("gear", "SyncError", "No_Name").await;
-    assert!(told.message.unwrap().contains("creating ConfigMap"));
+    let event = supervised.event("gear", "SyncError", "No_Name").await;
+    assert!(event.message.unwrap().contains("creating ConfigMap"));
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
     let parents = harness.scope.api(&crd, "v1");
-    until("the status is written all the same", async || {
+    until("the status is written despite the error", async || {
         let size = parents.get("gear").await.unwrap().data["status"]["size"].clone();
         if size == 2 { Ok(()) } else { Err(size.to_string()) }
     })
@@ -310,7 +309,7 @@ async fn a_hook_that_nobody_answers_for_is_named() {
     harness.create(&crd, "gear", 1).await;
 
     for last in ["refuses", "nowhere"] {
-        let status = supervised.status(last, "says so", |status| {
+        let status = supervised.status(last, "reports the error", |status| {
             condition(status, "HooksHealthy").reason == "HookUnreachable"
         });
         let status = status.await;
@@ -363,7 +362,8 @@ async fn unusual_parents_are_synced_like_any_other() {
     }
 
     for uid in &uids {
-        // The garbage collector takes the one whose owners are not there.
+        // The garbage collector deletes the parent whose owners do not exist, so only its sync is
+        // checked.
         let child = format!("of-{uid}");
         supervised.hook.asked(&child, |call| call.body["parent"]["metadata"]["uid"] == **uid).await;
     }
@@ -377,12 +377,12 @@ async fn unusual_parents_are_synced_like_any_other() {
         })
         .await;
     }
-    // One that is being deleted is still synced, and gets its status.
+    // A parent that is being deleted is still synced and gets its status.
     parents.delete("held", &DeleteParams::default()).await.unwrap();
     let dying = |call: &Call| {
         call.parent() == "held" && call.body["parent"]["metadata"]["deletionTimestamp"].is_string()
     };
-    supervised.hook.asked("about the one that is being deleted", dying).await;
+    supervised.hook.asked("about the parent in deletion", dying).await;
     let status = harness.status(&supervised.runnable("a"));
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
     supervised.end().await;

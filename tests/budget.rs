@@ -1,4 +1,4 @@
-//! Memory of the process while its hooks answer with much.
+//! Memory of the process while its hooks return large answers.
 
 use std::{
     collections::BTreeSet,
@@ -30,14 +30,14 @@ use tokio::{
 
 use crate::support::{Answer, HookServer, one_config_map};
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(300);
-/// The most of anonymous memory that the process may have, in KiB.
+/// Limit of the process's anonymous memory, in KiB.
 const MOST_KIB: u64 = 256 * 1024;
-/// Parents that are asked about at the same time.
+/// Number of concurrent hook calls, and of parents.
 const WORKERS: usize = 5;
 
-/// The process and the largest anonymous memory that it was seen with.
+/// Process and the peak of its anonymous memory.
 struct Observed {
     process: Child,
     most_kib: Arc<AtomicU64>,
@@ -67,7 +67,7 @@ impl Observed {
 
     #[track_caller]
     fn assert_small(&mut self) {
-        assert_eq!(self.process.try_wait().unwrap(), None, "it is alive");
+        assert_eq!(self.process.try_wait().unwrap(), None, "the process has ended");
         let most = self.most_kib.load(Ordering::Relaxed);
         assert!((1..=MOST_KIB).contains(&most), "RssAnon reached {} MiB", most / 1024);
     }
@@ -79,8 +79,8 @@ fn anonymous_kib(status: &Path) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap_or_default()
 }
 
-/// Answer of this size at most: copies of one child, numbered by their name, then the last child and
-/// a status.
+/// Answer of at most this size: copies of one child, numbered by name, then the last child and a
+/// status.
 fn answer(bytes: usize, child: &Value, last: &Value) -> Vec<u8> {
     let last = format!("{last}],\"status\":{{\"answered\":true}}}}");
     let (mut answer, child) = (b"{\"children\":[".to_vec(), child.to_string());
@@ -118,8 +118,8 @@ fn labelled() -> Value {
     })
 }
 
-/// Answers once about each parent with as many children as one answer holds, and from then on with
-/// the last child alone.
+/// Answers the first call of each parent with as many children as fit, and later calls with the
+/// last child only.
 fn answers_once_with(
     hook: &HookServer,
     child: Value,
@@ -165,7 +165,7 @@ fn parent(kind: &str, name: &str) -> Value {
     })
 }
 
-/// Request of a hook, as far as an answer depends on it.
+/// Part of a hook request on which the answer depends.
 #[derive(serde::Deserialize)]
 struct Asked {
     parent: AskedParent,
@@ -181,7 +181,7 @@ struct AskedSpec {
     size: u64,
 }
 
-/// A process with two controllers: the hook of one is terse.
+/// Process with two controllers, one with a verbose hook and one with a terse hook.
 struct Scene {
     server: SimulatedServer,
     verbose: HookServer,
@@ -213,7 +213,7 @@ impl Scene {
         Self { server, verbose, observed, _terse, _socket, _directory }
     }
 
-    /// Creates or edits the parents of the verbose hook: an edit is a reason to ask at once.
+    /// Creates or edits the parents of the verbose hook; an edit causes a sync at once.
     fn apply_parents(&self, size: usize) {
         for number in 0..WORKERS {
             let mut parent = parent("Widget", &format!("w{number}"));
@@ -227,13 +227,13 @@ impl Scene {
         assert!(seen.is_ok(), "{what}: not in time");
     }
 
-    /// Waits until the other controller has made the child of a new parent.
+    /// Waits until the other controller has created the child of a new parent.
     async fn other_is_served(&self, name: &str) {
         self.server.apply(parent("Gadget", name)).unwrap();
         self.until("another controller is served", |server| has_map(server, name)).await;
     }
 
-    /// Waits until an Event of the parent names the field.
+    /// Waits until an Event of each parent names the field.
     async fn refused(&self, numbers: std::ops::Range<usize>, all: bool, field: &str) {
         let is_refused = |server: &SimulatedServer, number: usize| {
             let events = server.list("v1", "Event").unwrap_or_default();
@@ -273,7 +273,7 @@ async fn five_answers_of_sixteen_mebibytes_keep_the_process_small_and_others_ser
     );
     scene.apply_parents(2);
     scene
-        .until("all are answered", |server| {
+        .until("all syncs are finished", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap_or_default();
             widgets.iter().all(|widget| widget["status"]["answered"] == true)
                 && (0..WORKERS).all(|number| has_map(server, &format!("w{number}")))
@@ -298,10 +298,10 @@ async fn five_answers_of_much_metadata_keep_the_process_small_and_others_served(
 #[tokio::test]
 async fn five_statuses_of_many_values_keep_the_process_small_and_others_served() {
     let mut scene = Scene::start().await;
-    // A tree takes some eighty times the text of these.
+    // Parsed, these values take about eighty times their text.
     let values = vec![json!({"a": 0}); (MAX_STATUS_BYTES - 1000) / 8];
     let values = serde_json::to_string(&values).unwrap();
-    // The harness's hook would remember what it was asked.
+    // Not a [`HookServer`], which would keep every request.
     let hook = post(async move |Json(request): Json<Asked>| {
         let size = request.parent.spec.size;
         format!("{{\"status\":{{\"size\":{size},\"values\":{values}}}}}")
@@ -314,7 +314,7 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
     let widgets = CrdBuilder::new("budget.test", "Widget");
     scene.server.apply(controller("verbose", &widgets, &url)).unwrap();
 
-    // The second is compared with one that is cached.
+    // The second status is compared with a cached one.
     for round in 1..=2 {
         scene.apply_parents(round);
         scene
@@ -330,7 +330,7 @@ async fn five_statuses_of_many_values_keep_the_process_small_and_others_served()
         scene.observed.assert_small();
     }
     scene
-        .until("the last is written", |server| {
+        .until("the last status is written", |server| {
             let widgets = server.list("budget.test/v1", "Widget").unwrap();
             widgets.iter().all(|widget| widget["status"]["size"] == 2)
         })

@@ -1,4 +1,4 @@
-//! The binary, as a shell sees it.
+//! The binary, run as from a shell.
 
 use std::{
     os::unix::fs::PermissionsExt,
@@ -21,7 +21,7 @@ use tokio::{
     time::timeout,
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(120);
 
 fn pilotlight(arguments: &[&str]) -> Command {
@@ -79,19 +79,19 @@ async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
     let starts = async {
         let mut explained = Vec::new();
         loop {
-            let line = log.next_line().await.unwrap().expect("it ended too early");
+            let line = log.next_line().await.unwrap().expect("the process ended too early");
             let line: Value = serde_json::from_str(&line).expect("--zap-encoder=json");
             match line["message"].as_str() {
                 Some("flag of Metacontroller") => explained.push(line["flag"].clone()),
                 Some("starting") => assert_eq!(explained.len(), 4, "{explained:?}"),
-                // A line of debug, as the level asks for.
+                // A debug line, because the level is debug.
                 Some(_) if line["level"] == "DEBUG" => return,
                 Some(_) | None => {}
             }
         }
     };
-    timeout(DEADLINE, starts).await.expect("it starts");
-    assert_eq!(process.try_wait().unwrap(), None, "it runs on");
+    timeout(DEADLINE, starts).await.expect("the process did not start in time");
+    assert_eq!(process.try_wait().unwrap(), None, "the process has ended");
     process.kill().await.unwrap();
 }
 
@@ -100,9 +100,9 @@ async fn the_demo_is_played_without_a_control_plane() {
     let played = run(&["dev", "--demo", "--simulated"]).await;
 
     assert_code(&played, 0);
-    let told = String::from_utf8_lossy(&played.stdout).into_owned();
-    assert!(told.contains("A simulated API server runs"), "{told}");
-    assert!(told.contains("CRD gone → controller done (TypeGone)"), "{told}");
+    let output = String::from_utf8_lossy(&played.stdout).into_owned();
+    assert!(output.contains("A simulated API server runs"), "{output}");
+    assert!(output.contains("CRD gone → controller done (TypeGone)"), "{output}");
 }
 
 #[tokio::test]
@@ -129,9 +129,9 @@ async fn a_log_that_nobody_reads_ends_no_process() {
         while !output.next_line().await.unwrap()?.contains("Ctrl-C") {}
         Some(())
     };
-    timeout(DEADLINE, said).await.unwrap().expect("it started");
+    timeout(DEADLINE, said).await.unwrap().expect("the process ended too early");
 
-    // More is logged as its controllers run.
+    // The process logs more lines while its controllers run.
     let ended = timeout(Duration::from_secs(1), process.wait()).await;
 
     assert!(ended.is_err(), "{ended:?}");
@@ -167,13 +167,13 @@ async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
 
     let status = run(&["status", "--kubeconfig", file.to_str().unwrap()]).await;
 
-    // Its readiness is unknown.
+    // Exit code 1, because the readiness is unknown.
     assert!(assert_code(&status, 1).contains("pilotlight crds | kubectl apply"));
     let table = String::from_utf8_lossy(&status.stdout).into_owned();
     assert!(table.contains("StatusNotKept") && !table.contains("old spec"), "{table}");
 }
 
-/// Entries of a directory, with the permissions of each.
+/// Entries of a directory, with their permissions.
 fn entries(directory: &Path) -> Vec<(PathBuf, u32)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(directory).unwrap() {
@@ -209,7 +209,7 @@ async fn the_kubeconfig_of_a_simulated_server_is_private_and_goes_with_it() {
     assert_eq!(entries(directory.path()), [], "nothing is left behind");
 }
 
-/// `pilotlight dev`, running.
+/// A running `pilotlight dev`.
 struct Dev {
     process: Child,
     output: Lines<BufReader<ChildStdout>>,
@@ -217,7 +217,7 @@ struct Dev {
 
 impl Dev {
     fn start(arguments: &[&str]) -> Self {
-        // On a new machine the binaries are built first, which takes longer than any deadline.
+        // A new machine builds the binaries first, which takes longer than any deadline.
         ControlPlane::shared();
         let mut command = pilotlight(&[&["dev"], arguments].concat());
         let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
@@ -225,17 +225,18 @@ impl Dev {
         Self { process, output }
     }
 
-    /// What comes after `prefix` on the next line that has it.
+    /// Returns the rest of the next line with `prefix`.
     async fn says(&mut self, prefix: &str) -> String {
         let said = async {
             loop {
-                let line = self.output.next_line().await.unwrap().expect("it ended too early");
+                let line =
+                    self.output.next_line().await.unwrap().expect("the process ended too early");
                 if let Some((_, rest)) = line.split_once(prefix) {
                     return rest.to_owned();
                 }
             }
         };
-        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {prefix:?}"))
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("no line with {prefix:?} in time"))
     }
 
     async fn end(mut self) -> (Option<i32>, String) {
@@ -248,7 +249,7 @@ impl Dev {
     }
 }
 
-/// What is answered at a URL without its scheme.
+/// Returns the answer to a GET of a URL without its scheme.
 async fn ask(url: &str) -> String {
     let (address, path) = url.split_once('/').unwrap();
     let mut socket = TcpStream::connect(address).await.unwrap();
@@ -273,7 +274,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let declared = run(&["status", "--kubeconfig", file]).await;
     let arguments = ["status", "--address", &address, "--output=json"];
     let mut status = run(&arguments).await;
-    // Its exit code says whether the supervisor runs already.
+    // The exit code is 1 until the supervisor runs.
     while status.status.code() == Some(1) && !status.stdout.is_empty() {
         status = run(&arguments).await;
     }
@@ -290,7 +291,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     let reviews = "tokenreviews.authentication.k8s.io";
     let reviews = types.iter().find(|row| row["name"] == reviews).unwrap();
     assert_eq!(reviews["state"], "NotWatchable");
-    assert_eq!(reviews["watchedBy"], 0, "nothing is declared: {reviews}");
+    assert_eq!(reviews["watchedBy"], 0, "a controller is declared: {reviews}");
     assert_code(&types_seen, 0);
     assert!(String::from_utf8(types_seen.stdout).unwrap().contains("deployments.apps"));
     assert_code(&declared, 0);
@@ -299,7 +300,7 @@ async fn dev_runs_until_it_is_interrupted_and_leaves_nothing_behind() {
     assert_eq!(status["discovery"]["mode"], "Watching");
     assert!(ready.contains("controller/compositecontrollers"), "{ready}");
     assert_eq!(code, Some(0));
-    assert!(!Path::new(file).exists(), "its data is gone");
+    assert!(!Path::new(file).exists(), "its data is left");
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! A declared controller from its object to its children and back, with a real hook.
+//! A declared controller, from its object to its children and back, with a real hook.
 
 mod children;
 mod hook;
@@ -42,13 +42,14 @@ async fn a_declared_controller_lives_and_dies_with_its_type() {
     let message = condition(&waiting, "Ready").message;
     assert!(message.contains("widgets") && message.contains("is not installed"), "{message}");
     harness.warm_up().await;
-    // An Event has opened the connection for writes: the first stop is not to be counted by it.
+    // An Event opens the connection for writes, whose tasks must not count against the first stop.
     let tasks = harness.alive_tasks() + 2;
     let mut absence = harness.assert_absent(&crd, tasks).await;
 
     for round in 1..=2 {
         absence.end(harness).await;
-        // Children of a type that is gone wait for the garbage collector: each round has its own.
+        // Children of a removed type wait for the garbage collector, so each round uses other
+        // names.
         let (gear, held) = (format!("gear-{round}"), format!("held-{round}"));
         let (let_go, waits) = watch::channel(false);
         supervised.hook.answers(move |request| {
@@ -119,7 +120,7 @@ async fn a_declared_controller_runs_until_finalizers_are_gone() {
 
     harness.scope.delete_crd(&crd).await.unwrap();
     let going = |call: &Call| call.body["parent"]["metadata"]["deletionTimestamp"].is_string();
-    supervised.hook.asked("about the one that goes", going).await;
+    supervised.hook.asked("about the parent in deletion", going).await;
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();
     let changed = |call: &Call| call.body["parent"]["spec"]["size"] == 2;
@@ -233,7 +234,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
     harness.create(&crd, "gear", 1).await;
 
     supervised.child("gear", 1).await;
-    let missing = supervised.status("a", "runs without it", |status| {
+    let missing = supervised.status("a", "runs without the optional type", |status| {
         condition(status, "TypesReady").reason == "OptionalTypesMissing"
     });
     let missing = missing.await;
@@ -248,7 +249,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
         })
         .await;
         supervised
-            .status("a", "all is there", |status| {
+            .status("a", "has all its types", |status| {
                 condition(status, "TypesReady").reason == "TypesServed"
             })
             .await;
@@ -256,7 +257,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
         harness.scope.delete_crd(&gadgets).await.unwrap();
         timeout(PATIENCE, harness.scope.wait_gone(&gadgets)).await.unwrap().unwrap();
         supervised
-            .status("a", "it is missed", |status| {
+            .status("a", "lacks the optional type", |status| {
                 condition(status, "TypesReady").reason == "OptionalTypesMissing"
             })
             .await;
@@ -306,7 +307,7 @@ async fn a_controller_that_is_no_target_any_more_stops_at_once() {
     supervised.end().await;
 }
 
-/// The cells of a controller's row, as kubectl asks for them.
+/// Cells of a controller's row, as kubectl requests them.
 async fn row(supervised: &Supervised<'_>, last: &str) -> Vec<Value> {
     let name = supervised.name(last);
     let path = format!("/apis/metacontroller.k8s.io/v1alpha1/compositecontrollers/{name}");

@@ -1,4 +1,4 @@
-//! What becomes of the children and the status of one parent, with scripted hooks.
+//! Children and status of one parent, with scripted hooks.
 
 mod changes;
 mod trouble;
@@ -32,12 +32,12 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 type Answer = Box<dyn Fn(&Value) -> Result<Value, HookError> + Send + Sync>;
 
-/// Answers as the test says, and remembers what it was asked.
+/// Hook with a scripted answer; records its requests.
 struct Scripted {
     answer: Mutex<Answer>,
     asked: Mutex<VecDeque<Value>>,
@@ -49,15 +49,15 @@ impl Hook for Scripted {
         let answer = self.answer.lock().unwrap()(&request);
         self.asked.lock().unwrap().push_back(request);
         Box::pin(std::future::ready(answer.map(|answer| match answer.as_str() {
-            // For bodies that are no JSON.
+            // For a body that is not JSON.
             Some(raw) => raw.to_owned().into(),
             None => answer.to_string().into(),
         })))
     }
 }
 
-/// A control plane with one manager in it, for all tests of this module: a CompositeController is
-/// everybody's who sees it.
+/// Control plane with one manager, shared by all tests of this module: every manager that sees a
+/// CompositeController runs it.
 struct Shared {
     plane: ControlPlane,
     hooks: Arc<Mutex<HashMap<String, Arc<Scripted>>>>,
@@ -70,7 +70,7 @@ fn shared() -> &'static Shared {
         let hooks = Arc::<Mutex<HashMap<String, Arc<Scripted>>>>::default();
         let (config, scripted) = (plane.config(), Arc::clone(&hooks));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        // It runs until the process ends.
+        // The thread runs until the process ends.
         std::thread::spawn(move || {
             runtime.block_on(async move {
                 let client = kube::Client::try_from(config).unwrap();
@@ -99,7 +99,7 @@ async fn manage(client: kube::Client, hooks: Arc<Mutex<HashMap<String, Arc<Scrip
     manager.run(CancellationToken::new()).await.unwrap();
 }
 
-/// A controller of Things, whose children are ConfigMaps.
+/// Controller of Things, whose children are ConfigMaps.
 struct Harness {
     scope: TestScope,
     crd: CrdBuilder,
@@ -186,7 +186,7 @@ impl Harness {
         self.things().create(&PostParams::default(), &thing).await.unwrap()
     }
 
-    /// Makes the controller look at a parent again.
+    /// Causes another sync of a parent.
     async fn touch(&self, name: &str) {
         let patch =
             json!({"metadata": {"annotations": {"touched": fastrand::u64(..).to_string()}}});
@@ -210,8 +210,8 @@ impl Harness {
         .await
     }
 
-    /// What an Event of the controller's object says.
-    async fn told_of_controller(&self, reason: &str) -> String {
+    /// Message of an Event about the controller's object.
+    async fn event_of_controller(&self, reason: &str) -> String {
         let events = Api::<Event>::namespaced(self.scope.client(), "default");
         eventually("an Event of the controller", async || {
             let events = events.list(&ListParams::default()).await.unwrap();
@@ -224,8 +224,8 @@ impl Harness {
         .await
     }
 
-    /// How often the API server was asked about this type or that of the children since `mark`,
-    /// watches and the test's own requests aside.
+    /// Number of requests with this verb since `mark` for the parents' type and the children's
+    /// type.
     async fn requests_since(&self, mark: AuditMark, verb: &str) -> usize {
         shared().plane.audit_settled().await.unwrap();
         let events = shared().plane.audit().unwrap().since(mark).unwrap();
@@ -249,7 +249,7 @@ impl Harness {
         self.hook.asked.lock().unwrap().back().cloned().unwrap()
     }
 
-    /// Ends the controller, so that it does not outlive its test.
+    /// Deletes the controller, so that it does not outlive its test.
     async fn stop(self) {
         let (controllers, name) = (self.controllers(), &self.scope.namespace);
         controllers.delete(name, &DeleteParams::default()).await.unwrap();
@@ -328,9 +328,9 @@ async fn a_parent_that_is_as_wanted_costs_nothing_more() {
     .await;
     let before = harness.config_map("a-child").await.unwrap().resource_version();
 
-    // Its own child and its own status each concern it once.
+    // The child and the status that the sync writes cause one more sync each.
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(harness.asked() <= 3, "asked {} times", harness.asked());
+    assert!(harness.asked() <= 3, "called {} times", harness.asked());
     let (asked, mark) = (harness.asked(), Harness::mark());
     harness.touch("a").await;
     eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
@@ -361,11 +361,11 @@ async fn an_object_can_be_edited_right_after_it_was_created() {
         tokio::time::sleep(Duration::from_millis(20)).await;
         let replaced = harness.controllers().replace(&name, &PostParams::default(), &created).await;
         harness.controllers().delete(&name, &DeleteParams::default()).await.unwrap();
-        eventually("it is gone", async || {
+        eventually("the controller is gone", async || {
             harness.controllers().get_opt(&name).await.unwrap().is_none().then_some(())
         })
         .await;
-        replaced.expect("nobody wrote in between");
+        replaced.expect("no write in between");
     }
     harness.stop().await;
 }

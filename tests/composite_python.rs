@@ -1,4 +1,4 @@
-//! The composite example, as its README tells it.
+//! The composite example, by the steps of its README.
 
 use std::{path::Path, process::Stdio, time::Duration};
 
@@ -23,7 +23,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 fn manifest<T: DeserializeOwned>(name: &str, change: impl FnOnce(String) -> String) -> T {
@@ -32,7 +32,7 @@ fn manifest<T: DeserializeOwned>(name: &str, change: impl FnOnce(String) -> Stri
     serde_saphyr::from_str(&change(text)).unwrap()
 }
 
-/// The hook, and the port where it listens.
+/// Starts the hook and returns its port.
 async fn hook(port: u16) -> (Child, u16) {
     let hook = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/composite-python/hook.py");
     let mut process = Command::new("python3")
@@ -146,8 +146,8 @@ async fn the_python_example_greets() {
     greetings(&client).patch("hello", &PatchParams::default(), &german).await.unwrap();
     condition(&client, "HooksHealthy", "False", "HookUnreachable").await;
     let events = Api::<Event>::namespaced(client.clone(), "default");
-    let told = events.list(&ListParams::default()).await.unwrap();
-    assert!(told.iter().any(|event| event.reason.as_deref() == Some("SyncError")));
+    let listed = events.list(&ListParams::default()).await.unwrap();
+    assert!(listed.iter().any(|event| event.reason.as_deref() == Some("SyncError")));
     assert!(text(&client, "hello-ja").await.is_some());
     let (_process, _) = hook(port).await;
     condition(&client, "HooksHealthy", "True", "HooksAnswer").await;
@@ -161,8 +161,8 @@ async fn the_python_example_greets() {
     eventually("bonjour again", async || text(&client, "hello-fr").await).await;
     for reason in ["Starting", "Started", "Stopping", "Stopped"] {
         eventually(reason, async || {
-            let told = events.list(&ListParams::default()).await.unwrap();
-            told.into_iter().find(|event| event.reason.as_deref() == Some(reason))
+            let listed = events.list(&ListParams::default()).await.unwrap();
+            listed.into_iter().find(|event| event.reason.as_deref() == Some(reason))
         })
         .await;
     }

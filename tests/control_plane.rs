@@ -1,4 +1,4 @@
-//! The throw-away control plane itself.
+//! The throw-away control plane of the test kit.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use pilotlight::testing::{
 use serde_json::json;
 use tokio::time;
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 async fn eventually(what: &str, mut condition: impl AsyncFnMut() -> bool) {
@@ -49,7 +49,7 @@ async fn the_api_server_is_ready_and_of_the_pinned_version() {
     let client = plane.client().unwrap();
 
     assert_eq!(readyz(&client).await, "ok");
-    // A prebuilt one may be of any version.
+    // Prebuilt binaries may have any version.
     if std::env::var_os("KUBEBUILDER_ASSETS").is_none() {
         let version = client.apiserver_version().await.unwrap();
         assert_eq!(version.git_version, pilotlight::testing::KUBERNETES_VERSION);
@@ -168,7 +168,7 @@ async fn a_deleted_namespace_goes_away_with_what_it_holds() {
 
     namespaces.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
 
-    eventually("the namespace goes", async || {
+    eventually("the namespace is deleted", async || {
         namespaces.get_opt(&scope.namespace).await.unwrap().is_none()
     })
     .await;
@@ -189,7 +189,8 @@ async fn a_child_goes_with_its_owner() {
 
     maps.delete("owner", &DeleteParams::background()).await.unwrap();
 
-    eventually("the child goes", async || maps.get_opt("child").await.unwrap().is_none()).await;
+    eventually("the child is deleted", async || maps.get_opt("child").await.unwrap().is_none())
+        .await;
 }
 
 #[tokio::test]
@@ -227,7 +228,7 @@ async fn stop_leaves_no_process_and_no_data() {
     assert!(!data.exists());
 }
 
-/// Set for the process that is killed.
+/// Environment variable of the process that is killed.
 const VICTIM: &str = "PILOTLIGHT_TEST_VICTIM";
 const VICTIM_TEST: &str = "control_plane::victim";
 
@@ -253,11 +254,13 @@ async fn a_killed_parent_leaves_no_process_and_no_data() {
     victim.kill().unwrap();
     victim.wait().unwrap();
 
-    eventually("all goes", async || !processes.iter().any(|id| is_running(*id)) && !data.exists())
-        .await;
+    eventually("processes and data are gone", async || {
+        !processes.iter().any(|id| is_running(*id)) && !data.exists()
+    })
+    .await;
 }
 
-/// Another process, for [`a_killed_parent_leaves_no_process_and_no_data`].
+/// Child process of [`a_killed_parent_leaves_no_process_and_no_data`].
 #[tokio::test]
 #[ignore = "runs inside another test, which kills it"]
 async fn victim() {
@@ -270,7 +273,7 @@ async fn victim() {
     std::future::pending::<()>().await;
 }
 
-/// A process that has ended but that nobody has waited for is a zombie, and counts as ended.
+/// Returns whether a process runs. A zombie, which has ended but was not waited for, does not.
 fn is_running(id: u32) -> bool {
     let Ok(stat) = fs::read_to_string(Path::new("/proc").join(id.to_string()).join("stat")) else {
         return false;

@@ -1,5 +1,5 @@
-//! The process is killed before and after any request that changes something, is started again,
-//! and nothing is lost or doubled.
+//! The process is killed before and after any of its writes and restarted: nothing is lost, and
+//! nothing happens twice.
 
 mod simulated;
 
@@ -20,7 +20,7 @@ use tokio::{
 
 use crate::support::{HookServer, PATIENCE, Workload, counted, install_own_crds, until, workload};
 
-/// Of the points that are tried in every run of the tests.
+/// Seed of the points that every test run tries.
 const SEED: u64 = 4;
 const SAMPLE: usize = 6;
 
@@ -28,7 +28,7 @@ const SAMPLE: usize = 6;
 enum When {
     /// The request does not reach the server.
     Before,
-    /// The server has carried it out, and the process does not hear of it.
+    /// The server carries out the request, but the process gets no answer.
     After,
 }
 
@@ -63,9 +63,9 @@ async fn crashes_lose_nothing(most: usize) {
         let (crashed, _) = bench.recorded(&name, Some((*when, *number))).await;
 
         if let Err(differences) = mask.compare(&calm, &crashed) {
-            panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
+            panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
-        // A run may need fewer requests than the calm one.
+        // A run may have fewer requests than the undisturbed one.
         killed += bench.faults.fired().len() - fired;
     }
     counted(format_args!(
@@ -76,12 +76,12 @@ async fn crashes_lose_nothing(most: usize) {
     plane.stop().await;
 }
 
-/// A proxy before a control plane, and a hook.
+/// Proxy in front of a control plane, and a hook.
 struct Bench<'plane> {
     plane: &'plane ControlPlane,
     hook: HookServer,
     faults: Faults,
-    /// While the bench stands.
+    /// Kept while the bench exists.
     _proxy: Proxy,
     kubeconfig: tempfile::NamedTempFile,
 }
@@ -97,7 +97,7 @@ impl<'plane> Bench<'plane> {
         Self { plane, hook, faults, _proxy: proxy, kubeconfig }
     }
 
-    /// What comes of the workload, and how many of its requests change something.
+    /// Runs the workload with at most one kill. Returns its recording and the number of its writes.
     async fn recorded(&self, name: &str, crash: Option<(When, usize)>) -> (Recording, usize) {
         let scope = self.plane.scope(name).await.unwrap();
         let crd = workload::crd(&scope.group);
@@ -138,7 +138,7 @@ impl<'plane> Bench<'plane> {
             ),
             rule = killed => {
                 process.kill().await.unwrap();
-                // What is held must not go on when the rule is gone.
+                // A held request must end before the rule is removed, which would let it proceed.
                 let gone = self.faults.wait_until(|faults| faults.open().is_empty());
                 timeout(PATIENCE, gone).await.unwrap();
                 self.faults.remove(rule);
@@ -166,7 +166,7 @@ impl<'plane> Bench<'plane> {
     }
 }
 
-/// Of parents and children; Events are told, and nobody relies on them.
+/// Extends a rule to writes in this namespace. Events are excluded: no controller depends on them.
 fn about(rule: Rule, namespace: &str) -> Rule {
     let rule = rule.namespace(namespace).path_not_contains("/events");
     [Verb::Create, Verb::Update, Verb::Patch, Verb::Delete].into_iter().fold(rule, Rule::verb)

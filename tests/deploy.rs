@@ -1,5 +1,4 @@
-//! `deploy/` as it will run: its objects on a real API server with RBAC on, the binary with a
-//! token of its own service account.
+//! `deploy/` on a real API server with RBAC: the binary runs with a token of its service account.
 
 use std::{
     io,
@@ -38,12 +37,12 @@ use tokio::{
     time::timeout,
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 
 const NAMESPACE: &str = "pilotlight";
 
-/// The files of a kustomization, in its order.
+/// Files of a kustomization, in its order.
 fn files(directory: &Path) -> Vec<PathBuf> {
     let text = std::fs::read_to_string(directory.join("kustomization.yaml")).unwrap();
     let kustomization: Value = serde_saphyr::from_str(&text).unwrap();
@@ -57,7 +56,7 @@ fn crds() -> Vec<PathBuf> {
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("crds"))
 }
 
-/// The files of the base.
+/// Files of the base.
 fn base() -> Vec<PathBuf> {
     files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy"))
 }
@@ -97,7 +96,7 @@ async fn apply(client: &Client, path: &Path) {
     }
 }
 
-/// The manager, with the flags of the Deployment.
+/// Process of the manager, with the flags of the Deployment.
 struct Manager {
     process: Child,
     log: Lines<BufReader<ChildStderr>>,
@@ -109,7 +108,7 @@ impl Manager {
         let template = deployment.spec.as_ref().unwrap().template.spec.as_ref().unwrap();
         let container = &template.containers[0];
         let arguments = container.args.clone().unwrap();
-        // The ports of a pod are its own; here they are whichever are free.
+        // A pod has all ports to itself; here, any free port is used.
         let arguments = arguments.into_iter().map(|argument| match argument.split_once("=:") {
             Some((flag, _)) => format!("{flag}=127.0.0.1:0"),
             None => argument,
@@ -123,7 +122,7 @@ impl Manager {
             .spawn()
             .unwrap();
         let mut log = BufReader::new(process.stderr.take().unwrap()).lines();
-        let first = log.next_line().await.unwrap().expect("the manager says that it starts");
+        let first = log.next_line().await.unwrap().expect("the manager logs its start");
         let first: Value = serde_json::from_str(&first).unwrap();
         let probes = first["probes"].as_str().unwrap().parse().unwrap();
         Self { process, log, probes }
@@ -135,10 +134,10 @@ impl Manager {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        timeout(DEADLINE, ready).await.expect("it becomes ready");
+        timeout(DEADLINE, ready).await.expect("the manager becomes ready");
     }
 
-    /// Ends as the kubelet ends it; what it logged.
+    /// Ends the process as the kubelet does and returns its log.
     async fn terminate(mut self) -> Vec<String> {
         let id = self.process.id().unwrap().to_string();
         assert!(Command::new("kill").arg(&id).status().await.unwrap().success());
@@ -182,7 +181,7 @@ fn no_rule_has_a_wildcard() {
 
 #[tokio::test]
 async fn it_runs_with_the_rights_of_its_own_service_account() {
-    // A control plane of its own: ClusterRoles and CRDs are for all of it.
+    // A separate control plane, because ClusterRoles and CRDs are cluster-scoped.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let client = plane.client().unwrap();
     for path in crds().into_iter().chain(base()) {
@@ -191,7 +190,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     let deployments = Api::<Deployment>::namespaced(client.clone(), NAMESPACE);
     let deployment = deployments.get("pilotlight").await.unwrap();
 
-    // The namespace takes restricted pods alone.
+    // The namespace accepts restricted pods only.
     let template = deployment.spec.clone().unwrap().template;
     let mut pod =
         Pod { metadata: template.metadata.unwrap(), spec: template.spec, ..Pod::default() };
@@ -204,7 +203,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     let manager = Manager::start(&kubeconfig, &deployment).await;
     manager.ready().await;
 
-    // Types of users are not granted by that.
+    // The base does not grant rights to users' types.
     let greetings = CrdBuilder::new("demo.pilotlight.dev", "Greeting");
     let crds = Api::<CustomResourceDefinition>::all(client.clone());
     crds.create(&PostParams::default(), &greetings.build()).await.unwrap();
@@ -217,8 +216,8 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     });
     let forbidden = Box::pin(forbidden).await;
     for (watch, resource) in forbidden.watches.iter().zip(["greetings", "configmaps"]) {
-        assert!(watch.message.contains(resource), "it names the rule: {}", watch.message);
-        assert!(watch.message.contains("list"), "it names the rule: {}", watch.message);
+        assert!(watch.message.contains(resource), "the message names the rule: {}", watch.message);
+        assert!(watch.message.contains("list"), "the message names the rule: {}", watch.message);
     }
 
     let grant = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/grant-example.yaml");
@@ -240,17 +239,17 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     let written = await_condition(parents, "hello", greeted);
     timeout(DEADLINE, written).await.expect("the parent's status is written").unwrap();
 
-    // What it says of its controllers it may say in Events too.
+    // The base also grants the right to create Events.
     let events = Api::<Event>::namespaced(client, "default");
     let of_controller = ListParams::default().fields("involvedObject.kind=CompositeController");
-    let told = async {
+    let reported = async {
         while events.list(&of_controller).await.unwrap().items.is_empty() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    timeout(DEADLINE, told).await.expect("an Event tells of the controller");
+    timeout(DEADLINE, reported).await.expect("an Event about the controller exists");
 
-    // For itself it lacks no right.
+    // The manager lacks no right for its own types.
     let mut refused = manager.terminate().await;
     refused.retain(|line| line.to_lowercase().contains("forbidden"));
     refused.retain(|line| !line.contains("greetings") && !line.contains("configmaps"));
@@ -258,7 +257,7 @@ async fn it_runs_with_the_rights_of_its_own_service_account() {
     plane.stop().await;
 }
 
-/// Greetings with ConfigMaps, as the example grants them.
+/// Controller of Greetings with ConfigMaps, which the example grants.
 fn controller(url: &str) -> CompositeController {
     serde_json::from_value(json!({
         "apiVersion": "metacontroller.k8s.io/v1alpha1",
@@ -278,7 +277,7 @@ fn controller(url: &str) -> CompositeController {
     .unwrap()
 }
 
-/// The controller's status once it is as wanted.
+/// Waits until the controller's status satisfies `wanted` and returns it.
 async fn status(
     controllers: &Api<CompositeController>,
     wanted: impl Fn(&CompositeControllerStatus) -> bool,
@@ -293,7 +292,7 @@ async fn status(
     }
 }
 
-/// Wants a ConfigMap of each parent's name.
+/// Hook whose response holds one ConfigMap of the parent's name.
 struct Hook {
     url: String,
     _serving: JoinSet<io::Result<()>>,

@@ -1,4 +1,4 @@
-//! Ends of epochs: no request is sent after done, from any task.
+//! Ends of epochs: after done, no task of the epoch sends a request.
 
 use std::{
     sync::{
@@ -29,8 +29,7 @@ use tokio::{
 
 use crate::support::{Harness, PATIENCE, about, eventually, type_of};
 
-/// A run whose tasks are detached: they write without a pause, hold a watch open, and ignore every
-/// stop.
+/// Run with detached tasks: they write without a pause, hold a watch open, and ignore every stop.
 struct Detached {
     client: Client,
     namespace: String,
@@ -118,8 +117,8 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
         })
         .await;
     };
-    at_least("it writes", &counts.written, 50).await;
-    at_least("it watches", &counts.events, 10).await;
+    at_least("the task writes", &counts.written, 50).await;
+    at_least("the task watches", &counts.events, 10).await;
 
     end.notify_one();
     assert_eq!(harness.done("detached", 1).await, DoneReason::Completed);
@@ -131,9 +130,9 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
     let stopped = harness.state("detached", ControllerState::Stopped).await;
     let unknown = stopped.last_done.as_ref().unwrap().unknown_requests;
 
-    // The task retries.
+    // The task retries after a refusal.
     let refused = counts.refused.load(Ordering::SeqCst);
-    at_least("it is refused", &counts.refused, refused + 200).await;
+    at_least("the task is refused", &counts.refused, refused + 200).await;
     at_least("its watch is cut", &counts.cut, 1).await;
     let events = harness.requests(&crd, harness.begin).await;
     let patches = events.iter().filter(|event| event.verb == "patch");
@@ -146,7 +145,7 @@ async fn nothing_of_a_detached_task_reaches_the_server_after_done() {
     timeout(PATIENCE, harness.end()).await.unwrap().unwrap();
 }
 
-/// A run with a task that panics.
+/// Run with a task that panics.
 #[cfg(feature = "meta")]
 struct Panics;
 

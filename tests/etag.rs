@@ -8,14 +8,14 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{Answer, Bench, Call, Supervised, config_map, status_of};
 
-/// One ConfigMap; its tag is the parent's size.
+/// Answer with one ConfigMap, whose ETag is the parent's size.
 fn by_size(request: &Value) -> Answer {
     let tag = format!("\"{}\"", request["parent"]["spec"]["size"]);
     let answer = json!({ "status": status_of(request), "children": [config_map(request)] });
     Answer::Tagged(tag, answer)
 }
 
-/// Waits until the hook was asked since then by a request that names this tag.
+/// Waits for a hook call after `since` whose `If-None-Match` is `tag`.
 async fn asked(supervised: &Supervised<'_>, what: &str, since: Instant, tag: Option<&str>) {
     let wanted = |call: &Call| call.at > since && call.named() == tag;
     supervised.hook.asked(what, wanted).await;
@@ -36,7 +36,7 @@ async fn an_answer_that_its_hook_confirms_is_carried_out_again() {
     supervised.child("gear", 1).await;
     assert_eq!(supervised.hook.calls()[0].named(), None, "there is nothing to confirm yet");
 
-    // Its text is not sent again, and yet the child is made again.
+    // The hook sends no body again, yet the child is created again.
     let since = Instant::now();
     supervised.config_maps().delete("gear", &DeleteParams::default()).await.unwrap();
     asked(&supervised, "with the tag", since, Some("\"1\"")).await;
@@ -44,7 +44,7 @@ async fn an_answer_that_its_hook_confirms_is_carried_out_again() {
     let calls = supervised.hook.calls();
     assert!(calls[1..].iter().all(|call| call.named() == Some("\"1\"")), "{calls:#?}");
 
-    // Another answer, with the tag of the one before.
+    // Another answer, requested with the tag of the previous one.
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
 
@@ -76,7 +76,7 @@ async fn a_confirmation_of_nothing_is_told_and_an_unusable_answer_is_never_confi
     supervised.harness.create(&crd, "gear", 1).await;
     supervised.event("gear", "SyncError", "status 304 to a request without If-None-Match").await;
 
-    // It has a tag, and would be confirmed by it for ever.
+    // The tag of an invalid answer must not be kept: the hook would confirm that answer for ever.
     supervised.hook.answers(|_| Answer::Tagged("\"1\"".to_owned(), json!({ "children": "?" })));
     supervised.event("gear", "SyncError", "children: ").await;
     supervised.hook.answers(by_size);

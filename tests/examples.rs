@@ -1,4 +1,4 @@
-//! The examples do what they say, while their type comes, goes and returns.
+//! The examples work as documented while their type is installed, removed and installed again.
 
 use std::{
     path::Path,
@@ -24,16 +24,16 @@ use tokio::{
     time::timeout,
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A running example, and what it logs.
+/// Process of an example, with its log.
 struct Example {
     process: Child,
     log: Lines<BufReader<ChildStdout>>,
 }
 
-/// Builds the examples, which takes no time when the tests were built with them.
+/// Builds the examples; a no-op if they were built with the tests.
 fn build() {
     let status = Command::new(env!("CARGO")).args(["build", "--quiet", "--examples"]).status();
     assert!(status.unwrap().success(), "the examples do not build");
@@ -53,20 +53,21 @@ impl Example {
         Self { process, log }
     }
 
-    /// Reads on until a line has all of these in it.
+    /// Reads the log until a line contains all parts.
     async fn says(&mut self, parts: &[&str]) {
         let said = async {
             loop {
-                let line = self.log.next_line().await.unwrap().expect("it ended too early");
+                let line =
+                    self.log.next_line().await.unwrap().expect("the example ended too early");
                 if parts.iter().all(|part| line.contains(part)) {
                     return;
                 }
             }
         };
-        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("it does not say {parts:?}"));
+        timeout(DEADLINE, said).await.unwrap_or_else(|_| panic!("no line with {parts:?} in time"));
     }
 
-    /// Drains by this signal, and ends well.
+    /// Sends this signal and asserts that the example drains and exits without an error.
     async fn end_by(mut self, signal: &str) {
         let id = self.process.id().unwrap().to_string();
         assert!(Command::new("kill").args([signal, &id]).status().unwrap().success());
@@ -85,7 +86,7 @@ async fn remove(client: &Client, crd: &CustomResourceDefinition) {
     drop(crds.delete(&crd.name_any(), &DeleteParams::default()).await.unwrap());
 }
 
-/// Creates a widget, and waits for its ConfigMap.
+/// Creates a widget and waits for its ConfigMap.
 async fn greeted(client: &Client, namespace: &str, name: &str) {
     let gvk = GroupVersionKind::gvk("example.com", "v1", "Widget");
     let widgets = ApiResource::from_gvk_with_plural(&gvk, "widgets");

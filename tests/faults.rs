@@ -9,7 +9,7 @@ use kube::{
 use pilotlight::testing::{Action, ControlPlane, Faults, Reply, Rule, TestScope, Verb};
 use serde_json::{Value, json};
 
-/// A scope, and the config maps in it seen through faults.
+/// Creates a scope and a client of its ConfigMaps behind faults.
 async fn faulty(name: &str) -> (TestScope, Faults, Api<ConfigMap>) {
     let plane = ControlPlane::shared();
     let scope = plane.scope(name).await.unwrap();

@@ -1,4 +1,4 @@
-//! A type that comes and goes a hundred times leaves the right state and nothing else.
+//! A type that is installed and removed a hundred times leaves the right state and nothing else.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::{
@@ -18,10 +18,11 @@ use crate::support::{Carrier, Embedded, Harness, Listening, Recorder, alone, typ
 
 const PACED: u64 = 50;
 const FAST: u64 = 50;
-/// What an allocator may keep of what it was given.
+/// Freed memory that the allocator may keep, in KiB.
 const NOISE_KIB: u64 = 8 << 10;
-/// Now and then the server overlooks the deletion of a CRD that it has just created, until its
-/// next resync (5 min) or until something about the CRD changes.
+/// Time after which the deletion of a CRD counts as overlooked. The server sometimes overlooks the
+/// deletion of a CRD that it has just created, until its next resync (5 min) or until the CRD
+/// changes.
 const FORGOTTEN: Duration = Duration::from_secs(2);
 
 #[tokio::test]
@@ -43,14 +44,14 @@ async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
     alone("flaps::a_hundred_flaps_leave_a_declared_controller_as_it_was", flaps).await;
 }
 
-#[expect(clippy::print_stdout, reason = "a figure that says more than that the test passed")]
+#[expect(clippy::print_stdout, reason = "the figure tells more than a passed test")]
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
     let flapping = &carrier.add(&harness, "flapping", &recorder).await;
     harness.warm_up().await;
-    // One whole life with an object, so that whatever is made once is there.
+    // A complete life with an object, so that one-time allocations precede the baseline.
     install_as_soon_as_possible(&harness, &crd).await;
     harness.running(flapping, 1).await;
     harness.create(&crd, "first", 1).await;
@@ -72,7 +73,7 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
         harness.scope.delete_crd(&crd).await.unwrap();
     }
 
-    // What the last change says is what there is.
+    // The last change decides the state.
     install_as_soon_as_possible(&harness, &crd).await;
     harness.scope.wait_established(&crd).await.unwrap();
     let last = harness.create(&crd, "last", 1).await;
@@ -92,7 +93,7 @@ async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     harness.end().await.unwrap();
 }
 
-/// One flap that completes its epoch.
+/// Installs and removes the type, waiting until this epoch runs and is done.
 async fn paced(harness: &Harness<'_>, crd: &CrdBuilder, flapping: &str, epoch: u64) {
     install_as_soon_as_possible(harness, crd).await;
     harness.running(flapping, epoch).await;
@@ -101,7 +102,8 @@ async fn paced(harness: &Harness<'_>, crd: &CrdBuilder, flapping: &str, epoch: u
     harness.until(flapping, "waits", |it| it.reason == "TypeAbsent").await;
 }
 
-/// The server refuses a CRD while the one before is still being deleted.
+/// Installs a CRD with retries, because the server refuses it while the previous one is being
+/// deleted.
 pub(crate) async fn install_as_soon_as_possible(harness: &Harness<'_>, crd: &CrdBuilder) {
     let mut forgotten = Instant::now() + FORGOTTEN;
     while harness.scope.install_crd(crd).await.is_err() {
@@ -110,7 +112,7 @@ pub(crate) async fn install_as_soon_as_possible(harness: &Harness<'_>, crd: &Crd
             let crds = Api::<CustomResourceDefinition>::all(harness.scope.client());
             let touch =
                 Patch::Merge(json!({ "metadata": { "annotations": { "touched": "yes" } } }));
-            // Gone meanwhile, perhaps.
+            // The CRD may be gone by now.
             crds.patch(&crd.name(), &PatchParams::default(), &touch).await.ok();
             forgotten = Instant::now() + FORGOTTEN;
         }

@@ -1,4 +1,4 @@
-//! Hooks over https whose certificate is wrong, or that speak no TLS that anybody should.
+//! HTTPS hooks with an invalid certificate or an outdated TLS version.
 
 use std::{
     convert::Infallible,
@@ -31,16 +31,17 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::{Bench, alone_where, sized};
 
-/// Within this time whoever looks at a parent or at its controller is told what is wrong.
-const TOLD: Duration = Duration::from_secs(10);
-/// Where the key of the authority stands that the process trusts, as PEM.
+/// Deadline for the report of a certificate error, by an Event of the parent and by the status of
+/// its controller.
+const REPORT_DEADLINE: Duration = Duration::from_secs(10);
+/// Environment variable with the path of the key of the trusted authority, as PEM.
 const KEY: &str = "PILOTLIGHT_TEST_AUTHORITY_KEY";
-/// How an answer to any hello begins that chooses TLS 1.1; a random number follows.
+/// Start of a ServerHello that chooses TLS 1.1; a random number follows.
 const HELLO_OF_TLS_11: &[u8] = &[22, 3, 2, 0, 42, 2, 0, 0, 38, 3, 2];
 
-/// What listens at the URL of a hook.
+/// Listener at the URL of a hook.
 enum Listens {
-    /// A hook, with this certificate.
+    /// Hook with this certificate.
     Certificate(Box<CertificateParams>, Signed),
     Tls11,
     PlainHttp,
@@ -51,7 +52,7 @@ enum Signed {
     ByItself,
 }
 
-/// A hook's server, and how often it was connected to.
+/// Server of a hook, with the number of its connections.
 struct Server {
     url: String,
     connections: Arc<AtomicUsize>,
@@ -96,7 +97,7 @@ enum Speaks {
 }
 
 impl Speaks {
-    /// Whoever breaks off is no business of ours.
+    /// An aborted handshake is expected.
     async fn to(self, mut tcp: TcpStream) {
         match self {
             Self::Tls(acceptor) => {
@@ -118,7 +119,7 @@ impl Speaks {
     }
 }
 
-/// Wants what each hook of the bench wants.
+/// Hook with the same response as every hook of the bench.
 fn hook() -> impl hyper::service::Service<
     Request<Incoming>,
     Response = Response<Full<bytes::Bytes>>,
@@ -155,7 +156,8 @@ fn acceptor(
     TlsAcceptor::from(Arc::new(tls))
 }
 
-/// A certificate for this name that holds from and until the first days of these years.
+/// Certificate for this name, valid from the first day of `from` until the first day of `until`,
+/// which are years.
 fn certificate(name: &str, from: i32, until: i32, signed: Signed) -> Listens {
     let mut params = CertificateParams::new([name.to_owned()]).unwrap();
     params.not_before = date_time_ymd(from, 1, 1);
@@ -172,7 +174,7 @@ fn authority() -> CertificateParams {
     params
 }
 
-/// What the status of a declared controller says of its hook: reason and message.
+/// Reason and message of the condition `HooksHealthy` of a declared controller.
 fn hook_condition(bench: &Bench, name: &str) -> (String, String) {
     let all = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
     let own = all.iter().find(|it| it["metadata"]["name"] == name).cloned().unwrap_or_default();
@@ -185,8 +187,8 @@ fn hook_condition(bench: &Bench, name: &str) -> (String, String) {
     (text("reason"), text("message"))
 }
 
-/// Of a parent: the messages of its Events, each with how often it was told.
-fn told(bench: &Bench, parent: &str) -> Vec<(String, u64)> {
+/// Messages of a parent's Events, with their counts.
+fn events_of(bench: &Bench, parent: &str) -> Vec<(String, u64)> {
     let all = bench.list("v1", "Event").into_iter();
     let about = all.filter(|event| event["involvedObject"]["name"] == parent);
     about
@@ -209,7 +211,7 @@ fn parent(bench: &Bench, group: &str, name: &str, size: i64) {
 #[tokio::test]
 async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other() {
     let files = tempfile::tempdir().unwrap();
-    // Whom a process trusts is read once, from where its environment says.
+    // A process reads its trusted authorities once, from the path in its environment.
     let trusting = || {
         let issuer =
             CertifiedIssuer::self_signed(authority(), KeyPair::generate().unwrap()).unwrap();
@@ -256,44 +258,49 @@ async fn hooks_with_wrong_certificates() {
         bench.declare(name, &crd, &server.url);
     }
     parent(&bench, "good.test", "of-good", 1);
-    bench.until("the good one is asked", |bench| bench.children().len() == 1).await;
+    bench.until("the good hook is called", |bench| bench.children().len() == 1).await;
 
     let begin = Instant::now();
     for (name, ..) in &servers {
         parent(&bench, &format!("{name}.test"), &format!("of-{name}"), 1);
     }
 
-    let are_told = bench.server.wait_until(|_| {
+    let all_reported = bench.server.wait_until(|_| {
         servers.iter().all(|(name, _, reason)| {
             let (word, text) = hook_condition(&bench, name);
-            let event = told(&bench, &format!("of-{name}"));
+            let event = events_of(&bench, &format!("of-{name}"));
             let by_event = event.iter().any(|(message, _)| message.contains(reason));
             by_event && word == "HookUnreachable" && text.contains(reason)
         })
     });
-    let late = timeout(TOLD, are_told).await.is_err();
+    let late = timeout(REPORT_DEADLINE, all_reported).await.is_err();
     let said = servers.iter().map(|(name, ..)| {
-        (*name, hook_condition(&bench, name), told(&bench, &format!("of-{name}")))
+        (*name, hook_condition(&bench, name), events_of(&bench, &format!("of-{name}")))
     });
     assert!(!late, "{:#?}", said.collect::<Vec<_>>());
-    // The others are asked as before, whatever these do.
+    // The other hooks are still called at once.
     for size in 2..=4 {
         let asked = Instant::now();
         parent(&bench, "good.test", "of-good", size);
         let wanted = usize::try_from(size).unwrap();
-        bench.until("it is asked again", |bench| bench.children().len() == wanted).await;
+        bench
+            .until("the good hook is called again", |bench| bench.children().len() == wanted)
+            .await;
         assert!(asked.elapsed() < Duration::from_secs(5), "{:?}", asked.elapsed());
         sleep(Duration::from_millis(1500)).await;
     }
     for (name, server, _) in &servers {
-        let told = told(&bench, &format!("of-{name}"));
-        assert!(told.len() == 1 && told[0].1 > 1, "{name}: one Event that is counted: {told:#?}");
-        // 5 ms doubled, and no less than once a second: at most eight in the first one.
+        let events = events_of(&bench, &format!("of-{name}"));
+        assert!(
+            events.len() == 1 && events[0].1 > 1,
+            "{name}: one Event that is counted: {events:#?}"
+        );
+        // Back-off from 5 ms, doubling up to a second: at most eight tries in the first second.
         let most = 9 + begin.elapsed().as_secs();
         let tries = server.connections();
         assert!(tries > 1 && tries as u64 <= most, "{name}: {tries} in {:?}", begin.elapsed());
     }
-    assert_eq!(told(&bench, "of-good"), []);
-    assert_eq!(good.connections(), 1, "one that is kept");
+    assert_eq!(events_of(&bench, "of-good"), []);
+    assert_eq!(good.connections(), 1, "one connection is reused");
     bench.end().await;
 }

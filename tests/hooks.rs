@@ -1,4 +1,4 @@
-//! What a hook may do to those who ask it.
+//! Slow and failing hooks, and their effect on their callers.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use tokio::{
 
 use crate::support::{Answer, Bench, Supervised, config_map, one_config_map, sized, until};
 
-/// Asked about at the same time, unless said otherwise.
+/// Default number of concurrent hook calls.
 const WORKERS: usize = 5;
 
-/// As a hook that is down; it takes as long as one that is well.
+/// Hook that answers with an error during the outage; it takes as long as a healthy one.
 async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Value, HookError> {
     sleep(Duration::from_millis(200)).await;
     match *outage.borrow() {
@@ -23,7 +23,7 @@ async fn down_while(outage: watch::Receiver<bool>, request: Value) -> Result<Val
     }
 }
 
-/// How long it takes until a thousand parents have their children.
+/// Waits until a thousand parents have their children, and returns the elapsed time.
 async fn thousand(bench: &Bench) -> Duration {
     let begin = Instant::now();
     while bench.children().len() < 1000 {
@@ -65,12 +65,12 @@ async fn a_thousand_parents_come_back_after_an_outage_without_a_stampede() {
 
     let of_minutes: Vec<_> = (0..10).map(of_minute).collect();
     assert!(of_minutes[0] < 1200 && of_minutes[1..].iter().all(|it| *it <= 70), "{of_minutes:?}");
-    assert!(of_minutes.iter().all(|it| *it >= 50), "somebody probes: {of_minutes:?}");
+    assert!(of_minutes.iter().all(|it| *it >= 50), "probes continue: {of_minutes:?}");
     assert!(warm <= 2 * cold, "{warm:?} after the outage, {cold:?} from the start");
-    assert_eq!(bench.hook.most(), WORKERS, "no more are asked about at once");
+    assert_eq!(bench.hook.most(), WORKERS, "the limit of concurrent calls holds");
     assert!(!bench.hook.overlapped());
     let after = bench.hook.calls().len() - calls.len();
-    assert!(after < 1000 * 4, "its children and its status are a reason to ask again: {after}");
+    assert!(after < 1000 * 4, "each parent's own writes cause few calls: {after}");
     bench.end().await;
 }
 
@@ -93,7 +93,11 @@ async fn a_controller_whose_syncs_have_failed_for_a_minute_is_not_ready_until_on
 
     bench.parent("p", 1, "one");
     sleep(Duration::from_secs(55)).await;
-    assert_eq!(condition(&bench, "Ready"), is("True", "Running"), "it may be a short outage");
+    assert_eq!(
+        condition(&bench, "Ready"),
+        is("True", "Running"),
+        "a short outage is not reported yet"
+    );
     assert_eq!(condition(&bench, "HooksHealthy"), is("False", "HookRefused"));
     sleep(Duration::from_secs(10)).await;
     assert_eq!(condition(&bench, "Ready"), is("False", "HookRefused"));
@@ -124,7 +128,7 @@ async fn deleted_parents_make_no_controller_ready_whose_syncs_all_fail() {
     assert_eq!(condition(&bench, "Ready").0, "False");
     bench.server.remove("bench.test/v1", "Widget", "default", "stays").unwrap();
     let calm = |bench: &Bench| condition(bench, "Ready").0 == "True";
-    bench.until("nothing fails any more", calm).await;
+    bench.until("no parent fails any more", calm).await;
     bench.end().await;
 }
 
@@ -183,13 +187,13 @@ async fn parents_that_a_hook_always_fails_for_are_not_asked_about_more_when_othe
         bench.parent(&format!("p{}", second % 20), 1, &second.to_string());
         sleep(Duration::from_secs(1)).await;
         let late = bench.children().values().any(|text| *text == second.to_string());
-        assert!(late, "nobody waits for those that fail");
+        assert!(late, "failing parents do not block others");
     }
 
     for number in 0..5 {
         let name = format!("broken{number}");
         let asked = bench.hook.calls().iter().filter(|(_, of)| *of == name).count();
-        assert!((10..=22).contains(&asked), "5 ms doubled: {asked}");
+        assert!((10..=22).contains(&asked), "back-off from 5 ms, doubling: {asked}");
     }
     bench.end().await;
 }
@@ -231,7 +235,7 @@ async fn an_answer_after_its_deadline_is_discarded() {
     supervised.install(&crd).await;
     supervised.harness.create(&crd, "gear", 1).await;
     supervised.event("gear", "SyncError", "hook did not answer within 500ms").await;
-    until("it is asked again", async || match supervised.hook.count("gear") {
+    until("the hook is called again", async || match supervised.hook.count("gear") {
         0..3 => Err(String::new()),
         _ => Ok(()),
     })
@@ -244,7 +248,7 @@ async fn an_answer_after_its_deadline_is_discarded() {
     assert!(supervised.config_maps().get_opt("late").await.unwrap().is_none());
     let calls = supervised.hook.calls();
     for pair in calls.windows(2).take(2) {
-        assert!(pair[1].at - pair[0].at >= Duration::from_millis(500), "one after the other");
+        assert!(pair[1].at - pair[0].at >= Duration::from_millis(500), "calls do not overlap");
     }
     supervised.end().await;
 }
@@ -262,7 +266,7 @@ async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_l
         bench.parent(&name(number), 1, "first");
     }
     let known = |bench: &Bench| bench.informer().is_some_and(|it| it.objects == PARENTS);
-    bench.until("all are known", known).await;
+    bench.until("all parents are cached", known).await;
     let (lists, watches) =
         (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
 
@@ -278,15 +282,15 @@ async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_l
 
     let bytes = bench.informer().unwrap().bytes;
     let all = PARENTS * last.len();
-    assert!((all..all * 2).contains(&bytes), "as it is now, and nothing else: {bytes}");
-    // Those that were asked about meanwhile, and then each once: five at a time, for 30 s.
+    assert!((all..all * 2).contains(&bytes), "only the last state is cached: {bytes}");
+    // The calls in progress end, then each parent is called once: five at a time, 30 s each.
     sleep(u32::try_from(PARENTS / WORKERS + 2).unwrap() * Duration::from_secs(30)).await;
     let children = bench.children();
     assert_eq!(children.len(), PARENTS);
     assert!(children.values().all(|text| *text == last), "{children:?}");
     assert!(!bench.hook.overlapped() && bench.hook.most() <= WORKERS);
     let asked = (bench.asked_for_parents(Verb::List), bench.asked_for_parents(Verb::Watch));
-    // One lasts for ten minutes at most, and all this takes as long.
+    // A watch lasts at most ten minutes, and so does the whole test.
     assert!(asked.0 == lists && asked.1 <= watches + 3, "{asked:?}, before {lists}, {watches}");
     bench.end().await;
 }
@@ -303,12 +307,14 @@ async fn a_parent_that_its_hook_fails_for_is_counted_until_it_is_gone() {
         Some(healthy["status"].clone())
     };
     bench.parent("p", 1, "one");
-    bench.until("it is told of", |bench| healthy(bench) == Some(json!("False"))).await;
+    bench
+        .until("the hook is reported unhealthy", |bench| healthy(bench) == Some(json!("False")))
+        .await;
 
     bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
 
     let calm = |bench: &Bench| healthy(bench) == Some(json!("Unknown"));
-    let took = bench.until("nobody is failed any more", calm).await;
+    let took = bench.until("no parent fails any more", calm).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     bench.end().await;
 }

@@ -1,4 +1,4 @@
-//! The way to the API server through an HTTP proxy, of clients and of the binary.
+//! Connections to the API server through an HTTP proxy, from clients and from the binary.
 
 use std::{
     net::SocketAddr,
@@ -30,10 +30,10 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::support::PATIENCE;
 
-/// Server of the API whose name no name server knows: only the proxy finds it.
+/// URL of the API server, whose name only the proxy can resolve.
 const SERVER: &str = "https://kubernetes.invalid:6443";
 
-/// HTTP proxy that connects to one server, whatever host it is asked for.
+/// HTTP proxy that connects to one server, whatever the requested host.
 struct ConnectProxy {
     address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
@@ -57,7 +57,7 @@ impl ConnectProxy {
                     let Some(tls) = tls else {
                         return pass_on(client, server, status, &seen).await;
                     };
-                    // A client that does not trust the certificate breaks off.
+                    // A client that does not trust the certificate closes the connection.
                     let Ok(client) = tls.accept(client).await else { return };
                     pass_on(client, server, status, &seen).await;
                 });
@@ -89,7 +89,7 @@ async fn pass_on(
     client.flush().await.unwrap();
     if status.starts_with("200") {
         let mut server = TcpStream::connect(server).await.unwrap();
-        // Either side may break it.
+        // Either side may close the connection.
         drop(copy_bidirectional(&mut client, &mut server).await);
     }
 }
@@ -112,7 +112,7 @@ fn acceptor() -> (TlsAcceptor, String) {
     (TlsAcceptor::from(Arc::new(tls)), authority.pem())
 }
 
-/// Simulated API server, with TLS and HTTP/2 before it.
+/// Simulated API server behind TLS and HTTP/2.
 struct ApiServer {
     plain: SimulatedSocket,
     tls: Proxy,
@@ -125,7 +125,7 @@ impl ApiServer {
         Self { plain, tls }
     }
 
-    /// Configuration with the name that only a proxy finds.
+    /// Configuration with the name that only the proxy can resolve.
     fn config(&self) -> Config {
         let mut config = self.tls.config();
         config.cluster_url = SERVER.parse().unwrap();
@@ -133,7 +133,7 @@ impl ApiServer {
         config
     }
 
-    /// The same as a file.
+    /// The same configuration as a file.
     fn kubeconfig(&self) -> NamedTempFile {
         let mut kubeconfig: Value = serde_json::from_str(&self.tls.kubeconfig()).unwrap();
         let cluster = &mut kubeconfig["clusters"][0]["cluster"];
@@ -145,7 +145,7 @@ impl ApiServer {
     }
 }
 
-/// `pilotlight types`, with these variables alone.
+/// Runs `pilotlight types` with only these environment variables.
 async fn types(kubeconfig: &NamedTempFile, variables: &[(&str, &str)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pilotlight"));
     command.args(["--log-level=debug", "types", "--kubeconfig"]).arg(kubeconfig.path());
@@ -199,9 +199,9 @@ async fn check_environment(tls: Option<(TlsAcceptor, String)>) {
         assert!(head.contains("\r\nProxy-Authorization: Basic bWU6cEBzcw==\r\n"), "{head}");
     }
     let errors = String::from_utf8_lossy(&beside.stderr);
-    assert!(!beside.status.success(), "nothing finds that host");
+    assert!(!beside.status.success(), "the host cannot be resolved");
     assert!(errors.contains("connecting to kubernetes.invalid:6443"), "{errors}");
-    assert_eq!(proxy.heads(), [""; 0], "the proxy is asked despite NO_PROXY");
+    assert_eq!(proxy.heads(), [""; 0], "the proxy got a request despite NO_PROXY");
 }
 
 #[tokio::test]
@@ -219,7 +219,7 @@ async fn requests_and_watches_go_through_a_proxy() {
     let server = ApiServer::start().await;
     let mut plain = server.plain.config();
     plain.cluster_url = "http://kubernetes.invalid:6443".parse().unwrap();
-    // HTTP/2 over TLS with a connection for each lane, and HTTP/1.1 with one that is free again.
+    // HTTP/2 over TLS uses one connection per lane; HTTP/1.1 reuses an idle connection.
     for (mut config, address, connections) in
         [(server.config(), server.tls.address(), 2), (plain, server.plain.address(), 1)]
     {

@@ -35,10 +35,10 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running(anew, 1).await;
 
-    // The same scope first, then the other one, and back.
+    // The same scope first, then the other one, then the first one again.
     let others = [crd.clone(), crd.clone().cluster_scoped(), crd.clone()];
     for (epoch, other) in (1..).zip(others) {
-        // Its name is in every life of the type, so only the uid tells them apart.
+        // The name exists in every life of the type, so only the uid separates them.
         let old = harness.create(&crd, "same", 1).await;
         assert_eq!(recorder.saw("same", epoch).await.uid.as_ref(), Some(&old));
         let before = harness.cluster.types.served(&widgets).unwrap();
@@ -65,7 +65,8 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
             "old objects are seen: {ghosts:#?}"
         );
         if !other.is_namespaced() {
-            // What the old epoch wrote was of the old scope; nobody ever reads one namespace alone.
+            // The old epoch wrote at the paths of its own scope; no list or watch is ever
+            // restricted to a namespace.
             let sent = harness.faults.seen().into_iter().enumerate();
             let sent = sent.filter(|(number, sent)| *number >= sent_before || is_read(sent.verb));
             let mut sent = sent.map(|(_, sent)| sent).filter(about(&other));

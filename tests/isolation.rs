@@ -1,7 +1,7 @@
-//! What goes wrong with one controller or one type is felt by nobody else.
+//! A fault of one controller or type does not affect others.
 //!
-//! A p99 on a machine that does other things too is noisy, and both are as noisy: they are measured
-//! in turn, several times, and the median of their ratios counts.
+//! A p99 on a busy machine is noisy. Both latencies are therefore measured in turn, several times,
+//! and the median of their ratios counts.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ use crate::support::{
 };
 
 const BYSTANDERS: usize = 20;
-/// Each is seen by every bystander, so a p99 is taken of a thousand latencies.
+/// Every bystander sees each change, so that a p99 is taken from a thousand latencies.
 const CHANGES: i64 = 50;
-/// Of a webhook that says nothing else.
+/// Default timeout of a webhook.
 const HOOK_TIMEOUT: Duration = Duration::from_secs(10);
-/// How often both are measured.
+/// Number of measurements of each latency.
 const ROUNDS: usize = 9;
 
 #[tokio::test]
@@ -64,7 +64,7 @@ async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
         ratios.push(beside.as_secs_f64() / alone.as_secs_f64());
     }
     ratios.sort_by(f64::total_cmp);
-    assert!(ratios[ROUNDS / 2] <= 2.0, "neighbours are felt: {ratios:.2?}");
+    assert!(ratios[ROUNDS / 2] <= 2.0, "faulty neighbours slow down others: {ratios:.2?}");
 
     for number in 0..BYSTANDERS {
         let status = harness.status(&format!("bystander-{number}"));
@@ -74,14 +74,14 @@ async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
     supervised.end().await;
 }
 
-/// One whose type is missing, one that panics, one whose hook never answers, one that may not
-/// read any more.
+/// Faulty controllers: with a missing type, with a panicking reconciler, with a hanging hook, and
+/// with a revoked right to read.
 struct Neighbours {
     missing: String,
     panicking: String,
     hanging: String,
     forbidden: String,
-    // Its hook is asked about the beat, and does not answer.
+    // Earlier calls of the hook for `beat`, which the hanging hook does not answer.
     asked: usize,
     since: Instant,
     _held: watch::Sender<bool>,
@@ -118,7 +118,7 @@ impl Neighbours {
         panics.saw("beat", 1).await;
         supervised.hook.asked_again("beat", asked).await;
         harness.until(&missing, "waits", |it| it.reason == "TypeAbsent").await;
-        // A revoked right leaves open watches open: the next one is refused.
+        // Open watches survive a revoked right; the next watch is refused.
         harness.revoke("gadgets").await;
         harness.faults.cut_open(about(gadgets));
         let refused =
@@ -135,14 +135,22 @@ impl Neighbours {
     async fn leave(self, supervised: &Supervised<'_>, gadgets: &CrdBuilder) {
         let harness = &supervised.harness;
         let still = harness.status(&self.forbidden);
-        assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
+        assert_eq!(
+            (still.state, still.epoch),
+            (ControllerState::Running, 1),
+            "the controller keeps running"
+        );
         let hanging = supervised.runnable(&self.hanging);
         let still = harness.status(&hanging);
-        assert_eq!((still.state, still.epoch), (ControllerState::Running, 1), "nothing stops");
+        assert_eq!(
+            (still.state, still.epoch),
+            (ControllerState::Running, 1),
+            "the controller keeps running"
+        );
         let asked = supervised.hook.count("beat") - self.asked;
-        // One call at a time, and another when its deadline has passed.
+        // Calls do not overlap: the next one follows a timeout.
         let most = 2 + self.since.elapsed().as_secs() / HOOK_TIMEOUT.as_secs();
-        assert!(asked as u64 <= most, "a parent whose hook hangs waits for it: {asked} calls");
+        assert!(asked as u64 <= most, "calls of a hanging hook do not overlap: {asked} calls");
         supervised
             .controllers()
             .delete(&supervised.name(&self.hanging), &DeleteParams::default())
@@ -157,7 +165,7 @@ impl Neighbours {
     }
 }
 
-/// From a change being sent until each bystander reconciles it.
+/// Latencies from sending a change until each bystander reconciles it.
 async fn latencies(
     harness: &Harness<'_>,
     crd: &CrdBuilder,

@@ -1,4 +1,4 @@
-//! What is left over is told by its name: tasks and timers, each with its owner and by how much.
+//! The leak oracle names remaining tasks and timers, each with its owner and its growth.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,14 +17,14 @@ use tokio::sync::{Notify, mpsc};
 
 use crate::support::{Harness, Server, type_of};
 
-/// Longer than whatever ends by itself takes to do so.
+/// Patience of the oracle; longer than any task that ends by itself.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What a run does with what belongs to its epoch.
+/// Runs that leak a resource of their epoch, or fail.
 enum Leaky {
     /// Leaves a task that ends on request, or when the grace is over.
     Task(Arc<Notify>),
-    /// Gives its client to somebody who keeps it.
+    /// Sends its client to a receiver that keeps it.
     Client(Client, mpsc::Sender<Client>),
     Fails,
 }
@@ -52,7 +52,7 @@ impl ConditionalRunnable for Leaky {
     }
 }
 
-/// Wants to see each object again after ages.
+/// Requeues each object after a very long time.
 #[derive(Clone)]
 struct Patient;
 
@@ -70,7 +70,7 @@ async fn harness(name: &str) -> (Harness<'static>, LeakOracle, Measure) {
     (harness, leaks, baseline)
 }
 
-/// Asserts that all this has grown, each line a sort, its owner and by how much.
+/// Asserts that the oracle reports all these lines: kind, owner and growth.
 async fn assert_grown(leaks: &LeakOracle, baseline: &Measure, expected: &[&str]) {
     let grown = leaks.compare(baseline).await.unwrap_err().to_string();
     for line in expected {
@@ -79,7 +79,7 @@ async fn assert_grown(leaks: &LeakOracle, baseline: &Measure, expected: &[&str])
 }
 
 async fn nothing_is_left(leaks: LeakOracle, baseline: &Measure) {
-    // A state that was once seen keeps its series.
+    // A state keeps its series once it was seen.
     let leaks = leaks.expect_more("series", "pilotlight_types{");
     leaks.expect_more("series", "pilotlight_informers{").assert_baseline(baseline).await;
 }
@@ -93,7 +93,7 @@ async fn controller(harness: &Harness<'_>, name: &str, widgets: TypeRef) {
 async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
     let (harness, leaks, baseline) = harness("leaks-task").await;
     let release = Arc::new(Notify::new());
-    // Longer than the oracle looks.
+    // Longer than the oracle's patience.
     let options = RunnableOptions { grace: PATIENCE * 100, ..RunnableOptions::default() };
     let leaky = Arc::new(Leaky::Task(Arc::clone(&release)));
     harness.manager.add("leaky", leaky, options).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
     let manager = harness.manager.clone();
 
     let removed = async { manager.remove("leaky").await };
-    let told = async {
+    let reported = async {
         harness.state("leaky", ControllerState::Stopping).await;
         let lines = [
             "named tasks of pilotlight_controller_tasks{controller=\"leaky\",kind=\"epoch\"}: 1, 0",
@@ -112,7 +112,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
         release.notify_one();
     };
 
-    tokio::join!(removed, told);
+    tokio::join!(removed, reported);
     leaks.assert_baseline(&baseline).await;
 }
 

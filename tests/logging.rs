@@ -1,5 +1,5 @@
-//! Every fault is told of within ten seconds, by a line of the log that says of which type or
-//! controller, and not in a flood: under paused time, on the simulated server.
+//! Each fault is logged within ten seconds, with its type or controller and at a bounded rate:
+//! under paused time, on the simulated server.
 
 use std::{ops::Range, time::Duration};
 
@@ -12,32 +12,32 @@ use tokio::time::{Instant, sleep};
 
 use crate::support::{Bench, Line, Logs};
 
-/// Within this time a fault is told of.
-const TOLD: Duration = Duration::from_secs(10);
-/// For so long each fault lasts.
+/// Deadline for the first log line of a fault.
+const REPORT_DEADLINE: Duration = Duration::from_secs(10);
+/// Duration of each fault.
 const LASTS: Duration = Duration::from_secs(600);
 
-/// A fault, and how it is told of.
+/// Fault and its expected log lines.
 struct Case {
     what: &'static str,
-    /// Brings it about.
+    /// Starts the fault.
     begin: fn(&Bench),
-    /// The line that tells of it, and a part of its error.
+    /// Message of the line, and a part of its error.
     message: &'static str,
     error: &'static str,
-    /// What the line is about, by its fields.
+    /// Fields of the line.
     fields: &'static [(&'static str, &'static str)],
-    /// Within this time.
+    /// Deadline for the first line.
     within: Duration,
-    /// The most warnings and errors in all the time that it lasts.
+    /// Largest number of warnings and errors during the whole fault.
     most: usize,
 }
 
-/// As the informer of the controller's parents tells of itself.
+/// Fields of a line of the informer of the controller's parents.
 const OF_THE_TYPE: &[(&str, &str)] =
-    // Of none of the controllers that share it.
+    // No controller: several may share the informer.
     &[("group", "bench.test"), ("version", "v1"), ("resource", "widgets"), ("controller", "")];
-/// As the controller tells of one reconcile.
+/// Fields of a line about one reconcile.
 const OF_THE_PARENT: &[(&str, &str)] =
     &[("controller", "CompositeController-a"), ("namespace", "default"), ("name", "p")];
 
@@ -49,13 +49,13 @@ fn status(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
 }
 
-/// Ends the watches of the parents, so that the next ones meet what stands in their way.
+/// Ends the watches of the parents, so that the next ones meet the fault.
 fn cut(bench: &Bench) {
     let of_parents = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
     assert_eq!(bench.faults.cut_open(of_parents), 1);
 }
 
-/// The next watch has expired, so that there is a list, of a server that knows no streaming ones.
+/// Makes the next watch expired, so that a list follows; the server refuses streaming lists.
 fn list_again(bench: &Bench) {
     let invalid = status(422, "Invalid", "sendInitialEvents is forbidden");
     bench.faults.add(of_parents(invalid, Verb::Watch).query_contains("sendInitialEvents"));
@@ -64,12 +64,12 @@ fn list_again(bench: &Bench) {
     cut(bench);
 }
 
-/// The next watch has this as its first line.
+/// Replaces the first line of the next watch.
 fn watch_line(bench: &Bench, line: Vec<u8>) {
     let garbage = Action::Garbage { line: Some(1), bytes: line.into() };
     bench.faults.add(of_parents(garbage, Verb::Watch).times(1));
     cut(bench);
-    // The line that it stands instead of.
+    // Causes the line that is replaced.
     bench.parent("q", 0, "one");
 }
 
@@ -80,8 +80,8 @@ fn cases() -> Vec<Case> {
         message: "watch fails",
         error: "",
         fields: OF_THE_TYPE,
-        within: TOLD,
-        // That the watch broke, and what came then.
+        within: REPORT_DEADLINE,
+        // The end of the watch, then the fault.
         most: 3,
     };
     let of_the_parent = |what, begin, error| Case {
@@ -90,8 +90,8 @@ fn cases() -> Vec<Case> {
         message: "reconcile failed",
         error,
         fields: OF_THE_PARENT,
-        within: TOLD,
-        // 5 ms doubled, and from a second on once in ten.
+        within: REPORT_DEADLINE,
+        // Back-off from 5 ms, doubling; from a second on, one line in ten failures.
         most: 80,
     };
     vec![
@@ -121,8 +121,8 @@ fn cases() -> Vec<Case> {
                 list_again(bench);
             },
             error: "within 30s",
-            // It is no fault before its deadline.
-            within: Duration::from_secs(30) + TOLD,
+            // A hanging request is no fault before its deadline.
+            within: Duration::from_secs(30) + REPORT_DEADLINE,
             ..of_the_type
         },
         Case {
@@ -138,7 +138,7 @@ fn cases() -> Vec<Case> {
         Case {
             what: "an object cannot be read",
             begin: |bench| {
-                // Of the object that is written next.
+                // Version of the object that is written next.
                 let version = bench.server.resource_version() + 1;
                 let object = json!({
                     "apiVersion": "bench.test/v1", "kind": "Widget",
@@ -164,7 +164,7 @@ fn cases() -> Vec<Case> {
             what: "the API server is down",
             begin: |bench| bench.server.stop(),
             error: "",
-            // One of each type, once, and what the discovery says.
+            // A line for each type, and the lines of discovery.
             most: 8,
             ..of_the_type
         },
@@ -192,7 +192,7 @@ fn cases() -> Vec<Case> {
             begin: |bench| {
                 let refusal = status(403, "Forbidden", "no right to tell");
                 bench.faults.add(Rule::new(refusal).mutating().resource("", "events"));
-                // What there would be an Event about, in two namespaces' worth of parents.
+                // Failures with an Event each, in two namespaces.
                 let answer = HookError::Status { code: 400, body: "never".to_owned() };
                 bench.hook.answers(move |_| std::future::ready(Err(answer.clone())));
                 bench.parent("p", 2, "one");
@@ -200,13 +200,13 @@ fn cases() -> Vec<Case> {
             message: "an Event was not written; further failures of this cause are logged at debug",
             error: "no right to tell",
             fields: &[("reason", "SyncError"), ("name", "p")],
-            within: TOLD,
+            within: REPORT_DEADLINE,
             most: 20,
         },
     ]
 }
 
-fn tells(case: &Case, line: &Line) -> bool {
+fn matches_case(case: &Case, line: &Line) -> bool {
     let of = |(name, value): &(&str, &str)| line.field(name) == *value;
     line.message == case.message
         && line.field("error").contains(case.error)
@@ -218,7 +218,7 @@ async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
     let mut wrong = Vec::new();
     for case in cases() {
         let what = case.what;
-        // Before there are spans: their fields are noted when they begin.
+        // Installed before any span begins, because a span's fields are captured at its start.
         let logs = Logs::capture();
         let bench = Bench::start().await;
         bench.parent("p", 1, "one");
@@ -229,11 +229,11 @@ async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
         sleep(case.within).await;
 
         let early = logs.troubles();
-        let told = early.iter().filter(|line| tells(&case, line)).count();
-        // One reconcile after the other fails for itself, ever less often.
+        let logged = early.iter().filter(|line| matches_case(&case, line)).count();
+        // Each reconcile fails on its own, with a growing back-off.
         let repeats = case.message == "reconcile failed";
-        if told == 0 || told > 1 && !repeats {
-            wrong.push(format!("{what}: told {told} times: {early:#?}"));
+        if logged == 0 || logged > 1 && !repeats {
+            wrong.push(format!("{what}: logged {logged} times: {early:#?}"));
         }
         sleep(LASTS).await;
         let all = logs.troubles();
@@ -274,16 +274,16 @@ async fn a_type_that_is_established_late_is_waited_for_without_a_word() {
         }))
         .unwrap();
 
-    bench.until("its child is made", |bench| bench.children().contains_key("l-0")).await;
+    bench.until("its child is created", |bench| bench.children().contains_key("l-0")).await;
 
     assert!(established.elapsed() < Duration::from_secs(1), "{:?}", established.elapsed());
-    sleep(TOLD).await;
+    sleep(REPORT_DEADLINE).await;
     assert!(logs.troubles().is_empty(), "{:#?}", logs.troubles());
     let not_found = bench.server.requests().into_iter();
     let not_found: Vec<_> = not_found
         .filter(|request| request.code == Some(404) && request.user == "pilotlight")
         .filter(|request| request.info.group == "late.test")
         .collect();
-    assert!(not_found.is_empty(), "nor is it asked for before: {not_found:#?}");
+    assert!(not_found.is_empty(), "requests before the type is served: {not_found:#?}");
     bench.end().await;
 }

@@ -1,4 +1,4 @@
-//! What comes of a workload with faults is what comes of it without.
+//! A workload with faults has the same result as one without.
 
 mod simulated;
 
@@ -9,7 +9,7 @@ use pilotlight::testing::{Profile, Recording, Schedule, Verb};
 
 use crate::support::{Supervised, Workload, counted, workload};
 
-/// In every run of the tests; `many_seeds` by command.
+/// Seeds of every test run; `many_seeds` runs the others on demand.
 const SAMPLE: std::ops::Range<u64> = 1..4;
 const MANY: std::ops::Range<u64> = 1..41;
 
@@ -34,12 +34,12 @@ async fn seeds_lose_nothing(seeds: std::ops::Range<u64>) {
         let (stormy, fired) = recorded(&format!("stormy-{seed}"), Some(seed)).await;
 
         if let Err(differences) = mask.compare(&calm, &stormy) {
-            panic!("seed {seed}: not the same came of it:\n{differences}");
+            panic!("seed {seed}: the result differs:\n{differences}");
         }
         all += fired;
     }
     counted(format_args!("drawn faults on the control plane: {all} of {} seeds", seeds.count()));
-    assert!(all > 0, "faults have happened");
+    assert!(all > 0, "no fault was fired");
 }
 
 async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
@@ -54,7 +54,7 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     supervised.runs("work", 1).await;
     let playing = seed.map(|seed| {
         let profile = profile(&crd.api_resource("v1"), Duration::from_secs(1));
-        // Watches that are open by now meet no rule.
+        // Open watches are cut, because rules apply to new requests only.
         let playing = supervised.harness.faults.play(&Schedule::random(seed, &profile));
         supervised.harness.faults.cut_open(|info| info.verb == Verb::Watch);
         playing
@@ -69,7 +69,7 @@ async fn recorded(name: &str, seed: Option<u64>) -> (Recording, usize) {
     (recording, fired)
 }
 
-/// Of faults to whatever the workload is about, each of which holds nothing for longer.
+/// Profile of faults to the workload's types, none of which holds a request longer than `hold`.
 fn profile(parents: &ApiResource, hold: Duration) -> Profile {
     Profile {
         rules: 40,

@@ -1,4 +1,4 @@
-//! Behaviour seen from outside, on a real control plane: one module per promise.
+//! Tests of behaviour from outside, on a real control plane: one module per promise.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -1,4 +1,4 @@
-//! An optional child type whose objects are not known is not shown as one without objects.
+//! An optional child type with unknown objects is not presented as one without objects.
 
 use kube::api::PostParams;
 use pilotlight::testing::{ControlPlane, CrdBuilder};
@@ -39,7 +39,7 @@ async fn a_hook_is_not_told_that_children_are_gone_that_may_not_be_listed() {
     assert_eq!(call.body["children"][&key], Value::Null, "{:#}", call.body["children"]);
 
     harness.grant("gadgets", &[Rule::all_of(group, "gadgets")]).await;
-    let told = |call: &crate::support::Call| call.body["children"][&key]["gear"].is_object();
-    supervised.hook.asked("with its gadget", told).await;
+    let has_gear = |call: &crate::support::Call| call.body["children"][&key]["gear"].is_object();
+    supervised.hook.asked("with its gadget", has_gear).await;
     supervised.end().await;
 }

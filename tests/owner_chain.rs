@@ -8,7 +8,7 @@ use tokio::time::sleep;
 
 use crate::support::Bench;
 
-/// A controller of widgets whose children are widgets.
+/// Spec of a controller of widgets whose children are widgets.
 fn own_children(annotations: Value, selector: Value) -> Value {
     let widgets = json!({ "apiVersion": "bench.test/v1", "resource": "widgets" });
     let mut parents = widgets.clone();
@@ -26,7 +26,7 @@ fn own_children(annotations: Value, selector: Value) -> Value {
     })
 }
 
-/// Wants one widget for each widget, without an end.
+/// Response with one more widget for each widget, without an end.
 fn one_more(request: &Value) -> Value {
     let name = request["parent"]["metadata"]["name"].as_str().unwrap();
     let child = json!({
@@ -54,12 +54,14 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
     let bench = start(json!({}), json!({})).await;
 
     bench.parent("w", 0, "");
-    bench.until("it is refused", |bench| !bench.events("OwnerChainTooDeep").is_empty()).await;
+    bench
+        .until("the child is refused", |bench| !bench.events("OwnerChainTooDeep").is_empty())
+        .await;
     sleep(Duration::from_secs(600)).await;
 
     assert_eq!(widgets(&bench), OWNER_DEPTH + 1);
-    let told = bench.events("OwnerChainTooDeep");
-    assert!(told.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{told:?}");
+    let events = bench.events("OwnerChainTooDeep");
+    assert!(events.iter().all(|text| text.contains(MAX_OWNER_DEPTH)), "{events:?}");
     let reason = |bench: &Bench| {
         let controllers = bench.list("metacontroller.k8s.io/v1alpha1", "CompositeController");
         let conditions = controllers[0]["status"]["conditions"].as_array().cloned();
@@ -71,7 +73,7 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
 
     let raised = json!({ MAX_OWNER_DEPTH: "20" });
     bench.server.apply(own_children(raised, json!({}))).unwrap();
-    bench.until("it goes on to there", |bench| widgets(bench) == 21).await;
+    bench.until("the chain grows to the raised limit", |bench| widgets(bench) == 21).await;
     sleep(Duration::from_secs(600)).await;
     assert_eq!(widgets(&bench), 21);
     bench.end().await;
@@ -92,7 +94,7 @@ async fn children_of_the_parents_type_that_are_no_parents_are_made() {
         root["metadata"]["labels"] = json!({ "root": "yes" });
         bench.server.apply(root).unwrap();
     }
-    bench.until("each has its child", |bench| widgets(bench) == 60).await;
+    bench.until("each parent has its child", |bench| widgets(bench) == 60).await;
     sleep(Duration::from_secs(600)).await;
 
     assert_eq!(widgets(&bench), 60);

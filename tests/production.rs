@@ -2,11 +2,11 @@
 
 use std::{fs, path::Path, process::Command};
 
-/// The features of this crate in the production binary.
+/// Features of this crate in the production binary.
 const FEATURES: &str = "cli,meta,signals,tls";
 
-/// The crates that the production binary depends on directly. A new one makes the image larger
-/// and its licenses ours: add it here on purpose.
+/// Direct dependencies of the production binary. A new one makes the image larger and adds a
+/// licence: list it here deliberately.
 const DEPENDENCIES: [&str; 31] = [
     "anyhow",
     "axum",
@@ -41,11 +41,11 @@ const DEPENDENCIES: [&str; 31] = [
     "tracing-subscriber",
 ];
 
-/// Crates of the test kit and of the tests: none of them is in the production binary, not even
-/// as the dependency of another crate.
+/// Crates of the test kit and of the tests. The production binary has none of them, not even as an
+/// indirect dependency.
 const ABSENT: [&str; 5] = ["json-patch", "kube-runtime", "proptest", "rcgen", "tempfile"];
 
-/// The crates of a tree, each as its name and its features.
+/// Crates of a dependency tree, with their features.
 fn tree(arguments: &[&str]) -> Vec<(String, String)> {
     let output = Command::new(env!("CARGO"))
         .current_dir(env!("CARGO_MANIFEST_DIR"))

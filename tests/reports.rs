@@ -1,5 +1,5 @@
-//! What is told of a declared controller: while its hook is busy, while the server refuses what
-//! its hook wants, while nobody takes its Events.
+//! Reports about a declared controller whose hook is slow, whose children the server refuses, or
+//! whose Events the server does not accept.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ async fn a_hook_that_is_always_busy_is_told_of_in_the_status() {
     harness.create(&crd, "gear", 1).await;
 
     let busy = |status: &_| condition(status, "HooksHealthy").reason == "HookBusy";
-    let status = supervised.status("a", "says that the hook is busy", busy).await;
+    let status = supervised.status("a", "reports the busy hook", busy).await;
     assert_eq!(status.state.as_deref(), Some("Running"));
     assert!(condition(&status, "HooksHealthy").message.contains("gear"), "{status:#?}");
     supervised.hook.answers(|request| Answer::Json(json!({ "status": status_of(request) })));
     let answers = |status: &_| condition(status, "HooksHealthy").status == "True";
-    supervised.status("a", "says that the hook answers", answers).await;
+    supervised.status("a", "reports the healthy hook", answers).await;
     supervised.end().await;
 }
 
@@ -46,11 +46,11 @@ async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller
     harness.create(&crd, "gear", 1).await;
 
     supervised.event("gear", "SyncError", "No_Name").await;
-    let told = |status: &_| {
+    let is_reported = |status: &_| {
         let running = condition(status, "Running");
         running.status == "True" && running.message.contains("No_Name")
     };
-    supervised.status("a", "tells the last error", told).await;
+    supervised.status("a", "reports the last error", is_reported).await;
     supervised.end().await;
 }
 
@@ -72,7 +72,7 @@ async fn events_that_nobody_takes_hold_up_no_declared_controller() {
     }
 
     let took = begin.elapsed();
-    // A request that is never answered is given up after thirty seconds.
+    // A request without an answer is cancelled only after thirty seconds.
     assert!(took < Duration::from_secs(25), "{took:?}");
     supervised.end().await;
 }

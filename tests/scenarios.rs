@@ -1,24 +1,25 @@
-//! What happens to controllers and watches as their types come, go and change: numbered scenarios,
-//! each with its exact outcome.
+//! Numbered scenarios: the behaviour of controllers and watches while their types are installed,
+//! changed and removed.
 //!
 //! A scenario is written once, with the server as its parameter. It runs on the simulated server
-//! under paused time, and on the control plane wherever that can produce it. The table of all of
-//! them is `docs/scenarios.md`.
+//! under paused time, and on the control plane wherever that can produce it. `docs/scenarios.md` is
+//! the table of all scenarios and their outcomes.
 
-/// Makes tests of scenarios, and the table's rows.
+/// Declares scenarios: their tests and their rows of the table.
 ///
-/// A row is `number name where: "outcome";` and `name` an `async fn` of a [`Server`]. Where it runs:
+/// A row is `number name place: "outcome";`, where `name` is an `async fn` of a [`Server`]. The
+/// place is one of:
 ///
 /// - `both`: on the simulated server and on the control plane;
-/// - `alone` or `alone("--flag")`: as `both`, on a control plane of its own, whose API server is
-///   given the flag, since it disturbs others or needs one that is set up otherwise;
+/// - `alone` or `alone("--flag")`: as `both`, but on a separate control plane whose API server gets
+///   the flag, because the scenario disturbs other tests or needs another setup;
 /// - `simulated("why not on the control plane")`;
-/// - `pending("the feature that brings it")`, which has no function yet.
+/// - `pending("the missing feature")`, which has no function yet.
 ///
 /// [`Server`]: crate::support::Server
 macro_rules! scenarios {
     ($($number:literal $name:ident $place:ident $(($why:literal))?: $outcome:literal;)*) => {
-        /// What this module brings to the table.
+        /// Rows of this module.
         pub(super) const SCENARIOS: &[crate::scenarios::Scenario] = &[$(
             crate::scenarios::Scenario {
                 number: $number,
@@ -86,7 +87,7 @@ use std::{collections::BTreeSet, env, fmt::Write as _, fs, path::Path};
 
 use self::testbed::Testbed;
 
-/// One row of the table.
+/// Row of the table.
 #[derive(Clone, Copy, Debug)]
 struct Scenario {
     number: u8,
@@ -95,7 +96,7 @@ struct Scenario {
     place: Place,
 }
 
-/// Where a scenario runs, or why it does not.
+/// Servers on which a scenario runs, or the reason why it does not.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     Both,
@@ -105,7 +106,7 @@ enum Place {
 }
 
 const LAST: u8 = 52;
-/// Set to write the table rather than to compare it.
+/// Environment variable: if set, the test writes the table instead of comparing it.
 const BLESS: &str = "PILOTLIGHT_BLESS";
 
 fn all() -> Vec<Scenario> {
@@ -127,11 +128,12 @@ fn all() -> Vec<Scenario> {
 fn table(scenarios: &[Scenario]) -> String {
     let mut table = String::from(
         "# Scenarios\n\n\
-         What happens to controllers and watches as their types come, go and change. Each row is a\n\
-         test; the simulated server runs under paused time, the real one is etcd and\n\
-         kube-apiserver. Each ends with the leak oracle: tasks, also by name, timers, requests, watches,\n\
-         informers, cached objects and bytes, connections and metric series are back at their baseline.\n\
-         Where the real one is a scenario's own, it disturbs others or is set up otherwise.\n\n\
+         The behaviour of controllers and watches while their types are installed, changed and\n\
+         removed. Each row is a test. The simulated server runs under paused time; the real server\n\
+         is etcd and kube-apiserver. \"Its own\" marks a scenario that runs on a separate real\n\
+         server, because it disturbs other tests or needs other flags. Each test ends with the leak\n\
+         oracle: tasks (also by name), timers, requests, watches, informers, cached objects and\n\
+         bytes, connections and metric series are back at their baseline.\n\n\
          Written by `PILOTLIGHT_BLESS=1 cargo test --all-features --test behaviour scenarios`.\n\n\
          | # | Scenario | Outcome | Simulated | Real |\n\
          |---|---|---|---|---|\n",

@@ -1,5 +1,5 @@
-//! Secrets stay in the process: what is planted in hook answers, URLs, Secrets and credentials
-//! is in no status, Event, metric, endpoint or log, at the highest level of every crate.
+//! Secrets stay in the process: text planted in hook answers, URLs, Secrets and credentials appears
+//! in no status, Event, metric, endpoint or log, at the highest log level of every crate.
 
 use std::{net::SocketAddr, process::Stdio, time::Duration};
 
@@ -22,12 +22,12 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Part of everything that is planted.
+/// Part of every planted text.
 const PLANTED: &str = "hush";
 
-/// The controllers, each with the path and query of its hook and the reason of its failure.
+/// Controllers, each with the path and query of its hook and the reason of its failure.
 const CONTROLLERS: [(&str, &str, &str); 12] = [
     ("refused", "/refused?key=hush-query", "HookRefused"),
     ("redirected", "/redirected?key=hush-query", "HookRefused"),
@@ -36,7 +36,7 @@ const CONTROLLERS: [(&str, &str, &str); 12] = [
     ("text", "/text?key=hush-query", "HookAnswerInvalid"),
     ("secret", "/secret?key=hush-query", "HooksAnswer"),
     ("updated", "/secret?key=hush-query", "HooksAnswer"),
-    // It is adopted before the hook is asked.
+    // The adoption, which fails, precedes the hook call.
     ("adopted", "/secret?key=hush-query", "NotAsked"),
     ("plain", "/plain?key=hush-query", "HooksAnswer"),
     ("label-key", "/label-key?key=hush-query", "HookAnswerInvalid"),
@@ -96,7 +96,7 @@ fn hooks() -> Router {
         .route("/late", post(async move || json_answer(&late)))
 }
 
-/// A manager in a process of its own, between a simulated server and hooks.
+/// Manager in a separate process, between a simulated server and hooks.
 struct Scene {
     server: SimulatedServer,
     probes: SocketAddr,
@@ -122,7 +122,7 @@ impl Scene {
         }
         server.install(&CrdBuilder::new("hush.test", "Widget").version("v1").build()).unwrap();
         let faults = Faults::default();
-        // As the API server words it for a field that it refuses.
+        // Wording of the API server for an invalid field.
         let refused = "Secret \"made\" is invalid: data[password]: Invalid value: \"hush-data\": \
                        must be a base64 text";
         let refused = Reply::status(422, "Invalid", refused);
@@ -200,8 +200,8 @@ impl Scene {
     }
 
     fn declare_one(&self, name: &str, url: &str) {
-        // A separate object, since the Events of one object are limited; in a namespace of its own,
-        // since the names of children are the same.
+        // Separate object, because the Events per object are limited; separate namespace, because
+        // the children have the same names.
         let namespace = json!({
             "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name},
         });
@@ -244,8 +244,7 @@ impl Scene {
         self.server.apply(controller).unwrap();
     }
 
-    /// Makes the Secret that the hook wants with another content: as a child, or as an orphan that
-    /// becomes one.
+    /// Creates the hook's Secret with other content: as a child, or as an orphan that is adopted.
     fn make_secret(&self, of: &str) {
         let parent = self.server.get("hush.test/v1", "Widget", of, of).unwrap();
         let uid = &parent["metadata"]["uid"];
@@ -324,7 +323,7 @@ impl Scene {
         answer
     }
 
-    /// Everything that leaves the process but its log, by name.
+    /// All output of the process except its log, by name.
     async fn said(&self) -> Vec<(String, String)> {
         let mut said = Vec::new();
         for path in ["/healthz", "/livez", "/readyz", "/readyz?verbose"] {
@@ -356,13 +355,13 @@ impl Scene {
     async fn end(mut self) -> String {
         self.process.kill().await.unwrap();
         self.proxy.stop().await;
-        // The task that reads it ends with the process.
+        // The task that reads the log ends with the process.
         while self.log.changed().await.is_ok() {}
         self.log.borrow().clone()
     }
 }
 
-/// The lines with something that was planted.
+/// Lines with planted text.
 fn leaks(name: &str, text: &str) -> Vec<String> {
     let lines = text.lines().filter(|line| line.replace("hush.test", "").contains(PLANTED));
     lines.map(|line| format!("{name}: {}", line.chars().take(400).collect::<String>())).collect()
@@ -385,7 +384,7 @@ async fn nothing_secret_leaves_the_process() {
     assert!(url.contains("url=\"http://127.0.0.1:"), "{url}");
     assert!(text("Events").contains("hook answered with status 500"), "{}", text("Events"));
     assert!(text("Events").contains("422 Invalid"), "{}", text("Events"));
-    // As documented, what the server says of any other object is repeated, but not in a probe.
+    // As documented, the server's message about any other object is repeated, but not in a probe.
     let repeated = REPEATED.replace('"', "\\\"");
     for place in ["Events", "status of plain", "/debug/status"] {
         assert!(text(place).contains(&repeated), "{place}: {}", text(place));

@@ -1,5 +1,5 @@
-//! An API server whose process is stopped for a while, and goes on: it keeps its connections and
-//! answers nothing.
+//! An API server whose process is stopped for a while and then continues: it keeps its connections
+//! and answers nothing.
 
 use std::time::Duration;
 
@@ -17,17 +17,16 @@ use tokio::{
 
 use crate::support::{Carrier, Embedded, Harness, HarnessOptions, Recorder, type_of};
 
-/// Longer than it takes until connections that nobody answers on are given up (30 s until they are
-/// asked, 10 s for an answer), and those that are opened instead (5 s); shorter than a watch may be
-/// silent.
+/// Longer than the detection of a dead connection (PING after 30 s, 10 s for its answer) and the
+/// timeout of the new connection (5 s); shorter than the silence that a watch may have.
 const STANDSTILL: Duration = Duration::from_secs(65);
 
-/// What waits for the server then tries again within half a minute.
+/// Deadline for recovery: retries are at most half a minute apart.
 const FOUND_AGAIN: Duration = Duration::from_secs(40);
 
 #[tokio::test]
 async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
-    // All others need theirs.
+    // A separate control plane, because all other tests need theirs.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let harness = Harness::on(&plane, "standstill", HarnessOptions::default()).await;
     let crd = harness.widgets();
@@ -49,9 +48,12 @@ async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
         time::sleep(STANDSTILL).await;
         assert_eq!(harness.status("patient").state, ControllerState::Running);
         let informer = &harness.cluster.informers.status()[0];
-        assert_eq!(informer.objects, 1, "the cache is as it was");
-        assert!(matches!(informer.progress, Progress::Stale(_)), "told: {informer:?}");
-        assert!(harness.status("patient").report.stale, "told of the controller, too");
+        assert_eq!(informer.objects, 1, "the cache is unchanged");
+        assert!(
+            matches!(informer.progress, Progress::Stale(_)),
+            "the informer is stale: {informer:?}"
+        );
+        assert!(harness.status("patient").report.stale, "the controller is flagged stale too");
         signal(server, "CONT").await;
         Instant::now()
     };
@@ -69,7 +71,7 @@ async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
     plane.stop().await;
 }
 
-/// Creates an object of size 1. To a server that has stood still its own time has passed, too: it may
+/// Creates an object of size 1, with retries: time also passes for the stopped server, which may
 /// refuse a request that it has just begun.
 async fn created(harness: &Harness<'_>, crd: &CrdBuilder, name: &str) {
     let (api, object) = (harness.scope.api(crd, "v1"), crd.object(name, json!({ "size": 1 })));

@@ -1,5 +1,4 @@
-//! Those who want the same objects share one watch, and their coming and going costs the others
-//! nothing.
+//! Equal informer keys share one watch, and joining or leaving it costs other subscribers nothing.
 
 use pilotlight::{
     informer::{Ended, InformerKey, Progress},
@@ -53,7 +52,7 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     informers.retain(|it| it.key.identity == served.identity);
     let subscribers: Vec<_> = informers.iter().map(|it| it.subscribers).collect();
     assert_eq!(subscribers, [2], "{informers:#?}");
-    // What a declared controller writes into the status is no reading.
+    // Status writes of a declared controller are no reads.
     let readings = async || {
         let mut requests = harness.requests(&crd, harness.begin).await;
         requests.retain(|event| event.verb == "list" || event.verb == "watch");
@@ -63,7 +62,7 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     assert_eq!(open_watches(&requests).len(), 1, "{requests:#?}");
     let before = requests.len();
 
-    // Changes flow while one leaves, and while a late one comes.
+    // Objects change while one subscriber leaves and another one joins.
     let mut late = String::new();
     for round in 0..20 {
         harness.create(&crd, &format!("gapless-{round}"), 1).await;
@@ -81,14 +80,14 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     harness.running(&late, 1).await;
     let by_late = async |name: &str| {
         let by_late = |seen: &Seen| seen.controller == late && seen.name == name;
-        ones.until("everything, by the late one", by_late).await
+        ones.until("every object, in the late controller", by_late).await
     };
     by_late("shared").await;
     for round in 0..20 {
         by_late(&format!("gapless-{round}")).await;
     }
     let requests = readings().await;
-    assert_eq!(requests.len(), before, "nobody asked the server again: {requests:#?}");
+    assert_eq!(requests.len(), before, "a new list or watch: {requests:#?}");
     assert_eq!(open_watches(&requests).len(), 1);
     let lists = requests.iter().filter(|event| {
         event.verb == "list"
@@ -110,7 +109,7 @@ async fn whoever_subscribes_without_a_controller_hears_that_the_type_is_gone() {
     harness.type_state(&widgets, "is served", |state| state.word() == "Served").await;
     let served = harness.cluster.types.served(&widgets).unwrap();
     let key = InformerKey::new(served.identity.clone());
-    // An informer belongs to the runtime of whoever asks for it first.
+    // An informer belongs to the runtime of its first subscriber.
     let mut subscription = harness.enter(|| harness.cluster.informers.subscribe(&served, key));
     let mut progress = subscription.progress();
     timeout(PATIENCE, progress.wait_for(|it| *it == Progress::Synced)).await.unwrap().unwrap();

@@ -1,5 +1,5 @@
-//! Edits of a declared controller that runs: a good one takes over with one restart and without
-//! reading anything again, any other one leaves the old specification at work.
+//! Edits of a running declared controller: a valid one replaces the old spec with one restart and
+//! without another list, any other one leaves the old spec running.
 
 use pilotlight::{
     manager::{ControllerState, DoneReason},
@@ -40,7 +40,7 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
     lists.retain(|it| it.resource == "configmaps" && matches!(it.verb, Verb::List | Verb::Watch));
     assert!(lists.is_empty(), "children are read again: {lists:#?}");
 
-    // A touch is no edit.
+    // A change of metadata is not an edit.
     let touch = json!({ "metadata": { "annotations": { "touched": "yes" } } });
     supervised.edit("a", touch).await;
     supervised.edit("a", json!({ "spec": { "hooks": { "sync": { "version": "v1" } } } })).await;
@@ -89,14 +89,14 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
         assert_eq!(condition(&status, "Ready").status, "False");
         assert_eq!(condition(&status, "Running").status, "True");
         assert_eq!(status.state.as_deref(), Some("Running"));
-        assert_eq!(status.reason.as_deref(), Some(reason), "the column says it");
+        assert_eq!(status.reason.as_deref(), Some(reason), "the printer column shows the reason");
         let event = supervised.event(&name, "CreateError", field).await;
         assert_eq!(event.type_.as_deref(), Some("Warning"));
         supervised.resize(&crd, "gear", size).await;
         supervised.child("gear", size).await;
         assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1);
 
-        // What was wrong goes, and the specification is the one that runs.
+        // The error is reverted, so that the spec equals the running one.
         let mut undo = good.clone();
         undo["hooks"]["finalize"] = Value::Null;
         undo["parentResource"]["labelSelector"] = Value::Null;
@@ -114,7 +114,7 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
     supervised.edit("a", json!({ "spec": other })).await;
     supervised.runs("a", 2).await;
     supervised
-        .config_map("gear", "is of the new one", |child| {
+        .config_map("gear", "belongs to the new parent", |child| {
             child.and_then(|child| child.data.as_ref()?.get("fixed")).is_some()
         })
         .await;
@@ -152,7 +152,7 @@ async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
     supervised.runs("a", 2).await;
     let asked_for_both =
         |call: &Call| call.body["children"].as_object().is_some_and(|groups| groups.len() == 2);
-    supervised.hook.asked("with both types", asked_for_both).await;
+    supervised.hook.asked("with both child types", asked_for_both).await;
     supervised.end().await;
 }
 
@@ -172,7 +172,7 @@ async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
     assert!(pending.message.contains("gadgets"), "{}", pending.message);
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
-    assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1, "the old one goes on");
+    assert_eq!(harness.status(&supervised.runnable("a")).epoch, 1, "the old epoch continues");
 
     supervised.install(&gadgets).await;
     harness.create(&gadgets, "cog", 5).await;
@@ -183,7 +183,7 @@ async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
     supervised.resize(&crd, "gear", 3).await;
     supervised.resize(&gadgets, "cog", 6).await;
     supervised.child("cog", 6).await;
-    assert_eq!(supervised.hook.count("gear"), calls, "the old parents are nobody's");
+    assert_eq!(supervised.hook.count("gear"), calls, "no controller syncs the old parents");
     assert_eq!(harness.assert_orderly(&supervised.runnable("a")), 1);
     supervised.end().await;
 }

@@ -13,11 +13,11 @@ use tokio::{
     time::timeout,
 };
 
-/// Only bounds tests that fail.
+/// Deadline of waits; reached only by tests that fail.
 const DEADLINE: Duration = Duration::from_secs(60);
 const GROUP: &str = "metacontroller.k8s.io/v1alpha1";
 
-/// A manager in a process of its own, on a simulated server.
+/// Manager in a separate process, on a simulated server.
 struct Scene {
     server: SimulatedServer,
     kubeconfig: tempfile::NamedTempFile,
@@ -71,7 +71,7 @@ impl Scene {
         self.server.apply(object).unwrap();
     }
 
-    /// Waits until the object says this, then returns exit code and row of both sources.
+    /// Waits until the object has this reason, then returns exit code and row from both sources.
     async fn asked(&self, name: &str, reason: &str) -> [(Option<i32>, Value); 2] {
         let says = self.server.wait_until(|server| {
             let object = server.get(GROUP, "CompositeController", "", name);
@@ -94,7 +94,7 @@ impl Scene {
     }
 }
 
-/// The sources agree on the verdict, and on everything that the API server knows.
+/// Asserts that the sources agree on the verdict and on everything that the API server knows.
 #[track_caller]
 fn agree([api, instance]: [(Option<i32>, Value); 2], code: i32, ready: &str) {
     for (of, row) in [&api, &instance] {
@@ -137,7 +137,7 @@ async fn both_sources_give_one_verdict_on_what_is_rejected_paused_or_pending() {
     });
     agree(scene.asked("a", "SpecPending").await, 1, "False");
 
-    // An edit that is rejected, while the specification before it runs.
+    // A rejected edit, while the previous spec runs.
     scene.declare("a", |object| {
         object["spec"]["hooks"]["sync"]["webhook"]["url"] = json!("ftp://nowhere");
     });

@@ -1,4 +1,4 @@
-//! A controller starts, stops and starts again with its type, and nothing of it is left between.
+//! A controller starts, stops and starts again with its type, and leaves nothing in between.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     let mut absence = harness.assert_absent(&crd, tasks).await;
     assert!(
         harness.requests(&crd, harness.begin).await.is_empty(),
-        "what is absent is not asked for"
+        "no request for an absent type"
     );
 
     for round in 1..=2 {
@@ -68,7 +68,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     }
     absence.end(&harness).await;
     assert_eq!(harness.assert_orderly("story"), 2);
-    // The first life made what is made once: series of the controller, connections.
+    // The first life creates what is created once: series of the controller, connections.
     let leaks = leaks.expect_more("series", "").expect_more("connections", "");
     leaks.assert_baseline(&baseline).await;
     harness.end().await.unwrap();

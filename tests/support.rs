@@ -1,9 +1,8 @@
-//! A manager on the control plane, its client that the audit log tells apart, and what a test can
-//! see of both.
+//! Test harness: one manager on the control plane or the simulated server, with a client of its own
+//! user, and assertions on both.
 //!
-//! On the control plane, everything of Pilotlight's runs in a runtime of its own, so that the count
-//! of its tasks is not the test's. On the simulated server it runs in the test's own, whose time is
-//! paused.
+//! On the control plane, Pilotlight runs in a separate runtime, so that its task count excludes the
+//! test's tasks. On the simulated server it runs in the test's runtime, whose time is paused.
 
 mod absence;
 mod alone;
@@ -92,23 +91,23 @@ pub(crate) use self::{
     workload::Workload,
 };
 
-/// Only bounds tests that fail.
+/// Deadline for every wait of a test; reached only by tests that fail.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a harness is set up.
+/// Options of a [`Harness`].
 pub(crate) struct HarnessOptions {
     /// Groups of the user; all rights by default.
     pub(crate) groups: Vec<&'static str>,
-    /// What it may do from the start, beyond what its groups may.
+    /// Rights granted at the start, in addition to those of the groups.
     pub(crate) rights: Vec<Rule>,
     pub(crate) discovery: DiscoveryOptions,
     pub(crate) informers: InformerOptions,
     pub(crate) restart_backoff: RestartBackoff,
-    /// Watches namespaced types in its own namespace alone.
+    /// True if namespaced types are watched in the harness's namespace only.
     pub(crate) restricted: bool,
-    /// A proxy stands between the manager and the server.
+    /// True if a proxy stands between the manager and the server.
     pub(crate) proxied: bool,
-    /// How long a connection to the control plane is kept that nobody uses.
+    /// Time after which an idle connection to the control plane is closed.
     pub(crate) idle_timeout: Duration,
 }
 
@@ -128,14 +127,15 @@ impl Default for HarnessOptions {
 }
 
 impl HarnessOptions {
-    /// Of a user who may watch what types there are, and nothing else.
+    /// Options of a user who may only watch CRDs and APIServices.
     pub(crate) fn unprivileged() -> Self {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
         let services = Rule::to_watch("apiregistration.k8s.io", "apiservices");
         Self { rights: vec![crds, services], ..Self::powerless() }
     }
 
-    /// As [`HarnessOptions::unprivileged`], of one who also runs declared controllers of ConfigMaps.
+    /// As [`HarnessOptions::unprivileged`], for a user who also runs declared controllers of
+    /// ConfigMaps.
     #[cfg(feature = "cli")]
     pub(crate) fn declaring() -> Self {
         let mut options = Self::unprivileged();
@@ -147,29 +147,29 @@ impl HarnessOptions {
         options
     }
 
-    /// Of a user who has no rights.
+    /// Options of a user without rights.
     pub(crate) fn powerless() -> Self {
         Self { groups: Vec::new(), ..Self::default() }
     }
 }
 
-/// One manager and its surroundings.
+/// Manager with its client, its server and its records.
 pub(crate) struct Harness<'plane> {
     pub(crate) server: Server<'plane>,
     pub(crate) scope: TestScope,
     pub(crate) user: String,
-    /// Between the client and the server.
+    /// Faults between the client and the server.
     pub(crate) faults: Faults,
-    /// On the wire, of a harness that is proxied.
+    /// Faults on the wire; only if the harness is proxied.
     pub(crate) wire: Faults,
-    // Puts them there while the harness stands.
+    // Injects the wire faults while the harness exists.
     _proxy: Option<Proxy>,
-    /// To the control plane.
+    /// Connections to the control plane.
     transport: Option<Transport>,
     pub(crate) cluster: Cluster,
     pub(crate) manager: ManagerHandle,
     pub(crate) metrics: Arc<Registry>,
-    /// Where the user's requests begin.
+    /// Position in the server's record before the user's first request.
     pub(crate) begin: Mark,
     rights: Rights,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
@@ -177,13 +177,13 @@ pub(crate) struct Harness<'plane> {
     _tasks: JoinSet<()>,
     stop: CancellationToken,
     result: Arc<Mutex<Option<Result<(), String>>>>,
-    /// Where Pilotlight runs.
+    /// Runtime that runs Pilotlight.
     handle: Handle,
     runtime: Option<Runtime>,
 }
 
 impl Harness<'static> {
-    /// A harness on the shared control plane.
+    /// Starts a harness on the shared control plane.
     pub(crate) async fn start(name: &str) -> Self {
         Self::with(name, HarnessOptions::default()).await
     }
@@ -290,12 +290,12 @@ impl<'plane> Harness<'plane> {
         }
     }
 
-    /// A CRD in this harness's group.
+    /// Returns a CRD in this harness's group.
     pub(crate) fn widgets(&self) -> CrdBuilder {
         CrdBuilder::new(&self.scope.group, "Widget")
     }
 
-    /// Creates an object of `spec.size`; its uid.
+    /// Creates an object with this `spec.size` and returns its uid.
     pub(crate) async fn create(&self, crd: &CrdBuilder, name: &str, size: i64) -> String {
         let object = crd.object(name, json!({ "size": size }));
         let api = self.scope.api(crd, "v1");
@@ -307,12 +307,12 @@ impl<'plane> Harness<'plane> {
         self.manager.add(name, runnable, RunnableOptions::default()).await.unwrap();
     }
 
-    /// How the manager ended.
+    /// Stops the manager and returns its result.
     pub(crate) async fn end(self) -> Result<(), String> {
         self.stopped().await
     }
 
-    /// Stops the manager; how it ended.
+    /// As [`Harness::end`], but keeps the harness.
     pub(crate) async fn stopped(&self) -> Result<(), String> {
         self.stop.cancel();
         let result = self.result.clone();
@@ -323,13 +323,13 @@ impl<'plane> Harness<'plane> {
         self.result.lock().unwrap().take().unwrap()
     }
 
-    // --- what is seen of the manager
+    // --- the manager
 
     pub(crate) fn status(&self, name: &str) -> Arc<RunnableStatus> {
         self.manager.status_of(name).unwrap_or_else(|| panic!("no runnable is named {name}"))
     }
 
-    /// Waits until the status of a runnable is as wanted.
+    /// Waits until the status of a runnable satisfies `wanted`.
     pub(crate) async fn until(
         &self,
         name: &str,
@@ -363,7 +363,7 @@ impl<'plane> Harness<'plane> {
         self.until(name, &format!("running epoch {epoch}"), running).await
     }
 
-    /// Waits until a runnable is no more.
+    /// Waits until a runnable is removed.
     #[cfg(feature = "cli")]
     pub(crate) async fn until_removed(&self, name: &str) {
         let mut snapshots = self.manager.watch();
@@ -373,7 +373,7 @@ impl<'plane> Harness<'plane> {
         assert!(!late, "{name} is not removed in time");
     }
 
-    /// Waits until an epoch is done, and says why.
+    /// Waits until an epoch is done and returns the reason.
     pub(crate) async fn done(&self, name: &str, epoch: u64) -> DoneReason {
         let mut transitions = self.transitions.clone();
         let found = transitions.wait_for(|all| reason(all, name, epoch).is_some());
@@ -383,7 +383,7 @@ impl<'plane> Harness<'plane> {
         reason(&all.unwrap(), name, epoch).unwrap()
     }
 
-    // --- what is seen of discovery
+    // --- discovery
 
     pub(crate) async fn type_state(
         &self,
@@ -401,21 +401,21 @@ impl<'plane> Harness<'plane> {
         );
     }
 
-    // --- what is seen of the server
+    // --- the server
 
-    /// The control plane.
+    /// Returns the control plane of the harness.
     pub(crate) fn plane(&self) -> &'plane ControlPlane {
         self.server.plane()
     }
 
-    /// The user's requests since `mark`, as the server has them.
+    /// Requests of the user since `mark`, as the server recorded them.
     pub(crate) async fn events(&self, mark: Mark) -> Vec<AuditEvent> {
         let mut events = self.server.events(mark).await;
         events.retain(|event| event.user == self.user);
         events
     }
 
-    /// Those about a type.
+    /// Requests of the user for one type since `mark`.
     pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: Mark) -> Vec<AuditEvent> {
         let resource = crd.api_resource("v1");
         let mut events = self.events(mark).await;
@@ -423,7 +423,7 @@ impl<'plane> Harness<'plane> {
         events
     }
 
-    /// The user's watches of a type that the server has open.
+    /// Number of the user's open watches of a type at the server.
     pub(crate) async fn open_watches(&self, crd: &CrdBuilder) -> usize {
         open_watches(&self.requests(crd, self.begin).await).len()
     }
@@ -432,17 +432,17 @@ impl<'plane> Harness<'plane> {
         self.server.mark()
     }
 
-    /// Tasks alive in the runtime where Pilotlight runs.
+    /// Number of live tasks in the runtime that runs Pilotlight.
     pub(crate) fn alive_tasks(&self) -> usize {
         self.handle.metrics().num_alive_tasks()
     }
 
-    /// Connections to the control plane.
+    /// Number of connections to the control plane.
     fn connections(&self) -> usize {
         self.transport.as_ref().map_or(0, Transport::connections)
     }
 
-    /// Calls something that starts tasks of Pilotlight's.
+    /// Calls a function that spawns tasks of Pilotlight, in Pilotlight's runtime.
     pub(crate) fn enter<T>(&self, call: impl FnOnce() -> T) -> T {
         let _runtime = self.handle.enter();
         call()
@@ -458,19 +458,19 @@ impl Drop for Harness<'_> {
     }
 }
 
-/// Whether a request is about the objects of this CRD.
+/// Returns a predicate for requests for the objects of this CRD.
 pub(crate) fn about(crd: &CrdBuilder) -> impl Fn(&RequestInfo) -> bool + use<> {
     let resource = crd.api_resource("v1");
     move |info| info.group == resource.group && info.resource == resource.plural
 }
 
-/// The type of a CRD at a version, by plural name.
+/// Returns the type of a CRD at a version, by plural name.
 pub(crate) fn type_of(crd: &CrdBuilder, version: &str) -> TypeRef {
     let resource = crd.api_resource(version);
     TypeRef::resource(resource.group, resource.version, resource.plural)
 }
 
-/// Asks again and again, for what nothing announces.
+/// Polls until `look` succeeds, for state without a notification.
 pub(crate) async fn eventually<T>(what: &str, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -487,7 +487,8 @@ fn own_runtime(name: &str) -> Runtime {
     builder.worker_threads(1).thread_name(name).enable_all().build().unwrap()
 }
 
-/// A client whose requests pass by the faults. It belongs to the runtime in which it is made.
+/// Wraps a client so that its requests pass the faults. The wrapper belongs to the runtime in which
+/// it is created.
 fn disturbed(inner: Client, faults: &Faults) -> Client {
     let service = tower::service_fn(move |request: Request<Body>| {
         let inner = inner.clone();
@@ -504,7 +505,8 @@ fn record(
     let (all, seen) = watch::channel(Vec::new());
     let mut transitions = manager.transitions();
     tasks.spawn(async move {
-        // The end of the manager; a test that lags by over a thousand fails for want of a step.
+        // The loop ends with the manager. A receiver that lags by over a thousand transitions ends
+        // it too, and the test then fails because a step is missing.
         while let Ok(transition) = transitions.recv().await {
             all.send_modify(|all| all.push((Instant::now(), transition)));
         }

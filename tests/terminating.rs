@@ -38,10 +38,10 @@ async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
     harness.scope.delete_crd(&crd).await.unwrap();
     let terminating = |state: &TypeState| *state == TypeState::Terminating;
     harness.type_state(&widgets, "terminates", terminating).await;
-    // The server deletes every object, and this one stays with a deletion timestamp.
+    // The server deletes every object; this one stays, with a deletion timestamp.
     recorder.saw("held", 1).await;
     assert_eq!(harness.status("finisher").state, ControllerState::Running);
-    // What is changed now is seen: the watch is open.
+    // A change is still seen, so the watch is open.
     recorder.clear();
     let resize = Patch::Merge(json!({ "spec": { "size": 2 } }));
     api.patch("held", &PatchParams::default(), &resize).await.unwrap();

@@ -1,4 +1,4 @@
-//! The real process, asked to end in the middle of its work.
+//! The real process gets SIGTERM in the middle of its work.
 
 use std::{process::Stdio, time::Duration};
 
@@ -22,10 +22,10 @@ use tokio::{
 use crate::support::{HookServer, PATIENCE, install_own_crds, until, workload};
 
 const PARENTS: usize = 60;
-/// That of a reconcile, and some for the machine.
+/// Grace of a reconcile, and a margin for the machine.
 const GRACE: Duration = Duration::from_secs(12);
 
-/// What the process runs, and nothing of other tests.
+/// Label that selects the objects of this test's process.
 const LABEL: &str = "pilotlight.test/scope";
 
 #[tokio::test]
@@ -58,7 +58,7 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
     let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
         .arg(kubeconfig.path())
-        // Those of other tests are not its own.
+        // Excludes the controllers of other tests.
         .arg(format!("--target-label-selector={LABEL}={}", scope.namespace))
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -82,16 +82,16 @@ async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
 
     assert_eq!(end.code(), Some(0), "{end:?}");
     assert!(begin.elapsed() < GRACE, "{:?}", begin.elapsed());
-    until("nothing is asked for any more", async || match faults.open().len() {
+    until("no request is sent any more", async || match faults.open().len() {
         0 => Ok(()),
         open => Err(format!("{open} requests")),
     })
     .await;
     let seen = faults.seen().len();
     let done = created(&faults);
-    assert!(done < PARENTS * 5, "it was in the middle of its work: {done}");
+    assert!(done < PARENTS * 5, "the work was not finished yet: {done}");
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(faults.seen().len(), seen, "nothing is asked afterwards");
+    assert_eq!(faults.seen().len(), seen, "no request is sent afterwards");
     controllers.delete(&scope.namespace, &DeleteParams::default()).await.unwrap();
 }
 
@@ -124,7 +124,7 @@ async fn a_second_signal_ends_the_process_in_the_middle_of_its_drain() {
         "spec": { "size": 1, "text": "one" },
     });
     server.apply(parent).unwrap();
-    // The drain waits for a write under way as long as the grace lasts.
+    // The drain waits for a write in flight until the grace is over.
     faults.add(Rule::new(Action::Hang).verb(Verb::Create).resource("", "configmaps"));
     let mut process = Command::new(env!("CARGO_BIN_EXE_pilotlight"))
         .args(["run", "--metrics-address=0", "--health-probe-bind-address=0", "--kubeconfig"])
@@ -146,11 +146,11 @@ async fn a_second_signal_ends_the_process_in_the_middle_of_its_drain() {
         tokio::select! {
             end = process.wait() => break end.unwrap(),
             _ = signals.tick() => {
-                assert!(begin.elapsed() < GRACE, "it does not end");
+                assert!(begin.elapsed() < GRACE, "the process does not end");
                 drop(Command::new("kill").args(["-TERM", &id]).status().await);
             }
         }
     };
 
-    assert_eq!(end.code(), Some(1), "it did not wait for the end of its drain");
+    assert_eq!(end.code(), Some(1), "the process did not wait for its drain");
 }

@@ -1,4 +1,4 @@
-//! The token of a service account is replaced, and the old one is refused.
+//! The token of a service account is rotated, and the old one is refused.
 
 use std::time::Duration;
 
@@ -14,13 +14,14 @@ use pilotlight::{
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
-/// Much less than what is left of the old one when the kubelet writes the next.
+/// Deadline for a reload of the token; much less than the remaining life of the old token when the
+/// kubelet writes the next.
 const READ_AGAIN: Duration = Duration::from_secs(15);
 
 /// Time for which an API server may accept a token whose account is gone, with a margin.
 const BELIEVED: Duration = Duration::from_secs(61);
 
-/// Who the server takes a client for.
+/// Name that the server assigns to a client.
 async fn name(client: &Client) -> Result<String, kube::Error> {
     let reviews = Api::<SelfSubjectReview>::all(client.clone());
     let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await?;

@@ -1,5 +1,5 @@
-//! Absence needs proof: whatever a server or a network answers, nothing stops and nothing is
-//! purged, and afterwards everything is as it should be.
+//! Absence needs proof: no answer of a server or network stops or purges anything, and everything
+//! recovers afterwards.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::support::{
     counted, eventually, type_of,
 };
 
-/// What a healthy server does not say.
+/// Answers that a healthy server does not give.
 fn bad_answers() -> Vec<(&'static str, Action)> {
     let status = |code, reason: &str| Action::Reply(Reply::status(code, reason, "by a fault"));
     vec![
@@ -41,17 +41,17 @@ fn bad_answers() -> Vec<(&'static str, Action)> {
     ]
 }
 
-/// Waits until a fault was met so often.
+/// Waits until a fault was hit `count` times.
 pub(crate) async fn hits(harness: &Harness<'_>, rule: RuleId, count: usize) {
     let met = harness.faults.wait_until(|faults| faults.hits(rule) >= count);
     assert!(
         timeout(PATIENCE, met).await.is_ok(),
-        "the fault is met {} times",
+        "the fault is hit {} times",
         harness.faults.hits(rule)
     );
 }
 
-/// Asserts that a runnable runs in its first epoch and has never done anything else.
+/// Asserts that a runnable is in its first epoch and has entered no other state.
 pub(crate) fn assert_undisturbed(harness: &Harness<'_>, name: &str) {
     let steps: Vec<_> = harness.life(name).into_iter().map(|step| step.kind).collect();
     let stops = steps.iter().filter(|step| {
@@ -92,12 +92,11 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
             let rule = harness.faults.add(rule);
             assert_eq!(harness.faults.cut_open(about(&crd)), 1);
             hits(harness, rule, 2).await;
-            let reported = harness.until(name, "says that it is behind", |it| {
-                it.report.stale || !it.report.forbidden.is_empty()
-            });
+            let reported = harness
+                .until(name, "is stale", |it| it.report.stale || !it.report.forbidden.is_empty());
             let reported = reported.await;
             assert_ne!(reported.reason, "Running", "{name}: {reported:#?}");
-            // Reconciles go on over the cache, and know that it is behind.
+            // Reconciles continue with the cache, flagged stale.
             recorder.clear();
             let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
             assert_eq!(stale.uid.as_ref(), Some(&kept), "{name}: the cache is kept");
@@ -108,7 +107,7 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
             api.delete("deleted-meanwhile", &DeleteParams::default()).await.unwrap();
             let is_served =
                 harness.cluster.types.get(recorder.type_ref()).state == TypeState::Served;
-            assert!(is_served, "{name}: no answer about objects says anything about the type");
+            assert!(is_served, "{name}: an answer about objects does not change the type");
             harness.faults.remove(rule);
 
             recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
@@ -159,7 +158,7 @@ async fn a_watch_that_breaks_or_expires_is_resumed() {
                 .times(times);
             let rule = harness.faults.add(rule);
             harness.faults.cut_open(about(&crd));
-            // For the one that is torn in the middle of a line.
+            // For the watch that breaks in the middle of a line.
             harness.create(&crd, "meanwhile", 1).await;
             hits(harness, rule, times).await;
 
@@ -203,13 +202,13 @@ async fn no_answer_about_crds_stops_a_controller() {
         assert_eq!(harness.faults.cut_open(is_crds), 1);
         hits(&harness, rule, if is_silent { 1 } else { 4 }).await;
         if is_refusal {
-            // Not a moment's trouble: types are polled from now on.
+            // The refusal is lasting, so that types are polled from now on.
             let mut mode = harness.cluster.types.mode();
             let polled = mode.wait_for(|mode| matches!(mode, DiscoveryMode::Static(_)));
             timeout(PATIENCE, polled).await.expect("polled in time").unwrap();
         }
         let health = harness.cluster.types.health().crds;
-        assert!(is_silent || health.error.is_some(), "{name}: it says what is wrong: {health:?}");
+        assert!(is_silent || health.error.is_some(), "{name}: no error is reported: {health:?}");
         harness.scope.delete_crd(&gone).await.unwrap();
         harness.scope.wait_gone(&gone).await.unwrap();
         harness.scope.install_crd(&late).await.unwrap();
@@ -313,7 +312,7 @@ async fn an_api_server_that_restarts_stops_nothing() {
     recorder.saw("kept", 1).await;
 
     plane.stop_api_server().await;
-    harness.until("widgets", "says that it is behind", |it| it.report.stale).await;
+    harness.until("widgets", "is stale", |it| it.report.stale).await;
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_ref(), Some(&kept));
@@ -390,11 +389,11 @@ async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event(
         let mut open = faults.open().into_iter();
         open.any(|it| it.answered && it.info.verb == Verb::Watch && is_about(&it.info))
     };
-    // Until one comes too late: a watch says nothing before its first event.
+    // Ends when a cut comes too late: a watch sends nothing before its first event.
     let mut cuts = 0;
     while harness.faults.fired().len() == cuts {
         timeout(PATIENCE, harness.faults.wait_until(watched)).await.unwrap();
-        // A watch that has held is followed by another without a pause.
+        // A watch that has lasted is followed by the next without a pause.
         sleep(PATIENCE).await;
         let cut = harness.faults.add(cut_after(cuts));
         harness.faults.cut_open(&is_about);

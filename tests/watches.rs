@@ -1,4 +1,4 @@
-//! What a watch may leave out or say twice: under paused time, on the simulated server.
+//! Omitted and repeated events of watches, under paused time on the simulated server.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::support::Bench;
 const IS_WATCH: fn(&RequestInfo) -> bool =
     |info| info.verb == Verb::Watch && info.resource == "widgets";
 
-/// While its own type is quiet, others change, the server forgets, and the watch ends: how many
-/// lists that costs, in so many rounds. Nothing may be lost.
+/// Returns the number of lists of a quiet type over so many rounds. In each round other types
+/// change, the server compacts its history, and the watch ends. No change may be lost.
 async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
     let bench = Bench::start().await;
     bench.parent("p", 1, "text");
@@ -23,14 +23,14 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
     bench.faults.cut_open(IS_WATCH);
     let before = bench.asked_for_parents(Verb::List);
     for round in 1..=rounds {
-        // The last round's change is behind what is forgotten now.
+        // Lets the last round's change precede the compacted versions.
         sleep(Duration::from_secs(1)).await;
         let other = json!({
             "apiVersion": "v1", "kind": "Secret",
             "metadata": { "name": format!("other-{round}"), "namespace": "default" },
         });
         bench.server.apply(other).unwrap();
-        // A bookmark comes once a minute.
+        // Longer than the interval of bookmarks, a minute.
         sleep(Duration::from_secs(150)).await;
         bench.server.compact();
         bench.server.close_watches("widgets.bench.test");
@@ -38,7 +38,7 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
         let size = round + 1;
         bench.parent("p", size, "text");
         let took = bench.settled(&["p"], size, "text").await;
-        // A streaming list without bookmarks has no end, which shows after ten.
+        // A streaming list without bookmarks has no end and times out after ten seconds.
         assert!(took < Duration::from_secs(15), "{took:?}");
     }
     let lists = bench.asked_for_parents(Verb::List) - before;
@@ -52,14 +52,14 @@ async fn bookmarks_that_are_withheld_cost_lists_and_nothing_is_lost() {
 
     assert_eq!(lists_of_a_quiet_type(ROUNDS, false).await, 0);
     let lists = lists_of_a_quiet_type(ROUNDS, true).await;
-    // Looks at one object among them, and a streaming list is followed by one of pages.
+    // Includes reads of one object, and the paged lists that follow streaming ones.
     assert!((4..=12).contains(&lists), "{lists}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn events_that_come_twice_cost_no_second_reconcile() {
     let mut calls = Vec::new();
-    // As it is; at once again; an old one again, behind that which came after it.
+    // No repetition; at once; an older event after a newer one, twice.
     for repeated in [None, Some((1, 1)), Some((1, 2)), Some((2, 3))] {
         let bench = Bench::start().await;
         bench.parent("first", 0, "text");

@@ -1,4 +1,5 @@
-//! Faults on the real wire: a proxy between the API server and its clients, and before a hook.
+//! Faults on the real wire: a proxy between the API server and its clients, and one in front of a
+//! hook.
 
 use futures::{StreamExt, TryStreamExt};
 use http::Request;
@@ -111,13 +112,13 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
     let asked = client.clone();
     let mut swallowed = Box::pin(async move { asked.apiserver_version().await });
     tokio::select! {
-        answer = &mut swallowed => panic!("an answer out of a black hole: {answer:?}"),
+        answer = &mut swallowed => panic!("a swallowed request was answered: {answer:?}"),
         () = proxy.fired_more_than(0) => {}
     }
     proxy.clear();
     timeout(PATIENCE, swallowed).await.unwrap().unwrap_err();
 
-    // Within the handshake, and after it.
+    // During the handshake, and after it.
     for after_bytes in [100, 1500] {
         let fault = WireFault::Reset { after_bytes };
         proxy.disturb(WireRule::new(fault));
@@ -133,7 +134,7 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
     let before = proxy.fired().len();
     let mut unread = Box::pin(fresh.apiserver_version());
     tokio::select! {
-        answer = &mut unread => panic!("an answer to what was not read: {answer:?}"),
+        answer = &mut unread => panic!("an unread request was answered: {answer:?}"),
         () = proxy.fired_more_than(before) => {}
     }
     proxy.clear();
@@ -183,7 +184,7 @@ async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_eve
         wire.open().iter().any(|open| watched(open) && is_about(&open.info))
     };
 
-    // Each cut makes the pause before the next watch longer.
+    // Each cut lengthens the pause before the next watch.
     for (round, after_bytes) in [0, 200].into_iter().enumerate() {
         timeout(PATIENCE, harness.wire.wait_until(open)).await.unwrap();
         let of_widgets = crd.api_resource("v1");
@@ -211,7 +212,7 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
     let (recorder, healthy) =
         (Recorder::new(type_of(&crd, "v1")), Recorder::new(type_of(&other, "v1")));
     let of_widgets = crd.api_resource("v1");
-    // Whichever way the informer asks first.
+    // Matches paged and streaming lists alike.
     let hang = Rule::new(Action::Hang).resource(of_widgets.group, of_widgets.plural);
     let hang = harness.wire.add(hang);
     Embedded.add(&harness, "swallowed", &recorder).await;

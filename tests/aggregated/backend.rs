@@ -1,4 +1,4 @@
-//! An extension API server as small as can be: one resource, `gauges`, with one object.
+//! Minimal extension API server: one resource, `gauges`, with one object.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc};
 
@@ -17,19 +17,19 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::watch, task::JoinSet};
 use tokio_rustls::TlsAcceptor;
 
-/// How it answers.
+/// Answers of the backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
     Well,
-    /// Everything is refused, and what is open breaks.
+    /// Refuses every request and breaks open connections.
     Ill,
 }
 
-/// How it says what it serves.
+/// Format of the backend's discovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discovery {
     Aggregated,
-    /// As servers did before aggregated discovery.
+    /// Discovery from before aggregated discovery.
     Legacy,
 }
 
@@ -85,7 +85,7 @@ async fn accept(
         let (mut breaks, health) = (health.subscribe(), health.subscribe());
         breaks.mark_unchanged();
         connections.spawn(async move {
-            // Whoever breaks off a handshake is no business of ours.
+            // An aborted handshake is expected.
             let Ok(tls) = acceptor.accept(tcp).await else { return };
             let service = service_fn(move |request: Request<Incoming>| {
                 let well = *health.borrow() == Health::Well;
@@ -94,7 +94,7 @@ async fn accept(
             });
             let connection = http1::Builder::new().serve_connection(TokioIo::new(tls), service);
             tokio::select! {
-                // Broken by the other side, perhaps.
+                // The other side may close the connection.
                 _ended = connection => {}
                 _changed = breaks.changed() => {}
             }
@@ -139,7 +139,7 @@ fn answer(request: &Request<Incoming>, group: &str, discovery: Discovery) -> Ans
     } else if path.ends_with(resources) && query.contains("sendInitialEvents") {
         return refuse();
     } else if path.ends_with(resources) && query.contains("watch=true") {
-        // Nothing ever changes.
+        // The object never changes.
         let silence = stream::pending::<Result<Frame<Bytes>, Infallible>>();
         return Response::builder()
             .header(header::CONTENT_TYPE, "application/json")

@@ -1,4 +1,5 @@
-//! Whose an object is: what is adopted, released or left alone, and written to nobody else.
+//! Ownership of objects: adopted, released or left alone; nothing is written for a parent that is
+//! deleted or replaced.
 
 use std::time::Duration;
 
@@ -15,15 +16,15 @@ fn config_map(name: &str) -> Value {
     })
 }
 
-/// What this parent would adopt.
+/// ConfigMap without an owner that this parent would adopt.
 fn orphan_of(parent: &Value) -> Value {
     let mut orphan = config_map("orphan");
     orphan["metadata"]["labels"] = json!({ "controller-uid": parent["metadata"]["uid"] });
     orphan
 }
 
-/// What becomes of parents from now on is seen by nobody who watches.
-fn hears_no_more_of_parents(bench: &Bench) {
+/// Cuts the parents' watch and holds the next ones, so that changes of parents stay unseen.
+fn hide_parents(bench: &Bench) {
     bench.faults.add(Rule::new(Action::Hang).verb(Verb::Watch).resource("bench.test", "widgets"));
     let is_watch = |info: &RequestInfo| info.verb == Verb::Watch && info.resource == "widgets";
     assert_eq!(bench.faults.cut_open(is_watch), 1);
@@ -44,7 +45,7 @@ async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() 
             bench.server.apply(seen.clone()).unwrap();
             sleep(Duration::from_secs(1)).await;
         }
-        hears_no_more_of_parents(&bench);
+        hide_parents(&bench);
         bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
         if replaced {
             bench.parent("p", 0, "ours");
@@ -54,7 +55,7 @@ async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() 
         let is_read =
             |info: &RequestInfo| info.verb == Verb::Get && info.path.ends_with("/widgets/p");
         let read = |bench: &Bench| bench.requests().iter().any(|(_, info)| is_read(info));
-        bench.until("the parent is looked for", read).await;
+        bench.until("the parent is read", read).await;
         sleep(Duration::from_secs(10)).await;
 
         let found = get(&bench, "v1", "ConfigMap", "orphan");
@@ -85,7 +86,7 @@ async fn a_child_that_is_released_keeps_its_other_owners() {
         let owners = owners(&child());
         !owners.to_string().contains("\"Widget\"")
     };
-    bench.until("it is released", released).await;
+    bench.until("the child is released", released).await;
 
     assert_eq!(owners(&child()), json!([other]));
     assert_eq!(child()["metadata"]["uid"], owned["metadata"]["uid"]);
@@ -104,11 +105,11 @@ async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_na
     let theirs = bench.server.apply(theirs).unwrap();
 
     bench.parent("p", 2, "ours");
-    bench.until("the other child is made", |bench| bench.children().contains_key("p-1")).await;
+    bench.until("the other child is created", |bench| bench.children().contains_key("p-1")).await;
     sleep(Duration::from_secs(10)).await;
 
-    let told = bench.events("SyncError").concat();
-    assert!(told.contains("it exists already and belongs to ConfigMap owner"), "{told}");
+    let events = bench.events("SyncError").concat();
+    assert!(events.contains("it exists already and belongs to ConfigMap owner"), "{events}");
     assert_eq!(bench.server.get("v1", "ConfigMap", "default", "p-0").unwrap(), theirs);
     bench.end().await;
 }
@@ -118,10 +119,10 @@ async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_i
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.settled(&["p"], 1, "one").await;
-    hears_no_more_of_parents(&bench);
+    hide_parents(&bench);
     bench.hook.answers(|_| async { Ok(json!({ "status": { "of": "the old one" } })) });
 
-    // That its child goes is a reason to ask about the one that is gone.
+    // The deletion of the child causes a sync of the old parent, which no longer exists.
     bench.server.remove("bench.test/v1", "Widget", "default", "p").unwrap();
     bench.parent("p", 1, "two");
     let is_status = |info: &RequestInfo| info.resource == "widgets" && info.subresource == "status";
@@ -130,7 +131,7 @@ async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_i
         requests.iter().filter(|(_, info)| is_status(info) && info.verb == Verb::Update).count()
     };
     let before = tries(&bench);
-    bench.until("the status is to be written", |bench| tries(bench) > before).await;
+    bench.until("a status write is tried", |bench| tries(bench) > before).await;
     sleep(Duration::from_secs(10)).await;
 
     let found = bench.server.get("bench.test/v1", "Widget", "default", "p").unwrap();
@@ -143,12 +144,13 @@ async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adop
     let bench = Bench::start().await;
     bench.parent("p", 0, "one");
     bench.settled(&["p"], 0, "one").await;
-    // A new one knows no parents, and this one needs no status, whose change would be an event.
+    // A new controller has no state about its parents. The parent's status is already right,
+    // because its change would cause an event.
     bench.server.remove("metacontroller.k8s.io/v1alpha1", "CompositeController", "", "a").unwrap();
     sleep(Duration::from_secs(60)).await;
     bench.hook.answers(|request| async move {
         sleep(Duration::from_secs(5)).await;
-        // Whatever there is, is wanted.
+        // Returns all observed children as desired.
         let there = request["children"]["ConfigMap.v1"].as_object().cloned().unwrap_or_default();
         Ok(json!({ "status": { "size": 0 }, "children": there.values().collect::<Vec<_>>() }))
     });
@@ -169,7 +171,7 @@ async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adop
         found.pointer("/metadata/ownerReferences/0/uid").cloned()
     };
     let adopted = |bench: &Bench| owner(bench).as_ref() == parent.pointer("/metadata/uid");
-    let took = bench.until("it is adopted", adopted).await;
+    let took = bench.until("the orphan is adopted", adopted).await;
     assert!(took < Duration::from_secs(10), "{took:?}");
     bench.end().await;
 }
@@ -196,7 +198,7 @@ async fn a_child_in_another_namespace_is_none_whoever_it_names_as_its_owner() {
     bench.settled(&["p"], 2, "one").await;
     sleep(Duration::from_secs(60)).await;
 
-    // The garbage collector takes it.
+    // The garbage collector deletes it, not the controller.
     assert_eq!(bench.sent(Verb::Delete), []);
     bench.end().await;
 }

@@ -1,4 +1,4 @@
-//! What becomes of the children.
+//! Children of a declared controller.
 
 use super::*;
 
@@ -58,8 +58,8 @@ async fn children_follow_their_parent_and_go_with_it() {
     supervised.resize(&crd, "gear", 2).await;
     let updated = supervised.child("gear", 2).await;
     assert_eq!(updated.uid(), created.uid(), "in place");
-    assert_eq!(updated.data.unwrap()["by"], "hand", "what others wrote stays");
-    until("the secret is another one", async || {
+    assert_eq!(updated.data.unwrap()["by"], "hand", "fields of others stay");
+    until("the secret was recreated", async || {
         let found = secrets.get("gear").await.map_err(|error| error.to_string())?;
         if found.uid() == secret.uid() { Err("the same".to_owned()) } else { Ok(()) }
     })
@@ -72,23 +72,27 @@ async fn children_follow_their_parent_and_go_with_it() {
     })
     .await;
     assert_eq!(accounts.get("gear").await.unwrap().uid(), account.uid());
-    assert_eq!(accounts.get("gear").await.unwrap().annotations()["size"], "1", "on delete alone");
+    assert_eq!(
+        accounts.get("gear").await.unwrap().annotations()["size"],
+        "1",
+        "not changed before its deletion"
+    );
 
     accounts.delete("gear", &DeleteParams::default()).await.unwrap();
-    until("the account is made anew", async || match accounts.get("gear").await {
+    until("the account is recreated", async || match accounts.get("gear").await {
         Ok(account) if account.annotations()["size"] == "2" => Ok(()),
         other => Err(format!("{other:?}")),
     })
     .await;
 
     supervised.resize(&crd, "gear", 3).await;
-    supervised.config_map("gear", "is wanted no more", |child| child.is_none()).await;
+    supervised.config_map("gear", "is not desired any more", |child| child.is_none()).await;
     assert!(secrets.get_opt("gear").await.unwrap().is_some());
 
     parents.delete("gear", &DeleteParams::default()).await.unwrap();
-    // The garbage collector learns of new types every 30 s, and begins anew when one of those that
-    // other tests install and delete goes meanwhile.
-    until_within(Duration::from_secs(300), "its children go with it", async || {
+    // The garbage collector discovers new types every 30 s, and starts over when a type of another
+    // test is removed meanwhile.
+    until_within(Duration::from_secs(300), "its children are deleted with it", async || {
         match (secrets.get_opt("gear").await, accounts.get_opt("gear").await) {
             (Ok(None), Ok(None)) => Ok(()),
             other => Err(format!("{other:?}")),
@@ -112,7 +116,7 @@ async fn a_child_in_a_namespace_that_is_not_watched_is_refused() {
     });
     supervised.declare("a", supervised.spec(&crd)).await;
     supervised.install(&crd).await;
-    // Named so that no other test meets it in the namespace of all.
+    // The name is unique in the shared namespace `default`.
     let gear = supervised.name("gear");
     harness.create(&crd, &gear, 1).await;
 
@@ -132,7 +136,7 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
     let crd = harness.widgets();
     supervised.hook.answers(|request| {
         let size = &request["parent"]["spec"]["size"];
-        // Of the range that the server gives to nobody who asks for none.
+        // From the part of the range that the server does not assign automatically.
         let port = json!({ "port": 80, "nodePort": 30017 });
         let spec = json!({
             "type": "NodePort", "selector": { "size": size.to_string() }, "ports": [port],
@@ -166,7 +170,7 @@ async fn a_child_that_is_recreated_keeps_the_port_that_it_holds() {
 
     supervised.resize(&crd, "gear", 2).await;
 
-    // A dry run finds the port taken, by the very one that goes.
+    // The dry run of the new child fails, because the old child still holds the port.
     assert_ne!(of_size("2").await, first);
     supervised.end().await;
 }
@@ -206,8 +210,8 @@ async fn orphans_that_match_are_adopted_and_children_that_do_not_are_released() 
     let free = |child: Option<&ConfigMap>| child.is_some_and(|it| it.owner_references().is_empty());
     let released = supervised.config_map("gear", "is released", free).await.unwrap();
     assert_eq!(released.uid(), orphan.uid());
-    let told = supervised.event("gear", "SyncError", "has no owner").await;
-    assert_eq!(told.source.unwrap().component.as_deref(), Some("metacontroller"));
-    assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "it is left alone");
+    let event = supervised.event("gear", "SyncError", "has no owner").await;
+    assert_eq!(event.source.unwrap().component.as_deref(), Some("metacontroller"));
+    assert_eq!(maps.get("gear").await.unwrap().uid(), orphan.uid(), "the orphan is left alone");
     supervised.end().await;
 }

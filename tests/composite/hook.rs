@@ -1,4 +1,4 @@
-//! How the hook is asked, and what happens when it is slow.
+//! Calls of a hook, and slow hooks.
 
 use super::*;
 
@@ -27,7 +27,7 @@ async fn a_hook_is_asked_as_metacontroller_asks() {
     assert_eq!(body["controller"]["metadata"]["name"], supervised.name("one"));
     assert_eq!(
         body["controller"]["spec"]["hooks"]["sync"]["version"], "v1",
-        "as the server has it"
+        "with the server's defaults"
     );
     assert_eq!(body["parent"]["apiVersion"], json!(format!("{}/v1", harness.scope.group)));
     assert_eq!(body["parent"]["kind"], "Widget");
@@ -67,7 +67,7 @@ async fn parents_are_synced_again_when_they_or_their_hook_want_it() {
     for more in 0..10 {
         supervised.hook.asked_again("soon", before + more).await;
     }
-    // Its own status may bring it back once.
+    // The write of its status may cause one more call.
     assert!(supervised.hook.count("never") <= 2, "{}", supervised.hook.count("never"));
 
     supervised.edit("asked", json!({ "spec": { "resyncPeriodSeconds": 1 } })).await;
@@ -132,7 +132,10 @@ async fn a_hook_that_hangs_holds_up_its_own_parents_alone() {
     for one in 0..10 {
         harness.create(&gadgets, &format!("stuck-{one}"), 1).await;
     }
-    supervised.hook.asked("a stuck one", |call| call.parent().starts_with("stuck")).await;
+    supervised
+        .hook
+        .asked("a parent whose hook is stuck", |call| call.parent().starts_with("stuck"))
+        .await;
 
     let parents = harness.scope.api(&crd, "v1");
     for one in 0..20 {
@@ -183,11 +186,11 @@ async fn a_hook_sees_at_once_that_its_call_is_given_up() {
 
     assert_eq!(harness.done(&supervised.runnable("slow"), 1).await, DoneReason::TypeGone);
     let done = Instant::now();
-    // A connection that nobody uses any more is closed before done. The server hears of that when
-    // it is its turn, and of a call that lives on when that is over: after its thirty seconds.
+    // Unused connections are closed before done. The server notices that with some delay; a call
+    // that outlived done would end only after its timeout of thirty seconds.
     let seen = timeout(Duration::from_secs(10), given_up.wait_for(|count| *count == 1)).await;
     assert!(seen.is_ok(), "the hook still answers a call of {:?} ago", done.elapsed());
-    // A late answer finds nobody.
+    // The epoch is done, so the late answer is ignored.
     free.send_replace(true);
     harness.until(&supervised.runnable("slow"), "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!(supervised.hook.count("gear"), 1);

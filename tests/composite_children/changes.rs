@@ -1,4 +1,4 @@
-//! Children that are not as they are wanted, or not wanted any more.
+//! Children that differ from the desired state, or are no longer desired.
 
 use super::*;
 
@@ -67,7 +67,7 @@ async fn recreate_replaces_and_on_delete_waits() {
 #[tokio::test]
 async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released() {
     let harness = Harness::start("composite-claim", "OnDelete", |request| {
-        // Whatever there is, is wanted.
+        // Returns all observed children as desired.
         let children = request["children"]["ConfigMap.v1"].as_object().unwrap();
         json!({"children": children.values().collect::<Vec<_>>()})
     })
@@ -133,14 +133,14 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
         Ok(json!({"children": [wrong]}))
     });
     harness.touch("a").await;
-    let told = harness.event("SyncError", "the old one stays").await;
-    assert!(told.message.unwrap().contains("no/key"), "the reason is the server's");
+    let event = harness.event("SyncError", "the old one stays").await;
+    assert!(event.message.unwrap().contains("no/key"), "the reason is the server's");
     let kept = harness.config_map("one").await.unwrap();
     assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
 
     harness.answers(|_| Ok(json!({"children": [child("a", "one", "new")]})));
     harness.touch("a").await;
-    let replaced = eventually("the new one", async || {
+    let replaced = eventually("the new child", async || {
         harness.config_map("one").await.filter(|child| value(child) == Some("new"))
     });
     assert_ne!(replaced.await.uid(), before.uid());
@@ -166,12 +166,12 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     });
     conditions.await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    // The child and the status: twenty at once each, then one every three seconds.
+    // Child and status each have a burst of twenty writes, then one every three seconds.
     let written = harness.requests_since(mark, "update").await;
     assert!((20..=50).contains(&written), "{written} writes");
 
     harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
-    eventually("what is wanted at last", async || {
+    eventually("the last desired state", async || {
         harness.config_map("one").await.filter(|child| value(child) == Some("fixed"))
     })
     .await;
@@ -182,7 +182,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
 async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
     let harness = Harness::start("composite-spelling", "InPlace", |_| {
         let mut spelled = child("a", "one", "same");
-        // The server keeps an empty text.
+        // The server stores null as an empty text.
         spelled["data"]["none"] = Value::Null;
         json!({"status": {}, "children": [spelled]})
     })
@@ -221,7 +221,7 @@ async fn a_child_that_the_server_spells_differently_is_not_recreated() {
         json!({"status": {}, "children": [{
             "apiVersion": "v1", "kind": "LimitRange",
             "metadata": {"name": "one", "labels": {"thing": "a"}},
-            // The server keeps "500m", and fills in the default and the request.
+            // The server stores "500m", and adds the default and the request.
             "spec": {"limits": [{"type": "Container", "max": {"cpu": cpu}, "default": null}]}
         }]})
     };
@@ -232,7 +232,7 @@ async fn a_child_that_the_server_spells_differently_is_not_recreated() {
     harness.create_thing("a").await;
     let before = eventually("the child", async || limits.get_opt("one").await.unwrap()).await;
     let max = before.spec.as_ref().unwrap().limits[0].max.as_ref().unwrap();
-    assert_eq!(max["cpu"].0, "500m", "it is spelled differently");
+    assert_eq!(max["cpu"].0, "500m", "the stored spelling differs");
 
     for _ in 0..25 {
         let asked = harness.asked();

@@ -1,4 +1,4 @@
-//! Answers and parents that children cannot be made of, and how that is told.
+//! Invalid hook answers and invalid parents, and their reports.
 
 use super::*;
 
@@ -127,8 +127,8 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
     })
     .await;
     assert_eq!(harness.asked(), 0);
-    let told = harness.told_of_controller("SyncError").await;
-    assert!(told.contains("does not have subresource 'Status' enabled"), "{told}");
+    let message = harness.event_of_controller("SyncError").await;
+    assert!(message.contains("does not have subresource 'Status' enabled"), "{message}");
 
     let crds = Api::<CustomResourceDefinition>::all(harness.scope.client());
     let patch =
@@ -183,7 +183,10 @@ async fn a_controller_that_waits_says_so_in_an_event() {
 
     let harness = Harness::start_with(scope, crd, json!({}), |_| json!({})).await;
 
-    let told = harness.told_of_controller("Waiting").await;
-    assert!(told.contains(&harness.crd.name()) && told.contains("is not installed"), "{told}");
+    let message = harness.event_of_controller("Waiting").await;
+    assert!(
+        message.contains(&harness.crd.name()) && message.contains("is not installed"),
+        "{message}"
+    );
     harness.stop().await;
 }

@@ -1,5 +1,5 @@
-//! Every crash point, on the simulated server: a "process" is a manager with all its tasks, whose
-//! way to the server ends at the moment of its crash.
+//! Every crash point, on the simulated server. A "process" is a manager with all its tasks; at the
+//! moment of its crash it loses its connection to the server.
 
 use std::{
     future::pending,
@@ -19,13 +19,13 @@ use tower::Service;
 use super::When;
 use crate::support::{Deletions, Process, Workload, counted, workload};
 
-/// Of whatever is drawn at random on the way.
+/// Seed of all random values except the crash point.
 const SEED: u64 = 4;
 
 #[tokio::test(start_paused = true)]
 async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
     let calm = recorded(SEED, None).await;
-    // With other uids.
+    // The same workload with other uids.
     let again = recorded(SEED + 1, None).await;
     assert!(calm.deletions > 0, "something is deleted");
     let mask = workload::mask(&calm.recording, &again.recording);
@@ -38,7 +38,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
 
         killed += usize::from(crashed.crashed);
         if let Err(differences) = mask.compare(&calm.recording, &crashed.recording) {
-            panic!("killed {when:?} request {number}: not the same came of it:\n{differences}");
+            panic!("killed {when:?} request {number}: the result differs:\n{differences}");
         }
     }
     counted(format_args!(
@@ -53,14 +53,14 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
 
 struct Outcome {
     recording: Recording,
-    /// Of the first process, that change something.
+    /// Number of the first process's writes.
     requests: usize,
     crashed: bool,
-    /// Of all processes.
+    /// Number of deletions by all processes.
     deletions: usize,
 }
 
-/// What comes of the workload.
+/// Runs the workload with at most one crash.
 async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
     fastrand::seed(seed);
     let (server, work) = Workload::simulated(seed).await;
@@ -96,7 +96,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
     }
 }
 
-/// A process's way to the server, which counts what would change something.
+/// Connection of a process to the server; counts its writes and cuts it off at the crash.
 #[derive(Debug, Default)]
 struct Wire {
     crash: Option<(When, usize)>,
@@ -123,7 +123,7 @@ impl Wire {
                 if crash == Some(When::After) {
                     wire.dead.cancel();
                 }
-                // The dead hear nothing.
+                // A crashed process gets no answer.
                 if wire.dead.is_cancelled() {
                     return pending().await;
                 }
@@ -133,7 +133,7 @@ impl Wire {
         Client::new(service, "default")
     }
 
-    /// Counts the request; when the process dies of it.
+    /// Counts a write and returns on which side of it the process crashes, if it does.
     fn crash_at(&self, request: &Request<Body>) -> Option<When> {
         if request.method() == Method::GET || self.dead.is_cancelled() {
             return None;

@@ -1,5 +1,5 @@
-//! The same on the simulated server, where a seed costs little and even the order of what happens is
-//! its own: the same seed is the same run.
+//! Workloads with faults on the simulated server, where many seeds are cheap and a seed determines
+//! the whole run, including the order of its events.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -11,15 +11,15 @@ use super::profile;
 use crate::support::{Process, Workload, counted, workload};
 
 const SEEDS: std::ops::Range<u64> = 1..61;
-/// Of whatever else is drawn at random on the way: uids, jitter.
+/// Seed of all other random values: uids, jitter.
 const SEED: u64 = 4;
-/// Long enough that whoever waits does other things meanwhile.
+/// Longest hold of a request; long enough that its caller handles other events meanwhile.
 const HOLD: Duration = Duration::from_secs(5);
 
 #[tokio::test(start_paused = true)]
 async fn faults_of_every_sort_lose_nothing_on_the_simulated_server() {
     let calm = recorded(SEED, None).await.recording;
-    // With other uids.
+    // The same workload with other uids.
     let again = recorded(SEED + 1, None).await.recording;
     let mask = workload::mask(&calm, &again);
     let mut sorts: BTreeMap<String, usize> = BTreeMap::new();
@@ -30,7 +30,7 @@ async fn faults_of_every_sort_lose_nothing_on_the_simulated_server() {
         if let Err(differences) = mask.compare(&calm, &stormy.recording) {
             let schedule = Schedule::random(seed, &drawn());
             panic!(
-                "not the same came of it:\n{differences}{schedule}  happened:\n    {}",
+                "the result differs:\n{differences}{schedule}  fired:\n    {}",
                 stormy.fired.join("\n    ")
             );
         }
@@ -45,10 +45,10 @@ async fn faults_of_every_sort_lose_nothing_on_the_simulated_server() {
         "drawn faults on the simulated server: {all} of {} seeds: {sorts:?}",
         SEEDS.count()
     ));
-    assert_eq!(sorts.len(), SORTS, "each sort has happened: {sorts:?}");
+    assert_eq!(sorts.len(), SORTS, "not every kind of fault was fired: {sorts:?}");
 }
 
-/// A refusal and an expiry are both replies.
+/// Kinds of faults in the record: a refusal and an expiry are both replies.
 const SORTS: usize = Fault::PASSING.len() - 1;
 
 #[tokio::test(start_paused = true)]
@@ -56,7 +56,7 @@ async fn the_same_seed_is_the_same_run() {
     let one = recorded(SEED, Some(7)).await;
     let other = recorded(SEED, Some(7)).await;
 
-    assert!(one.fired.len() > 5, "faults have happened: {:?}", one.fired);
+    assert!(one.fired.len() > 5, "too few faults were fired: {:?}", one.fired);
     assert_eq!(one.fired, other.fired);
     Mask::default().assert_same(&one.recording, &other.recording);
     assert_ne!(one.fired, recorded(SEED, Some(8)).await.fired);
@@ -64,7 +64,7 @@ async fn the_same_seed_is_the_same_run() {
 
 struct Outcome {
     recording: Recording,
-    /// In order.
+    /// Fired faults, in order.
     fired: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> Outcome {
     let tasks = LeakOracle::new().tasks("the process", &Handle::current());
     let nobody = tasks.baseline().await;
     let faults = Faults::default();
-    // From its first request on.
+    // Faults apply from the process's first request on.
     let playing = faulty.map(|seed| faults.play(&Schedule::random(seed, &drawn())));
     let layers = tower::ServiceBuilder::new().layer(faults.layer());
     let client = Client::new(layers.service(server.service("pilot")), "default");

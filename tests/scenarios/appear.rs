@@ -1,4 +1,4 @@
-//! A type comes.
+//! Scenarios 1 to 10: types are installed.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,35 +35,36 @@ scenarios! {
     1 a_type_that_is_absent_is_waited_for both:
         "Waiting for TypeAbsent, the manager ready; no request about the type";
     2 a_type_that_appears_starts_its_controller both:
-        "Running once the type is established; each object that is there is reconciled once";
+        "Running once the type is established; each existing object is reconciled once";
     3 a_type_that_is_established_late_starts_its_controller_once
         alone("--apiserver-count=3"):
-        "Waiting for NotEstablished through the hold of 5 s of a server with replicas; 404s of a \
-         replica that lags are retried within milliseconds: no status tells of an error, no \
-         failure, no restart, never taken for a removal";
+        "Waiting for NotEstablished during the 5 s in which a server with replicas delays it; \
+         404s of a late replica are retried within milliseconds: no status reports an error, no \
+         failure, no restart, and no 404 counts as a removal";
     4 a_type_whose_names_are_taken_starts_when_they_are_free both:
-        "Waiting for NamesNotAccepted with the conflict's text; starts without a restart when it \
-         is resolved";
+        "Waiting for NamesNotAccepted with the text of the conflict; starts without a restart \
+         when the names are free";
     5 a_type_with_an_invalid_bundle_starts_when_that_is_fixed
         both:
-        "Waiting for InvalidCABundle with the server's message, nothing asked about the type; \
-         starts on the fix";
+        "Waiting for InvalidCABundle with the server's message, and no request for the type; \
+         starts when the bundle is fixed";
     6 a_version_that_is_not_served_is_waited_for both:
-        "Waiting for VersionNotServed, naming the versions that are served; whoever accepts any \
+        "Waiting for VersionNotServed, which names the served versions; a controller of any \
          version runs at once";
     7 a_thousand_types_in_one_burst_start_in_turn
         alone:
-        "1000 (40 on the real server): each starts once and is listed once, in the order in which \
-         they came, 16 at once and no more, so that the last one waits for its turn alone; the \
-         types are judged anew once for a burst of events; no request to discovery";
+        "1000 (40 on the real server): each starts once and is listed once, in the order of \
+         arrival, at most 16 at a time, so that only the queue of lists delays the last one; the \
+         types are evaluated once for a burst of events; no request to discovery";
     8 a_controller_of_three_types_starts_after_the_last both:
-        "starts once, after the last type; if one leaves while it starts, the start is given up \
-         and leaves nothing running";
+        "starts once, after the last type; if a type is removed during the start, the start is \
+         cancelled and leaves nothing running";
     9 an_optional_type_joins_a_running_controller both:
-        "Running and Degraded without the optional type; when it comes one watch is added, \
+        "Running and Degraded without the optional type; when it is installed, one watch is added \
          without a restart";
     10 a_type_that_goes_during_its_first_list_is_given_up both:
-        "the start is given up at once, leaves nothing running, and is Waiting again";
+        "the start is cancelled at once, leaves nothing running, and the controller is Waiting \
+         again";
 }
 
 async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
@@ -76,7 +77,7 @@ async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert_eq!(waiting.unmet[0].type_ref.as_ref(), Some(&type_of(&crd, "v1")));
     assert_eq!(testbed.status("cluster").state, ControllerState::Running);
-    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "no request for the type");
     assert_eq!(testbed.assert_orderly("patient"), 0);
     testbed.finish().await;
 }
@@ -112,10 +113,10 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     let testbed = Testbed::on(server, "appear-late").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("late", &crd).await;
-    // Answers of a replica that has not heard of the CRD.
+    // Answers of a late replica that does not serve the CRD yet.
     let lags = [Verb::List, Verb::Watch].map(|verb| {
-        let unheard = Action::Reply(Reply::text(404, "404 page not found\n"));
-        testbed.faults.add(Rule::new(unheard).group(&testbed.scope.group).verb(verb).times(2))
+        let not_found = Action::Reply(Reply::text(404, "404 page not found\n"));
+        testbed.faults.add(Rule::new(not_found).group(&testbed.scope.group).verb(verb).times(2))
     });
 
     let life = async {
@@ -125,18 +126,18 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
         let waiting = testbed.until("late", "waits", waits).await;
         assert_eq!(waiting.state, ControllerState::Waiting);
         testbed.scope.wait_established(&crd).await.unwrap();
-        assert!(begun.elapsed() >= hold, "it is not established before");
+        assert!(begun.elapsed() >= hold, "established before the delay ended");
         testbed.at_once(testbed.running("late", 1)).await;
         watched_again(&testbed, &crd, 2).await;
     };
     select! {
         () = life => {}
-        told = tells_of_an_error(&testbed, "late") => panic!("{told:#?}"),
+        failed = until_error(&testbed, "late") => panic!("{failed:#?}"),
     }
 
-    assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all were met");
+    assert_eq!(lags.map(|lag| testbed.faults.hits(lag)), [2, 2], "all faults were hit");
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
-    assert_eq!(state, TypeState::Served, "never taken for a removal");
+    assert_eq!(state, TypeState::Served, "a 404 counted as a removal");
     let status = testbed.status("late");
     assert_eq!((status.epoch, status.failures), (1, 0));
     assert_eq!(testbed.assert_orderly("late"), 0, "no epoch has ended");
@@ -145,8 +146,8 @@ async fn a_type_that_is_established_late_starts_its_controller_once(server: Serv
     testbed.finish().await;
 }
 
-/// Waits for a status that tells of an error.
-async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
+/// Waits for a status with an error and returns it.
+async fn until_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus> {
     let mut snapshots = testbed.manager.watch();
     loop {
         let status = snapshots.borrow_and_update().get(&name.into()).cloned();
@@ -155,7 +156,7 @@ async fn tells_of_an_error(testbed: &Testbed, name: &str) -> Arc<RunnableStatus>
             let watches = report.watches.iter().any(|watch| watch.error.is_some());
             watches || report.stale || it.last_error().is_some() || it.failures > 0
         };
-        // While it waits, its watch says for what.
+        // While it is Waiting, the errors of its watches are the reason for which it waits.
         let begun = status.filter(|it| it.state != ControllerState::Waiting && it.epoch > 0);
         if let Some(bad) = begun.filter(is_bad) {
             return bad;
@@ -177,7 +178,7 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
     let waiting = testbed.until("second", "waits", |it| it.reason == refused).await;
     assert_eq!(waiting.state, ControllerState::Waiting);
     assert!(waiting.message.contains("already in use"), "{}", waiting.message);
-    assert!(testbed.requests(&second, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&second, testbed.begin).await.is_empty(), "no request for the type");
 
     testbed.uninstall(&first).await;
     testbed.scope.wait_established(&second).await.unwrap();
@@ -191,7 +192,7 @@ async fn a_type_whose_names_are_taken_starts_when_they_are_free(server: Server<'
 
 async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<'static>) {
     if let Some(script) = server.script() {
-        // As good as never.
+        // Practically never.
         let established = Duration::from_secs(86_400);
         script.set_delays(Delays { established, ..Delays::default() });
     }
@@ -200,7 +201,8 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     let recorder = testbed.controller("bundle", &crd).await;
 
     if testbed.server.is_simulated() {
-        // It knows no conversion, and is told what the real one says.
+        // The simulated server implements no conversion; the test sets the status that the real
+        // server sets.
         testbed.scope.install_crd(&crd).await.unwrap();
         testbed.until("bundle", "waits", |it| it.unmet.iter().any(is_not_established)).await;
         testbed.edit_crd_status(&crd, established_is("False", "InvalidCABundle")).await;
@@ -214,7 +216,7 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     assert_eq!(waiting.state, ControllerState::Waiting);
     let said = "it is not established: The conversion webhook CABundle is invalid";
     assert!(waiting.message.contains(said), "{}", waiting.message);
-    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "nothing is asked about it");
+    assert!(testbed.requests(&crd, testbed.begin).await.is_empty(), "no request for the type");
 
     if testbed.server.is_simulated() {
         testbed.edit_crd_status(&crd, established_is("True", "InitialNamesAccepted")).await;
@@ -229,7 +231,7 @@ async fn a_type_with_an_invalid_bundle_starts_when_that_is_fixed(server: Server<
     testbed.finish().await;
 }
 
-/// By a webhook whose certificate is signed by this authority; it is never asked.
+/// Conversion by a webhook whose certificate is signed by this authority; it is never called.
 fn converted_by(authority: Option<&str>) -> CustomResourceConversion {
     CustomResourceConversion {
         strategy: "Webhook".to_owned(),
@@ -244,7 +246,7 @@ fn converted_by(authority: Option<&str>) -> CustomResourceConversion {
     }
 }
 
-/// A merge of the two conditions that count.
+/// Merge patch of the conditions `NamesAccepted` and `Established`.
 fn established_is(status: &str, reason: &str) -> Value {
     let condition = |kind: &str, status: &str, reason: &str| {
         json!({
@@ -300,7 +302,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency, ..Delays::default() });
     }
-    // Ten of a group: each group version is an APIService, too.
+    // Ten types per group, because each group version also has an APIService.
     let crd = |number: usize| {
         let group = format!("g{}.{}", number / 10, testbed.scope.group);
         CrdBuilder::new(group, format!("Widget{number}"))
@@ -315,7 +317,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
     let burst = async {
         install_all(&testbed, (0..early).map(crd)).await;
-        // The first are being listed, and more of them wait than can be.
+        // The first lists are running, and more lists are queued than may run.
         time::sleep(latency * 10).await;
         install_all(&testbed, (early..types).map(crd)).await;
         let begun = Instant::now();
@@ -332,14 +334,14 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
     if !is_simulated {
-        // Established or not, the real one may not have heard of a type that it is asked for.
+        // On the real server a type may answer 404 although it is established.
         events.retain(|event| event.code == Some(200));
     }
     events.sort_by(|a, b| (&a.audit_id, a.received.0).cmp(&(&b.audit_id, b.received.0)));
     events.dedup_by(|a, b| a.audit_id == b.audit_id);
     assert_eq!(events.len(), types, "each is listed once");
     if is_simulated {
-        assert_eq!(most, LISTS, "what may be used is used");
+        assert_eq!(most, LISTS, "the cap is reached");
         let begin = |is_late: bool| {
             let number = |event: &&AuditEvent| {
                 event.resource.trim_matches(char::is_alphabetic).parse::<usize>().unwrap()
@@ -348,10 +350,11 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
             those.map(|event| event.received.0).collect::<Vec<_>>()
         };
         let (last, first) = (begin(false).into_iter().max(), begin(true).into_iter().min());
-        assert!(last <= first, "nobody is overtaken: {last:?}, {first:?}");
+        assert!(last <= first, "lists start in the order of arrival: {last:?}, {first:?}");
         let turns = u32::try_from(types.div_ceil(LISTS)).unwrap();
-        assert!(took < latency * turns, "{took:?}: the last one waits for its turn alone");
-        // Of each CRD its creation, its names and its establishment; 64 events at a time.
+        assert!(took < latency * turns, "{took:?}: only the queue of lists delays the last one");
+        // Each CRD causes three events: creation, accepted names, establishment. One burst holds
+        // 64.
         let bursts = u64::try_from(types * 3 / 64).unwrap();
         let more = self::updates(&testbed) - updates;
         assert!(more <= bursts * 2, "{more} times");
@@ -362,7 +365,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// Installs all of them at once.
+/// Installs all CRDs at once.
 async fn install_all(testbed: &Testbed, crds: impl Iterator<Item = CrdBuilder>) {
     match testbed.server.script() {
         Some(script) => crds.for_each(|crd| drop(script.install(&crd.build()).unwrap())),
@@ -373,7 +376,7 @@ async fn install_all(testbed: &Testbed, crds: impl Iterator<Item = CrdBuilder>) 
     }
 }
 
-/// How often the types were judged anew.
+/// Number of evaluations of the types.
 fn updates(testbed: &Testbed) -> u64 {
     let text = metrics_text(&testbed.metrics);
     let mut lines = text.lines();
@@ -404,10 +407,10 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     };
     testbed.until("three", "waits for one more", waits_for_tools).await;
     for crd in &crds {
-        assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "nothing is asked yet");
+        assert!(testbed.requests(crd, testbed.begin).await.is_empty(), "no request yet");
     }
 
-    // It starts, and one of them leaves before it is synced.
+    // During the start, one of the types is removed before it has synced.
     let held = Rule::new(Action::Hang).resource(&testbed.scope.group, "widgets");
     let held = testbed.faults.add(held);
     testbed.install(tools).await;
@@ -425,7 +428,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     assert!(testbed.cluster.informers.status().is_empty());
     testbed.scope.wait_gone(parts).await.unwrap();
     testbed.faults.remove(held);
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
 
     testbed.install(parts).await;
     testbed.at_once(testbed.running("three", 2)).await;
@@ -451,7 +454,11 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
 
     testbed.install(&parts).await;
 
-    testbed.at_once(testbed.until("optional", "is whole", |it| it.report.missing.is_empty())).await;
+    testbed
+        .at_once(
+            testbed.until("optional", "has its optional type", |it| it.report.missing.is_empty()),
+        )
+        .await;
     testbed.create(&parts, "part", 1).await;
     recorder.until("a request about the part", |seen| seen.name == "part").await;
     assert_eq!(testbed.status("optional").epoch, 1, "no restart");
@@ -459,9 +466,9 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
     assert_eq!(
         testbed.requests(&widgets, testbed.begin).await.len(),
         before,
-        "its own watch goes on"
+        "its own watch continues"
     );
-    assert_eq!(testbed.open_watches(&parts).await, 1, "one watch more");
+    assert_eq!(testbed.open_watches(&parts).await, 1, "one more watch");
     testbed.finish().await;
 }
 
@@ -485,7 +492,7 @@ async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'stat
     testbed.faults.remove(held);
     let waiting = testbed.until("list", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
     timeout(PATIENCE, testbed.scope.wait_gone(&crd)).await.unwrap().unwrap();
     absence.end(&testbed).await;
     testbed.finish().await;

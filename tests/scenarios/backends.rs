@@ -1,4 +1,5 @@
-//! What stands behind the server fails: conversion webhooks and aggregated services.
+//! Scenarios 29 to 31: failures of the server's backends, which are conversion webhooks and
+//! aggregated API servers.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tokio::time;
 use super::{
     Testbed,
     change::{assert_unmoved, change_crd, lists, watched_again, watches},
-    server_faults::{Bystander, assert_nothing_purged, goes_on_stale, status},
+    server_faults::{Bystander, assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
@@ -29,20 +30,24 @@ scenarios! {
     29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
         "the type is served, so the controller of that version is Starting, with the reason ConversionFailed and the webhook's error, and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
     30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
-        "the controller goes on over its last cache, marked stale, with the reason ConversionFailed; nothing is purged, stopped or started; what has changed meanwhile is reconciled when the webhook answers";
+        "the controller continues with its last cache, marked stale, with the reason \
+         ConversionFailed; nothing is purged, stopped or started; objects changed meanwhile are \
+         reconciled when the webhook answers";
     31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
-        "its type is Unknown, its controller runs on over the cache and is stale, a new one waits for TypeUnknown; a CRD's type is neither listed nor watched again when it recovers";
+        "its type is Unknown, its controller continues with the cache and is stale, a new \
+         controller waits for TypeUnknown; types of CRDs are neither listed nor watched again on \
+         the recovery";
 }
 
-/// The nearest closed port.
+/// URL of a closed port.
 const NOWHERE: &str = "https://127.0.0.1:1/convert";
 
-/// A CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
+/// CRD whose objects are stored at `v1` and converted to `v2` by a webhook.
 fn converted(testbed: &Testbed) -> CrdBuilder {
     testbed.widgets().version("v1").version("v2")
 }
 
-/// The webhook is down: only the stored version can be read.
+/// Outage of the webhook, during which only the stored version can be read.
 struct Outage(Vec<RuleId>);
 
 impl Outage {
@@ -63,7 +68,7 @@ impl Outage {
             .await;
             return Self(Vec::new());
         }
-        // In the real server's words.
+        // Message of the real server.
         let stored = crd.gvk("v1");
         let failed = format!(
             "conversion webhook for {}/v1, Kind={} failed: Post \"{NOWHERE}?timeout=30s\": dial tcp \
@@ -113,7 +118,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     Embedded.add(&testbed, "converted", &other).await;
 
     let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
-    let starting = testbed.until("converted", "says what is wrong", failed).await;
+    let starting = testbed.until("converted", "reports the webhook's error", failed).await;
     assert_eq!((starting.state, starting.epoch), (ControllerState::Starting, 1));
     let said = "conversion webhook for";
     assert!(starting.message.contains(said), "{}", starting.message);
@@ -132,7 +137,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     time::sleep(Duration::from_secs(time)).await;
     let more = asked() - before;
     assert!((least..=most).contains(&more), "{more} requests in {time} s");
-    assert!(other.all().is_empty(), "nothing can be seen at that version");
+    assert!(other.all().is_empty(), "no object can be read at that version");
 
     outage.ends(&testbed, &crd).await;
     testbed.running("converted", 1).await;
@@ -165,13 +170,13 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
     let stale = testbed.until("converted", "is stale", failed).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1));
     assert!(stale.message.contains("conversion webhook for"), "{}", stale.message);
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     assert_nothing_purged(&recorder);
     testbed.resize(&crd, "kept", 2).await;
     testbed.delete(&crd, "deleted").await;
     testbed.create(&crd, "created", 1).await;
     let type_state = testbed.cluster.types.get(recorder.type_ref()).state;
-    assert_eq!(type_state, TypeState::Served, "its objects say nothing about the type");
+    assert_eq!(type_state, TypeState::Served, "an error about objects does not change the type");
 
     outage.ends(&testbed, &crd).await;
     recorder.until("the change", |seen| seen.size == Some(2) && !seen.stale).await;
@@ -182,14 +187,14 @@ async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Ser
     testbed.finish().await;
 }
 
-/// What stands behind an APIService.
+/// Backend of an APIService.
 enum Service {
     Simulated,
     Real(Backend),
 }
 
 impl Service {
-    /// Serves `gauges` of this group, of which there is one.
+    /// Serves one object of type `gauges` in this group.
     async fn starts(testbed: &Testbed, group: &str) -> Self {
         let Some(script) = testbed.server.script() else {
             let certificate = testbed.plane().serving_certificate().unwrap();
@@ -249,10 +254,11 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     service.turns(&testbed, &group, Health::Ill);
     let stale = testbed.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     testbed.create(&widgets, "meanwhile", 1).await;
     of_crd.saw("meanwhile", 1).await;
-    // The real API server looks after its services every 30 seconds: `tests/aggregated.rs` waits.
+    // The real API server checks its services every 30 seconds; `tests/aggregated.rs` waits for
+    // that.
     let is_known_to_be_down = testbed.server.is_simulated();
     let late = Recorder::new(gauges.clone());
     if is_known_to_be_down {
@@ -273,7 +279,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "gauges");
     assert_unmoved(&testbed, "widgets", &running);
-    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "nobody else is listed again");
-    assert_eq!(watches(&testbed, &widgets), watched, "nor watched");
+    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "no other type is listed again");
+    assert_eq!(watches(&testbed, &widgets), watched, "no other type is watched again");
     testbed.finish().await;
 }

@@ -1,4 +1,4 @@
-//! A type changes while it is in use.
+//! Scenarios 23 to 28: types change while controllers use them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,20 +26,27 @@ use crate::{
 
 scenarios! {
     23 a_schema_edit_is_no_lifecycle_event both:
-        "nothing stops or starts and no status moves; three controllers of the type cost one relist, and reconcile what has changed meanwhile and nothing else";
+        "nothing stops or starts and no status changes; three controllers of the type cost one \
+         relist, and reconcile only the objects that have changed meanwhile";
     24 a_version_that_is_served_no_more_stops_its_controller both:
-        "who asked for it stops and waits for VersionNotServed, which names what is served; who asked for any version starts again at the other one, or if its watch is plain moves there without a stop; no event is missed, nothing is asked at the version that is gone";
+        "a controller of that version stops and waits for VersionNotServed, which names the \
+         served versions; a controller of any version starts again at the other version, or moves \
+         there without a stop if its watch is plain; no event is missed, and no request is sent \
+         to the removed version";
     25 a_switch_of_the_stored_version_is_no_lifecycle_event both:
-        "nothing stops or starts; the migration of the stored objects costs one reconcile of each at most";
+        "nothing stops or starts; the migration of the stored objects costs at most one reconcile \
+         of each";
     26 a_status_subresource_that_comes_is_used_by_the_next_write both:
-        "an embedded controller writes the next status through it, and without it again when it goes, in the same epoch; a declared one waits for SubresourceMissing while it is missing, and starts when it comes";
+        "an embedded controller writes the next status through the subresource, and without it \
+         again when it is removed, in the same epoch; a declared one waits for SubresourceMissing \
+         while it is missing, and starts when it is added";
     27 churn_of_metadata_on_a_crd_causes_no_work both:
-        "no transition, no move of a status, no reconcile, no request";
+        "no transition, no change of a status, no reconcile, no request";
     28 printer_columns_cause_no_work both:
-        "no transition, no move of a status, no reconcile, though the server ends the watch";
+        "no transition, no change of a status, no reconcile, though the server ends the watch";
 }
 
-/// Changes a CRD in place.
+/// Edits a CRD in place and retries on a conflict.
 pub(super) async fn change_crd(
     testbed: &Testbed,
     crd: &CrdBuilder,
@@ -50,14 +57,14 @@ pub(super) async fn change_crd(
         change(&mut object);
         match testbed.crds().replace(&crd.name(), &PostParams::default(), &object).await {
             Ok(_) => return,
-            // The server writes the CRD's status at the same time.
+            // The server writes the status of the CRD at the same time.
             Err(kube::Error::Api(status)) if status.is_conflict() => {}
             Err(error) => panic!("{error}"),
         }
     }
 }
 
-/// Waits until a watch of the type is open, after so many that were asked for before.
+/// Waits until a watch of the type is open that is newer than the first `before` watches.
 pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: usize) {
     let is_about = about(crd);
     let watched = testbed.faults.wait_until(|faults| {
@@ -66,16 +73,17 @@ pub(super) async fn watched_again(testbed: &Testbed, crd: &CrdBuilder, before: u
         };
         watches(testbed, crd) > before && faults.open().iter().any(is_open)
     });
-    time::timeout(crate::support::PATIENCE, watched).await.expect("it is watched in time");
+    time::timeout(crate::support::PATIENCE, watched).await.expect("the watch did not open in time");
 }
 
-/// How many watches of the type were asked for.
+/// Number of watch requests for the type.
 pub(super) fn watches(testbed: &Testbed, crd: &CrdBuilder) -> usize {
     let seen = testbed.faults.seen().into_iter().filter(about(crd));
     seen.filter(|info| info.verb == Verb::Watch).count()
 }
 
-/// How many lists of the type the server has answered since, streaming ones included.
+/// Number of lists of the type that the server has answered since the mark, including streaming
+/// lists.
 pub(super) async fn lists(
     testbed: &Testbed,
     crd: &CrdBuilder,
@@ -93,7 +101,7 @@ pub(super) async fn lists(
     lists.len()
 }
 
-/// Asserts that neither state nor reason of a runnable has moved since, not even for a moment.
+/// Asserts that state and reason of a runnable have not changed since, not even temporarily.
 pub(super) fn assert_unmoved(testbed: &Testbed, name: &str, before: &RunnableStatus) {
     let now = testbed.status(name);
     assert_eq!((now.state, &now.reason, now.since), (before.state, &before.reason, before.since));
@@ -122,7 +130,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
     let mark = testbed.mark();
     sharers.iter().for_each(|(_, recorder, _)| recorder.clear());
 
-    // The edit ends the watch, and the next one is held back until something has changed.
+    // The edit ends the watch; the next watch is held until an object has changed.
     let resource = crd.api_resource("v1");
     let away = Rule::new(Action::Hang)
         .verb(Verb::List)
@@ -153,7 +161,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
     testbed.finish().await;
 }
 
-/// A controller whose watch is no condition: it goes on while its type is away.
+/// Adds a controller with an unconditional watch, which keeps running while its type is absent.
 async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
     let controller = Controller::builder(name)
         .for_type(recorder.type_ref().clone())
@@ -179,7 +187,7 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
         recorder.saw("early", 1).await;
     }
     let version = || testbed.cluster.types.served(any.type_ref()).unwrap().identity.version.clone();
-    assert_eq!(&*version(), "v2", "the server's best");
+    assert_eq!(&*version(), "v2", "the server's preferred version");
 
     testbed.scope.set_served(&crd, "v2", false).await.unwrap();
     testbed.create(&crd, "meanwhile", 1).await;
@@ -187,7 +195,11 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     assert_eq!(testbed.done("pinned", 1).await, DoneReason::TypeGone);
     let waiting = testbed.until("pinned", "waits", |it| it.reason == "VersionNotServed").await;
     assert_eq!(waiting.state, ControllerState::Waiting);
-    assert!(waiting.message.contains("v1"), "it names what is served: {}", waiting.message);
+    assert!(
+        waiting.message.contains("v1"),
+        "the message names the served version: {}",
+        waiting.message
+    );
     assert_eq!(testbed.done("any", 1).await, DoneReason::TypeGone);
     testbed.running("any", 2).await;
     for name in ["early", "meanwhile"] {
@@ -201,19 +213,19 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     for recorder in [&any, &plain] {
         recorder.until("a change at the other version", |seen| seen.size == Some(2)).await;
     }
-    assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "nothing seemed to be deleted");
+    assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "no object appeared deleted");
     assert_undisturbed(&testbed, "plain");
     let mut noise = testbed.requests(&crd, mark).await;
     noise.retain(|event| event.version == "v2");
     assert!(noise.is_empty(), "requests at a version that is not served: {noise:#?}");
-    assert!(pinned.all().is_empty(), "who waits is not called");
+    assert!(pinned.all().is_empty(), "a waiting controller does not reconcile");
 
     testbed.scope.set_served(&crd, "v2", true).await.unwrap();
     testbed.running("pinned", 2).await;
     for name in ["early", "meanwhile"] {
         pinned.saw(name, 2).await;
     }
-    assert_eq!(&*version(), "v1", "whoever asked for any stays at the one that he has");
+    assert_eq!(&*version(), "v1", "a controller of any version keeps its version");
     assert_eq!(testbed.status("any").epoch, 2);
     assert_undisturbed(&testbed, "plain");
     testbed.finish().await;
@@ -243,7 +255,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
         }
     })
     .await;
-    // As the storage migrator does: whatever is stored otherwise is written anew as it is.
+    // Like the storage migrator: rewrites each object unchanged.
     for name in ["a", "b", "c"] {
         let api = testbed.scope.api(&crd, "v1");
         let old = api.get(name).await.unwrap();
@@ -273,11 +285,11 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
     testbed.finish().await;
 }
 
-/// Writes the size of each object into its status, the way that the type has now.
+/// Writes the size of each object into its status, by the path that the type supports now.
 #[derive(Clone)]
 pub(super) struct StatusWriter {
     pub(super) type_ref: TypeRef,
-    /// The last size that it found in the status as well, so that there was nothing to do.
+    /// Last size that the status already held, so that no write was needed.
     pub(super) settled: watch::Sender<i64>,
 }
 
@@ -289,7 +301,7 @@ impl Reconciler for StatusWriter {
     ) -> Result<Outcome, ReconcileError> {
         let (served, store) = (context.served(&self.type_ref), context.store(&self.type_ref));
         let (Some(served), Some(store)) = (served, store) else {
-            return Err("the type is no input".into());
+            return Err("the controller does not watch the type".into());
         };
         let Some(object) = store.get(&request) else { return Ok(Outcome::Done) };
         let object: serde_json::Value = serde_json::from_slice(object.json())?;
@@ -305,7 +317,7 @@ impl Reconciler for StatusWriter {
             .header(header::CONTENT_TYPE, "application/merge-patch+json")
             .body(change.to_string().into_bytes())?;
         let answer = context.client().request::<serde_json::Value>(patch).await?;
-        // For a moment discovery may be ahead of what the real server does with a write.
+        // Discovery may briefly be ahead of the real server's handling of writes.
         if answer["status"]["size"] != *size {
             return Err("the server dropped the status".into());
         }
@@ -337,7 +349,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         })
         .await;
     };
-    // Whom the embedded one asks to write, and how.
+    // Number of status patches through this subresource.
     let through = |subresource: &str| {
         let seen = testbed.faults.seen().into_iter().filter(about(&crd));
         seen.filter(|it| it.verb == Verb::Patch && it.subresource == subresource).count()
@@ -355,14 +367,17 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.faults.forget_seen();
         testbed.resize(&crd, "gear", 10 * epoch).await;
         written(10 * epoch).await;
-        // The hook's answer is the same one, so that either may have been first.
-        assert_eq!(through(""), 0, "a status is not written with its object any more");
+        // The hook answers with the same status, so that either controller may have written first.
+        assert_eq!(through(""), 0, "the status is not written through its object any more");
         testbed.running(&declared, u64::try_from(epoch).unwrap()).await;
         hook.asked("gear", 1).await;
-        // The hook may have been first, and the embedded one's write still be on its way; if the
-        // change below met it, it would be refused and repeated among those counted afterwards.
+        // If the hook wrote first, the embedded controller's write may still be in flight. A write
+        // that met the change below would be refused, retried and counted afterwards.
         let rested = at_rest.wait_for(|size| *size == 10 * epoch);
-        time::timeout(crate::support::PATIENCE, rested).await.expect("it rests in time").unwrap();
+        time::timeout(crate::support::PATIENCE, rested)
+            .await
+            .expect("the writer did not settle in time")
+            .unwrap();
 
         set_status(&testbed, &crd, false).await;
         let number = u64::try_from(epoch).unwrap();
@@ -371,8 +386,8 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
         testbed.faults.forget_seen();
         testbed.resize(&crd, "gear", 10 * epoch + 1).await;
         written(10 * epoch + 1).await;
-        assert_eq!(through("status"), 0, "nothing is sent to what is gone");
-        // The real one may refuse a write, or drop its status, while it changes the storage.
+        assert_eq!(through("status"), 0, "no request to the removed subresource");
+        // The real server may refuse a write, or drop its status, while it changes the storage.
         let most = if testbed.server.is_simulated() { 1 } else { usize::MAX };
         assert!((1..=most).contains(&through("")), "{} writes for one change", through(""));
     }
@@ -381,7 +396,7 @@ async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Serve
     testbed.finish().await;
 }
 
-/// Adds the status subresource, or takes it away, and waits until that is known.
+/// Adds or removes the status subresource and waits until discovery reports it.
 async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
     change_crd(testbed, crd, |crd| {
         crd.spec.versions[0].subresources = there.then(|| CustomResourceSubresources {
@@ -395,9 +410,9 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
         status.served.as_ref().is_some_and(|served| served.subresources.status == there)
     });
     time::timeout(crate::support::PATIENCE, known).await.expect("known in time").unwrap();
-    // The server itself takes a moment to serve what its CRD says.
+    // The server needs a moment to serve the new version of its CRD.
     let path = format!("/apis/{}/v1", crd.api_resource("v1").group);
-    until("the server serves it so", async || {
+    until("the server serves the new version", async || {
         let request = HttpRequest::get(&path).body(Vec::new()).unwrap();
         let answer = testbed.scope.client().request::<serde_json::Value>(request).await;
         let answer = answer.map_err(|error| error.to_string())?;
@@ -408,7 +423,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
     .await;
 }
 
-/// A controller of this type that has nothing to do any more, and its status.
+/// Adds a controller of this type without pending work; returns its recorder and its status.
 async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
     testbed.install(crd).await;
     testbed.create(crd, "gear", 1).await;
@@ -436,17 +451,17 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
         testbed.edit_crd(&crd, json!({ "metadata": metadata })).await;
         time::sleep(Duration::from_millis(100)).await;
     }
-    // CRDs are told of in their order.
+    // Events about CRDs arrive in order, so that the last CRD marks the end of the earlier ones.
     let last = CrdBuilder::new(&testbed.scope.group, "Last");
     testbed.install(&last).await;
     testbed.type_state(&type_of(&last, "v1"), "is served", |it| *it == TypeState::Served).await;
 
-    assert!(!type_status.has_changed().unwrap(), "nothing is said of the type");
+    assert!(!type_status.has_changed().unwrap(), "the status of the type is unchanged");
     assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
     let asked = match testbed.server.is_simulated() {
         true => testbed.events(mark).await,
-        // Others make and delete APIServices there.
+        // Other tests create and delete APIServices on this server.
         false => testbed.requests(&crd, mark).await,
     };
     assert!(asked.is_empty(), "{asked:#?}");
@@ -480,7 +495,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     assert_eq!(names_of(&recorder), ["after"], "nothing else is reconciled");
     assert_unmoved(&testbed, "calm", &status);
     let lists = lists(&testbed, &crd, mark).await;
-    // The server accepts the names in a second step, and ends the watch once more.
+    // The server accepts the names in a second step and ends the watch once more.
     assert!(lists <= 2, "{lists} lists");
     testbed.finish().await;
 }

@@ -1,4 +1,4 @@
-//! A type goes.
+//! Scenarios 11 to 22: types are removed.
 
 use std::{
     collections::BTreeSet,
@@ -38,9 +38,9 @@ use crate::{
 
 scenarios! {
     11 a_type_that_goes_takes_its_cache_and_its_reconciles_along both:
-        "runs and sees every deletion while the type terminates; once it is gone, reconciles are \
-         asked to stop, those that do not are aborted after the grace, the cache and its indexes \
-         are empty whatever was still in them, and done comes exactly once, after the last of them";
+        "runs and sees every deletion while the type terminates; after the removal, reconciles \
+         are cancelled, late ones are aborted after the grace, the cache and its indexes are \
+         empty, and done is announced exactly once, after the last reconcile";
     12 a_controller_finishes_its_finalizers_before_its_type_goes both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
@@ -48,42 +48,42 @@ scenarios! {
         "the CRD stays Terminating, the status says which objects block it, and no finalizer is \
          removed by force";
     14 a_type_that_went_unseen_is_gone_at_the_next_look both:
-        "Running while nobody knows better; done for TypeGone once the CRDs are listed again";
+        "Running until the CRDs are listed again; then done for TypeGone";
     15 a_type_that_was_replaced_is_another_type both:
-        "a full stop and a new epoch, by the uid; the old cache is empty, and no object of the old \
-         type is seen by the new epoch";
+        "a full stop and a new epoch, by the uid; the old cache is empty, and the new epoch sees \
+         no object of the old type";
     16 a_type_that_flaps_leaves_its_last_state both:
-        "one epoch at a time, as many as the bucket of flaps allows; the last state holds";
+        "one epoch at a time, and no more than the limit of flaps allows; the last state holds";
     17 a_type_of_another_scope_is_asked_for_at_its_own_paths both:
-        "nothing of the old type is known while it is away; a new epoch lists, watches and writes \
-         at the new paths: no request in a namespace to a type without any";
+        "nothing of the old type is known while it is absent; a new epoch lists, watches and \
+         writes at the new paths, and sends no request in a namespace to a cluster-scoped type";
     18 a_kind_under_another_plural_is_bound_anew both:
-        "whoever wants the kind runs on the new plural, whoever wants the plural waits for \
-         TypeAbsent";
+        "a controller that names the kind runs on the new plural; a controller that names the old \
+         plural waits for TypeAbsent";
     19 a_hook_call_is_given_up_when_its_type_goes both:
         "the call of 30 s is cancelled at once, and nothing is written after done";
     20 a_controller_that_waits_for_its_first_list_is_removed_at_once both:
-        "removed at once, with everything that it began";
+        "removed at once, with its tasks, watches and requests";
     21 a_controller_that_never_led_registers_nothing_later pending("leader election"):
-        "stopped before the leader's start ever ran, it registers nothing later";
+        "stopped before the leader's start has run, it registers nothing afterwards";
     22 a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead both:
-        "an optional type that comes while the other one goes is watched by the next epoch or not \
-         at all: no informer has a dead subscriber";
+        "an optional type that is installed while another one is removed is watched by the next \
+         epoch or not at all: no informer has a subscriber of a finished epoch";
 }
 
-/// Asserts that a cache of objects in this namespace holds nothing any more, in no index either.
+/// Asserts that the cache is empty, including its indexes for this namespace.
 fn assert_emptied(store: &Store, namespace: &str) {
     assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
     let indexed = [store.in_namespace(namespace), store.orphans(None), store.list()];
     assert!(indexed.iter().all(Vec::is_empty), "an index keeps {indexed:?}");
 }
 
-/// Asserts that nobody remembers how to talk to a type that is gone.
+/// Asserts that no informer, registry entry or metric series of a removed type is left.
 fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     let (type_ref, name) = (type_of(crd, "v1"), crd.name());
     let informers = testbed.cluster.informers.types().borrow().clone();
     let mut informers = informers.keys().map(|it| it.group_resource().to_string());
-    assert!(informers.all(|it| it != name), "an informer of it is counted");
+    assert!(informers.all(|it| it != name), "an informer of the type is counted");
     let status = testbed.cluster.types.get(&type_ref);
     assert!(status.state == TypeState::Absent && status.served.is_none(), "{status:?}");
     let rows = testbed.cluster.types.report().into_iter().filter(|row| row.name == name);
@@ -99,14 +99,14 @@ fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     assert_eq!(cached.next(), None, "series of its informers");
 }
 
-/// Asks of a few objects more than of the others.
+/// Reconciler that delays its end for a few objects.
 struct Stubborn {
     recorder: Recorder,
-    /// What its reconciles did at their end: by whom, and when.
+    /// End of each delayed reconcile: its object and the time.
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
 }
 
-/// Notes when it is dropped: by its own hand, or by another's.
+/// Records the time of its drop, by the reconcile itself or by its abort.
 struct End {
     who: &'static str,
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
@@ -179,17 +179,21 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     assert_eq!(store.in_namespace(&testbed.scope.namespace).len(), objects + 3);
 
     testbed.scope.delete_crd(&crd).await.unwrap();
-    // All but one are deleted, and that one keeps the type there.
+    // All other objects are deleted; the held one keeps the type terminating.
     recorder.count(objects, |seen| seen.uid.is_none()).await;
-    assert_eq!(testbed.status("busy").state, ControllerState::Running, "it terminates");
-    assert!(ends.lock().unwrap().is_empty(), "nobody is asked to stop");
-    eventually("only what is held is left", || match store.len() {
+    assert_eq!(
+        testbed.status("busy").state,
+        ControllerState::Running,
+        "still Running while the type terminates"
+    );
+    assert!(ends.lock().unwrap().is_empty(), "no reconcile is cancelled");
+    eventually("only the held object is left", || match store.len() {
         1 => Ok(()),
         left => Err(format!("{left} objects")),
     })
     .await;
-    // Its own deletion is not seen, so that there is something to free.
-    hears_no_more(&testbed, &crd).await;
+    // The deletion of the held object stays unseen, so that the cache has something to free.
+    hide_changes(&testbed, &crd).await;
     testbed.edit(&crd, "held", json!({ "metadata": { "finalizers": null } })).await;
     testbed.scope.wait_gone(&crd).await.unwrap();
     let gone = Instant::now();
@@ -201,11 +205,15 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     assert_forgotten(&testbed, &crd);
     let ends = ends.lock().unwrap().clone();
     let [("polite", polite), ("deaf", deaf)] = ends[..] else { panic!("{ends:?}") };
-    assert!(polite <= deaf && deaf <= done, "done comes after the last of them");
+    assert!(polite <= deaf && deaf <= done, "done follows the last reconcile");
     if script.is_some() {
-        assert!(polite - gone < Duration::from_millis(10), "asked at once: {:?}", polite - gone);
+        assert!(
+            polite - gone < Duration::from_millis(10),
+            "cancelled at once: {:?}",
+            polite - gone
+        );
         assert_eq!((deaf - polite).as_secs(), grace.as_secs(), "aborted after the grace");
-        assert_eq!(done, deaf, "and then it is done");
+        assert_eq!(done, deaf, "done follows the abort");
     }
     testbed.until("busy", "waits", |it| it.reason == "TypeAbsent").await;
     assert_eq!(testbed.assert_orderly("busy"), 1, "done once");
@@ -226,14 +234,14 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
 
     let terminating = |state: &TypeState| *state == TypeState::Terminating;
     testbed.type_state(recorder.type_ref(), "terminates", terminating).await;
-    // The server deletes every object, and this one stays with a deletion timestamp.
+    // The server deletes every object; this one stays, with a deletion timestamp.
     until("the object is being deleted", async || {
         let api = testbed.scope.api(&crd, "v1");
         let held = api.get("held").await.map_err(|error| error.to_string())?;
-        held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "it is not".to_owned())
+        held.metadata.deletion_timestamp.map(drop).ok_or_else(|| "not in deletion".to_owned())
     })
     .await;
-    // What is changed now is seen: the watch is open.
+    // A change is still seen, so the watch is open.
     testbed.resize(&crd, "held", 2).await;
     recorder.until("a change while terminating", |seen| seen.size == Some(2)).await;
     let status = testbed.status("finisher");
@@ -242,7 +250,7 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     recorder.act("held", Act::Release);
     let api = testbed.scope.api(&crd, "v1");
     let change = Patch::Merge(json!({ "spec": { "size": 3 } }));
-    // A reconcile that was already due may have released it.
+    // A reconcile that was already due may have removed the finalizer first.
     api.patch("held", &PatchParams::default(), &change).await.ok();
     drop(api);
 
@@ -253,9 +261,9 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
     testbed.finish().await;
 }
 
-/// Cuts the watch of a type, and nothing is answered any more: what becomes of its objects is not
-/// seen.
-async fn hears_no_more(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
+/// Cuts the watch of a type and holds every later request, so that changes of its objects stay
+/// unseen.
+async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     let resource = crd.api_resource("v1");
     watched_again(testbed, crd, 0).await;
     let rule = Rule::new(Action::Hang).resource(resource.group, resource.plural);
@@ -274,7 +282,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     testbed.create(&crd, "gear", 1).await;
     recorder.saw("gear", 1).await;
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&testbed, &crd).await;
+    let hidden = hide_changes(&testbed, &crd).await;
     let unseen = Rule::new(Action::Hang);
     let unseen = unseen.resource("apiextensions.k8s.io", "customresourcedefinitions");
     let unseen = testbed.faults.add(unseen);
@@ -282,13 +290,13 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     assert!(testbed.faults.cut_open(is_crds) > 0);
 
     testbed.uninstall(&crd).await;
-    testbed.faults.remove(deaf);
+    testbed.faults.remove(hidden);
 
-    // Its watch has ended, and what the server says of it is no proof.
+    // The watch has ended, but a 404 proves no absence.
     testbed.until("unaware", "is stale", |it| it.report.stale).await;
     let status = testbed.status("unaware");
     assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-    assert_eq!(store.len(), 1, "no deletion has emptied it");
+    assert_eq!(store.len(), 1, "no deletion has emptied the cache");
     testbed.faults.remove(unseen);
     let looked = Instant::now();
 
@@ -315,11 +323,11 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
     recorder.saw("same", 1).await;
     let before = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     let store = recorder.store(1).unwrap();
-    let deaf = hears_no_more(&testbed, &crd).await;
+    let hidden = hide_changes(&testbed, &crd).await;
     assert_eq!(store.len(), 1);
 
     match &script {
-        // Nobody gets to act in between.
+        // Delete and create, with no time for a reaction in between.
         Some(script) => {
             script.set_delays(Delays::none());
             script.uninstall(&crd.name()).unwrap();
@@ -333,7 +341,7 @@ async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
 
     assert_eq!(testbed.done("anew", 1).await, DoneReason::TypeGone);
     assert_emptied(&store, &testbed.scope.namespace);
-    testbed.faults.remove(deaf);
+    testbed.faults.remove(hidden);
     testbed.running("anew", 2).await;
     let after = testbed.cluster.types.served(recorder.type_ref()).unwrap();
     assert_ne!(before.identity.uid, after.identity.uid);
@@ -379,12 +387,12 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
     let seen = recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
     let status = testbed.state("flapping", ControllerState::Running).await;
     assert_eq!(status.epoch, seen.epoch);
-    // The burst, one for each second after it, and the last one.
+    // The burst, one epoch for each second after it, and the last one.
     let allowed = u64::from(bucket) + flapped.as_secs() + 3;
     assert!(status.epoch <= allowed, "{} epochs in {flapped:?}", status.epoch);
     if script.is_some() {
         assert_eq!(flapped.as_secs(), 1, "a hundred flaps in a second");
-        assert!(status.epoch > 1, "it did start in between");
+        assert!(status.epoch > 1, "the controller started in between");
     }
     assert_eq!(testbed.assert_orderly("flapping"), status.epoch - 1, "one at a time");
     assert_eq!(testbed.open_watches(&crd).await, 1);
@@ -392,7 +400,8 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
 }
 
 async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
-    // Limited to a namespace, lists and watches show the scope as writes do.
+    // With a restriction to a namespace, the paths of lists and watches show the scope, as those of
+    // writes do.
     let options = HarnessOptions { restricted: true, ..HarnessOptions::default() };
     let testbed = Testbed::with(server, "leave-scope", options).await;
     let namespaced = testbed.widgets();
@@ -503,11 +512,11 @@ async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
     let ends = answered.lock().unwrap().clone();
     assert_eq!(ends.len(), 1, "the call has ended: {ends:?}");
     assert!(ends[0].1 <= done, "before done");
-    assert!(!hook.calls()[0].answered, "it was given up");
+    assert!(!hook.calls()[0].answered, "the call was cancelled");
     if simulated {
         assert!(done.saturating_duration_since(gone) < Duration::from_millis(10), "at once");
     }
-    // The late answer finds nobody.
+    // The epoch is done, so the late answer is ignored.
     held.send(true).ok();
     testbed.until(&slow, "waits", |it| it.reason == "TypeAbsent").await;
     assert!(testbed.config_maps().get_opt("gear").await.unwrap().is_none());
@@ -539,14 +548,14 @@ async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: S
     assert_eq!(testbed.done("unsynced", 1).await, DoneReason::Cancelled);
     assert!(testbed.manager.status_of("unsynced").is_none());
     let is_about = about(&crd);
-    eventually("nothing is asked for any more", || {
+    eventually("no request is open any more", || {
         let open: Vec<_> =
             testbed.faults.open().into_iter().filter(|open| is_about(&open.info)).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:?}")) }
     })
     .await;
     assert!(testbed.cluster.informers.status().is_empty());
-    assert!(recorder.all().is_empty(), "it never ran");
+    assert!(recorder.all().is_empty(), "no reconcile ran");
     testbed.finish().await;
 }
 
@@ -563,7 +572,8 @@ async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
         testbed.install(&widgets).await;
         testbed.running("joins", round).await;
 
-        // One goes while the other one comes, a little earlier each time.
+        // The removal of one type overlaps the installation of the other, a little earlier in each
+        // round.
         testbed.scope.delete_crd(&widgets).await.unwrap();
         let comes = async {
             time::sleep(Duration::from_millis(round - 1)).await;

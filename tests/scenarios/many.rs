@@ -1,4 +1,4 @@
-//! The server fails many types at once.
+//! Scenarios 34, 35 and 37: the server fails for many types at once.
 
 use std::{
     pin::Pin,
@@ -24,7 +24,7 @@ use tokio::{
 use super::{
     Testbed,
     change::{lists, watched_again, watches},
-    server_faults::{assert_nothing_purged, goes_on_stale, status},
+    server_faults::{assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
     support::{Act, HarnessOptions, Recorder, Server, eventually},
@@ -33,22 +33,29 @@ use crate::{
 
 scenarios! {
     34 a_server_that_restarts_or_goes_back_stops_nothing alone:
-        "the server restarts, is out for a while, goes back to an older backup, or forgets the watches' versions (the last two on the simulated server alone): every watch is resumed or listed anew, one list per type at a time and no more of all than the cap; lists in the place of watches are spread over 50 ms; each change is seen, nothing stops or starts twice";
+        "the server restarts, is unavailable for a while, returns to an older backup, or loses \
+         the watches' versions (the last two on the simulated server only): every watch is \
+         resumed or listed again, one list per type and no more in total than the cap; lists in \
+         the place of watches are spread over 50 ms; each change is seen, and nothing stops or \
+         starts twice";
     35 a_storm_of_410_keeps_to_the_cap_of_lists both:
-        "each type (500 on the simulated server) is listed once, never more of them at once than the cap; nothing is lost";
+        "each type (500 on the simulated server) is listed once, and never more at a time than \
+         the cap; nothing is lost";
     35 a_storm_of_410_holds_no_more_pages_than_the_cap simulated("the real one answers a page at once"):
-        "where the server sends slowly, lists are read by pages of the limit and no more of them at once than the cap, however many types and objects there are";
+        "a slow server is listed by pages of the limit and no more of them at a time than the \
+         cap, however many types and objects exist";
     37 tokens_that_expire_stop_nothing both:
-        "caches are kept and stale; all types resume by themselves within the longest back-off of 30 s";
+        "caches are kept and stale; all types resume within the longest back-off of 30 s";
 }
 
-/// An informer gives its place among the lists to another once the server has let it wait for a
-/// second. One that is half as old has it still, however late anybody looks.
+/// Age up to which a list certainly holds its permit: half of the second after which an informer
+/// gives up the permit of a slow list, so that a late sample counts no list without a permit.
 const HAS_ITS_PLACE: Duration = Duration::from_millis(500);
 
-/// Counts the lists that are under way at once while something happens: what they were at most.
-/// Those by pages count until the page is read, streaming ones until they are answered; those that a
-/// busy server is slow with do not.
+/// Runs `happens` and returns its result, with the largest number of concurrent lists meanwhile.
+///
+/// A paged list counts until its page is read, a streaming list until it is answered. Lists that a
+/// busy server delays do not count: see [`HAS_ITS_PLACE`].
 pub(super) async fn most_lists_at_once<T>(
     faults: &Faults,
     which: impl Fn(&RequestInfo) -> bool,
@@ -68,12 +75,12 @@ pub(super) async fn most_lists_at_once<T>(
     });
     let result = select! {
         result = happens => result,
-        () = look => unreachable!("it is never at its end"),
+        () = look => unreachable!("the predicate never holds"),
     };
     (result, most.into_inner())
 }
 
-/// As [`most_lists_at_once`], of any one type.
+/// As [`most_lists_at_once`], but per type: returns the largest number for any one type.
 async fn most_lists_of_a_type<T>(
     testbed: &Testbed,
     many: &Many,
@@ -103,7 +110,7 @@ struct Many {
 impl Many {
     async fn arrive(testbed: &Testbed, count: usize) -> Self {
         let numbers = (0..count).map(|number| async move {
-            // The server compares the names of a group with each other.
+            // Small groups, because the server compares the names of all CRDs in a group.
             let group = format!("g{}.{}", number / 50, testbed.scope.group);
             let crd = CrdBuilder::new(group, format!("Kind{number}"));
             testbed.install(&crd).await;
@@ -124,7 +131,7 @@ impl Many {
         move |info| kinds.contains(&info.resource)
     }
 
-    /// Changes each object, and waits until each controller has seen it.
+    /// Changes each object and waits until each controller has seen the change.
     async fn are_changed(&self, testbed: &Testbed, size: i64) {
         self.are_resized(testbed, size).await;
         self.have_seen(size).await;
@@ -140,9 +147,9 @@ impl Many {
         }
     }
 
-    /// Ends each watch, and forgets the versions from which they could go on.
+    /// Ends each watch and compacts the versions from which it could resume.
     fn expire(&self, script: &SimulatedServer) {
-        // The watches have not heard of this, so they are in the past.
+        // The watches do not see this write, so their versions become too old.
         let map = json!({
             "apiVersion": "v1", "kind": "ConfigMap",
             "metadata": { "name": "later", "namespace": "default" },
@@ -170,7 +177,8 @@ fn with_cap(max_concurrent_lists: usize) -> HarnessOptions {
 async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'static>) {
     const TYPES: usize = 12;
     const CAP: usize = 3;
-    // All come back at once, and one connection more than they need may be opened for that.
+    // All watches reconnect at once, which may open one connection more than needed; the short
+    // timeout closes it.
     let options = HarnessOptions { idle_timeout: Duration::from_secs(5), ..with_cap(CAP) };
     let testbed = Testbed::with(server, "faults-restart", options).await;
     let many = Many::arrive(&testbed, TYPES).await;
@@ -178,15 +186,15 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         script.set_delays(Delays { latency: Duration::from_millis(20), ..Delays::default() });
     }
 
-    // The longest back-off, and what it is spread by.
+    // The longest back-off with its jitter.
     let backed_off = Duration::from_secs(40);
-    // A watch from a version that is yet to come is silent, and ends at its time.
+    // A watch from a future version is silent until its timeout.
     let watched_out = Duration::from_secs(240);
     let events: &[_] = match testbed.server.is_simulated() {
         true => &[
             ("restart", backed_off, 1),
             ("outage", backed_off, 1),
-            // A look at the server's version comes first.
+            // A request for the server's current version comes first.
             ("older backup", watched_out, 2),
         ],
         false => &[("outage", Duration::ZERO, 1)],
@@ -203,7 +211,8 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
                         let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
                         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
                     }
-                    // What the real one was killed in the midst of is not in its record's end.
+                    // Requests that were in flight when the real server was killed have no end in
+                    // its record.
                     mark = testbed.start_server().await;
                 }
                 "restart" => testbed.server.script().unwrap().restart(),
@@ -235,7 +244,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         }
     }
     if let Some(script) = testbed.server.script() {
-        // Nothing else spreads them now.
+        // Without latency, only Pilotlight's own delay spreads the lists.
         script.set_delays(Delays { latency: Duration::ZERO, ..Delays::default() });
         let before = script.requests().len();
         many.expire(script);
@@ -272,7 +281,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
             many.expire(script);
         } else {
             let expired = status(410, "Expired", "too old resource version: 1 (2)");
-            // Watches that go on from a version; not the lists that follow.
+            // Watches that resume from a version, but not the lists that follow.
             let rule = Rule::new(expired).verb(Verb::Watch).query_contains("resourceVersion=");
             let is_mine = format!(".{}/", testbed.scope.group);
             testbed.faults.add(rule.path_contains(is_mine).times(types));
@@ -288,7 +297,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
 
     assert!(most <= cap, "{most} lists at once");
     if is_simulated {
-        assert_eq!(most, cap, "what may be used is used");
+        assert_eq!(most, cap, "the cap is reached");
         let share = u32::try_from(types.div_ceil(cap)).unwrap();
         assert!(took < latency * (share + 10), "{took:?}");
     }
@@ -321,7 +330,7 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     }
     let streams = status(400, "BadRequest", "sendInitialEvents is not known");
     testbed.faults.add(Rule::new(streams).verb(Verb::Watch).query_contains("sendInitialEvents"));
-    // A page of five is about 2 KB, so each takes a fifth of a second.
+    // A page of five is about 2 KB and takes a fifth of a second.
     let slowly = Action::Drip { bytes: 500, every: Duration::from_millis(50) };
     let slowly = testbed.faults.add(Rule::new(slowly).verb(Verb::List));
     testbed.faults.forget_seen();
@@ -338,7 +347,7 @@ async fn a_storm_of_410_holds_no_more_pages_than_the_cap(server: Server<'static>
     };
     let ((), most) = most_lists_at_once(&testbed.faults, many.is_about(), storm).await;
 
-    assert_eq!(most, CAP, "pages that are read at once: what may be used is used, and no more");
+    assert_eq!(most, CAP, "concurrent pages reach the cap and do not exceed it");
     let seen = testbed.faults.seen().into_iter();
     let pages: Vec<_> = seen.filter(|it| it.verb == Verb::List && many.is_about()(it)).collect();
     let limit = format!("limit={PAGE}");
@@ -366,7 +375,7 @@ async fn tokens_that_expire_stop_nothing(server: Server<'static>) {
         let name = format!("many-{number}");
         let status = testbed.until(&name, "is stale", |it| it.report.stale).await;
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1));
-        goes_on_stale(recorder).await;
+        reconciles_stale(recorder).await;
     }
     time::sleep(Duration::from_secs(time)).await;
     many.assert_undisturbed(&testbed);

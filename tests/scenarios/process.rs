@@ -1,4 +1,4 @@
-//! The process, its own types and its leadership come and go.
+//! Scenarios 47 to 52: the process, its own CRDs, its rights and its leadership change.
 
 use std::{
     future,
@@ -37,30 +37,36 @@ use crate::support::{
 
 scenarios! {
     47 the_leader_is_lost_in_mid_start pending("leader election"):
-        "the start is called off and nothing is written after the deadline; the standby starts warm";
+        "the start is cancelled and nothing is written after the deadline; the standby starts \
+         with warm caches";
     48 termination_with_hundreds_of_controllers both:
-        "each is done once within the grace, and no status on the server tells of it";
+        "each is done once within the grace, and no status on the server reports it";
     49 the_managers_own_crds_are_deleted_and_created_again
         alone:
-        "the supervisor waits for TypeAbsent before they are there and while they are gone, as its metric and readyz say, and what was declared goes on in its epoch; when they are back, an object that is equal goes on, an edited one is replaced, and one that is missing is given time";
+        "the supervisor waits for TypeAbsent before the CRDs exist and while they are deleted, as \
+         its metric and readyz report; declared controllers continue in their epoch; when the \
+         CRDs return, an equal object keeps its run, an edited one replaces it, and a missing one \
+         keeps it for a minute";
     50 no_right_to_read_crds both:
-        "types are found by polling, which is said, with the right that is missing, by the registry and by the status of whoever waits for a type, and no longer while the right is there";
+        "types are found by polling; the registry and the status of waiting controllers report \
+         the polling and the missing right, until the right is granted";
     51 one_controllers_type_is_made_by_another both:
-        "the second drains and stops with the type that the first takes away, then the first";
+        "the second controller drains and stops with the type that the first removes, then the \
+         first";
     52 a_thousand_lifecycle_events
         simulated("it would take half an hour; examples and benches have the long run"):
-        "one epoch for each life of the type, and nothing is left of any";
+        "one epoch for each life of the type, and nothing is left of any epoch";
 }
 
-/// The CRD of declared controllers.
+/// Name of the CRD of declared controllers.
 const OWN: &str = "compositecontrollers.metacontroller.k8s.io";
-/// What a controller's reconciles may take to end.
+/// Grace of a controller's reconciles.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Does not hear that it shall stop.
-struct Deaf;
+/// Reconciler that ignores the cancellation.
+struct Uncancellable;
 
-impl Reconciler for Deaf {
+impl Reconciler for Uncancellable {
     async fn reconcile(&self, _: Request, _: Context) -> Result<Outcome, ReconcileError> {
         future::pending().await
     }
@@ -122,7 +128,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let deaf = Controller::builder("deaf")
         .for_type(recorder.type_ref().clone())
         .conditional()
-        .build(&testbed.cluster, Deaf)
+        .build(&testbed.cluster, Uncancellable)
         .unwrap();
     testbed.add("deaf", Arc::new(deaf)).await;
     let hook = InProcessHook::new(|_| future::pending());
@@ -132,7 +138,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     for number in 0..controllers {
         testbed.running(&format!("c{number}"), 1).await;
     }
-    until("its status is told", async || {
+    until("its status is written", async || {
         let declared =
             testbed.declarations().get(&testbed.declared_name("declared")).await.unwrap();
         match declared.data["status"]["state"].as_str() {
@@ -145,10 +151,10 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let declared = testbed.declared_name("declared");
     let took = testbed.terminate().await;
 
-    // On a busy machine fifty controllers take their time to end.
+    // On a busy machine, fifty controllers take time to end.
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
-    assert_eq!(ended.load(Ordering::SeqCst), controllers, "each once, and within its grace");
+    assert_eq!(ended.load(Ordering::SeqCst), controllers, "each ends once, within its grace");
     let mut written = server.events(mark).await;
     let reads = ["get", "list", "watch"];
     written.retain(|event| event.user == user && !reads.contains(&event.verb.as_str()));
@@ -158,8 +164,8 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         None => server.plane().client().unwrap(),
     };
     let declarations = Api::<CompositeController>::all(client);
-    let told = declarations.get(&declared).await.unwrap().status.unwrap();
-    assert_eq!(told.state.as_deref(), Some("Running"), "another process goes on with it");
+    let status = declarations.get(&declared).await.unwrap().status.unwrap();
+    assert_eq!(status.state.as_deref(), Some("Running"), "another process may continue it");
     declarations.delete(&declared, &DeleteParams::default()).await.unwrap();
 }
 
@@ -221,10 +227,10 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         let status = testbed.status(&testbed.runnable(last));
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
-    let told =
+    let series =
         "pilotlight_controller_state{controller=\"compositecontrollers\",state=\"Waiting\"} 1";
     let metrics = metrics_text(&testbed.metrics);
-    assert!(metrics.lines().any(|line| line == told), "{metrics}");
+    assert!(metrics.lines().any(|line| line == series), "{metrics}");
 
     install_own_crds_on(testbed.scope.client()).await;
     testbed.running(SUPERVISOR, 2).await;
@@ -237,7 +243,8 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         testbed.declarations().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    // The equal one goes on, the edited one is replaced, and the lost one is given time.
+    // The equal object keeps its run, the edited one replaces it, and the missing one keeps it for
+    // its grace.
     testbed.running(&testbed.runnable("edited"), 2).await;
     assert_eq!(testbed.done(&testbed.runnable("edited"), 1).await, DoneReason::Superseded);
     testbed.resize(&crd, "gear", 3).await;
@@ -247,15 +254,15 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
         assert_eq!((status.state, status.epoch), (ControllerState::Running, 1), "{last}");
     }
     for (last, epoch) in [("same", 1), ("edited", 2)] {
-        until("its status is told", async || {
+        until("its status is written", async || {
             let status = declared(last).await.data["status"].clone();
-            let told = (status["state"].as_str(), status["epoch"].as_i64());
-            if told == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
+            let found = (status["state"].as_str(), status["epoch"].as_i64());
+            if found == (Some("Running"), Some(epoch)) { Ok(()) } else { Err(status.to_string()) }
         })
         .await;
     }
 
-    // Where the object really is deleted, its controller stops.
+    // A deletion while the CRD exists stops the controller.
     testbed.withdraw("same").await;
     assert_eq!(testbed.done(&testbed.runnable("same"), 1).await, DoneReason::Cancelled);
     testbed.withdraw("edited").await;
@@ -265,7 +272,7 @@ async fn the_managers_own_crds_are_deleted_and_created_again(server: Server<'sta
 async fn no_right_to_read_crds(server: Server<'static>) {
     let discovery =
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
-    // Opens the connections that are kept.
+    // For the request that opens the pooled connections.
     let rights = vec![Rule::to_watch("", "namespaces")];
     let options = HarnessOptions { discovery, rights, ..HarnessOptions::powerless() };
     let testbed = Testbed::with(server, "process-static", options).await;
@@ -292,24 +299,24 @@ async fn no_right_to_read_crds(server: Server<'static>) {
     }
 
     assert_eq!(testbed.assert_orderly("polled"), 2);
-    // The real clock would show the longest back-off of the watch.
+    // Only on the simulated server: in real time, the longest back-off of the watch takes too long.
     if testbed.server.is_simulated() {
         let crds = Rule::to_watch("apiextensions.k8s.io", "customresourcedefinitions");
         testbed.grant("crds", &[crds]).await;
         let silent = |it: &RunnableStatus| !it.message.contains("polled");
-        testbed.until("polled", "waits for a word", silent).await;
+        testbed.until("polled", "stops reporting the polling", silent).await;
         assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
         testbed.revoke("crds").await;
         testbed.faults.cut_open(|info| info.resource == "customresourcedefinitions");
-        // Seven refusals in a row, half a minute apart at most.
+        // Seven refusals in a row, at most 40 s apart.
         tokio::time::sleep(Duration::from_secs(7 * 40)).await;
-        let told = |it: &RunnableStatus| it.message.contains("polled");
-        testbed.until("polled", "is told again", told).await;
+        let polled = |it: &RunnableStatus| it.message.contains("polled");
+        testbed.until("polled", "reports the polling again", polled).await;
     }
     testbed.finish().await;
 }
 
-/// Installs a type while there is a maker, and takes it away before the maker goes.
+/// Installs a type while a maker object exists; removes the type, then the maker's finalizer.
 struct Maker {
     makers: CrdBuilder,
     made: CrdBuilder,
@@ -362,7 +369,7 @@ async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
         .unwrap();
     testbed.add("first", Arc::new(first)).await;
     let second = testbed.controller("second", &made).await;
-    // What the second holds keeps its type terminating until the second lets go.
+    // The second controller's finalizer keeps its type terminating until it is removed.
     second.act("held", Act::Release);
     testbed.until("second", "waits", |it| it.reason == "TypeAbsent").await;
     testbed.install(&makers).await;

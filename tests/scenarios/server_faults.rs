@@ -1,4 +1,4 @@
-//! The server answers wrongly, in part, or not at all.
+//! Scenarios 32, 33, 36 and 38 to 40: the server answers wrongly, incompletely or not at all.
 
 use std::time::Duration;
 
@@ -27,24 +27,31 @@ use crate::{
 
 scenarios! {
     32 discovery_that_answers_in_part_or_nothing_takes_nothing_away both:
-        "what was served stays so or Unknown, an empty answer is an error in the health; nothing stops, starts or is listed";
+        "served types stay served or become Unknown, an empty answer is an error in the health; \
+         nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
         "the type stays Served, its controller Running over the whole cache and stale; no discovery request; it recovers within three seconds";
     33 a_transient_404_of_everything_is_no_proof_of_absence both:
-        "CRDs, discovery and objects at once, as while a server starts: nothing stops, nothing is purged, and all is as before when it answers again";
+        "CRDs, discovery and objects at once, as during the start of a server: nothing stops, \
+         nothing is purged, and the state is unchanged when it answers again";
     33 a_transient_404_of_a_write_is_no_proof_of_absence both:
-        "a status and a deletion that are answered so are sent again: only an answer that names the object says that it is gone";
+        "a status update and a deletion with this answer are retried: only an answer that names \
+         the object proves its absence";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
-        "after 10 s of silence the type is listed by pages; other types notice nothing";
+        "after 10 s of silence the type is listed by pages; other types are not affected";
     38 a_server_that_asks_for_patience_gets_it both:
         "no request about the type before Retry-After has passed; nothing stops or starts";
     39 rights_that_are_taken_away_show_and_cost_nothing both:
-        "Forbidden at the next watch, with the rule that is missing; the cache is kept and stale, the server is asked three times and then every 30 s; Running soon after the rights are back";
+        "Forbidden at the next watch, with the missing rule; the cache is kept and stale, the \
+         request is retried three times and then every 30 s; Running soon after the right is \
+         granted";
     40 an_object_that_cannot_be_decoded_is_told_of_and_left_out both:
-        "the object and the field are named in the informer's status, or the reconcile's error in the controller's; every other object is reconciled, and so is this one when it is mended";
+        "the object and the field are named in the informer's status, or in the controller's as \
+         the error of the reconcile; every other object is reconciled, and this one when it is \
+         fixed";
 }
 
-/// Requests of these verbs about a CRD's objects.
+/// Rule for reads of a CRD's objects.
 fn reads(action: Action, crd: &CrdBuilder) -> Rule {
     let resource = crd.api_resource("v1");
     let rule = Rule::new(action).verb(Verb::List).verb(Verb::Watch);
@@ -55,7 +62,8 @@ pub(super) fn status(code: u16, reason: &str, message: &str) -> Action {
     Action::Reply(Reply::status(code, reason, message))
 }
 
-/// Installs the type and adds a controller of it that reconciles again and again; it runs.
+/// Installs the type, adds a controller of it that requeues its object every 100 ms, and waits
+/// until it runs.
 async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
     testbed.install(crd).await;
     testbed.create(crd, "kept", 1).await;
@@ -68,7 +76,7 @@ async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
     recorder
 }
 
-/// A type that nothing happens to, and asserts that its controller works.
+/// Type without faults, with assertions that its controller works.
 pub(super) struct Bystander {
     crd: CrdBuilder,
     recorder: Recorder,
@@ -92,8 +100,8 @@ impl Bystander {
     }
 }
 
-/// Waits until a reconcile has seen an old object and knows that it may be old.
-pub(super) async fn goes_on_stale(recorder: &Recorder) {
+/// Waits until a reconcile has read a cached object and is flagged stale.
+pub(super) async fn reconciles_stale(recorder: &Recorder) {
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert!(stale.uid.is_some(), "the cache is kept");
@@ -137,7 +145,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
 
         for (name, type_ref) in &types {
             let state = testbed.cluster.types.get(type_ref).state;
-            // CRDs say themselves what they serve, and the core group is not asked for there.
+            // A CRD itself states what it serves, and the core group is not part of `/apis`.
             let may_be_doubted = *name == "deployments";
             let is_doubted =
                 matches!(&state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
@@ -147,7 +155,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
         }
         if fault == "empty" {
             let health = testbed.cluster.types.health().discovery;
-            assert!(health.error.is_some(), "{fault}: it is told of: {health:?}");
+            assert!(health.error.is_some(), "{fault}: no error is reported: {health:?}");
         }
         testbed.faults.remove(rule);
         let served = |state: &TypeState| *state == TypeState::Served;
@@ -162,7 +170,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
         if health.error.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    assert!(testbed.requests(&crd, mark).await.is_empty(), "nothing is listed or watched anew");
+    assert!(testbed.requests(&crd, mark).await.is_empty(), "no new list or watch");
     testbed.finish().await;
 }
 
@@ -179,17 +187,17 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
     testbed.faults.forget_seen();
     testbed.until("widgets", "is stale", |it| it.report.stale).await;
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     assert_eq!(testbed.cluster.types.get(recorder.type_ref()).state, TypeState::Served);
     bystander.is_served(&testbed, "meanwhile").await;
     testbed.resize(&crd, "kept", 2).await;
-    // From 5 ms, doubling.
+    // Back-off from 5 ms, doubling.
     hits(&testbed, rule, 6).await;
     let asked = testbed.faults.hits(rule);
     assert!(asked < 30, "{asked} requests");
     if testbed.server.is_simulated() {
         let discovered = testbed.faults.seen().into_iter().filter(asked_discovery).count();
-        assert_eq!(discovered, 0, "its CRD says that it is there");
+        assert_eq!(discovered, 0, "its CRD proves that the type exists");
     }
 
     testbed.faults.remove(rule);
@@ -201,7 +209,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     testbed.within(Duration::from_secs(3), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
-    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch goes on where it was");
+    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch resumes where it ended");
     testbed.finish().await;
 }
 
@@ -223,14 +231,14 @@ async fn a_transient_404_of_everything_is_no_proof_of_absence(server: Server<'st
         "CRDs, APIServices and the objects are watched"
     );
     testbed.until("widgets", "is stale", |it| it.report.stale).await;
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     let discovered = |info: &RequestInfo| info.path == "/apis";
     let asked = testbed.faults.seen().into_iter().filter(discovered).count();
     let asked_again = testbed
         .faults
         .wait_until(|faults| faults.seen().into_iter().filter(discovered).count() >= asked + 3);
-    time::timeout(PATIENCE, asked_again).await.expect("asked again in time");
-    // Not found is an error: it is no refusal to have CRDs watched.
+    time::timeout(PATIENCE, asked_again).await.expect("not requested again in time");
+    // A 404 is an error, not a refusal of the right to watch CRDs.
     assert_eq!(*testbed.cluster.types.mode().borrow(), DiscoveryMode::Watching);
     let state = testbed.cluster.types.get(recorder.type_ref()).state;
     let unknown = TypeState::Unknown(Some(Box::new(TypeState::Served)));
@@ -252,7 +260,7 @@ async fn a_transient_404_of_a_write_is_no_proof_of_absence(server: Server<'stati
     let testbed = Testbed::on(server, "faults-404-write").await;
     let crd = testbed.widgets();
     testbed.install(&crd).await;
-    // A child for a size of 1, and none for any other.
+    // A child for size 1, and none for any other size.
     let hook = InProcessHook::new(|request| async move {
         let mut answer = one_config_map(&request);
         if request["parent"]["spec"]["size"] != 1 {
@@ -316,7 +324,7 @@ async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'st
     let took = begin.elapsed();
     assert!(took >= Duration::from_secs(10), "{took:?}");
     assert!(!testbed.server.is_simulated() || took < Duration::from_secs(13), "{took:?}");
-    assert_eq!(testbed.faults.hits(endless), 1, "whoever knows no end is not asked so again");
+    assert_eq!(testbed.faults.hits(endless), 1, "no second streaming list of this server");
     testbed.until("widgets", "is current", |it| it.reason == "Running").await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
@@ -332,7 +340,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
     let patience = 2;
     let busy = Reply::status(429, "TooManyRequests", "the server is busy").retry_after(patience);
     let rule = testbed.faults.add(reads(Action::Reply(busy), &crd));
-    // The first answer comes no earlier, however late a busy machine notices either.
+    // Taken before the first answer, so that a busy machine can only lengthen the measured gap.
     let before = Instant::now();
     assert_eq!(testbed.faults.cut_open(about(&crd)), 1);
 
@@ -356,7 +364,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
 
 async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static>) {
     let mut options = HarnessOptions::unprivileged();
-    // For the connections that are there before anything is counted.
+    // For the pooled connections, which are opened before the baseline.
     options.rights.push(Right::to_watch("", "namespaces"));
     let testbed = Testbed::with(server, "faults-rights", options).await;
     let crd = testbed.widgets();
@@ -368,12 +376,12 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
 
     testbed.revoke("widgets").await;
     let before = watches(&testbed, &crd);
-    assert_eq!(testbed.faults.cut_open(about(&crd)), 1, "what is open stays open");
+    assert_eq!(testbed.faults.cut_open(about(&crd)), 1, "an open watch stays open");
     let refused = testbed.until("widgets", "is forbidden", |it| it.reason == "Forbidden").await;
     assert_eq!((refused.state, refused.epoch), (ControllerState::Running, 1));
     assert!(refused.message.contains("grant") && refused.message.contains(&crd.name()));
     assert!(refused.report.stale);
-    goes_on_stale(&recorder).await;
+    reconciles_stale(&recorder).await;
     testbed.resize(&crd, "kept", 2).await;
     bystander.is_served(&testbed, "meanwhile").await;
     if let Some(script) = testbed.server.script() {
@@ -381,11 +389,11 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
         let asked = watches(&testbed, &crd) - before;
         let watched = script.requests().into_iter().filter(|it| about(&crd)(&it.info));
         let times: Vec<_> = watched.map(|it| it.at).collect();
-        // The first three come soon after one another.
+        // The first three come in quick succession.
         let refused = &times[times.len() - asked..];
         let gaps: Vec<_> = refused.windows(2).map(|pair| pair[1] - pair[0]).collect();
         let slow = &gaps[3..];
-        assert!(slow.len() >= 8, "it goes on: {gaps:?}");
+        assert!(slow.len() >= 8, "retries continue: {gaps:?}");
         assert!(slow.iter().all(|gap| (30..=33).contains(&gap.as_secs())), "{gaps:?}");
     }
 
@@ -429,26 +437,27 @@ async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server
         all.retain(|it| *it.key.identity.plural == *resource.plural);
         all.remove(0)
     };
-    let told = informer();
-    assert_eq!((told.progress, told.quarantined.len()), (Progress::Synced, 1));
-    let error = &told.quarantined[0];
+    let reported = informer();
+    assert_eq!((reported.progress, reported.quarantined.len()), (Progress::Synced, 1));
+    let error = &reported.quarantined[0];
     assert_eq!(error.key.as_ref().map(|key| &*key.name), Some("bad"));
     assert_eq!(error.field, "metadata.labels");
     testbed.faults.remove(rule);
     watched_again(&testbed, &crd, 0).await;
 
     testbed.resize(&crd, "bad", 2).await;
-    recorder.until("the mended one", |seen| seen.name == "bad" && seen.size == Some(2)).await;
+    recorder.until("the fixed object", |seen| seen.name == "bad" && seen.size == Some(2)).await;
     assert!(informer().quarantined.is_empty());
 
-    // One that the cache can read, and the reconciler cannot.
+    // Valid for the cache, but not for the typed reconciler.
     testbed.edit(&crd, "c", json!({ "spec": { "size": "large" } })).await;
-    let told = testbed.until("widgets", "tells of it", |it| it.last_error().is_some()).await;
-    assert_eq!((told.state, told.epoch), (ControllerState::Running, 1));
+    let reported =
+        testbed.until("widgets", "reports the error", |it| it.last_error().is_some()).await;
+    assert_eq!((reported.state, reported.epoch), (ControllerState::Running, 1));
     testbed.resize(&crd, "a", 3).await;
     recorder.until("another", |seen| seen.name == "a" && seen.size == Some(3)).await;
     testbed.resize(&crd, "c", 3).await;
-    recorder.until("the mended one", |seen| seen.name == "c" && seen.size == Some(3)).await;
+    recorder.until("the fixed object", |seen| seen.name == "c" && seen.size == Some(3)).await;
     assert_undisturbed(&testbed, "widgets");
     testbed.finish().await;
 }

@@ -1,4 +1,4 @@
-//! Several want the same objects.
+//! Scenarios 41 to 46: several controllers share a type.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,23 +27,27 @@ use crate::support::{PATIENCE, Recorder, Server, type_of, until};
 
 scenarios! {
     41 one_of_two_that_share_a_watch_stops both:
-        "the other sees every change once: no gap, no replay, no request, one watch as before";
+        "the other controller sees every change once: no gap, no replay, no request, and the same \
+         watch";
     42 one_joins_while_the_last_user_leaves both:
-        "at whatever moment, it gets a watch that lives: what there is, and the next change";
+        "at any moment, the new subscriber gets a live watch: the existing objects and the next \
+         change";
     43 a_late_joiner_gets_a_snapshot_and_then_events both:
-        "each version of an object at most once, in order, and the server's state in the end, \
-         deletions included; no request";
+        "each version of an object at most once, in order, and finally the server's state, \
+         including deletions; no request";
     44 a_slow_controller_on_a_shared_type both:
-        "its own queue holds each object once at most; the others see each change at once";
+        "its own queue holds each object at most once; the other controllers see each change at \
+         once";
     45 different_keys_on_one_type_do_not_share both:
-        "equal keys share a watch, unequal ones have their own, each is listed, and the metrics of \
-         the type count them all; joining and leaving costs the others no event, and the last to \
-         leave frees the memory and takes the series along";
+        "equal keys share a watch, unequal keys have separate watches, each is listed, and the \
+         metrics of the type count all; joining and leaving causes no event for other \
+         subscribers, and the last one to leave frees the memory and removes the series";
     46 one_controller_panics both:
-        "it backs off from a second, doubling, and says so, as one does that fails; the others go on in their epoch, and nobody is asked again";
+        "its back-off starts at a second and doubles, and its status reports it like a failure; \
+         other controllers continue in their epoch, and no other reconcile is repeated";
 }
 
-/// Waits until the type is followed by one watch.
+/// Waits until exactly one watch of the type is open.
 async fn watched(testbed: &Testbed, crd: &CrdBuilder) {
     until("one watch is open", async || match testbed.open_watches(crd).await {
         1 => Ok(()),
@@ -95,7 +99,7 @@ async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
     testbed.create(&crd, "first", 1).await;
     testbed.running("user-0", 1).await;
 
-    // What nobody wants is forgotten after half a second: before, about then, and after.
+    // An unused informer lingers for half a second; the delays lie before, near and after that.
     for (delay, round) in [0, 1, 100, 495, 499, 500, 501, 505, 700].into_iter().zip(1..) {
         let (old, new) = (format!("user-{}", round - 1), format!("user-{round}"));
         let recorder = match delay {
@@ -155,7 +159,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
             let delta = late.next().await.unwrap();
             let name = delta.key.name.to_string();
             let Some(new) = delta.new else {
-                assert!(view.remove(&name).is_some(), "{name} was never there");
+                assert!(view.remove(&name).is_some(), "deletion of an unknown object {name}");
                 continue;
             };
             let version = new.header().resource_version.to_string();
@@ -179,7 +183,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
     testbed.finish().await;
 }
 
-/// Holds each request until it is let go.
+/// Holds each request until the test releases it.
 struct Slow {
     held: watch::Receiver<bool>,
     recorder: Recorder,
@@ -230,14 +234,18 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
         .filter(|line| line.starts_with("workqueue_depth{") && line.contains("name=\"slow\""));
     let depth: Vec<u64> =
         depth.map(|line| line.rsplit(' ').next().unwrap().parse().unwrap()).collect();
-    assert!(!depth.is_empty(), "it is told how much waits: {metrics}");
+    assert!(!depth.is_empty(), "no depth of the queue in the metrics: {metrics}");
     let depth: u64 = depth.into_iter().sum();
     assert!(depth <= 3, "an object is in its queue once: {depth}");
     held.send_replace(false);
     for name in ["a", "b", "c"] {
         slow.until("the last state", |it| it.name == name && it.size == Some(60)).await;
     }
-    assert!(slow.all().len() <= 4, "one that was under way, and one for each: {:?}", slow.all());
+    assert!(
+        slow.all().len() <= 4,
+        "one reconcile in progress, and one for each object: {:?}",
+        slow.all()
+    );
     testbed.uninstall(&crd).await;
     testbed.finish().await;
 }
@@ -293,15 +301,15 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         let wanted = (Some(informers), Some(objects));
         until(&format!("the metrics say {wanted:?}"), async || {
             match (metric("tasks"), metric("objects")) {
-                told if told == wanted => Ok(()),
-                told => Err(format!("{told:?}")),
+                found if found == wanted => Ok(()),
+                found => Err(format!("{found:?}")),
             }
         })
         .await;
         let bytes = testbed.cluster.informers.status().iter().map(|it| it.bytes).sum::<usize>();
         assert_eq!(metric("cached_bytes"), i64::try_from(bytes).ok());
     };
-    // One of them is of objects that are chosen, and there is none.
+    // The label selector of one key matches no object.
     metrics(5, 4).await;
     let mark = testbed.mark();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
@@ -311,9 +319,9 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     let requests = testbed.requests(&crd, mark).await;
     assert!(requests.is_empty(), "equal keys share: {requests:#?}");
     let status = testbed.cluster.informers.status();
-    let told: BTreeMap<_, _> =
+    let subscribers: BTreeMap<_, _> =
         status.iter().map(|it| (format!("{:?}", it.key), it.subscribers)).collect();
-    assert_eq!(told, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
+    assert_eq!(subscribers, keys.iter().map(|key| (format!("{key:?}"), 2)).collect());
     metrics(5, 4).await;
 
     let (kept, leaving) = (firsts.remove(0), firsts);
@@ -321,14 +329,14 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
         subscription.release(Linger::None).await;
     }
     let mut kept = kept;
-    assert_eq!(synced(&mut kept).await, 0, "the others' leaving is no event");
+    assert_eq!(synced(&mut kept).await, 0, "the end of other subscriptions is no event");
     let status = testbed.cluster.informers.status();
     assert_eq!(status.iter().map(|it| it.subscribers).collect::<Vec<_>>(), [1], "{status:#?}");
     metrics(1, 1).await;
     kept.release(Linger::None).await;
     assert!(testbed.cluster.informers.status().is_empty());
     let left = ["tasks", "objects", "cached_bytes", "events_total"].map(metric);
-    assert_eq!(left, [None; 4], "series go with the last of them");
+    assert_eq!(left, [None; 4], "the last subscriber removes the series");
     testbed.uninstall(&crd).await;
     testbed.finish().await;
 }
@@ -354,19 +362,19 @@ impl ConditionalRunnable for Failing {
     }
 }
 
-/// Asserts that each try came a second after the failure of the one before, then two, then four.
+/// Asserts that the restarts follow their failures after one second, then two, then four.
 fn assert_backed_off(testbed: &Testbed, name: &str) {
     let failed = testbed.entered(name, ControllerState::BackingOff);
     let tried = testbed.entered(name, ControllerState::Starting);
     assert!(failed.len() >= 3 && tried.len() >= 3, "{failed:?} {tried:?}");
     if !testbed.server.is_simulated() {
-        // Each is noticed as late as a busy machine has it.
+        // In real time, a busy machine may notice each failure late.
         return;
     }
     for (number, (failed, tried)) in (0..).zip(failed.iter().zip(&tried[1..])) {
         let waited = tried.duration_since(*failed);
         let full = Duration::from_secs(1 << number);
-        // What failed together is spread by a fifth.
+        // Jitter spreads simultaneous failures by a fifth.
         let in_time = full.mul_f64(0.8)..=full + Duration::from_millis(10);
         assert!(in_time.contains(&waited), "{name} was tried again after {waited:?}, not {full:?}");
     }

@@ -1,4 +1,4 @@
-//! A harness on either server, and the end that every scenario has.
+//! Test bed of a scenario: a harness on either server, and the leak check at the end.
 
 use std::{
     ops::Deref,
@@ -34,25 +34,25 @@ use crate::support::{
     install_own_crds_on, type_of, until,
 };
 
-/// By this label the declared controllers of one scenario are told from all others.
+/// Label that selects the declared controllers of one scenario.
 const LABEL: &str = "pilotlight.test/scope";
 
-/// What is promised to happen at once; the simulated server's own delays are shorter.
+/// Bound on whatever must happen at once; longer than the simulated server's own delays.
 const AT_ONCE: Duration = Duration::from_millis(100);
 
-/// Where a scenario takes place. It is a [`Harness`], whose leak oracle has taken its measure.
+/// Environment of a scenario: a [`Harness`] with a leak oracle that has taken its baseline.
 pub(crate) struct Testbed {
     harness: Harness<'static>,
     leaks: LeakOracle,
     baseline: Measure,
-    /// Alive before there was a harness.
+    /// Number of tasks alive before the harness was created.
     tasks_before: usize,
-    /// Where the record of a server that was killed goes on.
+    /// Start of the record of a server that was restarted after a kill.
     restarted: Mutex<Option<Mark>>,
     end: End,
 }
 
-/// Sees to it that a scenario has one: the judgement of what is left over.
+/// Panics on drop if the scenario has skipped its leak check.
 #[derive(Default)]
 struct End {
     is_judged: bool,
@@ -78,11 +78,11 @@ impl Testbed {
         Self::with(server, name, HarnessOptions::default()).await
     }
 
-    /// With other options; what nobody wants any more is always forgotten soon.
+    /// As [`Testbed::on`], with other options. The linger of unused informers is always short.
     pub(crate) async fn with(server: Server<'static>, name: &str, options: HarnessOptions) -> Self {
         let linger = Duration::from_millis(500);
         let informers = InformerOptions { linger, ..options.informers };
-        // On the control plane Pilotlight's runtime is another one, and ends with the harness.
+        // On the control plane Pilotlight has a separate runtime, which ends with the harness.
         let tasks_before = tasks();
         let harness = Harness::at(server, name, HarnessOptions { informers, ..options }).await;
         if !harness.server.is_simulated() {
@@ -94,15 +94,15 @@ impl Testbed {
         Self { harness, leaks, baseline, tasks_before, restarted, end }
     }
 
-    /// Adds an embedded controller of a CRD's objects, which are recorded.
+    /// Adds an embedded controller of a CRD's objects and returns its recorder.
     pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
         let recorder = Recorder::new(type_of(crd, "v1"));
         Embedded.add(self, name, &recorder).await;
         recorder
     }
 
-    /// One of a type that it waits for, which also reconciles each object of another, if there is
-    /// that type.
+    /// Adds a controller that waits for one type and also reconciles each object of an optional
+    /// type.
     pub(crate) async fn controller_with_optional(
         &self,
         name: &str,
@@ -121,18 +121,18 @@ impl Testbed {
         recorder
     }
 
-    /// Tasks alive before the scenario began.
+    /// Number of tasks alive before the scenario began.
     pub(crate) fn tasks(&self) -> usize {
         usize::try_from(self.baseline.total("tasks")).unwrap()
     }
 
-    /// What happens at once: on the simulated server, whose time is exact, within a tenth of a
-    /// second from now.
+    /// Asserts that `happens` takes at most a tenth of a second on the simulated server, whose time
+    /// is exact.
     pub(crate) async fn at_once<T>(&self, happens: impl Future<Output = T>) -> T {
         self.within(AT_ONCE, happens).await
     }
 
-    /// As [`Testbed::at_once`], within a time.
+    /// As [`Testbed::at_once`], with another bound.
     pub(crate) async fn within<T>(&self, most: Duration, happens: impl Future<Output = T>) -> T {
         let begin = Instant::now();
         let what = happens.await;
@@ -141,9 +141,8 @@ impl Testbed {
         what
     }
 
-    /// Asserts that nothing is left of what the scenario did once its controllers are removed, and
-    /// that the manager ends well. Let go of every client first, `scope.api()` included: each has a
-    /// task.
+    /// Removes all controllers, stops the manager, and asserts that it ends without an error and
+    /// leaves nothing behind. Drop every client first, including `scope.api()`: each has a task.
     pub(crate) async fn finish(self) {
         let names: Vec<_> = self.manager.status().keys().cloned().collect();
         let removals = names.iter().filter(|name| !is_the_cluster(name)).map(async |name| {
@@ -154,7 +153,8 @@ impl Testbed {
         let Self { harness, mut leaks, baseline, tasks_before, restarted, mut end } = self;
         end.is_judged = true;
         if let Some(mark) = restarted.into_inner().unwrap() {
-            // Only those that were asked for since: those of before ended without a word.
+            // Only watches since the restart count: the record of the killed server lacks the ends
+            // of the earlier ones.
             leaks = leaks.expect_more("watches", "");
             until("every watch is closed", async || {
                 let events = harness.events(mark).await;
@@ -170,7 +170,8 @@ impl Testbed {
         nothing_is_left(&server, tasks_before).await;
     }
 
-    /// Stops the manager with whatever runs, as the end of the process does; how long that took.
+    /// Stops the manager with its controllers running, as the end of the process does. Returns the
+    /// elapsed time.
     pub(crate) async fn terminate(self) -> Duration {
         let Self { harness, leaks, baseline, tasks_before, restarted: _, mut end } = self;
         end.is_judged = true;
@@ -184,9 +185,9 @@ impl Testbed {
         took
     }
 
-    // --- the cluster's part
+    // --- the cluster
 
-    /// Ends the API server.
+    /// Stops the API server.
     pub(crate) async fn stop_server(&self) {
         match self.server.script() {
             Some(script) => script.stop(),
@@ -194,8 +195,8 @@ impl Testbed {
         }
     }
 
-    /// Starts it again; where its record of requests goes on. The record of one that was killed
-    /// does not say that its watches have ended.
+    /// Starts the API server again and returns the start of its new record. The record of a killed
+    /// server lacks the ends of its watches.
     pub(crate) async fn start_server(&self) -> Mark {
         match self.server.script() {
             Some(script) => {
@@ -216,32 +217,32 @@ impl Testbed {
         Api::all(self.scope.client())
     }
 
-    /// Installs a CRD, and waits until objects of it can be asked for.
+    /// Installs a CRD and waits until its objects can be requested.
     pub(crate) async fn install(&self, crd: &CrdBuilder) {
         self.scope.install_crd(crd).await.unwrap();
         self.scope.wait_established(crd).await.unwrap();
         self.scope.wait_served(crd, "v1").await.unwrap();
     }
 
-    /// Deletes a CRD, and waits until it is gone.
+    /// Deletes a CRD and waits until it is gone.
     pub(crate) async fn uninstall(&self, crd: &CrdBuilder) {
         self.scope.delete_crd(crd).await.unwrap();
         self.scope.wait_gone(crd).await.unwrap();
     }
 
-    /// Merges into a CRD.
+    /// Merges a change into a CRD.
     pub(crate) async fn edit_crd(&self, crd: &CrdBuilder, change: Value) {
         let by = PatchParams::default();
         self.crds().patch(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
     }
 
-    /// Merges into the status of a CRD, as no one but a test does.
+    /// Merges a change into the status of a CRD, which only the server writes outside of tests.
     pub(crate) async fn edit_crd_status(&self, crd: &CrdBuilder, change: Value) {
         let by = PatchParams::default();
         self.crds().patch_status(&crd.name(), &by, &Patch::Merge(change)).await.unwrap();
     }
 
-    /// Creates an object with this finalizer; its uid.
+    /// Creates an object with this finalizer and returns its uid.
     pub(crate) async fn create_held(
         &self,
         crd: &CrdBuilder,
@@ -255,7 +256,7 @@ impl Testbed {
         created.metadata.uid.unwrap()
     }
 
-    /// Merges into an object.
+    /// Merges a change into an object.
     pub(crate) async fn edit(&self, crd: &CrdBuilder, name: &str, change: Value) {
         let api = self.scope.api(crd, "v1");
         api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
@@ -276,13 +277,13 @@ impl Testbed {
 
     // --- declared controllers
 
-    /// Runs declared controllers, whose hooks are asked in this process.
+    /// Adds a supervisor of declared controllers, whose hooks are called in this process.
     pub(crate) async fn supervise(&self, hook: &InProcessHook) {
         install_own_crds_on(self.scope.client()).await;
         self.supervise_without_crds(hook).await;
     }
 
-    /// As [`Testbed::supervise`], where the CRD of what is declared may be missing.
+    /// As [`Testbed::supervise`], where the CRD of declared controllers may be missing.
     pub(crate) async fn supervise_without_crds(&self, hook: &InProcessHook) {
         let shared: Arc<dyn Hook> = Arc::new(hook.clone());
         let options = MetaOptions {
@@ -295,12 +296,12 @@ impl Testbed {
         self.add(SUPERVISOR, Arc::new(supervisor)).await;
     }
 
-    /// What a declared controller is called, by its last name.
+    /// Name of a declared controller, from its last part.
     pub(crate) fn declared_name(&self, last: &str) -> String {
         format!("{}-{last}", self.scope.namespace)
     }
 
-    /// What it is called in the manager.
+    /// Name of a declared controller in the manager.
     pub(crate) fn runnable(&self, last: &str) -> String {
         format!("CompositeController-{}", self.declared_name(last))
     }
@@ -314,7 +315,7 @@ impl Testbed {
         self.declare_with(last, crd, |_| ()).await;
     }
 
-    /// As [`Testbed::declare`], with a specification that is edited.
+    /// As [`Testbed::declare`], with an edit of the spec.
     pub(crate) async fn declare_with(
         &self,
         last: &str,
@@ -345,7 +346,7 @@ impl Testbed {
         self.declarations().create(&PostParams::default(), &object).await.unwrap();
     }
 
-    /// Withdraws what was declared; waits until its controller is no more.
+    /// Deletes the object of a declared controller and waits until its controller is removed.
     pub(crate) async fn withdraw(&self, last: &str) {
         let name = self.declared_name(last);
         self.declarations().delete(&name, &DeleteParams::default()).await.unwrap();
@@ -357,10 +358,10 @@ impl Testbed {
     }
 }
 
-/// The oracle holds what it asks, so it ends here.
+/// Takes the oracle by value, because it holds the objects that it measures.
 async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
-    // One connection may serve what several watches share, and is kept for what comes next; and a
-    // state or a verb that was once seen keeps its series.
+    // A connection is shared by several watches and stays pooled, and a state or verb keeps its
+    // series once it was seen.
     let leaks = leaks
         .expect_more("connections", "")
         .expect_more("series", "pilotlight_discovery_watch_failures_total")
@@ -376,10 +377,10 @@ async fn assert_nothing_grew(leaks: LeakOracle, baseline: &Measure) {
     .await;
 }
 
-/// Of what ran in the test's own runtime, and of what it asked.
+/// Asserts that no task of the test's runtime and no request on the simulated server is left.
 async fn nothing_is_left(server: &Server<'_>, tasks_before: usize) {
     let Some(script) = server.script() else { return };
-    eventually("nothing is asked for when the manager has ended", || {
+    eventually("no request is open when the manager has ended", || {
         let open: Vec<_> = script.requests().into_iter().filter(|it| it.is_open()).collect();
         if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
     })
@@ -395,26 +396,26 @@ fn is_the_cluster(name: &ControllerName) -> bool {
     name.as_str() == "cluster"
 }
 
-/// Alive in the test's own runtime.
+/// Number of live tasks in the test's runtime.
 fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }
 
 type Answers = dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync;
 
-/// A hook in the test's process, which remembers what it was asked. Clones are the same one.
+/// Hook in the test's process; records its calls. Clones share the record.
 #[derive(Clone)]
 pub(crate) struct InProcessHook {
     answers: Arc<Answers>,
     calls: Arc<Mutex<Vec<HookCall>>>,
 }
 
-/// One call of a hook.
+/// Call of a hook.
 #[derive(Clone, Debug)]
 pub(crate) struct HookCall {
-    /// Of the parent.
+    /// Name of the parent.
     pub(crate) name: String,
-    /// Whether it was answered; one that was given up never is.
+    /// True if the call was answered; false also if it was cancelled.
     pub(crate) answered: bool,
 }
 
@@ -427,17 +428,17 @@ impl InProcessHook {
         Self { answers: Arc::new(answers), calls: Arc::default() }
     }
 
-    /// Wants one ConfigMap of the parent's name, which holds its size.
+    /// Creates a hook whose responses hold one ConfigMap of the parent's name, with its size.
     pub(crate) fn one_config_map() -> Self {
         Self::new(|request| async move { Ok(one_config_map(&request)) })
     }
 
-    /// The calls so far.
+    /// Calls so far.
     pub(crate) fn calls(&self) -> Vec<HookCall> {
         self.calls.lock().unwrap().clone()
     }
 
-    /// Waits until it was called so many times about a parent.
+    /// Waits until there were `times` calls for a parent.
     pub(crate) async fn asked(&self, name: &str, times: usize) {
         eventually(&format!("{times} calls about {name}"), || {
             let calls = self.calls();
@@ -466,7 +467,7 @@ impl Hook for InProcessHook {
     }
 }
 
-/// The answer of a hook that wants one ConfigMap of the parent's name, which holds its size.
+/// Hook response with one ConfigMap of the parent's name, which holds its size.
 pub(crate) fn one_config_map(request: &Value) -> Value {
     let parent = &request["parent"];
     json!({

@@ -1,5 +1,5 @@
-//! Nothing is left: asserted at the moment when an epoch is done, of the time after it, and of all that
-//! is counted.
+//! Leak assertions: no request, informer, task or watch of an epoch is left when it is done or
+//! afterwards.
 
 use std::collections::BTreeMap;
 
@@ -17,10 +17,10 @@ use tokio::task::JoinSet;
 
 use super::{Harness, Mark, PATIENCE, about, eventually, metrics};
 
-/// Of every task that is ready, before what is left is counted.
+/// Turns of the scheduler that let every ready task run before the remaining tasks are counted.
 const TURNS: usize = 100;
 
-/// Series that show how many things there are, rather than what happened.
+/// Metric families that are gauges of existing things, not counters of past events.
 const GAUGES: &[&str] = &[
     "workqueue_depth",
     "pilotlight_informer_watches",
@@ -28,8 +28,8 @@ const GAUGES: &[&str] = &[
     "pilotlight_informer_cached_bytes",
 ];
 
-/// A time in which a type is left alone.
-#[must_use = "ask for its end"]
+/// Period during which no request for a type may be sent.
+#[must_use = "call `end` to check the absence"]
 pub(crate) struct Absence {
     crd: CrdBuilder,
     begin: Mark,
@@ -37,7 +37,8 @@ pub(crate) struct Absence {
 }
 
 impl Harness<'_> {
-    /// Finds what is left of Pilotlight's: asks the runtime, the server, and Pilotlight itself.
+    /// Returns an oracle that counts the remains of Pilotlight: in the runtime, at the server and
+    /// in its own metrics.
     pub(crate) fn leaks(&self) -> LeakOracle {
         let metrics = self.metrics.clone();
         let informers = self.cluster.informers.clone();
@@ -65,18 +66,20 @@ impl Harness<'_> {
             .probe("cached objects", cached(|it| it.objects))
             .probe("cached bytes", cached(|it| it.bytes))
             .series(move || metrics::text(&metrics), GAUGES)
-            // One for each status code that the server has ever answered with.
+            // A series for each status code that the server has answered with.
             .expect_more("series", "rest_client_requests_total")
-            // One for each verb.
+            // A series for each verb.
             .expect_more("series", "rest_client_request_duration_seconds")
-            // One for each way in which discovery has ever failed.
+            // A series for each kind of discovery failure.
             .expect_more("series", "pilotlight_discovery_requests_total")
             .expect_more("series", "pilotlight_discovery_watch_failures_total")
             .memory()
     }
 
-    /// Opens the connections that are kept, so that they are there before anything is counted; from
-    /// where Pilotlight runs, since their tasks are where they were opened.
+    /// Opens the pooled connections, so that they belong to the baseline.
+    ///
+    /// Runs in Pilotlight's runtime, because the tasks of a connection belong to the runtime that
+    /// opened it.
     pub(crate) async fn warm_up(&self) {
         let namespaces = Api::<Namespace>::all(self.cluster.unfenced_client().clone());
         let mut opening = JoinSet::new();
@@ -85,15 +88,15 @@ impl Harness<'_> {
             let version = listed.metadata.resource_version.unwrap();
             let watch = namespaces.watch(&WatchParams::default(), &version).await.unwrap().boxed();
             drop(watch);
-            // A write has series of its own; whether this one is allowed is no matter.
+            // Writes have series of their own; the result of this one does not matter.
             drop(namespaces.delete("there-is-none", &DeleteParams::default()).await);
         };
         opening.spawn_on(opened, &self.handle);
         opening.join_next().await.unwrap().unwrap();
     }
 
-    /// Asserts that whatever was spawned since the baseline is told by name: the runtime counts no
-    /// more than the metrics do.
+    /// Asserts that each task spawned since the baseline has a name: the growth of the runtime's
+    /// task count equals the growth of the metrics' count.
     pub(crate) async fn every_task_has_a_name(&self, leaks: &LeakOracle, baseline: &Measure) {
         let nameless = |it: &Measure| it.total("tasks").checked_sub(it.total("named tasks"));
         eventually("every task has a name", || {
@@ -107,9 +110,9 @@ impl Harness<'_> {
         .await;
     }
 
-    /// Asserts that nothing of a type is left: call it when done has fired.
+    /// Asserts that nothing of a type is left. Call it as soon as done has fired.
     pub(crate) async fn assert_absent(&self, crd: &CrdBuilder, tasks: usize) -> Absence {
-        // At once: what done promises.
+        // Checked without a wait, because done promises these at once.
         let since = self.server.clock();
         let begin = self.mark();
         self.faults.forget_seen();
@@ -124,7 +127,8 @@ impl Harness<'_> {
         });
         assert!(informers.is_empty(), "informers outlive their type: {informers:?}");
 
-        // In one thread, what has ended is gone as soon as all had their turn: no time passes.
+        // In a single-threaded runtime, finished tasks are gone once every task had its turn; no
+        // time passes.
         if self.server.script().is_some() {
             for _ in 0..TURNS {
                 tokio::task::yield_now().await;
@@ -132,7 +136,8 @@ impl Harness<'_> {
             let alive = self.alive_tasks();
             assert!(alive <= tasks, "{alive} tasks at done, {tasks} before");
         }
-        // What has ended is reaped by the runtime's other thread, and by the server.
+        // On the control plane, the runtime's other thread and the server need time to reap
+        // finished tasks and closed connections.
         eventually("tasks return to the baseline", || match self.alive_tasks() {
             alive if alive <= tasks => Ok(()),
             alive => {
@@ -153,7 +158,7 @@ impl Harness<'_> {
 }
 
 impl Absence {
-    /// Asserts that until now no request about the type was sent since the absence began.
+    /// Asserts that no request for the type was sent since the absence began.
     pub(crate) async fn end(self, harness: &Harness<'_>) {
         let sent: Vec<_> = harness.faults.seen().into_iter().filter(about(&self.crd)).collect();
         assert!(sent.is_empty(), "requests after done: {sent:#?}");

@@ -1,21 +1,21 @@
-//! A process of its own, for a test that measures the process: its memory and its sockets are those
-//! of every test that runs in it.
+//! Separate process for a test that measures its process: memory and sockets are shared by all
+//! tests of a process.
 
 use std::{env, ffi::OsString, process::Stdio};
 
 use tokio::process::Command;
 
-/// Says that this process is a test's own.
+/// Environment variable that marks a process as a test's own.
 const ALONE: &str = "PILOTLIGHT_TEST_ALONE";
 
-/// Runs a test in a process of its own, with a control plane of its own; `name` is what the harness
-/// calls it.
+/// Runs a test in a separate process with a separate control plane; `name` is the test's full name
+/// for `cargo test`.
 pub(crate) async fn alone(name: &str, test: impl Future<Output = ()>) {
     alone_where(name, Vec::new, Box::pin(test)).await;
 }
 
-/// As [`alone`], in an environment that is set up first, outside.
-#[expect(clippy::print_stdout, reason = "what the test said belongs to its output")]
+/// As [`alone`], in an environment that the parent process sets up first.
+#[expect(clippy::print_stdout, reason = "the child's output belongs to the test's output")]
 pub(crate) async fn alone_where(
     name: &str,
     environment: impl FnOnce() -> Vec<(&'static str, OsString)>,
@@ -35,11 +35,12 @@ pub(crate) async fn alone_where(
         .unwrap();
     let [printed, said] = [&own.stdout, &own.stderr].map(|it| String::from_utf8_lossy(it));
     println!("{}", quoted(&format!("{printed}{said}")));
-    assert!(own.status.success(), "{name} failed in a process of its own");
+    assert!(own.status.success(), "{name} failed in its separate process");
     assert!(printed.contains("1 passed"), "{name} is not a test's name");
 }
 
-/// As part of another output: whoever counts the results of tests there would count its own, too.
+/// Prefixes each line, so that a tool that counts test results does not count those of the child
+/// process.
 fn quoted(output: &str) -> String {
     output.lines().map(|line| format!("| {line}\n")).collect()
 }

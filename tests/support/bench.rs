@@ -1,5 +1,5 @@
-//! A declared controller on the simulated API server, under paused time: its hook is a function,
-//! and faults lie between it and the server.
+//! Declared controller on the simulated API server under paused time. Its hook is a function, and
+//! faults lie between the controller and the server.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,12 +33,13 @@ use tower::ServiceExt;
 
 use super::deletions::Deletions;
 
-/// Virtual time, so it costs nothing; only bounds tests that fail.
+/// Deadline of waits, in virtual time, so that its length costs nothing; reached only by tests that
+/// fail.
 const PATIENCE: Duration = Duration::from_secs(6 * 3600);
 
 type Respond = Arc<dyn Fn(Value) -> BoxFuture<'static, Result<Value, HookError>> + Send + Sync>;
 
-/// A hook that is a function, and what was asked of it.
+/// Hook implemented by a function; records its calls.
 pub(crate) struct FunctionHook {
     respond: Mutex<Respond>,
     asked: Mutex<Asked>,
@@ -46,11 +47,11 @@ pub(crate) struct FunctionHook {
 
 #[derive(Default)]
 struct Asked {
-    /// When, and about which parent.
+    /// Time and parent of each call.
     calls: Vec<(Instant, String)>,
-    /// Parents that are asked about at this moment.
+    /// Parents with a call in progress.
     running: BTreeSet<String>,
-    /// Parents of which it may keep something.
+    /// Parents for which the hook may keep state.
     kept: BTreeSet<String>,
     most: usize,
     overlapped: bool,
@@ -62,7 +63,7 @@ impl FunctionHook {
         Self { respond: Mutex::new(respond), asked: Mutex::default() }
     }
 
-    /// From now on it answers so.
+    /// Replaces the hook's answer for all later calls.
     pub(crate) fn answers<F>(&self, respond: impl Fn(Value) -> F + Send + Sync + 'static)
     where
         F: Future<Output = Result<Value, HookError>> + Send + 'static,
@@ -70,22 +71,22 @@ impl FunctionHook {
         *self.respond.lock().unwrap() = Arc::new(move |request| Box::pin(respond(request)));
     }
 
-    /// When it was asked, and about which parent.
+    /// Time and parent of each call.
     pub(crate) fn calls(&self) -> Vec<(Instant, String)> {
         self.asked.lock().unwrap().calls.clone()
     }
 
-    /// The most parents that it was asked about at the same time.
+    /// Largest number of parents with a call in progress at the same time.
     pub(crate) fn most(&self) -> usize {
         self.asked.lock().unwrap().most
     }
 
-    /// The parents of which it may keep something.
+    /// Parents for which the hook may keep state.
     pub(crate) fn kept(&self) -> BTreeSet<String> {
         self.asked.lock().unwrap().kept.clone()
     }
 
-    /// Whether it was ever asked about a parent while it was asked about the same one.
+    /// Returns whether two calls for the same parent ever overlapped.
     pub(crate) fn overlapped(&self) -> bool {
         self.asked.lock().unwrap().overlapped
     }
@@ -123,7 +124,7 @@ impl Hook for FunctionHook {
     }
 }
 
-/// Also ends when the call is given up.
+/// Guard of a call in progress; dropping it, also on cancellation, ends the call.
 struct Running<'a>(&'a Mutex<Asked>, String);
 
 impl<'a> Running<'a> {
@@ -142,7 +143,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// Wants `spec.size` ConfigMaps that hold the parent's `spec.text`.
+/// Hook response with `spec.size` ConfigMaps that hold the parent's `spec.text`.
 pub(crate) fn sized(request: &Value) -> Value {
     let parent = &request["parent"];
     let name = parent["metadata"]["name"].as_str().unwrap_or_default();
@@ -158,13 +159,13 @@ pub(crate) fn sized(request: &Value) -> Value {
     json!({ "status": { "size": size }, "children": children.collect::<Vec<_>>() })
 }
 
-/// The same request of a client that wants none.
+/// Returns the URI without its request for bookmarks.
 fn without_bookmarks(uri: &Uri) -> Uri {
     let wanted = "allowWatchBookmarks=true";
     uri.to_string().replace(wanted, "allowWatchBookmarks=false").parse().unwrap()
 }
 
-/// The manager with one declared controller of widgets, and its server.
+/// Manager with one declared controller of widgets, and its server.
 pub(crate) struct Bench {
     pub(crate) server: SimulatedServer,
     pub(crate) faults: Faults,
@@ -173,7 +174,7 @@ pub(crate) struct Bench {
     sent: Arc<Mutex<Vec<(Instant, RequestInfo)>>>,
     deletions: Deletions,
     bookmarks: Arc<AtomicBool>,
-    // Let go of with the manager.
+    // Dropped with the manager.
     cluster: Option<Cluster>,
     leaks: LeakOracle,
     baseline: Measure,
@@ -182,7 +183,7 @@ pub(crate) struct Bench {
 }
 
 impl Bench {
-    /// The controller runs; there are no parents.
+    /// Starts with a running controller and no parents.
     pub(crate) async fn start() -> Self {
         let hook = Arc::new(FunctionHook::new());
         let made = Arc::clone(&hook);
@@ -192,7 +193,8 @@ impl Bench {
         bench
     }
 
-    /// No controller is declared yet; those that will be ask their hooks at their URLs.
+    /// Starts without a declared controller; controllers declared later call their hooks at their
+    /// URLs.
     pub(crate) async fn with_web_hooks() -> Self {
         Self::begin(Arc::new(FunctionHook::new()), None).await
     }
@@ -255,7 +257,7 @@ impl Bench {
         }
     }
 
-    /// Declares a controller of these parents, whose hook is at this URL.
+    /// Declares a controller of these parents, with its hook at this URL.
     pub(crate) fn declare(&self, name: &str, parents: &CrdBuilder, url: &str) {
         let parent = parents.api_resource("v1");
         let controller = json!({
@@ -276,7 +278,7 @@ impl Bench {
         self.server.apply(controller).unwrap();
     }
 
-    /// Creates a parent, or changes it.
+    /// Creates or changes a parent.
     pub(crate) fn parent(&self, name: &str, size: i64, text: &str) {
         let parent = json!({
             "apiVersion": "bench.test/v1",
@@ -287,19 +289,19 @@ impl Bench {
         self.server.apply(parent).unwrap();
     }
 
-    /// Nothing, while a type has just begun to be served and nobody may list it.
+    /// Lists the objects of a kind; empty while a new type cannot be listed yet.
     pub(crate) fn list(&self, api_version: &str, kind: &str) -> Vec<Value> {
         self.server.list(api_version, kind).unwrap_or_default()
     }
 
-    /// The texts of the children, by name.
+    /// Texts of the children, by name.
     pub(crate) fn children(&self) -> BTreeMap<String, String> {
         let all = self.list("v1", "ConfigMap");
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         all.iter().map(|it| (text(&it["metadata"]["name"]), text(&it["data"]["text"]))).collect()
     }
 
-    /// Waits until the server is as wanted; how long that took.
+    /// Waits until the server satisfies `wanted` and returns the elapsed time.
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Self) -> bool) -> Duration {
         let begin = Instant::now();
         let seen = timeout(PATIENCE, self.server.wait_until(|_| wanted(self))).await;
@@ -307,7 +309,8 @@ impl Bench {
         begin.elapsed()
     }
 
-    /// Waits until each of these parents has so many children with this text, and a status.
+    /// Waits until each of these parents has `size` children with this text, and a status; returns
+    /// the elapsed time.
     pub(crate) async fn settled(&self, parents: &[&str], size: i64, text: &str) -> Duration {
         self.until(&format!("{size} children that say {text:?}"), |bench| {
             let children = bench.children();
@@ -322,26 +325,26 @@ impl Bench {
         .await
     }
 
-    /// What the Events of this reason say.
+    /// Messages of the Events with this reason.
     pub(crate) fn events(&self, reason: &str) -> Vec<String> {
         let all = self.list("v1", "Event");
         let of_reason = all.iter().filter(|event| event["reason"] == reason);
         of_reason.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
     }
 
-    /// From now on no watch is opened that has bookmarks.
+    /// Opens all later watches without bookmarks.
     pub(crate) fn withholds_bookmarks(&self) {
         self.bookmarks.store(false, Ordering::Relaxed);
     }
 
-    /// The informer of the parents, once there is one.
+    /// Status of the parents' informer, if there is one.
     pub(crate) fn informer(&self) -> Option<InformerStatus> {
         let all = self.cluster.as_ref().unwrap().informers.status();
         let of_parents = self.crd.name();
         all.into_iter().find(|it| it.key.identity.group_resource().to_string() == of_parents)
     }
 
-    /// Lists of the parents, or watches. A streaming list is a list.
+    /// Number of requests with this verb for the parents. A streaming list counts as a list.
     pub(crate) fn asked_for_parents(&self, verb: Verb) -> usize {
         let sent = self.sent.lock().unwrap();
         let of_parents = sent.iter().filter(|(_, info)| info.resource == "widgets");
@@ -352,20 +355,20 @@ impl Bench {
         verbs.filter(|it| *it == verb).count()
     }
 
-    /// When such requests about ConfigMaps were sent, whatever became of them.
+    /// Times of the requests with this verb for ConfigMaps, whatever their result.
     pub(crate) fn sent(&self, verb: Verb) -> Vec<Instant> {
         let of_children = |info: &RequestInfo| info.verb == verb && info.resource == "configmaps";
         let sent = self.sent.lock().unwrap();
         sent.iter().filter(|(_, info)| of_children(info)).map(|(at, _)| *at).collect()
     }
 
-    /// Every request so far, and when it was sent.
+    /// Every request so far, with its time.
     pub(crate) fn requests(&self) -> Vec<(Instant, RequestInfo)> {
         self.sent.lock().unwrap().clone()
     }
 
-    /// Asserts that the manager ends well, that it has deleted nothing by its name alone, and that
-    /// nothing is left of it here or at the server.
+    /// Asserts that the manager ends without an error, that each of its deletions named a uid, and
+    /// that nothing is left in this process or at the server.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();

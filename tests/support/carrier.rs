@@ -1,4 +1,4 @@
-//! What carries a promise: each test of one is told for every sort of controller.
+//! Kinds of controllers: the tests of a promise run once for each kind.
 
 use std::sync::Arc;
 
@@ -15,24 +15,24 @@ use pilotlight::{
 
 use super::{Harness, Recorder};
 
-/// A sort of controller.
+/// Kind of controller.
 pub(crate) trait Carrier {
-    /// Adds one of that name which runs while the recorder's type is served, and records its
-    /// objects; what it is called in the manager.
+    /// Adds a controller that runs while the recorder's type is served and records its objects.
+    /// Returns its name in the manager.
     async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String;
 
-    /// Removes the one of that name, and waits until it is gone.
+    /// Removes a controller and waits until it is gone.
     async fn remove(&self, harness: &Harness<'_>, name: &str) {
         harness.manager.remove(name).await;
     }
 
-    /// Finds what is left of one that has been added.
+    /// Returns an oracle that counts the remains of an added controller.
     fn leaks(&self, harness: &Harness<'_>) -> LeakOracle {
         harness.leaks()
     }
 }
 
-/// A controller of the builder's, with a typed reconciler.
+/// Controller of the builder, with a typed reconciler.
 pub(crate) struct Embedded;
 
 impl Carrier for Embedded {
@@ -47,7 +47,7 @@ impl Carrier for Embedded {
     }
 }
 
-/// A conditional runnable that a user wrote on the public traits: no queue and no reconciler.
+/// Conditional runnable written on the public traits, with no work queue and no reconciler.
 pub(crate) struct Listening;
 
 impl Carrier for Listening {
@@ -96,7 +96,7 @@ impl Runnable for Listener {
                             let (name, new) = (&delta.key.name, delta.new.as_ref());
                             recorder.record(controller.as_str(), number, name, new, false);
                         }
-                        // Whoever ended it says so to the manager too.
+                        // The same event that ended the subscription stops this epoch.
                         Err(_ended) => break epoch.stopping().await,
                     },
                 }

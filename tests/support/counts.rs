@@ -1,12 +1,13 @@
-//! How much was tried is part of a test's result.
+//! Reports of how many cases a test tried.
 
 use std::{
     fmt::Display,
     io::{self, Write},
 };
 
-/// Says so though the harness keeps what passing tests print to itself. `.ci/run` lists these lines.
+/// Prints a count, although the test harness captures the output of passing tests. `.ci/run` lists
+/// these lines.
 pub(crate) fn counted(what: impl Display) {
-    // One write, or the lines of two tests would mix. Whoever closed it does not want to know.
+    // A single write, so that the lines of two tests do not mix. A closed stderr is ignored.
     drop(io::stderr().write_all(format!("\ncount: {what}\n").as_bytes()));
 }

@@ -1,5 +1,5 @@
-//! Declared controllers that carry a promise: their hook is a function of this process, and
-//! records what it is asked about.
+//! Declared controllers as a [`Carrier`](super::Carrier): their hook is a function in this process
+//! and records the objects in its requests.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +30,7 @@ use super::{
     supervised::{LABEL, install_own_crds},
 };
 
-/// A CompositeController; all clones are run by one supervisor, of one harness.
+/// A CompositeController. All clones share one supervisor, in one harness.
 #[derive(Clone, Default)]
 pub(crate) struct Declared {
     hooks: Arc<Mutex<BTreeMap<String, Arc<Recording>>>>,
@@ -64,7 +64,7 @@ impl Carrier for Declared {
     }
 
     fn leaks(&self, harness: &Harness<'_>) -> LeakOracle {
-        // Those that other tests declare are seen, too, and the status of each counts its epochs.
+        // The supervisor also sees the objects of other tests, whose status counts their epochs.
         let group = "metacontroller.k8s.io";
         let key = format!("InformerKey {{ identity: TypeIdentity {{ group: \"{group}\"");
         let series = |name: &str| format!("pilotlight_informer_{name}{{group=\"{group}\"");
@@ -83,7 +83,7 @@ impl Declared {
         let hooks = Arc::clone(&self.hooks);
         let made = move |definition: &Definition| -> Arc<dyn Hook> {
             let hooks = hooks.lock().unwrap();
-            Arc::clone(hooks.get(&definition.name).expect("its hook came before it"))
+            Arc::clone(hooks.get(&definition.name).expect("its hook was registered first"))
                 as Arc<dyn Hook>
         };
         let options = MetaOptions {
@@ -124,7 +124,7 @@ fn object(name: &str, scope: &str, recorder: &Recorder) -> DynamicObject {
     .unwrap()
 }
 
-/// Wants nothing.
+/// Hook that wants no children and records its parents.
 struct Recording {
     runnable: String,
     manager: ManagerHandle,
@@ -134,14 +134,14 @@ struct Recording {
 }
 
 impl Recording {
-    /// Remembers the cache that an epoch reads from.
+    /// Keeps the cache that an epoch reads from.
     async fn keep_store(&self, epoch: u64) {
         if self.recorder.store(epoch).is_some() {
             return;
         }
         let Some(served) = self.types.served(self.recorder.type_ref()) else { return };
         let key = InformerKey::new(served.identity.clone());
-        // Only one that is there: none is started for this.
+        // Joins an existing informer only; a new one would change the measurement.
         if self.informers.status().iter().any(|it| it.key == key) {
             let subscription = self.informers.subscribe(&served, key);
             self.recorder.keep_store(epoch, &subscription.store());
@@ -154,8 +154,8 @@ impl Hook for Recording {
     fn call(&self, request: Bytes) -> BoxFuture<'_, Result<Bytes, HookError>> {
         Box::pin(async move {
             let mut request: Value = serde_json::from_slice(&request).unwrap();
-            // No request says so: what an old epoch asks counts as the new one's, and a test
-            // that looks for what is old finds it there.
+            // The request does not carry its epoch: a call of an old epoch counts as one of the
+            // current epoch. A test that looks for old objects therefore finds them there.
             let epoch = self.manager.status_of(self.runnable.as_str()).unwrap().epoch;
             self.keep_store(epoch).await;
             let parent = serde_json::from_value(request["parent"].take()).unwrap();

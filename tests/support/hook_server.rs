@@ -1,4 +1,4 @@
-//! A hook of a test's: answers as it is told, and remembers what it was asked.
+//! HTTP server of a hook with scripted answers; records its calls.
 
 use std::sync::{Arc, Mutex};
 
@@ -21,22 +21,22 @@ use tokio::{
 
 use super::PATIENCE;
 
-/// What a hook does about a request.
+/// Response of the hook to a request.
 pub(crate) enum Answer {
     Json(Value),
-    /// Status 200 and these bytes.
+    /// Status 200 with this body.
     Bytes(Vec<u8>),
     /// These bytes, then the connection is cut.
     Cut(&'static [u8]),
-    /// Status and headers, and a few words.
+    /// Status and headers, with a short body.
     Status(u16, Vec<(&'static str, String)>),
-    /// This tag and value; status 304 to who names the tag.
+    /// This ETag and value, or status 304 if the request names the tag.
     Tagged(String, Value),
-    /// Nothing until the receiver says `true`, then this.
+    /// No response until the receiver holds `true`, then this one.
     Hold(watch::Receiver<bool>, Box<Answer>),
 }
 
-/// One request.
+/// Request to the hook.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) body: Value,
@@ -49,7 +49,7 @@ impl Call {
         self.body["parent"]["metadata"]["name"].as_str().unwrap_or_default()
     }
 
-    /// The tag of the answer that it knows.
+    /// ETag in the request's `If-None-Match`.
     pub(crate) fn named(&self) -> Option<&str> {
         self.headers.get(header::IF_NONE_MATCH)?.to_str().ok()
     }
@@ -61,7 +61,7 @@ type Respond = Arc<dyn Fn(&Value) -> Answer + Send + Sync>;
 struct Shared {
     respond: Arc<Mutex<Respond>>,
     calls: watch::Sender<Vec<Call>>,
-    /// Calls whose caller has gone before it was answered.
+    /// Number of calls whose caller disconnected before the answer.
     given_up: watch::Sender<usize>,
 }
 
@@ -79,7 +79,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// Answers on a free port of loopback until dropped; at first with [`one_config_map`].
+/// Hook on a free port of loopback until dropped. Answers with [`one_config_map`] by default.
 pub(crate) struct HookServer {
     pub(crate) url: String,
     shared: Shared,
@@ -102,7 +102,7 @@ impl HookServer {
         Self { url, shared, _serving: serving }
     }
 
-    /// From now on it answers so.
+    /// Replaces the answer for all later calls.
     pub(crate) fn answers(&self, respond: impl Fn(&Value) -> Answer + Send + Sync + 'static) {
         *self.shared.respond.lock().unwrap() = Arc::new(respond);
     }
@@ -111,17 +111,17 @@ impl HookServer {
         self.shared.calls.borrow().clone()
     }
 
-    /// How many calls were given up by who made them, as the server sees it.
+    /// Number of calls that the caller gave up, as the server sees it.
     pub(crate) fn given_up(&self) -> watch::Receiver<usize> {
         self.shared.given_up.subscribe()
     }
 
-    /// Calls about a parent.
+    /// Number of calls for a parent.
     pub(crate) fn count(&self, parent: &str) -> usize {
         self.shared.calls.borrow().iter().filter(|call| call.parent() == parent).count()
     }
 
-    /// Waits until there was such a call.
+    /// Waits for a call that satisfies `wanted` and returns it.
     pub(crate) async fn asked(&self, what: &str, wanted: impl Fn(&Call) -> bool) -> Call {
         let mut calls = self.shared.calls.subscribe();
         let found = calls.wait_for(|calls| calls.iter().any(&wanted));
@@ -131,7 +131,7 @@ impl HookServer {
         }
     }
 
-    /// Waits until it was asked about a parent once more than `before`.
+    /// Waits until there are more than `before` calls for a parent.
     pub(crate) async fn asked_again(&self, parent: &str, before: usize) {
         let mut calls = self.shared.calls.subscribe();
         let more = |calls: &Vec<Call>| {
@@ -154,7 +154,7 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
         under_way.answered = !matches!(answer, Answer::Hold(..));
         return match answer {
             Answer::Hold(mut free, then) => {
-                // A test that has ended answers nobody.
+                // The sender is dropped with its test; the call then gets no answer.
                 if free.wait_for(|free| *free).await.is_err() {
                     std::future::pending::<()>().await;
                 }
@@ -192,17 +192,17 @@ async fn answer(State(shared): State<Shared>, headers: HeaderMap, body: Bytes) -
     }
 }
 
-/// Wants one ConfigMap of the parent's name, with the parent's size in it.
+/// Answer with one ConfigMap of the parent's name that holds the parent's size.
 pub(crate) fn one_config_map(request: &Value) -> Answer {
     Answer::Json(json!({ "status": status_of(request), "children": [config_map(request)] }))
 }
 
-/// The status that tells the parent's size.
+/// Status with the parent's size.
 pub(crate) fn status_of(request: &Value) -> Value {
     json!({ "size": request["parent"]["spec"]["size"] })
 }
 
-/// A ConfigMap of the parent's name, with the parent's size in it.
+/// ConfigMap of the parent's name that holds the parent's size.
 pub(crate) fn config_map(request: &Value) -> Value {
     json!({
         "apiVersion": "v1",

@@ -1,4 +1,4 @@
-//! The life of a runnable, step by step.
+//! Transitions of a runnable.
 
 use pilotlight::manager::{ControllerName, ControllerState, Transition, TransitionKind};
 #[cfg(feature = "cli")]
@@ -7,14 +7,14 @@ use tokio::time::Instant;
 use super::Harness;
 
 impl Harness<'_> {
-    /// Every step in the life of a runnable so far.
+    /// Transitions of a runnable so far.
     pub(crate) fn life(&self, name: &str) -> Vec<Transition> {
         let name = ControllerName::from(name);
         let all = self.transitions.borrow();
         all.iter().filter(|(_, step)| step.name == name).map(|(_, step)| step.clone()).collect()
     }
 
-    /// When a runnable entered a state, each time.
+    /// Times at which a runnable entered a state.
     #[cfg(feature = "cli")]
     pub(crate) fn entered(&self, name: &str, state: ControllerState) -> Vec<Instant> {
         let all = self.transitions.borrow();
@@ -24,7 +24,8 @@ impl Harness<'_> {
         entries.map(|(at, _)| *at).collect()
     }
 
-    /// Asserts that epochs came one after the other, each done exactly once; how many are done.
+    /// Asserts that epochs do not overlap and that each is done exactly once. Returns the number of
+    /// done epochs.
     pub(crate) fn assert_orderly(&self, name: &str) -> u64 {
         let (mut begun, mut done) = (0, 0);
         for Transition { epoch, kind, .. } in self.life(name) {
@@ -35,7 +36,7 @@ impl Harness<'_> {
                     begun = epoch;
                 }
                 TransitionKind::Done(_) => {
-                    assert_eq!(epoch, begun, "{name}: only what has begun is done");
+                    assert_eq!(epoch, begun, "{name}: only a started epoch can be done");
                     assert_eq!(epoch, done + 1, "{name}: epoch {epoch} is done once");
                     done = epoch;
                 }

@@ -1,5 +1,5 @@
-//! What is logged while a test runs, on its own thread: everything of Pilotlight's, where it runs
-//! under paused time.
+//! Log capture of a test: every event of Pilotlight on the test's thread, which is where Pilotlight
+//! runs under paused time.
 
 use std::{
     collections::BTreeMap,
@@ -20,22 +20,24 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// Wants nothing. While there is but one subscriber, tracing asks whichever thread comes first to a
-/// line whether anybody wants it: that of another test, which has none, would say no for all.
+/// Second dispatcher, interested in nothing.
+///
+/// With a single dispatcher, tracing caches the interest in a call site as the first thread finds
+/// it. A thread of another test has no subscriber, and would disable the call site for all.
 static ANOTHER: LazyLock<Dispatch> = LazyLock::new(|| Dispatch::new(NoSubscriber::new()));
 
-/// One line of the log.
+/// Log event.
 #[derive(Clone, Debug)]
 pub(crate) struct Line {
     pub(crate) at: Instant,
     pub(crate) level: Level,
     pub(crate) message: String,
-    /// Its own, and those of the spans around it.
+    /// Fields of the event and of its spans.
     pub(crate) fields: BTreeMap<&'static str, String>,
 }
 
 impl Line {
-    /// Whether it is a warning or worse.
+    /// Returns whether the level is `warn` or `error`.
     pub(crate) fn is_trouble(&self) -> bool {
         self.level <= Level::WARN
     }
@@ -45,15 +47,15 @@ impl Line {
     }
 }
 
-/// What has been logged since it was made, at `info` and above.
+/// Log events at `info` and above since its creation.
 pub(crate) struct Logs {
     lines: Arc<Mutex<Vec<Line>>>,
-    // Others are logged again once it is dropped.
+    // Restores the previous subscriber on drop.
     _default: DefaultGuard,
 }
 
 impl Logs {
-    /// Logs of this thread alone: of a runtime with one thread, that of the test.
+    /// Captures the log of this thread, which in a single-threaded runtime is the test's.
     pub(crate) fn capture() -> Self {
         LazyLock::force(&ANOTHER);
         let lines = Arc::<Mutex<Vec<_>>>::default();
@@ -115,7 +117,7 @@ where
         let mut all = Fields::default();
         for span in context.event_scope(event).into_iter().flatten() {
             if let Some(Fields(fields)) = span.extensions().get::<Fields>() {
-                // The innermost come first.
+                // Events and inner spans come first, so that their fields win.
                 for (name, value) in fields {
                     all.0.entry(name).or_insert_with(|| value.clone());
                 }

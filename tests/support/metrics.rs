@@ -1,8 +1,8 @@
-//! What the metrics of a harness say.
+//! Metrics of a harness.
 
 use prometheus_client::{encoding::text::encode, registry::Registry};
 
-/// What a gauge says of a type: the sum of its series; none where there is none.
+/// Sum of a gauge's series for a type; `None` without a series.
 pub(crate) fn of_type(metrics: &Registry, name: &str, group: &str, plural: &str) -> Option<i64> {
     let labels = format!("{name}{{group=\"{group}\",resource=\"{plural}\"");
     let series = text(metrics);
@@ -10,7 +10,7 @@ pub(crate) fn of_type(metrics: &Registry, name: &str, group: &str, plural: &str)
     series.map(|line| line.rsplit(' ').next().unwrap().parse::<i64>().unwrap()).reduce(|a, b| a + b)
 }
 
-/// Their exposition.
+/// Text exposition of the metrics.
 pub(crate) fn text(metrics: &Registry) -> String {
     let mut text = String::new();
     encode(&mut text, metrics).unwrap();

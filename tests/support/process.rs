@@ -1,4 +1,4 @@
-//! A "process" on the simulated server: a manager with all its tasks, and the workload's hook.
+//! "Process" on the simulated server: a manager with all its tasks, and the workload's hook.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Answer, PATIENCE, workload};
 
-/// A manager and what it runs.
+/// Manager and its tasks.
 pub(crate) struct Process {
     stop: CancellationToken,
     tasks: JoinSet<()>,
@@ -39,19 +39,19 @@ impl Process {
         Self { stop, tasks }
     }
 
-    /// As SIGTERM does.
+    /// Stops as on SIGTERM.
     pub(crate) async fn end(mut self) {
         self.stop.cancel();
         timeout(PATIENCE, self.tasks.join_next()).await.unwrap().unwrap().unwrap();
     }
 
-    /// As SIGKILL does: nothing of it is polled again.
+    /// Stops as on SIGKILL: no task is polled again.
     pub(crate) async fn kill(mut self) {
         self.tasks.shutdown().await;
     }
 }
 
-/// The workload's hook, in process.
+/// Hook of the workload, in process.
 struct Sized;
 
 impl Hook for Sized {

@@ -1,4 +1,4 @@
-//! A reconciler that remembers what it saw, and does as it is told.
+//! Reconciler that records its objects and acts as scripted.
 
 use std::{
     collections::BTreeMap,
@@ -24,31 +24,31 @@ use tokio::{
 
 use super::PATIENCE;
 
-/// One object as it was seen.
+/// Object as the reconciler saw it.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) controller: String,
     pub(crate) epoch: u64,
     pub(crate) name: String,
-    /// None when it is gone.
+    /// `None` if the object is gone.
     pub(crate) uid: Option<String>,
-    /// `spec.size`, if it is there and a number.
+    /// `spec.size`, if it exists and is a number.
     pub(crate) size: Option<i64>,
     pub(crate) stale: bool,
     pub(crate) at: Instant,
 }
 
-/// What a reconcile does after it has seen its object.
+/// Action of a reconcile after it has recorded its object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Act {
     Panic,
-    /// It asks to be called again after this time.
+    /// Requeues the object after this time.
     Again(Duration),
-    /// Removes the finalizers of what is being deleted, with the epoch's own client.
+    /// Removes the finalizers of an object that is being deleted, with the epoch's client.
     Release,
 }
 
-/// Clones share what was seen.
+/// Records seen objects. Clones share the record.
 #[derive(Clone, Debug)]
 pub(crate) struct Recorder {
     type_ref: TypeRef,
@@ -57,7 +57,7 @@ pub(crate) struct Recorder {
     stores: Arc<Mutex<BTreeMap<u64, Store>>>,
 }
 
-/// What the tests' CRDs describe, typed.
+/// Typed object of the tests' CRDs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Widget {
     pub(crate) metadata: ObjectMeta,
@@ -71,7 +71,7 @@ pub(crate) struct WidgetSpec {
 }
 
 impl Recorder {
-    /// Records objects of this type.
+    /// Creates a recorder for objects of this type.
     pub(crate) fn new(type_ref: TypeRef) -> Self {
         Self {
             type_ref,
@@ -85,7 +85,7 @@ impl Recorder {
         &self.type_ref
     }
 
-    /// From now on, whoever sees the object of this name does that.
+    /// Performs `act` in each later reconcile of the object with this name.
     pub(crate) fn act(&self, name: &str, act: Act) {
         self.acts.lock().unwrap().insert(name.to_owned(), act);
     }
@@ -98,7 +98,7 @@ impl Recorder {
         self.seen.send_modify(Vec::clear);
     }
 
-    /// Waits until something like this was seen.
+    /// Waits until an object that satisfies `wanted` was seen, and returns it.
     pub(crate) async fn until(&self, what: &str, wanted: impl Fn(&Seen) -> bool) -> Seen {
         let mut seen = self.seen.subscribe();
         let found = seen.wait_for(|all| all.iter().any(&wanted));
@@ -108,7 +108,7 @@ impl Recorder {
         }
     }
 
-    /// Waits until so many like this were seen.
+    /// Waits until `count` records satisfy `wanted`, and returns them.
     pub(crate) async fn count(&self, count: usize, wanted: impl Fn(&Seen) -> bool) -> Vec<Seen> {
         let mut seen = self.seen.subscribe();
         let found = seen.wait_for(|all| all.iter().filter(|seen| wanted(seen)).count() >= count);
@@ -123,13 +123,13 @@ impl Recorder {
         }
     }
 
-    /// Waits until an object was seen alive in this epoch.
+    /// Waits until an existing object was seen in this epoch.
     pub(crate) async fn saw(&self, name: &str, epoch: u64) -> Seen {
         let wanted = |seen: &Seen| seen.name == name && seen.epoch == epoch && seen.uid.is_some();
         self.until(&format!("{name} in epoch {epoch}"), wanted).await
     }
 
-    /// The cache that an epoch read from.
+    /// Cache that an epoch read from.
     pub(crate) fn store(&self, epoch: u64) -> Option<Store> {
         self.stores.lock().unwrap().get(&epoch).cloned()
     }
@@ -150,7 +150,7 @@ impl Recorder {
         self.push(controller, epoch, name, widget, stale);
     }
 
-    /// Records an object that is there, as a hook is asked about it.
+    /// Records an existing object, as a hook request contains it.
     #[cfg(feature = "cli")]
     pub(crate) fn note(&self, controller: &str, epoch: u64, widget: Widget) {
         let name = widget.metadata.name.clone().unwrap();
@@ -198,7 +198,8 @@ impl Reconciler for Recorder {
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
         let epoch = context.epoch();
-        let store = context.store(&self.type_ref).ok_or("the type is no input")?;
+        let store =
+            context.store(&self.type_ref).ok_or("the controller does not watch the type")?;
         self.keep_store(epoch.number(), &store);
         let object = store.get(&request);
         let (controller, stale) = (epoch.controller().as_str(), context.stale());

@@ -1,4 +1,4 @@
-//! What the harness's user may do.
+//! Rights of the harness's user.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -31,12 +31,12 @@ impl Rule {
     }
 }
 
-/// The rights that one user was given, on either server.
+/// Rights granted to one user, on either server.
 #[derive(Debug)]
 pub(super) struct Rights {
     user: String,
     simulated: Option<SimulatedServer>,
-    /// May do everything.
+    /// True if the user has every right.
     unbounded: bool,
     granted: Mutex<BTreeMap<String, Vec<Rule>>>,
 }
@@ -49,34 +49,35 @@ impl Rights {
             unbounded: !groups.is_empty(),
             granted: Mutex::default(),
         };
-        rights.tell_the_simulation();
+        rights.apply_to_simulation();
         rights
     }
 
     pub(super) async fn grant(&self, client: Client, name: &str, rules: &[Rule]) {
         self.granted.lock().unwrap().insert(name.to_owned(), rules.to_vec());
         match self.simulated {
-            Some(_) => self.tell_the_simulation(),
+            Some(_) => self.apply_to_simulation(),
             None => grant(client, &self.user, name, rules).await,
         }
     }
 
     async fn revoke(&self, client: Client, name: &str) {
-        self.granted.lock().unwrap().remove(name).expect("it was granted");
+        self.granted.lock().unwrap().remove(name).expect("the rights were granted");
         match self.simulated {
-            Some(_) => self.tell_the_simulation(),
+            Some(_) => self.apply_to_simulation(),
             None => revoke(client, &self.user, name).await,
         }
     }
 
-    /// Its rules are a list, of which the first that fits decides.
-    fn tell_the_simulation(&self) {
+    /// Sends the rights to the simulated server, whose rules are a list in which the first match
+    /// decides.
+    fn apply_to_simulation(&self) {
         let Some(server) = &self.simulated else { return };
         if self.unbounded {
             return;
         }
         let user = self.user.as_str();
-        // As `system:discovery` has it.
+        // Same rule as in `system:discovery`.
         let mut rules = vec![AccessRule::allow().verbs(["get"]).resources(["/*"])];
         for Rule { group, resource, verbs } in self.granted.lock().unwrap().values().flatten() {
             let dot = if group.is_empty() { "" } else { "." };
@@ -90,7 +91,7 @@ impl Rights {
 }
 
 impl Harness<'_> {
-    /// Gives the user rights, under a name by which they can be revoked.
+    /// Grants rights to the user, under a name by which they can be revoked.
     pub(crate) async fn grant(&self, name: &str, rules: &[Rule]) {
         self.rights.grant(self.scope.client(), name, rules).await;
     }

@@ -1,4 +1,4 @@
-//! The servers that a test can run on.
+//! Servers that a test can run on.
 
 use std::collections::BTreeMap;
 
@@ -8,38 +8,38 @@ use pilotlight::testing::{
     simulated::{SimulatedRequest, SimulatedServer},
 };
 
-/// A server that a harness stands before.
+/// Server of a harness.
 #[derive(Clone, Debug)]
 pub(crate) enum Server<'plane> {
     Real(&'plane ControlPlane),
-    /// In a runtime whose time is paused.
+    /// In a runtime with paused time.
     Simulated(SimulatedServer),
 }
 
-/// A place in a server's record of requests.
+/// Position in a server's record of requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Mark {
     Audit(AuditMark),
-    /// So many came before.
+    /// Number of earlier requests.
     Count(usize),
 }
 
 #[cfg(feature = "cli")]
 impl Server<'static> {
-    /// The shared control plane.
+    /// Returns the shared control plane.
     pub(crate) fn real() -> Self {
         Self::Real(ControlPlane::shared())
     }
 
-    /// A control plane that nobody else uses, with these flags of its API server. It ends with the
-    /// process, which is the test's own.
+    /// Starts a separate control plane with these API server flags. It ends with the process, which
+    /// is the test's own.
     pub(crate) async fn own(flags: &[&str]) -> Self {
         let api_server_flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let options = ControlPlaneOptions { api_server_flags, ..ControlPlaneOptions::default() };
         Self::Real(Box::leak(Box::new(ControlPlane::start(options).await.unwrap())))
     }
 
-    /// A new simulated server.
+    /// Creates a simulated server.
     pub(crate) fn simulated() -> Self {
         Self::Simulated(SimulatedServer::new())
     }
@@ -51,7 +51,7 @@ impl<'plane> Server<'plane> {
         matches!(self, Self::Simulated(_))
     }
 
-    /// The script of a simulated server.
+    /// Returns the simulated server, if this is one.
     pub(crate) fn script(&self) -> Option<&SimulatedServer> {
         match self {
             Self::Real(_) => None,
@@ -59,7 +59,7 @@ impl<'plane> Server<'plane> {
         }
     }
 
-    /// The control plane of a test that runs on nothing else.
+    /// Returns the control plane. Panics on the simulated server.
     pub(crate) fn plane(&self) -> &'plane ControlPlane {
         match self {
             Self::Real(plane) => plane,
@@ -74,7 +74,7 @@ impl<'plane> Server<'plane> {
         }
     }
 
-    /// Where its record of requests has come to.
+    /// Current position in the record of requests.
     pub(crate) fn mark(&self) -> Mark {
         match self {
             Self::Real(plane) => Mark::Audit(plane.audit().unwrap().mark().unwrap()),
@@ -82,16 +82,16 @@ impl<'plane> Server<'plane> {
         }
     }
 
-    /// What its clock shows, of which the times of its events are.
+    /// Current time of the server's clock, which stamps its events.
     pub(crate) fn clock(&self) -> Timestamp {
         match self {
             Self::Real(_) => Timestamp::now(),
-            // Before all of its events: a mark tells them apart exactly.
+            // Earlier than every event: on this server, marks alone separate events exactly.
             Self::Simulated(_) => Timestamp::UNIX_EPOCH,
         }
     }
 
-    /// All requests since then.
+    /// All requests since the mark.
     pub(crate) async fn events(&self, since: Mark) -> Vec<AuditEvent> {
         match (self, since) {
             (Self::Real(plane), Mark::Audit(mark)) => {
@@ -108,7 +108,7 @@ impl<'plane> Server<'plane> {
         }
     }
 
-    /// An oracle that asks the server for the watches it has open.
+    /// Adds a probe for the server's open watches to the oracle.
     pub(crate) fn watched(&self, oracle: LeakOracle, user: &str, since: Mark) -> LeakOracle {
         match (self, since) {
             (Self::Real(plane), Mark::Audit(mark)) => {
@@ -126,7 +126,7 @@ impl<'plane> Server<'plane> {
     }
 }
 
-/// As the audit log of a control plane has it.
+/// Converts a request to the form of a control plane's audit log.
 fn event(number: usize, request: SimulatedRequest) -> AuditEvent {
     let SimulatedRequest { user, info, at, code, ended, .. } = request;
     let at = Timestamp::UNIX_EPOCH + at + std::time::Duration::from_micros(1);

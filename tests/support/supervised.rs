@@ -1,4 +1,4 @@
-//! Declared controllers on a harness: a supervisor that runs those of one test, and their hook.
+//! Declared controllers on a harness: a supervisor for those of one test, and their hook.
 
 use std::{sync::Arc, time::Duration};
 
@@ -26,24 +26,24 @@ use tokio::time::{self, Instant, timeout};
 
 use super::{Harness, HarnessOptions, HookServer, PATIENCE};
 
-/// By this label the declared controllers of one test are told from all others.
+/// Label that selects the declared controllers of one test.
 pub(super) const LABEL: &str = "pilotlight.test/scope";
 
-/// A harness with a supervisor of its own declared controllers.
+/// Harness with a supervisor for its own declared controllers.
 pub(crate) struct Supervised<'plane> {
     pub(crate) harness: Harness<'plane>,
     pub(crate) hook: HookServer,
 }
 
 impl Supervised<'static> {
-    /// On the shared control plane, where CompositeControllers are installed.
+    /// Starts on the shared control plane, with CompositeControllers installed.
     pub(crate) async fn start(name: &str) -> Self {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
         Supervised::on(plane, name).await
     }
 
-    /// As [`Supervised::start`], of a process that is limited to its namespace.
+    /// As [`Supervised::start`], for a process that is limited to its namespace.
     pub(crate) async fn restricted(name: &str) -> Self {
         let plane = ControlPlane::shared();
         install_own_crds(plane).await;
@@ -55,7 +55,7 @@ impl Supervised<'static> {
         .await
     }
 
-    /// A supervised at work: controller `a` of widgets runs and has made a child for `gear` of size 1.
+    /// Starts with controller `a` of widgets running, and a child for the parent `gear` of size 1.
     pub(crate) async fn at_work(name: &str) -> (Self, CrdBuilder) {
         let supervised = Self::start(name).await;
         let crd = supervised.harness.widgets();
@@ -68,12 +68,12 @@ impl Supervised<'static> {
 }
 
 impl<'plane> Supervised<'plane> {
-    /// On a control plane that may lack CompositeControllers.
+    /// Starts on a control plane that may lack CompositeControllers.
     pub(crate) async fn on(plane: &'plane ControlPlane, name: &str) -> Self {
         Self::with(plane, name, HarnessOptions::default()).await
     }
 
-    /// With these options, but for the informers'.
+    /// Starts with these options, except for those of the informers.
     pub(crate) async fn with(
         plane: &'plane ControlPlane,
         name: &str,
@@ -100,22 +100,22 @@ impl<'plane> Supervised<'plane> {
         Self { harness, hook }
     }
 
-    /// Asserts that the manager ends well.
+    /// Asserts that the manager ends without an error.
     pub(crate) async fn end(self) {
         self.harness.end().await.unwrap();
     }
 
-    /// What the supervised's controllers are called, by their last name.
+    /// Name of a declared controller, from its last part.
     pub(crate) fn name(&self, last: &str) -> String {
         format!("{}-{last}", self.harness.scope.namespace)
     }
 
-    /// What they are called in the manager.
+    /// Name of a declared controller in the manager.
     pub(crate) fn runnable(&self, last: &str) -> String {
         format!("CompositeController-{}", self.name(last))
     }
 
-    /// Parents of this type with ConfigMaps of the hook's choice.
+    /// Spec for parents of this type, with the ConfigMaps of the hook's response as children.
     pub(crate) fn spec(&self, crd: &CrdBuilder) -> Value {
         let parent = crd.api_resource("v1");
         json!({
@@ -138,7 +138,7 @@ impl<'plane> Supervised<'plane> {
         self.controllers().create(&PostParams::default(), &object).await.unwrap()
     }
 
-    /// The object that declares a controller.
+    /// Returns an object that declares a controller.
     pub(crate) fn object(&self, last: &str, spec: Value) -> DynamicObject {
         serde_json::from_value(json!({
             "apiVersion": "metacontroller.k8s.io/v1alpha1",
@@ -152,7 +152,7 @@ impl<'plane> Supervised<'plane> {
         .unwrap()
     }
 
-    /// Merges into a declared controller; its new generation.
+    /// Merges a change into a declared controller and returns its new generation.
     pub(crate) async fn edit(&self, last: &str, change: Value) -> i64 {
         let by = PatchParams::default();
         let edited = self.controllers().patch(&self.name(last), &by, &Patch::Merge(change)).await;
@@ -168,7 +168,7 @@ impl<'plane> Supervised<'plane> {
         Api::namespaced(self.harness.scope.client(), &self.harness.scope.namespace)
     }
 
-    /// Waits until the status of a declared controller is as wanted.
+    /// Waits until the status of a declared controller satisfies `wanted`.
     pub(crate) async fn status(
         &self,
         last: &str,
@@ -185,7 +185,7 @@ impl<'plane> Supervised<'plane> {
         .await
     }
 
-    /// Waits until it runs this epoch, as its status has it.
+    /// Waits until the status reports this epoch as Running.
     pub(crate) async fn runs(&self, last: &str, epoch: i64) {
         let ready = |status: &CompositeControllerStatus| {
             status.epoch == Some(epoch)
@@ -195,7 +195,7 @@ impl<'plane> Supervised<'plane> {
         self.status(last, &format!("runs epoch {epoch}"), ready).await;
     }
 
-    /// Waits for an Event about an object of the supervised's namespace, or about one in none.
+    /// Waits for an Event about an object in the harness's namespace or about a cluster-scoped one.
     pub(crate) async fn event(&self, about: &str, reason: &str, part: &str) -> Event {
         let namespace = match about.starts_with(&self.harness.scope.namespace) {
             true => "default",
@@ -223,7 +223,7 @@ impl<'plane> Supervised<'plane> {
         .await
     }
 
-    /// Waits until a ConfigMap is as wanted.
+    /// Waits until a ConfigMap satisfies `wanted`.
     pub(crate) async fn config_map(
         &self,
         name: &str,
@@ -246,7 +246,7 @@ impl<'plane> Supervised<'plane> {
         self.config_map(name, &format!("holds {size}"), holds).await.unwrap()
     }
 
-    /// Installs a CRD, and waits until objects of it can be created.
+    /// Installs a CRD and waits until its objects can be created.
     pub(crate) async fn install(&self, crd: &CrdBuilder) {
         self.harness.scope.install_crd(crd).await.unwrap();
         self.harness.scope.wait_served(crd, "v1").await.unwrap();
@@ -260,12 +260,12 @@ impl<'plane> Supervised<'plane> {
     }
 }
 
-/// The size that a child holds.
+/// Size that a child holds.
 fn size_of(config_map: &ConfigMap) -> Option<&String> {
     config_map.data.as_ref()?.get("size")
 }
 
-/// A condition of a status.
+/// Condition of a status, by type.
 pub(crate) fn condition(status: &CompositeControllerStatus, type_: &str) -> StatusCondition {
     let found = status.conditions.iter().find(|condition| condition.type_ == type_);
     found.cloned().unwrap_or_else(|| StatusCondition {
@@ -278,12 +278,12 @@ pub(crate) fn condition(status: &CompositeControllerStatus, type_: &str) -> Stat
     })
 }
 
-/// Installs CompositeControllers, if they are not there, and waits until they can be used.
+/// Applies Pilotlight's own CRDs and waits until they are established.
 pub(crate) async fn install_own_crds(plane: &ControlPlane) {
     install_own_crds_on(plane.client().unwrap()).await;
 }
 
-/// As [`install_own_crds`], by a client with every right.
+/// As [`install_own_crds`], with a client that has every right.
 pub(crate) async fn install_own_crds_on(client: Client) {
     let api = Api::<CustomResourceDefinition>::all(client);
     for crd in meta::crds() {
@@ -295,12 +295,12 @@ pub(crate) async fn install_own_crds_on(client: Client) {
     }
 }
 
-/// Asks again and again, for what nothing announces.
+/// Polls until `look` succeeds, for state without a notification.
 pub(crate) async fn until<T>(what: &str, look: impl AsyncFnMut() -> Result<T, String>) -> T {
     until_within(PATIENCE, what, look).await
 }
 
-/// As [`until`], for what takes its time.
+/// As [`until`], with another deadline.
 pub(crate) async fn until_within<T>(
     patience: Duration,
     what: &str,

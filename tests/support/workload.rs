@@ -1,4 +1,4 @@
-//! A reference workload: a declared controller's parents and children through a whole life.
+//! Reference workload: the parents and children of a declared controller through a whole life.
 
 use std::collections::BTreeMap;
 
@@ -24,11 +24,11 @@ use serde_json::{Value, json};
 
 use super::{Answer, until};
 
-/// Of the parents on a simulated server.
+/// API group of the parents on a simulated server.
 pub(crate) const GROUP: &str = "work.test";
 
-/// Wants `spec.size` ConfigMaps, and with them a Secret and a Lease, each with the parent's text in
-/// it.
+/// Hook response with `spec.size` ConfigMaps, and if any with a Secret and a Lease, each with the
+/// parent's text.
 pub(crate) fn sized(request: &Value) -> Answer {
     let parent = &request["parent"];
     let name = parent["metadata"]["name"].as_str().unwrap_or_default();
@@ -56,8 +56,8 @@ pub(crate) fn sized(request: &Value) -> Answer {
     Answer::Json(json!({ "status": { "size": size, "text": text }, "children": children }))
 }
 
-/// Of the controller: ConfigMaps are changed where they are, Secrets are made anew, and Leases wait
-/// until somebody deletes them.
+/// Spec of the controller: ConfigMaps are updated in place, Secrets are recreated, and Leases are
+/// recreated only after somebody deletes them.
 pub(crate) fn spec(crd: &CrdBuilder, hook: &str) -> Value {
     let parent = crd.api_resource("v1");
     let child = |api_version: &str, resource: &str, method: &str| {
@@ -79,12 +79,12 @@ pub(crate) fn spec(crd: &CrdBuilder, hook: &str) -> Value {
     })
 }
 
-/// The type of its parents, which keeps whatever a spec and a status say.
+/// CRD of the parents, whose schema preserves unknown fields of spec and status.
 pub(crate) fn crd(group: &str) -> CrdBuilder {
     CrdBuilder::new(group, "Widget")
 }
 
-/// Asks the server itself, past all faults.
+/// Drives the workload with direct requests to the server, which pass no faults.
 pub(crate) struct Workload {
     client: Client,
     namespace: String,
@@ -109,7 +109,7 @@ impl Workload {
         }
     }
 
-    /// Before a new simulated server, with its controller declared and nobody to run it yet.
+    /// Prepares a new simulated server, with the controller declared but not yet run.
     pub(crate) async fn simulated(seed: u64) -> (SimulatedServer, Self) {
         let server = SimulatedServer::with(SimulatedOptions { seed, ..Default::default() });
         let crd = crd(GROUP);
@@ -130,7 +130,7 @@ impl Workload {
         (server, work)
     }
 
-    /// A recorder of all that the workload is about.
+    /// Returns a recorder for all objects of the workload.
     pub(crate) async fn recorder(&self) -> Recorder {
         let mut recorder = Recorder::new(self.client.clone())
             .alias(&self.resource.group, "GROUP")
@@ -146,7 +146,8 @@ impl Workload {
         recorder
     }
 
-    /// Creates, grows, changes, shrinks, releases and adopts, each once the step before is done.
+    /// Creates, grows, changes, shrinks, releases and adopts; each step waits until the previous
+    /// one is done.
     pub(crate) async fn run(&self) {
         self.create("a", 2).await;
         self.create("b", 1).await;
@@ -175,11 +176,11 @@ impl Workload {
         .await;
     }
 
-    /// Deletes a parent, and waits until the garbage collector has taken its children.
+    /// Deletes a parent and waits until the garbage collector has deleted its children.
     pub(crate) async fn delete(&self, name: &str) {
         self.parents.delete(name, &DeleteParams::background()).await.unwrap();
         let child = format!("{name}-0");
-        self.gone(&format!("all of {name}"), async || {
+        self.gone(&format!("everything of {name}"), async || {
             let parent = self.parents.get_opt(name).await?.is_some();
             let config_map = self.children.get_opt(&child).await?.is_some();
             let secret = self.secrets.get_opt(&child).await?.is_some();
@@ -205,7 +206,7 @@ impl Workload {
         self.parents.patch(name, &PatchParams::default(), &change).await.unwrap();
     }
 
-    /// Takes its labels from a child, and waits until nobody owns it; the labels.
+    /// Removes the labels of a child, waits until it has no owner, and returns the labels.
     async fn release(&self, name: &str) -> BTreeMap<String, Option<String>> {
         let child = self.children.get(name).await.unwrap();
         let labels = child.metadata.labels.unwrap_or_default();
@@ -241,13 +242,13 @@ impl Workload {
     async fn gone(&self, what: &str, is_there: impl AsyncFn() -> kube::Result<bool>) {
         until(&format!("{what} is gone"), async || match is_there().await {
             Ok(false) => Ok(()),
-            Ok(true) => Err("it is there".to_owned()),
+            Ok(true) => Err("the object exists".to_owned()),
             Err(error) => Err(error.to_string()),
         })
         .await;
     }
 
-    /// Waits until a parent has so many children with this text, and its status says so.
+    /// Waits until a parent has `size` children with this text and its status reports both.
     async fn settles(&self, name: &str, size: i64, text: &str) {
         until(&format!("{size} children of {name} say {text}"), async || {
             let all = self.children.list(&Default::default()).await;
@@ -282,10 +283,13 @@ impl Workload {
     }
 }
 
-/// What differs between any two runs: the uid of the parent, by which a child is selected, and which
-/// what was last applied says, too.
+/// Returns a mask of the differences between any two runs: the uid of the parent, in the label that
+/// selects its children and in their last-applied annotation.
 pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
-    assert!(one.objects.values().any(|history| history.deletes > 0), "it deletes: {one:#?}");
+    assert!(
+        one.objects.values().any(|history| history.deletes > 0),
+        "the workload deletes nothing: {one:#?}"
+    );
     assert!(one.objects.len() >= 10, "two parents, eight children: {one:#?}");
     for recording in [one, other] {
         for (child, end) in ends_of_children(recording) {
@@ -305,11 +309,11 @@ pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
         mask.hide(format!("/{uid}")).hide(format!("/metadata/annotations/{applied}/{uid}"))
     };
     let expected = with_uids(Mask::default());
-    assert_eq!(with_uids(mask.clone()), expected, "nothing else is a matter of chance");
+    assert_eq!(with_uids(mask.clone()), expected, "only the expected values are random");
     mask
 }
 
-/// The children that are there in the end, and what they are.
+/// Children that exist at the end, with their last state.
 fn ends_of_children(recording: &Recording) -> impl Iterator<Item = (&ObjectKey, &Value)> {
     let ends = recording.objects.iter().filter_map(|(key, it)| Some((key, it.end.as_ref()?)));
     ends.filter(|(key, _)| !key.of_type.starts_with("widgets"))

@@ -64,7 +64,7 @@ fn check_refused(pointer: &str, value: Value, expected: &str) {
 #[test]
 fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("", json!(null), "children[1]: must be an object, not null");
-    check_refused("", json!([]), "children[1]: is a list");
+    check_refused("", json!([]), "children[1]: must be an object, not a list");
     check_refused("/apiVersion", json!(null), "children[1].apiVersion: is required");
     check_refused("/kind", json!(""), "children[1].kind: is required");
     check_refused("/kind", json!(1), "children[1].kind: is a number");

@@ -79,7 +79,7 @@ async fn dependents_share_the_fate_of_their_owners() {
         map("orphan", &[("ConfigMap", "lost", "$uid.lost")], json!([])),
         remove("lost", "Orphan"),
         then(|list, _| is_gone(list, "lost") && owners(list, "orphan") == 0),
-        // One of two.
+        // With one of two owners deleted.
         map("one", &[], json!([])).keep("one"),
         map("two", &[], json!([])).keep("two"),
         map(

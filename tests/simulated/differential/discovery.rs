@@ -179,7 +179,7 @@ async fn discovery_says_the_same_in_each_of_its_forms() {
         get("/apis/rbac.authorization.k8s.io/v1").only(shared_types),
         get("/apis/authorization.k8s.io/v1"),
         get("/apis/authorization.k8s.io"),
-        // One version is added, and one removed.
+        // Adds a version and removes another.
         patch(
             MERGE,
             "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gears.$group",

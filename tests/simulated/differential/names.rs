@@ -63,7 +63,7 @@ async fn a_name_that_is_taken_is_refused_until_its_holder_goes() {
         vec![
             post(CRDS, widgets).brief(),
             status("widgets", is_established),
-            // One name each.
+            // A conflict in a single name each.
             post(CRDS, crd("wd", json!({ "kind": "Wd" }))).brief(),
             status("wd", conflicts),
             post(CRDS, crd("gears", json!({ "kind": "Gear", "singular": "widget" }))).brief(),

@@ -51,7 +51,7 @@ fn lists(path: &str) -> Vec<Step> {
         with("limit=2&labelSelector=app"),
         with("timeoutSeconds=x"),
         with("timeoutSeconds=5"),
-        // One object.
+        // Reads of a single object.
         get(&format!("{path}/a?resourceVersion=0")),
         get(&format!("{path}/a?resourceVersion=$version.c")),
         get(&format!("{path}/a?resourceVersion=x")),
