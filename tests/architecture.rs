@@ -328,7 +328,8 @@ const HEADLESS: [&str; 9] =
 #[test]
 fn comments_begin_with_their_noun_and_use_plain_words() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut open: Vec<_> = ["src", "tests", "examples", "benches"].map(|room| root.join(room)).into();
+    let mut open: Vec<_> =
+        ["src", "tests", "examples", "benches"].map(|room| root.join(room)).into();
     let (mut wrong, mut read) = (Vec::new(), 0);
     while let Some(path) = open.pop() {
         if path.is_dir() {
