@@ -2,14 +2,15 @@
 
 use serde::Deserialize;
 
-/// Page of a list of `T`. Servers may omit the metadata, and send `null` for an empty list.
+/// Page of a list of `T`. A document without `items` is not a page: a proxy may send it in the place of
+/// the server, and an empty list would prove that all objects are gone.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "T: Deserialize<'de>"))]
 pub(crate) struct ListPage<T> {
     #[serde(default)]
     metadata: Option<ListMetadata>,
-    /// Objects of this page; `None` if the response has no list.
-    #[serde(default = "Option::default")]
+    /// Objects of this page; `None` for `null`, which some servers send for an empty list.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub(crate) items: Option<Vec<T>>,
 }
 
@@ -48,8 +49,8 @@ mod tests {
     }
 
     #[test]
-    fn missing_parts_are_none() {
-        check("{}", "", None, None);
+    fn missing_metadata_and_null_are_none() {
+        check(r#"{"items":null}"#, "", None, None);
         check(r#"{"metadata":null,"items":null}"#, "", None, None);
         check(
             r#"{"metadata":{"resourceVersion":null,"continue":""},"items":[]}"#,
@@ -63,5 +64,12 @@ mod tests {
             Some("t"),
             Some(2),
         );
+    }
+
+    #[test]
+    fn document_without_items_is_no_page() {
+        for json in ["{}", r#"{"kind":"Status","metadata":{},"code":200}"#] {
+            assert!(serde_json::from_str::<ListPage<u8>>(json).is_err(), "{json}");
+        }
     }
 }

@@ -7,7 +7,7 @@ const FEATURES: &str = "cli,meta,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 31] = [
+const DEPENDENCIES: [&str; 32] = [
     "anyhow",
     "axum",
     "base64",
@@ -26,6 +26,7 @@ const DEPENDENCIES: [&str; 31] = [
     "hyper-util",
     "k8s-openapi",
     "kube",
+    "parking_lot",
     "prometheus-client",
     "rustls",
     "schemars",

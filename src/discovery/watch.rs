@@ -14,7 +14,7 @@ use kube::{
     Client,
     core::{Status, WatchEvent},
 };
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
@@ -137,7 +137,11 @@ impl<T: Watched> Reader<T> {
                 };
             let next = page.continue_token().map(|token| format!("&continue={}", escape(token)));
             let resource_version = page.resource_version().to_owned();
-            items.extend(page.items.into_iter().flatten().map(T::slim));
+            let Some(page) = page.items else {
+                let source = serde_json::Error::custom("items is null");
+                return self.failed(Phase::List, Error::Decode { path, source });
+            };
+            items.extend(page.into_iter().map(T::slim));
             match next {
                 Some(next) => from = next,
                 None => {

@@ -49,7 +49,7 @@ scenarios! {
 }
 
 /// Age up to which a list certainly holds its permit: half of the second after which an informer
-/// gives up the permit of a slow list, so that a late sample counts no list without a permit.
+/// releases the permit of a slow list, so that a late sample counts no list without a permit.
 const HAS_ITS_PLACE: Duration = Duration::from_millis(500);
 
 /// Runs `happens` and returns its result, with the largest number of concurrent lists meanwhile.

@@ -57,7 +57,7 @@ pub(crate) fn sized(request: &Value) -> Answer {
 }
 
 /// Spec of the controller: ConfigMaps are updated in place, Secrets are recreated, and Leases are
-/// recreated only after somebody deletes them.
+/// recreated only after another client deletes them.
 pub(crate) fn spec(crd: &CrdBuilder, hook: &str) -> Value {
     let parent = crd.api_resource("v1");
     let child = |api_version: &str, resource: &str, method: &str| {

@@ -430,6 +430,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_list_without_items_deletes_nothing() {
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
+        watch.error(410, "Expired", "old");
+        harness.script.stream().await.refuse(400, "BadRequest", "unknown parameter");
+
+        harness.script.list().await.refuse(200, "", "a proxy answers for the server");
+        let again = harness.script.list().await;
+
+        assert_eq!(stored(&subscription), names(&[("a", 1)]));
+        assert!(matches!(progress(&subscription), Progress::Stale(_)));
+        again.page(20, "", &[widget("a", 1)]);
+        harness.script.watch(20).await;
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_relist_whose_token_expires_deletes_nothing_before_it_is_complete() {
         let mut harness = Harness::new();
         let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;

@@ -67,7 +67,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("", json!([]), "children[1]: must be an object, not a list");
     check_refused("/apiVersion", json!(null), "children[1].apiVersion: is required");
     check_refused("/kind", json!(""), "children[1].kind: is required");
-    check_refused("/kind", json!(1), "children[1].kind: is a number");
+    check_refused("/kind", json!(1), "children[1].kind: must be a string, not a number");
     check_refused("/kind", json!("Pod"), "children[1]: Pod of v1 is not declared");
     check_refused("/apiVersion", json!("v2"), "children[1]: ConfigMap of v2 is not declared");
     check_refused("/metadata", json!(null), "children[1].metadata: must be an object");
@@ -77,7 +77,7 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/name", json!(".."), "children[1].metadata.name: ");
     check_refused("/metadata/generateName", json!("x-"), "children[1].metadata.generateName: ");
     check_refused("/metadata/namespace", json!("other"), "children[1].metadata.namespace: ");
-    check_refused("/metadata/namespace", json!(7), "children[1].metadata.namespace: is a number");
+    check_refused("/metadata/namespace", json!(7), "children[1].metadata.namespace: must be a string, not a number");
     check_refused("/metadata/uid", json!("u"), "children[1].metadata.uid: ");
     check_refused(
         "/metadata/ownerReferences",

@@ -89,6 +89,23 @@ async fn a_deletion_that_the_watch_missed_is_found_by_the_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_list_without_items_proves_no_absence() {
+    let harness = Harness::ready().await;
+    let mut status = harness.registry.subscribe(&widgets());
+    harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
+    until(&mut status, SERVED).await;
+
+    // A proxy answers for the server, with a JSON document that is no list.
+    harness.server.fail(&format!("list {CRDS}"), 200, Duration::ZERO);
+    harness.server.fail(&format!("watch {CRDS}"), 410, Duration::ZERO);
+    harness.server.cut(CRDS);
+    sleep(Duration::from_secs(300)).await;
+
+    assert!(!status.has_changed().unwrap(), "{:?}", status.borrow().state);
+    assert!(harness.registry.health().crds.error.unwrap().contains(CRDS));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lost_watch_freezes_the_last_state_and_is_reported() {
     let harness = Harness::ready().await;
     let mut status = harness.registry.subscribe(&widgets());
