@@ -21,16 +21,31 @@ const URL_ENDS: [char; 6] = ['"', '\'', '<', '>', '`', '\\'];
 /// Returns a URL without user, password, query and fragment; the whole text counts as the URL.
 ///
 /// Everything up to the last `@` counts as credentials, since a password that is not encoded may
-/// contain any character.
+/// contain any character. If that `@` may as well belong to a query, neither is shown.
 pub fn url(url: impl Display) -> String {
     let url = url.to_string();
     let (scheme, address) = match url.split_once("://") {
         Some((scheme, address)) => (format!("{scheme}://"), address),
         None => (String::new(), url.as_str()),
     };
-    let address = address.rsplit_once('@').map_or(address, |(_, host)| host);
-    let address = address.split(['?', '#']).next().unwrap_or_default();
-    printable(&format!("{scheme}{address}"))
+    let place = address.split(['?', '#']).next().unwrap_or_default();
+    let place = match address.rsplit_once('@') {
+        None => place,
+        Some((credentials, host)) if !credentials.contains(['?', '#']) => {
+            host.split(['?', '#']).next().unwrap_or_default()
+        }
+        // The query of a host without credentials.
+        Some(_) if is_host(place.split('/').next().unwrap_or_default()) => place,
+        Some(_) => "[redacted]",
+    };
+    printable(&format!("{scheme}{place}"))
+}
+
+/// Returns whether an authority is a host with a port or without one, and not a user with a password.
+fn is_host(authority: &str) -> bool {
+    let port = authority.rsplit_once(':').map(|(_, port)| port);
+    !authority.contains('@')
+        && port.is_none_or(|port| port.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Returns a text with each URL in it reduced to scheme, host and path, and without control
@@ -264,7 +279,10 @@ mod tests {
         for (given, expected) in [
             ("http://hook:8080/sync?token=hush#hush", "http://hook:8080/sync"),
             ("https://user:hush@hook/sync", "https://hook/sync"),
-            ("https://user:hu?sh/@hook/sync", "https://hook/sync"),
+            ("https://user:hu?sh/@hook/sync", "https://[redacted]"),
+            ("https://hook/sync?key=hu@sh", "https://hook/sync"),
+            ("https://hook:8080?hu@sh", "https://hook:8080"),
+            ("https://user:hush@hook/sync?key=hu@sh", "https://[redacted]"),
             ("Post \"https://u:hush@h/c?timeout=1s\": EOF", "Post \"https://h/c\": EOF"),
             ("a://b?c d://e@f, g", "a://b d://f, g"),
             ("no URL: a?b@c", "no URL: a?b@c"),

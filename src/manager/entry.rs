@@ -112,6 +112,8 @@ pub(super) struct Entry {
     pub(super) last_done: Option<Done>,
     /// End of the epoch's run, once it has returned.
     pub(super) returned: Option<RunEnd>,
+    /// True if the run returned before it was asked to stop.
+    pub(super) ended_by_itself: bool,
     /// Epoch that did not report running within the start timeout of its group, and that timeout.
     pub(super) late: Option<(u64, Duration)>,
     /// Time at which the starting epoch began.

@@ -12,7 +12,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
 use tokio::{
-    sync::{broadcast, mpsc, watch},
+    sync::{broadcast, mpsc, oneshot, watch},
     task::JoinSet,
     time::{Instant, sleep_until},
 };
@@ -102,6 +102,17 @@ pub(super) struct Owner {
     phase: Phase,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
+    /// Names removed since the last snapshot.
+    gone: Vec<ControllerName>,
+    outgoing: Vec<Outgoing>,
+}
+
+/// Message that leaves the manager after the snapshot that shows its cause, so that its receiver
+/// never reads an older snapshot.
+enum Outgoing {
+    Transition(Transition),
+    Answer(oneshot::Sender<Result<(), AddError>>, Result<(), AddError>),
+    Removed(oneshot::Sender<()>),
 }
 
 impl Owner {
@@ -130,6 +141,8 @@ impl Owner {
             phase: Phase::opening(0),
             failure: None,
             dirty: Vec::new(),
+            gone: Vec::new(),
+            outgoing: Vec::new(),
         }
     }
 
@@ -158,6 +171,7 @@ impl Owner {
                 event = next;
             }
         }
+        self.publish();
         self.commands.close();
         self.runs.abort_all();
         self.prepares.shutdown().await;
@@ -230,11 +244,12 @@ impl Owner {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Add(name, spec, reply) => {
-                // The receiver may have been dropped; then the answer is not needed.
-                drop(reply.send(self.add(name, spec)));
+                let added = self.add(name, spec);
+                self.outgoing.push(Outgoing::Answer(reply, added));
             }
             Command::Replace(name, spec, reply) => {
-                drop(reply.send(self.replace(&name, spec)));
+                let replaced = self.replace(&name, spec);
+                self.outgoing.push(Outgoing::Answer(reply, replaced));
             }
             Command::Remove(name, reply) => match self.names.get(&name).copied() {
                 Some(id) => {
@@ -243,7 +258,7 @@ impl Owner {
                     drop_pending(entry, &mut self.timers);
                     self.step(id, Input::Remove);
                 }
-                None => reply.send(()).unwrap_or_default(),
+                None => self.outgoing.push(Outgoing::Removed(reply)),
             },
         }
     }
@@ -276,6 +291,7 @@ impl Owner {
                 watching,
                 last_done: None,
                 returned: None,
+                ended_by_itself: false,
                 begun_at: None,
                 late: None,
                 stopped_at: None,
@@ -328,11 +344,12 @@ impl Owner {
         if entry.returned.is_some() || entry.epoch.is_none() || entry.epoch_number != epoch {
             return;
         }
+        // A failure of a run that is already stopping does not end the manager.
+        let stopping = entry.lifecycle.stopping().is_some();
         entry.returned = Some(end.clone());
+        entry.ended_by_itself = !stopping;
         if let RunEnd::Failed(error) | RunEnd::Panicked(error) = &end {
             let policy = entry.spec.options.on_failure;
-            // A failure of a run that is already stopping does not end the manager.
-            let stopping = entry.lifecycle.stopping().is_some();
             if policy == FailurePolicy::FailManager && self.failure.is_none() && !stopping {
                 self.failure = Some(ManagerError::RunnableFailed {
                     name: entry.name.clone(),
@@ -357,7 +374,15 @@ impl Owner {
             self.metrics.failed(&entry.name);
             let epoch = entry.epoch_number;
             warn!(controller = %entry.name, epoch, error, "run failed after it had reported its end");
+            let policy = entry.spec.options.on_failure;
+            let ends_manager = policy == FailurePolicy::FailManager && entry.ended_by_itself;
+            if ends_manager && self.failure.is_none() {
+                let (name, error) = (entry.name.clone(), error.to_owned());
+                self.failure = Some(ManagerError::RunnableFailed { name, error });
+                self.close();
+            }
         }
+        let Some(entry) = self.entries.get(&id) else { return };
         // The end may be polled before the return.
         self.on_returned(id, entry.epoch_number, end);
         self.step(id, Input::Ended);
@@ -432,12 +457,13 @@ impl Owner {
         );
     }
 
-    fn announce(&self, name: &ControllerName, epoch: u64, kind: TransitionKind) {
-        // There may be no receiver.
-        drop(self.transitions.send(Transition { name: name.clone(), epoch, kind }));
+    fn announce(&mut self, name: &ControllerName, epoch: u64, kind: TransitionKind) {
+        let transition = Transition { name: name.clone(), epoch, kind };
+        self.outgoing.push(Outgoing::Transition(transition));
     }
 
-    /// Publishes all changes since the last call as one snapshot.
+    /// Publishes all changes since the last call as one snapshot, and then sends the messages about
+    /// them.
     fn publish(&mut self) {
         let dirty = std::mem::take(&mut self.dirty);
         let mut changed = Vec::new();
@@ -450,12 +476,24 @@ impl Owner {
                 changed.push(status);
             }
         }
-        if !changed.is_empty() {
+        let gone = std::mem::take(&mut self.gone);
+        if !changed.is_empty() || !gone.is_empty() {
             self.snapshot.send_modify(|snapshot| {
                 // Copies the map if a reader holds the last snapshot.
                 let snapshot = Arc::make_mut(snapshot);
+                for name in &gone {
+                    snapshot.remove(name);
+                }
                 changed.into_iter().for_each(|status| snapshot.insert(status));
             });
+        }
+        for message in self.outgoing.drain(..) {
+            // A receiver that was dropped needs no message.
+            match message {
+                Outgoing::Transition(transition) => drop(self.transitions.send(transition)),
+                Outgoing::Answer(reply, answer) => drop(reply.send(answer)),
+                Outgoing::Removed(reply) => reply.send(()).unwrap_or_default(),
+            }
         }
     }
 

@@ -95,6 +95,8 @@ impl Taken {
             && numbers.by_request.remove(request).is_some_and(|kept| kept.waits)
         {
             numbers.waiting -= 1;
+            drop(numbers);
+            self.begins.notify_waiters();
         }
     }
 

@@ -50,7 +50,11 @@ impl ChannelSource {
         let mut requests = self.requests.lock().await;
         context.deliveries.join(&self.taken);
         for request in self.taken.requests() {
-            self.taken.set_waits(&request, context.enqueue_again(request.clone()));
+            // Set first, since a reconcile that begins at once clears it.
+            self.taken.set_waits(&request, true);
+            if !context.enqueue_again(request.clone()) {
+                self.taken.set_waits(&request, false);
+            }
         }
         let capacity = requests.max_capacity();
         self.taken.room(capacity).await;

@@ -156,7 +156,8 @@ impl Drop for Owned {
     fn drop(&mut self) {
         let phase = mem::replace(&mut *self.slot.lock(), Phase::Cut);
         match phase {
-            Phase::Held(held, _) => drop(held),
+            // Its panic must not keep the fence from forgetting the exchange.
+            Phase::Held(held, _) => drop_quietly(held),
             // A poll has panicked and dropped the content.
             Phase::Polled | Phase::Late => {}
             // The fence forgot the exchange when the content was dropped.

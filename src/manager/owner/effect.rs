@@ -1,7 +1,5 @@
 //! Effects: carries out the actions that an entry's state machine returns.
 
-use std::sync::Arc;
-
 use futures::FutureExt;
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
@@ -13,7 +11,7 @@ use super::{
         lifecycle::{Action, Input},
         run::{self, Overrun},
     },
-    Id, Owner, Timer,
+    Id, Outgoing, Owner, Timer,
 };
 
 impl Owner {
@@ -40,6 +38,7 @@ impl Owner {
         }
         let Some(entry) = self.entries.get(&id) else { return };
         let state = entry.lifecycle.state();
+        let counts_as_running = !entry.spec.reports_running;
         if before != state {
             let (name, epoch) = (entry.name.clone(), entry.epoch_number);
             self.metrics.entered(&name, before, state);
@@ -47,7 +46,7 @@ impl Owner {
             debug!(controller = %name, epoch, state = state.word(), "entered");
         }
         // Runnables that do not report running count as running from the start.
-        if state == ControllerState::Starting && !entry.spec.reports_running {
+        if state == ControllerState::Starting && counts_as_running {
             self.step(id, Input::Running);
         }
     }
@@ -74,11 +73,8 @@ impl Owner {
         self.retired.add(&entry.name, entry.epoch_number);
         self.metrics.removed(&entry.name);
         self.announce(&entry.name, entry.epoch_number, TransitionKind::Removed);
-        self.snapshot.send_if_modified(|snapshot| Arc::make_mut(snapshot).remove(&entry.name));
-        for remover in entry.removers {
-            // The caller may have dropped its receiver.
-            remover.send(()).unwrap_or_default();
-        }
+        self.outgoing.extend(entry.removers.into_iter().map(Outgoing::Removed));
+        self.gone.push(entry.name);
     }
 
     pub(super) fn start(&mut self, id: Id, now: Instant) {

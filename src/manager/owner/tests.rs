@@ -1,6 +1,22 @@
 //! Order in which the owner takes up what is ready.
 
 use super::*;
+use crate::manager::{ConditionalRunnable, Epoch, RunResult, Runnable, RunnableOptions, always};
+
+/// Runnable that always may run, and ends at once.
+struct Idle;
+
+impl Runnable for Idle {
+    fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
+        Box::pin(async { Ok(()) })
+    }
+}
+
+impl ConditionalRunnable for Idle {
+    fn ready(&self) -> Readiness {
+        always()
+    }
+}
 
 struct Harness {
     owner: Owner,
@@ -18,7 +34,7 @@ impl Harness {
     }
 
     fn command(&self) {
-        let (reply, _) = tokio::sync::oneshot::channel();
+        let (reply, _) = oneshot::channel();
         let command = Command::Remove("no runnable".into(), reply);
         assert!(self.commands.try_send(command).is_ok());
     }
@@ -42,6 +58,22 @@ async fn a_steady_stream_of_commands_does_not_starve_the_end_of_a_run() {
 
     let returned = |event: &Event| matches!(event, Event::Returned(1, 1, RunEnd::Completed));
     assert!(events.iter().any(returned), "4 commands were taken up before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_and_transitions_leave_after_the_snapshot_that_shows_their_cause() {
+    let mut harness = Harness::new();
+    let mut transitions = harness.owner.transitions.subscribe();
+    let spec = Spec::new(Arc::new(Idle), RunnableOptions::default());
+    let (reply, mut added) = oneshot::channel();
+
+    harness.owner.handle(Event::Command(Command::Add("a".into(), spec, reply)));
+    assert!(added.try_recv().is_err() && transitions.try_recv().is_err(), "not published yet");
+    harness.owner.publish();
+
+    assert!(harness.owner.snapshot.borrow().get(&"a".into()).is_some());
+    assert_eq!(added.try_recv(), Ok(Ok(())));
+    assert!(transitions.try_recv().is_ok());
 }
 
 #[tokio::test(start_paused = true)]

@@ -226,3 +226,19 @@ async fn a_run_that_panics_after_it_has_reported_its_end_counts_as_a_failure() {
     assert_eq!(counter(&metrics, failures).as_deref(), Some("1"));
     harness.stop().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_panics_after_it_has_reported_its_end_ends_a_manager_that_must_not_outlive_it() {
+    let harness = Harness::new();
+    let options =
+        RunnableOptions { on_failure: FailurePolicy::FailManager, ..RunnableOptions::default() };
+    harness.handle.add_runnable("late", Arc::new(PanicsLate), options).await.unwrap();
+
+    let end = timeout(Duration::from_secs(3600), harness.running).await.expect("the manager ends");
+
+    let error = end.unwrap().unwrap_err();
+    assert!(
+        matches!(&error, ManagerError::RunnableFailed { name, .. } if name.as_str() == "late"),
+        "{error}"
+    );
+}

@@ -77,7 +77,11 @@ fn an_unusable_child_is_refused_by_the_path_of_its_field() {
     check_refused("/metadata/name", json!(".."), "children[1].metadata.name: ");
     check_refused("/metadata/generateName", json!("x-"), "children[1].metadata.generateName: ");
     check_refused("/metadata/namespace", json!("other"), "children[1].metadata.namespace: ");
-    check_refused("/metadata/namespace", json!(7), "children[1].metadata.namespace: must be a string, not a number");
+    check_refused(
+        "/metadata/namespace",
+        json!(7),
+        "children[1].metadata.namespace: must be a string, not a number",
+    );
     check_refused("/metadata/uid", json!("u"), "children[1].metadata.uid: ");
     check_refused(
         "/metadata/ownerReferences",
