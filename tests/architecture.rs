@@ -30,6 +30,7 @@ const ROOMS: [(&str, &[&str]); 15] = [
             "guard",
             "owner_gauge",
             "token_bucket",
+            "list_page",
         ],
     ),
     (

@@ -40,7 +40,7 @@ pub enum Error {
         /// The whole chain of causes.
         message: String,
     },
-    /// The product for `User-Agent` is invalid; correct [`TransportOptions::product`].
+    /// The product for `User-Agent` is invalid; correct `TransportOptions::product`.
     #[error("the product {product:?} cannot be sent as User-Agent")]
     Product {
         /// Product as configured.

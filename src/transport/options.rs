@@ -8,7 +8,7 @@ use super::TransportMetrics;
 /// a clock.
 const FOREVER: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// Times and limits of a [`Transport`].
+/// Times and limits of a [`Transport`](super::Transport).
 #[derive(Clone, Debug)]
 pub struct TransportOptions {
     /// Longest time to open a connection, including its TLS session; 5 s.

@@ -16,11 +16,11 @@ use crate::manager::{Readiness, always};
 /// Source of requests from a channel, for events from outside of Kubernetes.
 ///
 /// Each request is delivered at least once, merged by its key. The source keeps a request from its
-/// receipt until its reconcile returns [`Outcome::Done`](super::Outcome::Done) or
-/// [`ReconcileError::Terminal`](super::ReconcileError::Terminal). The next epoch of a controller
-/// with this source begins with the kept requests, however the last epoch ended. They include
-/// requests in back-off, requests to be requeued after a time, and those whose reconcile was
-/// dropped.
+/// receipt until its reconcile returns [`Outcome::Done`](crate::controller::Outcome::Done) or
+/// [`ReconcileError::Terminal`](crate::controller::ReconcileError::Terminal). The next epoch of a
+/// controller with this source begins with the kept requests, however the last epoch ended. They
+/// include requests in back-off, requests to be requeued after a time, and those whose reconcile
+/// was dropped.
 ///
 /// The channel's capacity holds senders back: the source receives no more while as many requests
 /// wait for a reconcile to begin. A stopped controller receives nothing. Closing the channel does
