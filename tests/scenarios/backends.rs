@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceConversion, WebhookClientConfig, WebhookConversion,
 };
+use kube::api::ListParams;
 use pilotlight::{
     discovery::TypeState,
     kind::TypeRef,
@@ -22,7 +23,7 @@ use super::{
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
-    support::{Act, Carrier, Embedded, Recorder, Server, about, type_of},
+    support::{Act, Carrier, Embedded, Recorder, Server, about, type_of, until},
     unknown::assert_undisturbed,
 };
 
@@ -64,6 +65,15 @@ impl Outage {
                         conversion_review_versions: vec!["v1".to_owned()],
                     }),
                 });
+            })
+            .await;
+            // The handler of the changed CRD takes a moment to replace the old one, which still lists.
+            let api = testbed.scope.api(crd, "v2");
+            until("the server fails to convert", async || {
+                match api.list(&ListParams::default()).await {
+                    Ok(_) => Err("the list succeeded".to_owned()),
+                    Err(_) => Ok(()),
+                }
             })
             .await;
             return Self(Vec::new());
