@@ -128,7 +128,7 @@ async fn the_python_example_greets() {
     condition(&client, "Ready", "True", "Running").await;
     greet(&client).await;
     let bonjour = eventually("bonjour", async || text(&client, "hello-fr").await).await;
-    assert_eq!(bonjour, "Bonjour, testbed!");
+    assert_eq!(bonjour, "Bonjour, world!");
     eventually("the status", async || {
         let status = greetings(&client).get("hello").await.unwrap().data["status"].clone();
         (status["ready"] == 2 && status["wanted"] == 2).then_some(())
