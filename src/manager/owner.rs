@@ -35,8 +35,8 @@ use crate::owner_gauge::Counted;
 pub(super) type Id = u64;
 
 /// Most events that one turn handles before it publishes a snapshot. It bounds the delay of the first
-/// change of a burst.
-const TURN: usize = 1024;
+/// change of a burst, and the transitions of one turn, so that they fit into the channel of receivers.
+const TURN: usize = 128;
 
 /// Everything that can happen to a manager.
 enum Event {

@@ -36,7 +36,8 @@ impl FailureStreak {
     /// Records that a reconcile succeeded, which ends the streak. Returns whether the streak had
     /// been reported.
     pub(in crate::controller) fn succeeded(&mut self) -> bool {
-        std::mem::take(self).reported
+        // Most reconciles succeed without a streak before.
+        self.since.is_some() && std::mem::take(self).reported
     }
 
     /// Returns the time at which the streak is to be reported; `None` without a streak, or once it

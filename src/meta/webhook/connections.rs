@@ -90,8 +90,8 @@ impl Drop for Connections {
     }
 }
 
-/// Returns the TLS configuration: the system's roots, loaded once. A hook without TLS gets no
-/// roots, so that it works where there are none.
+/// Returns the TLS configuration: the system's roots, loaded once. A hook without TLS gets no roots, and
+/// so works on a system that has no root certificates.
 fn tls(url: &Uri) -> Result<ClientConfig, HookError> {
     static TRUSTED: OnceLock<ClientConfig> = OnceLock::new();
     let secure = url.scheme() == Some(&Scheme::HTTPS);
