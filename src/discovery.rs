@@ -24,9 +24,13 @@ mod script;
 mod state;
 mod subscriptions;
 mod task;
+mod type_change;
 mod watch;
 
 pub use registry::{DiscoveryMode, DiscoveryOptions, TypeRegistry};
 pub use report::{DiscoveryHealth, Origin, SourceHealth, TypeReport};
 pub use state::{InstallingReason, TypePhase, TypeState, TypeStatus};
 pub use task::Discovery;
+pub(crate) use type_change::TypeChange;
+#[cfg(test)]
+pub(crate) use type_change::tests as type_changes;

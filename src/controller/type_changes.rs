@@ -17,26 +17,17 @@ use tokio::{select, sync::watch};
 use tracing::debug;
 
 use crate::{
-    discovery::{TypeRegistry, TypeState, TypeStatus},
+    discovery::{TypeChange, TypeRegistry, TypeStatus},
     informer::InformerSet,
     kind::{TypeIdentity, TypeRef},
 };
-
-/// State of the type, by identity, that an informer was started with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TypeChange {
-    Served,
-    /// The registry has proof neither of presence nor of absence.
-    Unknown,
-    Gone,
-}
 
 /// Wait for the next change of a type that has informers.
 type Change = Abortable<BoxFuture<'static, (TypeIdentity, watch::Receiver<TypeStatus>)>>;
 
 /// Type that has informers.
 struct Followed {
-    known: TypeChange,
+    change: TypeChange,
     /// Handle that aborts the wait for the next change.
     wait: AbortHandle,
 }
@@ -58,16 +49,16 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
             has_informers
         });
         for (identity, _) in current {
-            match followed.get(&identity).map(|entry| entry.known) {
+            match followed.get(&identity).map(|entry| entry.change) {
                 None => {
                     let status = types.subscribe(&at_its_version(&identity));
-                    let (known, wait) = follow(&identity, status, &changes);
-                    known.propagate(&identity, &informers);
-                    followed.insert(identity, Followed { known, wait });
+                    let (change, wait) = follow(&identity, status, &changes);
+                    apply(change, &identity, &informers);
+                    followed.insert(identity, Followed { change, wait });
                 }
                 // Propagated again: another informer may have started in between.
-                Some(TypeChange::Gone) => TypeChange::Gone.propagate(&identity, &informers),
-                Some(TypeChange::Served | TypeChange::Unknown) => {}
+                Some(change) if change.is_loss() => apply(change, &identity, &informers),
+                Some(_) => {}
             }
         }
         loop {
@@ -78,9 +69,9 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
                     // An aborted wait is of a type without informers.
                     let Ok((identity, status)) = change else { continue };
                     let Some(entry) = followed.get_mut(&identity) else { continue };
-                    let (known, wait) = follow(&identity, status, &changes);
-                    if std::mem::replace(entry, Followed { known, wait }).known != known {
-                        known.propagate(&identity, &informers);
+                    let (change, wait) = follow(&identity, status, &changes);
+                    if std::mem::replace(entry, Followed { change, wait }).change != change {
+                        apply(change, &identity, &informers);
                     }
                 }
             }
@@ -88,17 +79,17 @@ pub(super) async fn propagate(types: TypeRegistry, informers: InformerSet) {
     }
 }
 
-/// Returns the state of a type, and adds the wait for its next change to `changes`.
+/// Returns the change of a type, and adds the wait for its next change to `changes`.
 fn follow(
     identity: &TypeIdentity,
     mut status: watch::Receiver<TypeStatus>,
     changes: &FuturesUnordered<Change>,
 ) -> (TypeChange, AbortHandle) {
-    let known = TypeChange::of(identity, &status.borrow_and_update());
+    let change = status.borrow_and_update().change_since(identity);
     let (wait, registration) = AbortHandle::new_pair();
-    let change = next(identity.clone(), status).boxed();
-    changes.push(Abortable::new(change, registration));
-    (known, wait)
+    let wait_for_next = next(identity.clone(), status).boxed();
+    changes.push(Abortable::new(wait_for_next, registration));
+    (change, wait)
 }
 
 /// Waits for the next change of a type.
@@ -117,28 +108,18 @@ fn at_its_version(identity: &TypeIdentity) -> TypeRef {
     TypeRef::resource(&*identity.group, &*identity.version, &*identity.plural)
 }
 
-impl TypeChange {
-    fn propagate(self, identity: &TypeIdentity, informers: &InformerSet) {
-        match self {
-            Self::Served => informers.type_served(identity),
-            Self::Unknown => {}
-            Self::Gone => {
-                debug!(resource = %identity, "type is gone, its informers end");
-                informers.type_gone(identity);
-            }
-        }
-    }
-
-    fn of(identity: &TypeIdentity, status: &TypeStatus) -> Self {
-        let is_same = status.served.as_ref().is_some_and(|served| served.identity == *identity);
-        match &status.state {
-            TypeState::Served | TypeState::Terminating if is_same => Self::Served,
-            TypeState::Unknown(_) => Self::Unknown,
-            TypeState::Served
-            | TypeState::Terminating
-            | TypeState::Absent
-            | TypeState::Installing(_)
-            | TypeState::NotWatchable => Self::Gone,
+/// Applies the change of a type to its informers.
+fn apply(change: TypeChange, identity: &TypeIdentity, informers: &InformerSet) {
+    match change {
+        TypeChange::Unchanged => informers.type_served(identity),
+        TypeChange::Unknown => {}
+        // No request for this version is answered any more.
+        TypeChange::OtherVersion
+        | TypeChange::Replaced
+        | TypeChange::Unavailable
+        | TypeChange::Absent => {
+            debug!(resource = %identity, ?change, "type is gone, its informers end");
+            informers.type_gone(identity);
         }
     }
 }

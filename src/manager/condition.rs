@@ -10,7 +10,7 @@ use tokio::sync::watch;
 
 use super::Reason;
 use crate::{
-    discovery::{DiscoveryMode, TypeRegistry, TypeState, TypeStatus},
+    discovery::{DiscoveryMode, TypeChange, TypeRegistry, TypeState, TypeStatus},
     kind::{ServedType, TypeIdentity, TypeRef},
 };
 
@@ -55,6 +55,49 @@ pub enum Verdict {
     Unmet(Vec<Unmet>),
     /// Neither is proven, for these reasons: a running epoch continues, and no epoch starts.
     Unknown(Vec<Unmet>),
+}
+
+impl Verdict {
+    /// Returns the change of the condition's types since `held` was its basis.
+    ///
+    /// Agrees with [`TypeStatus::change_since`], except that another kind under the same identity
+    /// is another basis.
+    pub(crate) fn change_since(&self, held: &[Basis]) -> TypeChange {
+        match self {
+            Self::Met(now) if now == held => TypeChange::Unchanged,
+            Self::Met(now) => {
+                let is_kept = |(held, now): (&Basis, &Basis)| {
+                    let kinds = held.kind == now.kind && held.list_kind == now.list_kind;
+                    let change = TypeChange::between(&held.identity, &now.identity);
+                    kinds && change != TypeChange::Replaced
+                };
+                if now.len() == held.len() && held.iter().zip(now).all(is_kept) {
+                    TypeChange::OtherVersion
+                } else {
+                    TypeChange::Replaced
+                }
+            }
+            Self::Unmet(_) if self.is_absent() => TypeChange::Absent,
+            Self::Unmet(_) => TypeChange::Unavailable,
+            Self::Unknown(_) => TypeChange::Unknown,
+        }
+    }
+
+    /// Returns whether a type of the condition is proven absent, rather than unavailable for now.
+    pub(crate) fn is_absent(&self) -> bool {
+        match self {
+            Self::Unmet(why) => why.iter().any(|unmet| unmet.reason == Reason::TypeAbsent),
+            Self::Met(_) | Self::Unknown(_) => false,
+        }
+    }
+
+    /// Returns the reasons for which the condition is not met.
+    pub(crate) fn reasons(&self) -> &[Unmet] {
+        match self {
+            Self::Met(_) => &[],
+            Self::Unmet(why) | Self::Unknown(why) => why,
+        }
+    }
 }
 
 /// Source of verdicts; users implement it for their own conditions. Implemented for functions that
@@ -427,6 +470,7 @@ impl<T: Condition + ?Sized> Condition for Arc<T> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::discovery::type_changes;
 
     fn said(reason: &'static str) -> Vec<Unmet> {
         vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
@@ -537,6 +581,27 @@ pub(super) mod tests {
         assert_eq!(readiness.verdict(), Verdict::Unknown(said("B")));
         second.send_replace(Verdict::Unmet(said("B")));
         assert_eq!(readiness.verdict(), met_by("1"), "the loss is proven");
+    }
+
+    #[test]
+    fn a_verdict_and_the_status_that_it_is_of_agree_on_every_change() {
+        let (held, widgets) =
+            (type_changes::widgets(), TypeRef::kind("example.com", "v1", "Widget"));
+        let basis = [Basis::from(&held)];
+        for (status, expected) in type_changes::later_statuses() {
+            let verdict = judge(&widgets, None, &status);
+            assert_eq!(verdict.change_since(&basis), expected, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn another_kind_under_the_same_identity_is_another_basis() {
+        let held = type_changes::widgets();
+        let renamed = ServedType { kind: "Gizmo".into(), ..held.clone() };
+        let verdict = Verdict::Met(vec![Basis::from(&renamed)]);
+
+        assert_eq!(verdict.change_since(&[Basis::from(&held)]), TypeChange::Replaced);
+        assert_eq!(verdict.change_since(&[]), TypeChange::Replaced);
     }
 
     #[test]

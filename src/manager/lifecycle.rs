@@ -246,12 +246,11 @@ impl Lifecycle {
             State::Live { .. } if self.removed || !self.allowed => {
                 self.stop(StopReason::Cancelled, now)
             }
-            State::Live { basis, .. } => match &self.verdict {
-                Verdict::Met(met) if met == basis => Vec::new(),
-                Verdict::Met(_) | Verdict::Unmet(_) => self.stop(StopReason::TypeGone, now),
-                // Unknown does not prove absence: the epoch continues.
-                Verdict::Unknown(_) => Vec::new(),
-            },
+            State::Live { basis, .. } if self.verdict.change_since(basis).is_loss() => {
+                self.stop(StopReason::TypeGone, now)
+            }
+            // Unknown does not prove absence: the epoch continues.
+            State::Live { .. } => Vec::new(),
             State::Stopping { .. } | State::Stopped => Vec::new(),
         }
     }

@@ -18,10 +18,11 @@ use crate::{
         run::input_status::{InputMode, InputStatus, InputStatuses},
         source::kind::KindSource,
     },
+    discovery::TypeChange,
     duration::after,
     guard::{self, Held},
     kind::TypeRef,
-    manager::{Basis, Epoch, Readiness, Reason, Unmet, Verdict, WatchState},
+    manager::{Basis, Epoch, Readiness, Unmet, Verdict, WatchState},
     redaction,
 };
 
@@ -126,7 +127,7 @@ impl Follower {
                     SourceEnd::Stopped | SourceEnd::TypeGone => InputEnd::Stopped,
                 };
             }
-            let lost = readiness.verdict() != Verdict::Met(basis.clone());
+            let is_kept = readiness.verdict().change_since(&basis) == TypeChange::Unchanged;
             match (end, self.input.mode) {
                 (SourceEnd::Failed(error), InputMode::Optional) => {
                     warn!(input = name, %error, "optional source failed");
@@ -140,7 +141,7 @@ impl Follower {
                 {
                     return self.done(&name, &mut readiness, &basis).await;
                 }
-                (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && !lost => {
+                (SourceEnd::Stopped, InputMode::Plain) if self.input.is_custom() && is_kept => {
                     // A plain source that has ended does not end the run.
                     self.feed.cancelled().await;
                     return InputEnd::Stopped;
@@ -148,7 +149,7 @@ impl Follower {
                 (SourceEnd::Stopped | SourceEnd::TypeGone, _) => {}
             }
             first.get_or_insert(basis);
-            if !lost {
+            if is_kept {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
                     () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
@@ -165,13 +166,9 @@ impl Follower {
     async fn done(&self, name: &str, readiness: &mut Readiness, basis: &[Basis]) -> InputEnd {
         let mut patience = pin!(sleep(STOP_PATIENCE));
         loop {
-            match readiness.verdict() {
-                Verdict::Met(now) if now != basis => {}
-                Verdict::Unmet(_) => {}
-                Verdict::Met(_) | Verdict::Unknown(_) => {
-                    info!(input = name, "required source is done, the epoch ends");
-                    return InputEnd::Done;
-                }
+            if !readiness.verdict().change_since(basis).is_loss() {
+                info!(input = name, "required source is done, the epoch ends");
+                return InputEnd::Done;
             }
             select! {
                 biased;
@@ -192,7 +189,8 @@ impl Follower {
         first: Option<&Vec<Basis>>,
     ) -> Option<Vec<Basis>> {
         loop {
-            let why = match readiness.verdict() {
+            let verdict = readiness.verdict();
+            let why = match verdict {
                 // A type other than the one that the epoch began with belongs to the next epoch.
                 Verdict::Met(basis)
                     if self.input.mode == InputMode::Required
@@ -201,11 +199,12 @@ impl Follower {
                     "its type is not the one that the epoch began with".to_owned()
                 }
                 Verdict::Met(basis) => return Some(basis),
-                Verdict::Unmet(why) if is_absent(&why) => {
-                    drop(self.statuses.change(self.number, InputStatus::detach));
-                    messages(&why)
+                Verdict::Unmet(_) | Verdict::Unknown(_) => {
+                    if verdict.is_absent() {
+                        drop(self.statuses.change(self.number, InputStatus::detach));
+                    }
+                    messages(verdict.reasons())
                 }
-                Verdict::Unmet(why) | Verdict::Unknown(why) => messages(&why),
             };
             self.statuses.change(self.number, |row| row.wait(why));
             select! {
@@ -273,28 +272,34 @@ impl Follower {
                     // A failed sync takes precedence over the end that follows it.
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&panic)));
                 }
-                () = readiness.changed() => match readiness.verdict() {
-                    Verdict::Met(now) if now == basis => {
-                        self.statuses.change(self.number, InputStatus::resume);
+                () = readiness.changed() => {
+                    let verdict = readiness.verdict();
+                    match (verdict.change_since(basis), self.input.mode) {
+                        (TypeChange::Unchanged, _) => {
+                            self.statuses.change(self.number, InputStatus::resume);
+                        }
+                        // Without proof of absence the source continues.
+                        (TypeChange::Unknown, _) => {}
+                        (_, InputMode::Required) => {
+                            debug!("condition lost, the epoch is about to stop");
+                        }
+                        (TypeChange::Unavailable, InputMode::Plain) => {
+                            let why = messages(verdict.reasons());
+                            self.statuses.change(self.number, |row| row.interrupt(why));
+                        }
+                        (
+                            TypeChange::OtherVersion
+                            | TypeChange::Replaced
+                            | TypeChange::Unavailable
+                            | TypeChange::Absent,
+                            InputMode::Plain | InputMode::Optional,
+                        ) => {
+                            deadline = deadline.or_else(grace);
+                            stop.cancel();
+                            release.cancel();
+                        }
                     }
-                    // Without proof of absence the source continues.
-                    Verdict::Unknown(_) => {}
-                    Verdict::Met(_) | Verdict::Unmet(_)
-                        if self.input.mode == InputMode::Required =>
-                    {
-                        debug!("condition lost, the epoch is about to stop");
-                    }
-                    Verdict::Unmet(why)
-                        if self.input.mode == InputMode::Plain && !is_absent(&why) =>
-                    {
-                        self.statuses.change(self.number, |row| row.interrupt(messages(&why)));
-                    }
-                    Verdict::Met(_) | Verdict::Unmet(_) => {
-                        deadline = deadline.or_else(grace);
-                        stop.cancel();
-                        release.cancel();
-                    }
-                },
+                }
                 // Returning drops the source, which stops it.
                 () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                     warn!(input = self.input.name(), "source did not end and is dropped");
@@ -303,11 +308,6 @@ impl Follower {
             }
         }
     }
-}
-
-/// Returns whether a type is proven absent, rather than unavailable for now.
-fn is_absent(unmet: &[Unmet]) -> bool {
-    unmet.iter().any(|unmet| unmet.reason == Reason::TypeAbsent)
 }
 
 fn messages(unmet: &[Unmet]) -> String {

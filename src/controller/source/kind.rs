@@ -18,7 +18,7 @@ use crate::{
         queue::{Add, LOW_PRIORITY},
         run::input_status::{Attached, InputMode, InputStatus},
     },
-    discovery::{TypeRegistry, TypeState, TypeStatus},
+    discovery::{TypeChange, TypeRegistry},
     guard::{self, Held},
     informer::{
         Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Object, Progress,
@@ -70,19 +70,6 @@ enum Leave {
     TypeGone,
     /// The type still exists: it is served again, or at another version.
     TypeServed,
-}
-
-/// Current presence of the type that an informer was started with.
-#[derive(Clone, Copy)]
-enum Presence {
-    Served,
-    /// Served at another version.
-    OtherVersion,
-    /// Not served at the moment.
-    NotServed,
-    /// Proven absent, or replaced by another type of the same name.
-    Gone,
-    Unknown,
 }
 
 /// Delivery of changes during one start of a source.
@@ -157,9 +144,7 @@ impl KindSource {
                 return SourceEnd::TypeGone;
             }
         }
-        let presence = Self::presence(&identity, &self.types.get(self.type_ref()));
-        let gone =
-            matches!(presence, Presence::Gone | Presence::NotServed | Presence::OtherVersion);
+        let gone = self.types.get(self.type_ref()).change_since(&identity).is_loss();
         subscription.release(if gone { Linger::None } else { Linger::Default }).await;
         if gone { SourceEnd::TypeGone } else { SourceEnd::Stopped }
     }
@@ -183,44 +168,27 @@ impl KindSource {
             if context.feed.is_cancelled() {
                 return Leave::Stopped;
             }
-            let presence = Self::presence(identity, &status.borrow_and_update());
-            match (self.mode, presence) {
-                (InputMode::Optional, _) | (InputMode::Plain, Presence::Gone) => {
+            let change = status.borrow_and_update().change_since(identity);
+            match (self.mode, change) {
+                (InputMode::Optional, _)
+                | (InputMode::Plain, TypeChange::Absent | TypeChange::Replaced) => {
                     return Leave::TypeGone;
                 }
-                (InputMode::Plain, Presence::Served | Presence::OtherVersion)
-                | (InputMode::Required, Presence::Served) => return Leave::TypeServed,
+                (InputMode::Plain, TypeChange::Unchanged | TypeChange::OtherVersion)
+                | (InputMode::Required, TypeChange::Unchanged) => return Leave::TypeServed,
                 // The manager is about to stop the epoch.
-                (InputMode::Required, Presence::Gone | Presence::OtherVersion) => {}
+                (
+                    InputMode::Required,
+                    TypeChange::Absent | TypeChange::Replaced | TypeChange::OtherVersion,
+                ) => {}
                 (
                     InputMode::Required | InputMode::Plain,
-                    Presence::NotServed | Presence::Unknown,
+                    TypeChange::Unavailable | TypeChange::Unknown,
                 ) => {}
             }
             select! {
                 () = context.feed.cancelled() => return Leave::Stopped,
                 Ok(()) = status.changed() => {}
-            }
-        }
-    }
-
-    /// Returns the presence of the type that the informer was started with.
-    fn presence(identity: &TypeIdentity, status: &TypeStatus) -> Presence {
-        match (&status.state, &status.served) {
-            (TypeState::Served | TypeState::Terminating, Some(served)) => {
-                let version = Arc::clone(&served.identity.version);
-                if served.identity == *identity {
-                    Presence::Served
-                } else if served.identity == (TypeIdentity { version, ..identity.clone() }) {
-                    Presence::OtherVersion
-                } else {
-                    Presence::Gone
-                }
-            }
-            (TypeState::Absent, _) => Presence::Gone,
-            (TypeState::Installing(_) | TypeState::NotWatchable, _) => Presence::NotServed,
-            (TypeState::Unknown(_), _) | (TypeState::Served | TypeState::Terminating, None) => {
-                Presence::Unknown
             }
         }
     }

@@ -8,44 +8,15 @@ use std::{
     task::{Context, Wake, Waker},
 };
 
-use k8s_openapi::jiff::Timestamp;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    discovery::{DiscoveryOptions, InstallingReason},
-    informer::{InformerKey, InformerOptions, fixture},
-    kind::ServedType,
+    discovery::{DiscoveryOptions, TypeState},
+    informer::{InformerKey, InformerOptions},
     testing::{CrdBuilder, simulated::SimulatedServer},
 };
-
-fn widgets(uid: &str) -> ServedType {
-    let mut widgets = fixture::widgets();
-    widgets.identity.uid = Some(uid.into());
-    widgets
-}
-
-#[track_caller]
-fn check(state: TypeState, uid: Option<&str>, expected: TypeChange) {
-    let served = uid.map(|uid| Arc::new(widgets(uid)));
-    let status = TypeStatus { state, served, since: Timestamp::UNIX_EPOCH };
-
-    assert_eq!(TypeChange::of(&widgets("old").identity, &status), expected);
-}
-
-#[test]
-fn only_proof_of_another_or_no_type_is_the_end() {
-    check(TypeState::Served, Some("old"), TypeChange::Served);
-    check(TypeState::Terminating, Some("old"), TypeChange::Served);
-    check(TypeState::Served, Some("new"), TypeChange::Gone);
-    check(TypeState::Absent, None, TypeChange::Gone);
-    let unserved = InstallingReason::VersionNotServed { served: vec!["v2".into()] };
-    check(TypeState::Installing(unserved), None, TypeChange::Gone);
-    check(TypeState::Unknown(None), None, TypeChange::Unknown);
-    check(TypeState::Unknown(Some(Box::new(TypeState::Served))), Some("old"), TypeChange::Unknown);
-    check(TypeState::Unknown(Some(Box::new(TypeState::Absent))), None, TypeChange::Unknown);
-}
 
 struct Woken(AtomicBool);
 
@@ -56,7 +27,7 @@ impl Wake for Woken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_of_a_type_that_no_informer_watches_wakes_nobody() {
+async fn a_change_of_a_type_without_informers_wakes_no_task() {
     let server = SimulatedServer::new();
     let (types, discovery) = TypeRegistry::new(server.client(), DiscoveryOptions::default());
     let mut tasks = JoinSet::new();
