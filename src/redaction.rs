@@ -154,12 +154,15 @@ fn without_quotes(mut said: String, error: &(dyn Error + 'static)) -> String {
     text(&said)
 }
 
-fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+/// Returns an error and its causes, also those that `source` skips.
+pub(crate) fn chain<'a>(
+    error: &'a (dyn Error + 'static),
+) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(error), |&error| cause(error))
 }
 
 /// Returns the error that another one holds or names as its source.
-pub(crate) fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+fn cause<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
     // The `source` of these two skips the error that they hold.
     if let Some(shared) = error.downcast_ref::<Arc<dyn Error + Send + Sync>>() {
         return Some(&**shared);

@@ -4,45 +4,55 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::duration::LONGEST;
+
 /// Tokens of one bucket, which is full at first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TokenBucket {
-    burst: f64,
-    // Seconds in which one token refills.
-    interval: f64,
-    // Level at the last change. Negative by the tokens that are reserved.
-    tokens: f64,
-    changed: Instant,
+    burst: u32,
+    /// Time in which one token refills.
+    interval: Duration,
+    /// Time at which the bucket is full if no more tokens are taken. Later than the time in which a
+    /// whole burst refills by the tokens that are reserved.
+    full_at: Instant,
 }
 
 impl TokenBucket {
-    /// Full bucket of `burst` tokens, which refills one token per `interval`.
+    /// Full bucket of `burst` tokens, which refills one token per `interval`, at most a year.
     pub(crate) fn new(burst: u32, interval: Duration, now: Instant) -> Self {
-        let burst = f64::from(burst);
-        // A rate without bounds would divide by zero.
-        let interval = interval.max(Duration::from_nanos(1)).as_secs_f64();
-        Self { burst, interval, tokens: burst, changed: now }
+        // An interval of zero would divide by zero.
+        let interval = interval.clamp(Duration::from_nanos(1), LONGEST);
+        Self { burst, interval, full_at: now }
     }
 
-    /// Returns the number of tokens, which need not be whole.
+    /// Returns the number of tokens, which need not be whole; negative while some are reserved.
+    #[cfg(feature = "meta")]
     pub(crate) fn level(&self, now: Instant) -> f64 {
-        let elapsed = now.saturating_duration_since(self.changed).as_secs_f64();
-        (self.tokens + elapsed / self.interval).min(self.burst)
+        f64::from(self.burst) - self.until_full(now).as_secs_f64() / self.interval.as_secs_f64()
     }
 
-    /// Takes one token, or what is left of one.
+    /// Returns the time until the bucket is full, if no more tokens are taken.
+    pub(crate) fn until_full(&self, now: Instant) -> Duration {
+        self.full_at.saturating_duration_since(now)
+    }
+
+    /// Takes one token, or the rest of one.
     #[cfg(feature = "meta")]
     pub(crate) fn take(&mut self, now: Instant) {
-        self.tokens = (self.level(now) - 1.0).max(0.0);
-        self.changed = now;
+        self.reserve(now);
+        self.full_at = self.full_at.min(now + self.capacity());
     }
 
     /// Takes one token, even if it refills only later. Returns the time until then.
     pub(crate) fn reserve(&mut self, now: Instant) -> Duration {
-        self.tokens = self.level(now) - 1.0;
-        self.changed = now;
-        let missing = (-self.tokens).max(0.0);
-        Duration::try_from_secs_f64(missing * self.interval).unwrap_or(Duration::MAX)
+        let until_full = self.until_full(now) + self.interval;
+        self.full_at = now + until_full;
+        until_full.saturating_sub(self.capacity())
+    }
+
+    /// Returns the time in which an empty bucket refills.
+    fn capacity(&self) -> Duration {
+        self.interval.saturating_mul(self.burst)
     }
 }
 
@@ -68,6 +78,7 @@ mod tests {
 
         assert_eq!(bucket.reserve(start), Duration::ZERO);
         assert!(bucket.reserve(start) > Duration::from_secs(1_000_000));
+        assert!(bucket.until_full(start) < Duration::MAX);
         let mut endless = TokenBucket::new(1, Duration::ZERO, start);
         assert_eq!(endless.reserve(start), Duration::ZERO);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::duration::LONGEST;
+use crate::duration::{LONGEST, doubled};
 
 /// First gap between two requests; doubles from there.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
@@ -33,7 +33,8 @@ pub(super) struct Schedule {
     asked: Option<Instant>,
     asking: bool,
     again: bool,
-    delay: Duration,
+    /// Requests since the last change or the last settled answer.
+    retries: u32,
 }
 
 impl Schedule {
@@ -41,7 +42,7 @@ impl Schedule {
     /// delay, since a tiny one would cause requests without pause.
     pub(super) fn new(now: Instant, interval: Duration) -> Self {
         let interval = interval.clamp(FIRST_DELAY, LONGEST);
-        Self { interval, due: now, asked: None, asking: false, again: false, delay: FIRST_DELAY }
+        Self { interval, due: now, asked: None, asking: false, again: false, retries: 0 }
     }
 
     /// Returns when to send the next request; `None` while one is in flight.
@@ -51,7 +52,7 @@ impl Schedule {
 
     /// Schedules a request after a change: at once, but not within the first delay of the last one.
     pub(super) fn changed(&mut self, now: Instant) {
-        self.delay = FIRST_DELAY;
+        self.retries = 0;
         self.soon(now, FIRST_DELAY);
     }
 
@@ -83,17 +84,18 @@ impl Schedule {
         if self.again {
             return;
         }
+        let delay = doubled(FIRST_DELAY, self.retries, LAST_DELAY);
         let retries = match unsettled {
             Unsettled::Nothing => false,
-            Unsettled::Announced => self.delay < LAST_DELAY,
+            Unsettled::Announced => delay < LAST_DELAY,
             Unsettled::Silent => true,
         };
         if retries {
-            self.due = now + self.delay.min(self.interval);
-            self.delay = (self.delay * 2).min(LAST_DELAY);
+            self.due = now + delay.min(self.interval);
+            self.retries = self.retries.saturating_add(1);
         } else {
             self.due = now + self.interval.mul_f64(0.9 + fastrand::f64() / 5.0);
-            self.delay = FIRST_DELAY;
+            self.retries = 0;
         }
     }
 

@@ -2,6 +2,8 @@
 
 use std::{fs, path::Path};
 
+use crate::guard;
+
 const SEED: u64 = 7;
 const ROUNDS: usize = 40;
 
@@ -19,8 +21,7 @@ fn check(target: &str, promise: fn(&[u8])) {
         let mut random = fastrand::Rng::with_seed(SEED);
         inputs.extend((0..ROUNDS).map(|_| mutated(&data, &mut random)));
         for input in inputs {
-            if let Err(panic) = std::panic::catch_unwind(|| promise(&input)) {
-                let why = panic.downcast_ref::<String>().cloned().unwrap_or_default();
+            if let Err(why) = guard::run(|| promise(&input)) {
                 let input = String::from_utf8_lossy(&input);
                 panic!("{}: {why}, by {input}", file.display());
             }

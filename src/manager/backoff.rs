@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::duration::{LONGEST, doubled};
+use crate::{
+    duration::{LONGEST, doubled},
+    token_bucket::TokenBucket,
+};
 
 /// Restart back-off: doubles from `first` to `longest`, with jitter, and resets after a run of
 /// `healthy`.
@@ -25,24 +28,6 @@ pub struct RestartBackoff {
     pub flap_interval: Duration,
 }
 
-/// Rate limit for losses of the condition: a leaky bucket, stored as the time at which it is empty.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Flaps {
-    pub(super) empty_at: Option<Instant>,
-}
-
-impl Flaps {
-    /// Records a loss of the condition. Returns the time before which no epoch may begin, if there
-    /// is one.
-    pub(super) fn lost(&mut self, now: Instant, backoff: &RestartBackoff) -> Option<Instant> {
-        let interval = backoff.flap_interval.min(LONGEST);
-        let empty_at = self.empty_at.map_or(now, |at| at.max(now)) + interval;
-        self.empty_at = Some(empty_at);
-        let burst = interval.saturating_mul(backoff.flaps);
-        empty_at.checked_sub(burst).filter(|at| *at > now)
-    }
-}
-
 impl Default for RestartBackoff {
     fn default() -> Self {
         Self {
@@ -56,6 +41,11 @@ impl Default for RestartBackoff {
 }
 
 impl RestartBackoff {
+    /// Returns the limit on losses of the condition: one token per epoch that ends through one.
+    pub(super) fn flap_limit(&self, now: Instant) -> TokenBucket {
+        TokenBucket::new(self.flaps, self.flap_interval, now)
+    }
+
     /// Returns the delay after `failures` failed runs in a row (from 1). It is shortened by up to a
     /// fifth, so that runnables that failed together do not restart together.
     pub(super) fn wait(&self, failures: u32, jitter: f64) -> Duration {
@@ -81,19 +71,20 @@ mod tests {
     #[test]
     fn a_burst_of_flaps_is_free_and_more_of_them_are_spread() {
         let backoff = RestartBackoff { flaps: 3, ..RestartBackoff::default() };
-        let (mut flaps, mut now) = (Flaps::default(), Instant::now());
+        let mut now = Instant::now();
+        let mut flaps = backoff.flap_limit(now);
 
         for _ in 0..3 {
-            assert_eq!(flaps.lost(now, &backoff), None);
+            assert_eq!(flaps.reserve(now), Duration::ZERO);
         }
         for _ in 0..5 {
-            let next = flaps.lost(now, &backoff).expect("the burst is over");
-            assert_eq!(next - now, Duration::from_secs(1));
-            now = next;
+            let wait = flaps.reserve(now);
+            assert_eq!(wait, Duration::from_secs(1));
+            now += wait;
         }
 
         now += Duration::from_secs(3);
-        assert_eq!(flaps.lost(now, &backoff), None, "forgotten");
+        assert_eq!(flaps.reserve(now), Duration::ZERO, "forgotten");
     }
 
     #[test]

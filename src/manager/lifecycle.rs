@@ -5,9 +5,8 @@
 
 use tokio::time::Instant;
 
-use super::{
-    Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict, backoff::Flaps,
-};
+use super::{Basis, ControllerState, DoneReason, RestartBackoff, StopReason, Verdict};
+use crate::token_bucket::TokenBucket;
 
 /// Reason for which an epoch is stopping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -104,7 +103,8 @@ pub(super) struct Lifecycle {
     backoff: RestartBackoff,
     failures: u32,
     not_before: Option<Instant>,
-    flaps: Flaps,
+    /// Limit on losses of the condition; `None` before the first loss.
+    flaps: Option<TokenBucket>,
     /// True if `not_before` was set because the condition flaps, rather than because a run failed.
     flapping: bool,
 }
@@ -129,7 +129,7 @@ impl Lifecycle {
             backoff,
             failures: 0,
             not_before: None,
-            flaps: Flaps::default(),
+            flaps: None,
             flapping: false,
         }
     }
@@ -198,7 +198,7 @@ impl Lifecycle {
         self.verdict = Verdict::Unknown(Vec::new());
         self.failures = 0;
         self.not_before = None;
-        self.flaps = Flaps::default();
+        self.flaps = None;
         self.flapping = false;
         self.state = State::Waiting;
     }
@@ -321,11 +321,13 @@ impl Lifecycle {
         let State::Stopping { cause, .. } = &self.state else { return Vec::new() };
         let (reason, state) = match cause {
             Cause::Asked(reason) => {
-                if *reason == StopReason::TypeGone
-                    && let Some(until) = self.flaps.lost(now, &self.backoff)
-                {
-                    self.not_before = Some(until);
-                    self.flapping = true;
+                if *reason == StopReason::TypeGone {
+                    let limit = self.flaps.get_or_insert_with(|| self.backoff.flap_limit(now));
+                    let wait = limit.reserve(now);
+                    if !wait.is_zero() {
+                        self.not_before = Some(now + wait);
+                        self.flapping = true;
+                    }
                 }
                 (DoneReason::from(*reason), State::Waiting)
             }

@@ -2,7 +2,7 @@
 //!
 //! Every request has a deadline. Retries are left to the work queue.
 
-use std::{collections::BTreeMap, error::Error, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use http::{Method, Request};
@@ -338,14 +338,7 @@ pub(crate) fn throttled(message: &str, after: Duration) -> kube::Error {
 
 /// Returns whether the epoch ended before the request was sent.
 pub(crate) fn is_fenced(error: &kube::Error) -> bool {
-    let mut source: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        if error.is::<FenceClosed>() {
-            return true;
-        }
-        source = error.source();
-    }
-    false
+    redaction::chain(error).any(|error| error.is::<FenceClosed>())
 }
 
 /// Returns a short message: kube's own repeats the server's answer. The fence has already redacted

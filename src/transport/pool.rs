@@ -28,6 +28,7 @@ use super::{
     identity::Identity,
     tasks::Tasks,
 };
+use crate::redaction;
 
 /// New connections to try for one request before it fails, if each ends before it can be used.
 /// Connections that existed before the request are not counted, since all of them may drain at
@@ -263,16 +264,12 @@ fn copy(request: &Request<Body>) -> Option<Request<Body>> {
 /// Returns whether the server reported that it did not process a request. It refused the stream, or
 /// it was closing the connection and the stream came after the last one that it would process.
 fn was_not_processed(error: &hyper::Error) -> bool {
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref::<h2::Error>() {
-            let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
-            let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
-            return error.is_remote() && (closing || refused);
-        }
-        cause = error.source();
-    }
-    false
+    let error = redaction::chain(error).find_map(|error| error.downcast_ref::<h2::Error>());
+    error.is_some_and(|error| {
+        let closing = error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR);
+        let refused = error.is_reset() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+        error.is_remote() && (closing || refused)
+    })
 }
 
 /// The pool as a service.

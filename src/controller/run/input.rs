@@ -19,7 +19,7 @@ use crate::{
         source::kind::KindSource,
     },
     discovery::TypeChange,
-    duration::after,
+    duration::{after, doubled},
     guard::{self, Held},
     kind::TypeRef,
     manager::{Basis, Epoch, Readiness, Unmet, Verdict, WatchState},
@@ -110,7 +110,7 @@ impl Follower {
             Err(panic) => return failed(&name, &format!("its condition panicked: {panic}")),
         };
         let mut first = None;
-        let mut pause = FIRST_PAUSE;
+        let mut restarts = 0_u32;
         loop {
             let Some(basis) = self.ready(&mut readiness, first.as_ref()).await else {
                 return InputEnd::Stopped;
@@ -118,7 +118,7 @@ impl Follower {
             let started = Instant::now();
             let end = self.once(&source, &mut readiness, &basis).await;
             if started.elapsed() > LONGEST_PAUSE {
-                pause = FIRST_PAUSE;
+                restarts = 0;
             }
             debug!(input = name, ?end, "source ended");
             if self.feed.is_cancelled() {
@@ -152,7 +152,9 @@ impl Follower {
             if is_kept {
                 select! {
                     () = self.feed.cancelled() => return InputEnd::Stopped,
-                    () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+                    () = sleep(doubled(FIRST_PAUSE, restarts, LONGEST_PAUSE)) => {
+                        restarts = restarts.saturating_add(1);
+                    }
                 }
             }
         }

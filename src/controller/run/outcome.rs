@@ -1,6 +1,6 @@
 //! Outcome of a reconcile for its request: decisions without I/O.
 
-use std::{error::Error, iter, sync::Arc, time::Duration};
+use std::{error::Error, sync::Arc, time::Duration};
 
 use kube::core::Status;
 
@@ -149,7 +149,7 @@ impl Next {
 /// A `kube::Error` in a box, behind `#[error(transparent)]` or in an `anyhow::Error` cannot be
 /// seen. Its source can, which is the boxed status.
 fn statuses<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a Status> {
-    iter::successors(Some(error), |&error| redaction::cause(error)).filter_map(status)
+    redaction::chain(error).filter_map(status)
 }
 
 fn status<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a Status> {

@@ -133,7 +133,8 @@ impl Model {
             Verdict::Unmet(_) => (1, Vec::new()),
             Verdict::Unknown(_) => (2, Vec::new()),
         };
-        let clocks = [self.machine.flaps.empty_at, self.machine.not_before, self.wake].map(left);
+        let flaps = self.machine.flaps.map(|limit| self.now + limit.until_full(self.now));
+        let clocks = [flaps, self.machine.not_before, self.wake].map(left);
         let basis = self.machine.basis().map(<[Basis]>::to_vec);
         let starts = self.starts.map(|(since, count)| ((self.now - since).as_millis(), count));
         (self.machine.state(), verdict, basis, clocks, self.wake.is_some(), starts)

@@ -3,12 +3,14 @@
 //! Messages are constant, unlike those of rustls, which hold the time of day: a repeated failure is
 //! then one Event.
 
-use std::{error::Error, io};
+use std::error::Error;
 
 use k8s_openapi::jiff::Timestamp;
 use rustls::{
     AlertDescription, CertificateError, InvalidMessage, PeerIncompatible, pki_types::UnixTime,
 };
+
+use crate::redaction;
 
 /// Returns an explanation if the error is a failed handshake and there is more to say than its own
 /// message does.
@@ -17,7 +19,7 @@ use rustls::{
     reason = "the variants are another crate's, and the others speak for themselves"
 )]
 pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
-    let error = of_tls(error)?;
+    let error = redaction::chain(error).find_map(|error| error.downcast_ref::<rustls::Error>())?;
     Some(match error {
         rustls::Error::InvalidCertificate(certificate) => of_certificate(certificate)?,
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
@@ -63,25 +65,9 @@ fn at(time: UnixTime) -> String {
     time.map_or_else(|| "an invalid time".to_owned(), |time| time.to_string())
 }
 
-/// Returns the error of rustls among the sources. I/O errors do not return the error that they wrap
-/// as their source.
-fn of_tls<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<rustls::Error>() {
-            return Some(error);
-        }
-        next = match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            Some(wrapped) => Some(wrapped),
-            None => error.source(),
-        };
-    }
-    None
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{io, time::Duration};
 
     use super::*;
 
