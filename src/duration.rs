@@ -48,7 +48,7 @@ const UNITS: [(&str, u128); 8] = [
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DurationError {
     /// Not a duration in Go's notation. Write it as the message says.
-    #[error("{0:?} is no duration; give a number and a unit, such as 500ms, 30s or 1h30m")]
+    #[error("{0:?} is not a duration; give a number and a unit, such as 500ms, 30s or 1h30m")]
     Malformed(String),
     /// Negative duration. Give a duration of 0 or more; some callers handle this case.
     #[error("{0:?} is negative; give a duration of 0 or more, such as 30s")]
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_duration_is_refused() {
+    fn text_that_is_no_duration_is_refused() {
         for text in [
             "", "+", "-", "10", "30", "5", "s", ".s", "1d", "-x", "1..5s", "1.2.3s", "1e3s", "1 s",
             " 1s", "1s ", "1s-5s", "1s5", "--1s", "1sec", "\u{663}s",
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_duration_is_told_from_none() {
+    fn a_negative_duration_has_an_error_of_its_own() {
         for text in ["-1s", "-1.5h", "-1ns", "-99999999999999999999h"] {
             assert_eq!(parse(text), negative(text));
         }

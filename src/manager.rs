@@ -124,7 +124,7 @@ pub struct Manager {
 impl Manager {
     /// Creates a manager without runnables.
     pub fn new(options: ManagerOptions) -> Self {
-        // Room for a burst of declared controllers; a sender beyond it waits for its turn.
+        // Room for a burst of declared controllers; a sender beyond it waits.
         let (sender, commands) = mpsc::channel(64);
         let snapshot = watch::Sender::default();
         let handle = ManagerHandle {

@@ -193,7 +193,7 @@ fn replacement(error: &(dyn Error + 'static)) -> Option<String> {
                 ))
             }
             AuthError::AuthExecParse(_) => {
-                Some("output of the credential plugin is no ExecCredential".to_owned())
+                Some("output of the credential plugin is not an ExecCredential".to_owned())
             }
             AuthError::AuthExec(_) => Some("credential plugin gave no credential".to_owned()),
             _ => None,
@@ -204,7 +204,7 @@ fn replacement(error: &(dyn Error + 'static)) -> Option<String> {
         KubeconfigError::Parse(error) => {
             let at = error.location();
             let at = at.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
-            Some(format!("kubeconfig is no valid YAML{}", at.unwrap_or_default()))
+            Some(format!("kubeconfig is not valid YAML{}", at.unwrap_or_default()))
         }
         _ => None,
     }
@@ -375,7 +375,7 @@ mod tests {
         for failed in [failed, mistyped] {
             let said = error(&failed);
             assert!(!said.contains("hush"), "{said}");
-            assert!(said.starts_with("kubeconfig is no valid YAML"), "{said}");
+            assert!(said.starts_with("kubeconfig is not valid YAML"), "{said}");
         }
     }
 

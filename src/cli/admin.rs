@@ -26,7 +26,7 @@ use prometheus_client::{encoding::text::encode, registry::Registry};
 
 use super::{
     address::BindAddress,
-    health::{self, Verdict},
+    health::{self, CheckResult},
     report::{StatusReport, TypeRow},
     watchers::Watchers,
 };
@@ -175,7 +175,7 @@ async fn alive(State(shown): State<Arc<Shown>>) -> Response {
 async fn ready(State(shown): State<Arc<Shown>>, RawQuery(query): RawQuery) -> Response {
     let mode = shown.cluster.types.mode().borrow().clone();
     let checks = health::checks(shown.types_known(), &mode, &shown.manager.status());
-    let failed = checks.iter().any(|check| check.verdict == Verdict::Failed);
+    let failed = checks.iter().any(|check| check.result == CheckResult::Failed);
     let verbose = query.is_some_and(|query| query.split(['&', '=']).any(|key| key == "verbose"));
     let (code, last) = if failed {
         (StatusCode::SERVICE_UNAVAILABLE, "readyz check failed")
@@ -185,7 +185,8 @@ async fn ready(State(shown): State<Arc<Shown>>, RawQuery(query): RawQuery) -> Re
     let body = match (failed, verbose) {
         (false, false) => "ok".to_owned(),
         (true, false) | (_, true) => {
-            let lines = checks.iter().filter(|check| verbose || check.verdict == Verdict::Failed);
+            let lines =
+                checks.iter().filter(|check| verbose || check.result == CheckResult::Failed);
             let mut body: String = lines.map(|check| format!("{check}\n")).collect();
             body.push_str(last);
             body.push('\n');

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_schema_that_prunes_the_status_is_told_from_one_that_keeps_it() {
+    fn a_schema_that_prunes_the_status_is_recognised() {
         let own = serde_json::to_value(CompositeController::crd()).unwrap();
         let with_status = |status| {
             let mut crd = own.clone();

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_interval_of_nothing_is_refused() {
+    fn an_interval_of_zero_is_refused() {
         for text in ["0", "0s", "99ms"] {
             assert!(interval(text).is_err_and(|error| error.contains("100ms")), "{text:?}");
         }

@@ -15,16 +15,16 @@ const MANY_FAILURES: u32 = 3;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Check {
     pub(super) name: String,
-    pub(super) verdict: Verdict,
+    pub(super) result: CheckResult,
     pub(super) detail: String,
 }
 
 /// Result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
-    Good,
+pub(super) enum CheckResult {
+    Passed,
     /// Marked, but the manager stays ready, since one controller must not hold up the rest.
-    Bad,
+    Degraded,
     /// The manager is not ready.
     Failed,
 }
@@ -39,45 +39,51 @@ pub(super) fn checks(
     mode: &DiscoveryMode,
     controllers: &Snapshot,
 ) -> Vec<Check> {
-    let (verdict, detail) = match mode {
-        _ if !types_known => (Verdict::Failed, "no answer about the server's types yet".to_owned()),
-        DiscoveryMode::Static(_) => (Verdict::Bad, "is polled".to_owned()),
-        DiscoveryMode::Watching => (Verdict::Good, String::new()),
+    let (result, detail) = match mode {
+        _ if !types_known => {
+            (CheckResult::Failed, "no answer about the server's types yet".to_owned())
+        }
+        DiscoveryMode::Static(_) => (CheckResult::Degraded, "is polled".to_owned()),
+        DiscoveryMode::Watching => (CheckResult::Passed, String::new()),
     };
-    let discovery = Check { name: "discovery".into(), verdict, detail };
+    let discovery = Check { name: "discovery".into(), result, detail };
     std::iter::once(discovery).chain(controllers.values().map(|status| check(status))).collect()
 }
 
 /// Returns the line of one runnable: name, state and reason. The message is left out, since anyone
 /// who reaches the probe port can read it; `/debug/status` has it.
 fn check(status: &RunnableStatus) -> Check {
-    let (verdict, reason) = judge(status);
+    let (result, reason) = judge(status);
     let reason = reason.unwrap_or(status.reason.as_str());
     let detail = format!("{} {reason}", status.state.word());
-    Check { name: format!("controller/{}", status.name), verdict, detail }
+    Check { name: format!("controller/{}", status.name), result, detail }
 }
 
-/// Returns the verdict, with a reason if it differs from the state's.
-fn judge(status: &RunnableStatus) -> (Verdict, Option<&'static str>) {
+/// Returns the result, with a reason if it differs from the state's.
+fn judge(status: &RunnableStatus) -> (CheckResult, Option<&'static str>) {
     let report = &status.report;
     let is_active = matches!(status.state, ControllerState::Starting | ControllerState::Running);
     match status.state {
-        _ if status.stuck => (Verdict::Failed, Some("Stuck")),
-        ControllerState::BackingOff if status.failures >= MANY_FAILURES => (Verdict::Bad, None),
-        ControllerState::Waiting if is_without_its_crd(status) => (Verdict::Bad, None),
-        _ if is_active && !report.forbidden.is_empty() => (Verdict::Bad, Some("Forbidden")),
-        ControllerState::Starting if !report.unconverted.is_empty() => {
-            (Verdict::Bad, Some("ConversionFailed"))
+        _ if status.stuck => (CheckResult::Failed, Some("Stuck")),
+        ControllerState::BackingOff if status.failures >= MANY_FAILURES => {
+            (CheckResult::Degraded, None)
         }
-        ControllerState::Starting if !report.late.is_empty() => (Verdict::Bad, None),
-        ControllerState::Running if report.stale => (Verdict::Bad, Some("Stale")),
-        ControllerState::Running if report.failing => (Verdict::Bad, Some("SyncsFailing")),
+        ControllerState::Waiting if is_without_its_crd(status) => (CheckResult::Degraded, None),
+        _ if is_active && !report.forbidden.is_empty() => {
+            (CheckResult::Degraded, Some("Forbidden"))
+        }
+        ControllerState::Starting if !report.unconverted.is_empty() => {
+            (CheckResult::Degraded, Some("ConversionFailed"))
+        }
+        ControllerState::Starting if !report.late.is_empty() => (CheckResult::Degraded, None),
+        ControllerState::Running if report.stale => (CheckResult::Degraded, Some("Stale")),
+        ControllerState::Running if report.failing => (CheckResult::Degraded, Some("SyncsFailing")),
         ControllerState::Waiting
         | ControllerState::Starting
         | ControllerState::Running
         | ControllerState::Stopping
         | ControllerState::BackingOff
-        | ControllerState::Stopped => (Verdict::Good, None),
+        | ControllerState::Stopped => (CheckResult::Passed, None),
     }
 }
 
@@ -90,10 +96,10 @@ fn is_without_its_crd(status: &RunnableStatus) -> bool {
 
 impl fmt::Display for Check {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mark = match self.verdict {
-            Verdict::Good => '+',
-            Verdict::Bad => '!',
-            Verdict::Failed => '-',
+        let mark = match self.result {
+            CheckResult::Passed => '+',
+            CheckResult::Degraded => '!',
+            CheckResult::Failed => '-',
         };
         write!(f, "[{mark}]{}", self.name)?;
         if self.detail.is_empty() { f.write_str(" ok") } else { write!(f, " {}", self.detail) }
@@ -118,10 +124,10 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_verdict(status: RunnableStatus, expected: Verdict) -> String {
+    fn check_result(status: RunnableStatus, expected: CheckResult) -> String {
         let snapshot = Snapshot::from_iter([Arc::new(status)]);
         let checks = checks(true, &DiscoveryMode::Watching, &snapshot);
-        assert_eq!(checks[1].verdict, expected, "{}", checks[1]);
+        assert_eq!(checks[1].result, expected, "{}", checks[1]);
         checks[1].to_string()
     }
 
@@ -131,24 +137,24 @@ mod tests {
         status.reason = "TypeAbsent".into();
         status.message = "widgets.example.com/v1 is not installed".into();
 
-        let line = check_verdict(status, Verdict::Good);
+        let line = check_result(status, CheckResult::Passed);
 
         assert_eq!(line, "[+]controller/widgets Waiting TypeAbsent", "no message: anybody may ask");
     }
 
     #[test]
     fn a_stuck_controller_fails_and_one_that_keeps_failing_shows() {
-        check_verdict(
+        check_result(
             RunnableStatus { stuck: true, ..controller(ControllerState::Stopping) },
-            Verdict::Failed,
+            CheckResult::Failed,
         );
-        check_verdict(
+        check_result(
             RunnableStatus { failures: 1, ..controller(ControllerState::BackingOff) },
-            Verdict::Good,
+            CheckResult::Passed,
         );
-        check_verdict(
+        check_result(
             RunnableStatus { failures: 3, ..controller(ControllerState::BackingOff) },
-            Verdict::Bad,
+            CheckResult::Degraded,
         );
     }
 
@@ -159,7 +165,7 @@ mod tests {
         late.message = "no rule lets you list widgets".into();
         late.report.late = vec![late.message.clone()];
 
-        let line = check_verdict(late, Verdict::Bad);
+        let line = check_result(late, CheckResult::Degraded);
 
         assert_eq!(line, "[!]controller/widgets Starting SyncTimeout");
     }
@@ -170,7 +176,7 @@ mod tests {
             let mut forbidden = controller(state);
             forbidden.report.forbidden = vec!["grant list and watch on widgets".into()];
 
-            let line = check_verdict(forbidden, Verdict::Bad);
+            let line = check_result(forbidden, CheckResult::Degraded);
 
             assert_eq!(line, format!("[!]controller/widgets {} Forbidden", state.word()));
         }
@@ -181,7 +187,7 @@ mod tests {
         let mut failing = controller(ControllerState::Running);
         failing.report.failing = true;
 
-        let line = check_verdict(failing, Verdict::Bad);
+        let line = check_result(failing, CheckResult::Degraded);
 
         assert_eq!(line, "[!]controller/widgets Running SyncsFailing");
     }
@@ -190,7 +196,7 @@ mod tests {
     fn nothing_is_ready_before_the_types_are_known() {
         let checks = checks(false, &DiscoveryMode::Watching, &Snapshot::default());
 
-        assert_eq!(checks[0].verdict, Verdict::Failed);
+        assert_eq!(checks[0].result, CheckResult::Failed);
     }
 
     #[test]
@@ -199,7 +205,7 @@ mod tests {
 
         let checks = checks(true, &mode, &Snapshot::default());
 
-        assert_eq!(checks[0].verdict, Verdict::Bad);
+        assert_eq!(checks[0].result, CheckResult::Degraded);
         assert_eq!(checks[0].to_string(), "[!]discovery is polled");
     }
 
@@ -209,7 +215,7 @@ mod tests {
         own.reason = "TypeAbsent".into();
         own.message = "CompositeController is not installed".into();
 
-        let line = check_verdict(own, Verdict::Bad);
+        let line = check_result(own, CheckResult::Degraded);
 
         assert_eq!(line, "[!]controller/compositecontrollers Waiting TypeAbsent");
     }
@@ -219,6 +225,6 @@ mod tests {
         let mut starting = controller(ControllerState::Starting);
         starting.report.unconverted = vec!["conversion webhook for Widget failed".into()];
 
-        check_verdict(starting, Verdict::Bad);
+        check_result(starting, CheckResult::Degraded);
     }
 }

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_refused_with_a_hint() {
+    fn flags_without_a_counterpart_are_refused_with_a_hint() {
         for (argument, hint) in [
             ("--leader-election", "strategy Recreate"),
             ("--leader-election=true", "strategy Recreate"),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flush_interval_of_nothing_syncs_nothing() {
+    fn a_flush_interval_of_zero_syncs_nothing() {
         let period = |argument| parse(&[argument]).unwrap().resync_period();
 
         assert_eq!(period("--cache-flush-interval=30m"), Some(Duration::from_secs(1800)));

@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_shows_the_first_complaint() {
+    fn a_row_shows_the_first_condition_that_is_not_met() {
         let controller = controller(json!({
             "observedGeneration": 2, "epoch": 3, "state": "Waiting", "reason": "TypeAbsent",
             "conditions": [
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_nobody_has_seen_says_so() {
+    fn a_controller_without_a_status_is_shown_as_unseen() {
         let text = table(&controller(json!(null)), Timestamp::UNIX_EPOCH);
 
         assert!(text.contains("Unseen"), "{text}");

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_may_not_read_crds_is_told_of_every_type_all_the_same() {
+    async fn types_are_listed_without_the_right_to_read_crds() {
         let crds = "customresourcedefinitions.apiextensions.k8s.io";
         let services = "apiservices.apiregistration.k8s.io";
 

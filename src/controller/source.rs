@@ -76,8 +76,8 @@ impl SourceContext {
         self.stop.is_cancelled() && !self.feed.is_cancelled()
     }
 
-    /// Adds a request that an earlier epoch has taken, unless it is queued already: a carried-over
-    /// request keeps its time. Returns whether the request was added.
+    /// Adds a request that an earlier epoch received, unless it is queued already: a carried-over
+    /// request keeps its due time. Returns whether the request was added.
     pub(super) fn enqueue_again(&self, request: Request) -> bool {
         let is_new = !self.queue.contains(&request);
         if is_new {

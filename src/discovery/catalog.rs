@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use self::static_mode::{Missing, StaticMode};
 pub(super) use self::{
-    judgement::Judgement,
+    judgement::TypeJudgement,
     static_mode::{Polled, Reading},
 };
 use super::{
@@ -85,7 +85,7 @@ struct Document {
     stale: bool,
     /// Consecutive complete answers without this group version.
     missed: u8,
-    /// When the first complete answer without this group version arrived in static mode.
+    /// Arrival, in static mode, of the first complete answer without this group version.
     missed_since: Option<Instant>,
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
     InstallingReason, TypeState,
-    catalog::Judgement,
+    catalog::TypeJudgement,
     raw::{Condition, Conditions, Raw},
     watch::Watched,
 };
@@ -29,7 +29,7 @@ pub(super) struct Crd {
     /// Names that the server serves; `None` before it has accepted any.
     pub(super) accepted: Option<Names>,
     pub(super) versions: Vec<CrdVersion>,
-    pub(super) readiness: Readiness,
+    pub(super) readiness: CrdReadiness,
     /// True if the CRD has a deletion timestamp.
     pub(super) terminating: bool,
 }
@@ -56,9 +56,9 @@ pub(super) struct CrdVersion {
     pub(super) subresources: Subresources,
 }
 
-/// Readiness of a CRD, derived from its conditions.
+/// CrdReadiness of a CRD, derived from its conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Readiness {
+pub(super) enum CrdReadiness {
     /// Served. `refused` explains which newer names are refused, if any.
     Established { refused: Option<String> },
     /// The server's message.
@@ -91,7 +91,7 @@ impl Crd {
     /// Returns whether the CRD serves exactly this name: decides between two CRDs that want one
     /// kind.
     pub(super) fn holds(&self, name: &TypeName) -> bool {
-        matches!(self.readiness, Readiness::Established { .. })
+        matches!(self.readiness, CrdReadiness::Established { .. })
             && match name {
                 TypeName::Resource(plural) => **plural == *self.plural,
                 TypeName::Kind(kind) => **kind == *self.names().kind,
@@ -119,28 +119,34 @@ impl Crd {
         version: &str,
         name: &TypeName,
         uid: Option<&Arc<str>>,
-    ) -> Judgement {
+    ) -> TypeJudgement {
         let refused = match &self.readiness {
-            Readiness::NamesNotAccepted(message) => {
-                return Judgement::installing(InstallingReason::NamesNotAccepted(message.clone()));
+            CrdReadiness::NamesNotAccepted(message) => {
+                return TypeJudgement::installing(InstallingReason::NamesNotAccepted(
+                    message.clone(),
+                ));
             }
-            Readiness::NotEstablished(message) => {
-                return Judgement::installing(InstallingReason::NotEstablished(message.clone()));
+            CrdReadiness::NotEstablished(message) => {
+                return TypeJudgement::installing(InstallingReason::NotEstablished(
+                    message.clone(),
+                ));
             }
-            Readiness::InvalidCaBundle(message) => {
-                return Judgement::installing(InstallingReason::InvalidCaBundle(message.clone()));
+            CrdReadiness::InvalidCaBundle(message) => {
+                return TypeJudgement::installing(InstallingReason::InvalidCaBundle(
+                    message.clone(),
+                ));
             }
-            Readiness::Established { refused } => refused,
+            CrdReadiness::Established { refused } => refused,
         };
         if !self.holds(name) {
             let message = refused.clone().unwrap_or_else(|| {
                 format!("the server still serves the kind {}", self.names().kind)
             });
-            return Judgement::installing(InstallingReason::NamesNotAccepted(message));
+            return TypeJudgement::installing(InstallingReason::NamesNotAccepted(message));
         }
         let Some(version) = self.versions.iter().find(|v| v.served && *v.name == *version) else {
             let served = self.served_versions();
-            return Judgement::installing(InstallingReason::VersionNotServed { served });
+            return TypeJudgement::installing(InstallingReason::VersionNotServed { served });
         };
         let Names { kind, list_kind } = self.names_under(uid);
         let served = ServedType {
@@ -157,7 +163,7 @@ impl Crd {
             version_order: VersionOrder::Comparable,
         };
         let state = if self.terminating { TypeState::Terminating } else { TypeState::Served };
-        Judgement { state, served: Some(Arc::new(served)) }
+        TypeJudgement { state, served: Some(Arc::new(served)) }
     }
 }
 
@@ -229,14 +235,16 @@ impl Watched for Crd {
         let names_accepted = status.conditions.get("NamesAccepted");
         let refused = names_accepted.filter(|it| it.is_false()).map(Condition::why);
         let readiness = match (status.conditions.get("Established"), refused) {
-            (Some(condition), refused) if condition.is_true() => Readiness::Established { refused },
-            (_, Some(message)) => Readiness::NamesNotAccepted(message),
-            (Some(condition), None) if condition.reason() == INVALID_CA_BUNDLE => {
-                Readiness::InvalidCaBundle(condition.why())
+            (Some(condition), refused) if condition.is_true() => {
+                CrdReadiness::Established { refused }
             }
-            (Some(condition), None) => Readiness::NotEstablished(condition.reason_and_why()),
+            (_, Some(message)) => CrdReadiness::NamesNotAccepted(message),
+            (Some(condition), None) if condition.reason() == INVALID_CA_BUNDLE => {
+                CrdReadiness::InvalidCaBundle(condition.why())
+            }
+            (Some(condition), None) => CrdReadiness::NotEstablished(condition.reason_and_why()),
             (None, None) => {
-                Readiness::NotEstablished("the server has not processed the CRD yet".into())
+                CrdReadiness::NotEstablished("the server has not processed the CRD yet".into())
             }
         };
         let versions = raw

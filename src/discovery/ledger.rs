@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     TypeStatus,
     catalog::{Catalog, Touched},
-    metrics::{Metrics, State},
+    metrics::{Metrics, StateLabel},
     subscriptions::blank,
 };
 use crate::kind::{GroupResource, TypeName, TypeRef};
@@ -15,21 +15,21 @@ use crate::kind::{GroupResource, TypeName, TypeRef};
 /// Status of each known type at its best version. A type that is no longer known is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
-    rows: HashMap<GroupResource, TypeStatus>,
+    statuses: HashMap<GroupResource, TypeStatus>,
 }
 
 impl Ledger {
     /// Returns the status of a known type at its best version.
     pub(super) fn get(&self, name: &GroupResource) -> Option<&TypeStatus> {
-        self.rows.get(name)
+        self.statuses.get(name)
     }
 
     /// Returns all known types.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&GroupResource, &TypeStatus)> {
-        self.rows.iter()
+        self.statuses.iter()
     }
 
-    /// Judges touched types again.
+    /// Evaluates the touched types.
     pub(super) fn update(
         &mut self,
         touched: &Touched,
@@ -40,28 +40,28 @@ impl Ledger {
         let mut names: HashSet<GroupResource> = touched.types.keys().cloned().collect();
         if touched.all {
             names.extend(catalog.types());
-            names.extend(self.rows.keys().cloned());
+            names.extend(self.statuses.keys().cloned());
         }
         for group in &touched.groups {
             names.extend(catalog.types_of(group));
-            names.extend(self.rows.keys().filter(|row| *row.group == **group).cloned());
+            names.extend(self.statuses.keys().filter(|name| *name.group == **group).cloned());
         }
         for name in names {
-            let old = self.rows.get(&name);
+            let old = self.statuses.get(&name);
             let new = catalog.knows(&name).then(|| {
                 let judgement = catalog.status(&any_version(&name));
                 old.unwrap_or(&blank(now)).succeed(judgement, now)
             });
             if let Some(old) = old {
-                metrics.types.get_or_create(&State { state: old.state.word() }).dec();
+                metrics.types.get_or_create(&StateLabel { state: old.state.word() }).dec();
             }
             match new {
                 Some(new) => {
-                    metrics.types.get_or_create(&State { state: new.state.word() }).inc();
-                    self.rows.insert(name, new);
+                    metrics.types.get_or_create(&StateLabel { state: new.state.word() }).inc();
+                    self.statuses.insert(name, new);
                 }
                 None => {
-                    self.rows.remove(&name);
+                    self.statuses.remove(&name);
                 }
             }
         }

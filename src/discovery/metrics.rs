@@ -9,34 +9,34 @@ use prometheus_client::{
 /// Counters and gauges; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics {
-    pub(super) types: Family<State, Gauge>,
-    pub(super) watch_failures: Family<Resource, Counter>,
-    pub(super) requests: Family<Request, Counter>,
+    pub(super) types: Family<StateLabel, Gauge>,
+    pub(super) watch_failures: Family<ResourceLabel, Counter>,
+    pub(super) requests: Family<OutcomeLabel, Counter>,
     pub(super) updates: Counter,
 }
 
-/// State of a type.
+/// State of a type, as a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct State {
+pub(super) struct StateLabel {
     pub(super) state: &'static str,
 }
 
-/// Watched resource.
+/// Watched resource, as a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct Resource {
+pub(super) struct ResourceLabel {
     pub(super) resource: &'static str,
 }
 
-/// A discovery request.
+/// Outcome of a discovery request, as a label.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub(super) struct Request {
-    pub(super) outcome: Outcome,
+pub(super) struct OutcomeLabel {
+    pub(super) outcome: RequestOutcome,
 }
 
 /// Outcome of a discovery request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EncodeLabelValue)]
 #[expect(non_camel_case_types, reason = "the names are label values, which are snake_case")]
-pub(super) enum Outcome {
+pub(super) enum RequestOutcome {
     complete,
     partial,
     failed,
@@ -44,11 +44,7 @@ pub(super) enum Outcome {
 
 impl Metrics {
     pub(super) fn register(&self, registry: &mut Registry) {
-        registry.register(
-            "pilotlight_types",
-            "API types that are known or asked for, by state",
-            self.types.clone(),
-        );
+        registry.register("pilotlight_types", "Known API types, by state", self.types.clone());
         registry.register(
             "pilotlight_discovery_watch_failures",
             "Failures of the watches of CRDs and APIServices, each followed by a restart",
@@ -61,7 +57,7 @@ impl Metrics {
         );
         registry.register(
             "pilotlight_discovery_updates",
-            "How often types were judged anew; a burst of changes counts once",
+            "Evaluations of the known types; a burst of changes counts once",
             self.updates.clone(),
         );
     }

@@ -223,15 +223,17 @@ impl Known {
         }
         let judgement = self.catalog.status(type_ref);
         // No subscription to this name, but the ledger may know the type.
-        let row = judgement.served.as_ref().map(|served| served.identity.group_resource()).or_else(
-            || match &type_ref.name {
+        let name = judgement
+            .served
+            .as_ref()
+            .map(|served| served.identity.group_resource())
+            .or_else(|| match &type_ref.name {
                 TypeName::Resource(plural) => {
                     Some(GroupResource { group: type_ref.group.clone(), resource: plural.clone() })
                 }
                 TypeName::Kind(_) => None,
-            },
-        );
-        let before = row.and_then(|row| self.ledger.get(&row)).cloned();
+            });
+        let before = name.and_then(|name| self.ledger.get(&name)).cloned();
         before.unwrap_or_else(|| blank(self.created)).succeed(judgement, self.created)
     }
 
@@ -246,9 +248,9 @@ impl Known {
                 }
                 (None, TypeName::Kind(_)) => None,
             };
-            // A request for one version can have another state than the row of the type.
+            // A request for one version can have another state than the type at its best version.
             let agrees = |name: &GroupResource| {
-                self.ledger.get(name).is_some_and(|row| row.state.phase() == status.state.phase())
+                self.ledger.get(name).is_some_and(|best| best.state.phase() == status.state.phase())
             };
             match known.filter(agrees) {
                 Some(name) => *asked.entry(name).or_default() += subscribers,

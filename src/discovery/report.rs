@@ -1,4 +1,4 @@
-//! Reports of the registry: one row per type, and the health of its sources.
+//! Reports of the registry: one per type, and the health of its sources.
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
@@ -45,7 +45,7 @@ pub struct TypeReport {
     pub origin: Origin,
     /// uid of its CRD or APIService.
     pub uid: Option<String>,
-    /// Number of conditions, lookups and informers that watch this row.
+    /// Number of conditions, lookups and informers that watch this type.
     pub subscribers: usize,
 }
 

@@ -23,7 +23,7 @@ pub(super) enum Error {
     #[error("{path} was not answered within {after:?}")]
     Deadline { path: String, after: Duration },
     /// The path is not valid in a URL.
-    #[error("{path} is no valid path: {source}")]
+    #[error("{path} is not a valid path: {source}")]
     Path { path: String, source: http::Error },
     /// The connection failed. Retried with back-off.
     #[error("requesting {path}: {}", redaction::error(&**source))]
@@ -89,7 +89,7 @@ pub(super) async fn get(
         if status.is_success() {
             return Ok(body);
         }
-        // For people: the message of a `Status`, or else the beginning of the body.
+        // For readers: the message of a `Status`, or else the beginning of the body.
         let message = match serde_json::from_slice::<Status>(&body) {
             Ok(status) => status.message,
             Err(_) => String::from_utf8_lossy(&body[..body.len().min(200)]).trim().to_owned(),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_announces_itself_is_left_to_its_event_in_the_end() {
+    async fn an_announced_change_is_left_to_its_event_in_the_end() {
         let mut schedule = Schedule::new(Instant::now(), INTERVAL);
 
         let gaps = gaps(&mut schedule, Unsettled::Announced, 8);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_interval_of_nothing_does_not_ask_without_pause() {
+    async fn an_interval_of_zero_does_not_ask_without_pause() {
         let now = Instant::now();
         let mut never_pausing = Schedule::new(now, Duration::ZERO);
         let mut told_later = Schedule::new(now, INTERVAL);

@@ -5,7 +5,7 @@ use std::{fmt, mem, sync::Arc};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::catalog::Judgement;
+use super::catalog::TypeJudgement;
 use crate::kind::ServedType;
 
 /// State of a type, as requested at one version (or any).
@@ -16,7 +16,7 @@ pub enum TypeState {
     /// Exists but cannot be used yet, or not at the requested version.
     Installing(InstallingReason),
     /// Built in or aggregated, without list and watch, like `tokenreviews`. A client that waits
-    /// for it waits for ever.
+    /// for it waits without end.
     NotWatchable,
     /// Can be listed and watched.
     Served,
@@ -44,7 +44,7 @@ pub enum TypePhase {
     Unknown,
 }
 
-/// Why a type that exists cannot be used.
+/// Reason for which an existing type cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InstallingReason {
     /// The names are not accepted. Holds the server's message.
@@ -153,7 +153,7 @@ pub struct TypeStatus {
 impl TypeStatus {
     /// Returns the status after a new judgement. If nothing is known any more, the last proven
     /// state is kept in `Unknown`. `since` moves only with the state or the identity.
-    pub(super) fn succeed(&self, judgement: Judgement, now: Timestamp) -> Self {
+    pub(super) fn succeed(&self, judgement: TypeJudgement, now: Timestamp) -> Self {
         let mut new = Self { state: judgement.state, served: judgement.served, since: self.since };
         if new.state.is_blank() {
             new.state = match &self.state {

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::{
     TypeState, TypeStatus,
-    catalog::{Judgement, Touched},
+    catalog::{Touched, TypeJudgement},
 };
 use crate::kind::{TypeIdentity, TypeName, TypeRef};
 
@@ -69,7 +69,7 @@ impl Subscriptions {
         &mut self,
         touched: &Touched,
         now: Timestamp,
-        judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
+        judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> TypeJudgement,
     ) {
         if touched.all {
             self.groups.retain(|group, names| {
@@ -137,7 +137,7 @@ fn publish_group(
     group: &str,
     names: &mut HashMap<TypeName, Versions>,
     now: Timestamp,
-    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
+    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> TypeJudgement,
 ) -> usize {
     let mut dropped = 0;
     names.retain(|name, versions| {
@@ -153,7 +153,7 @@ fn publish_name(
     name: &TypeName,
     versions: &mut Versions,
     now: Timestamp,
-    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> Judgement,
+    judge: impl Fn(&TypeRef, Option<&TypeIdentity>) -> TypeJudgement,
 ) -> usize {
     let before = versions.len();
     versions.retain(|version, sender| {
@@ -186,10 +186,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_nobody_listens_to_are_forgotten_with_the_next_change() {
+    fn names_without_receivers_are_dropped_at_the_next_change() {
         let mut subscriptions = Subscriptions::default();
         let now = Timestamp::UNIX_EPOCH;
-        let judge = |_: &TypeRef, _: Option<&TypeIdentity>| Judgement::absent();
+        let judge = |_: &TypeRef, _: Option<&TypeIdentity>| TypeJudgement::absent();
         let all = || Touched { all: true, ..Touched::default() };
         let group = || Touched { groups: ["example.com".into()].into(), ..Touched::default() };
         let type_ = |name: &str| {

@@ -16,7 +16,7 @@ use super::{
     ask::ask,
     catalog::{Polled, Reading, Touched},
     crd::Crd,
-    metrics::{Outcome, Request, Resource},
+    metrics::{OutcomeLabel, RequestOutcome, ResourceLabel},
     registry::Shared,
     request::Error,
     schedule::{Schedule, Unsettled},
@@ -246,30 +246,34 @@ impl Running {
         let mut known = self.shared.write();
         let outcome = match answer {
             Ok(answer) => {
-                let outcome = if answer.complete { Outcome::complete } else { Outcome::partial };
+                let outcome = if answer.complete {
+                    RequestOutcome::complete
+                } else {
+                    RequestOutcome::partial
+                };
                 known.catalog.answered(answer, reading, touched);
                 outcome
             }
             Err(error) => {
                 debug!(%error, "discovery failed");
                 known.health.discovery.failed(error.to_string(), Timestamp::now());
-                Outcome::failed
+                RequestOutcome::failed
             }
         };
         let unsettled = match outcome {
-            Outcome::complete => {
+            RequestOutcome::complete => {
                 known.health.discovery.current();
                 known.catalog.unsettled()
             }
-            Outcome::partial => {
+            RequestOutcome::partial => {
                 let error = "only one of /api and /apis answered".to_owned();
                 known.health.discovery.failed(error, Timestamp::now());
                 Unsettled::Silent
             }
-            Outcome::failed => Unsettled::Silent,
+            RequestOutcome::failed => Unsettled::Silent,
         };
         drop(known);
-        self.shared.metrics.requests.get_or_create(&Request { outcome }).inc();
+        self.shared.metrics.requests.get_or_create(&OutcomeLabel { outcome }).inc();
         self.schedule.answered(Instant::now(), unsettled);
     }
 
@@ -285,7 +289,7 @@ impl Running {
     }
 
     fn count_failure(&self, resource: &'static str) {
-        self.shared.metrics.watch_failures.get_or_create(&Resource { resource }).inc();
+        self.shared.metrics.watch_failures.get_or_create(&ResourceLabel { resource }).inc();
     }
 }
 

@@ -76,7 +76,7 @@ pub(super) enum Change<T> {
 
 /// Watches the collection of `T` for ever. Dropping the stream closes the watch.
 pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>> + Send {
-    let reader = Reader::<T> { client, phase: Phase::List, wait: None, attempt: 0 };
+    let reader = Reader::<T> { client, phase: WatchPhase::List, wait: None, attempt: 0 };
     stream::unfold(reader, |mut reader| async move {
         let change = reader.next().await;
         Some((change, reader))
@@ -85,14 +85,14 @@ pub(super) fn watch<T: Watched>(client: Client) -> impl Stream<Item = Change<T>>
 
 struct Reader<T: Watched> {
     client: Client,
-    phase: Phase<T>,
+    phase: WatchPhase<T>,
     /// Delay before the next request.
     wait: Option<Duration>,
     /// Failures since a watch was last healthy.
     attempt: u32,
 }
 
-enum Phase<T: Watched> {
+enum WatchPhase<T: Watched> {
     List,
     Open { resource_version: String },
     Watch(Watch<T>),
@@ -111,10 +111,10 @@ impl<T: Watched> Reader<T> {
             if let Some(wait) = self.wait.take() {
                 sleep(wait).await;
             }
-            let change = match std::mem::replace(&mut self.phase, Phase::List) {
-                Phase::List => self.list().await,
-                Phase::Open { resource_version } => self.open(resource_version).await,
-                Phase::Watch(watch) => match self.read(watch).await {
+            let change = match std::mem::replace(&mut self.phase, WatchPhase::List) {
+                WatchPhase::List => self.list().await,
+                WatchPhase::Open { resource_version } => self.open(resource_version).await,
+                WatchPhase::Watch(watch) => match self.read(watch).await {
                     Some(change) => change,
                     None => continue,
                 },
@@ -133,19 +133,19 @@ impl<T: Watched> Reader<T> {
                     .await
                 {
                     Ok(page) => page,
-                    Err(error) => return self.failed(Phase::List, error),
+                    Err(error) => return self.failed(WatchPhase::List, error),
                 };
             let next = page.continue_token().map(|token| format!("&continue={}", escape(token)));
             let resource_version = page.resource_version().to_owned();
             let Some(page) = page.items else {
                 let source = serde_json::Error::custom("items is null");
-                return self.failed(Phase::List, Error::Decode { path, source });
+                return self.failed(WatchPhase::List, Error::Decode { path, source });
             };
             items.extend(page.into_iter().map(T::slim));
             match next {
                 Some(next) => from = next,
                 None => {
-                    self.phase = Phase::Open { resource_version };
+                    self.phase = WatchPhase::Open { resource_version };
                     return Change::Listed(items);
                 }
             }
@@ -161,11 +161,11 @@ impl<T: Watched> Reader<T> {
         );
         let request = match http::Request::get(&path).body(Vec::new()) {
             Ok(request) => request,
-            Err(source) => return self.failed(Phase::List, Error::Path { path, source }),
+            Err(source) => return self.failed(WatchPhase::List, Error::Path { path, source }),
         };
         match timeout(OPEN_DEADLINE, self.client.request_events::<RawOf<T>>(request)).await {
             Ok(Ok(events)) => {
-                self.phase = Phase::Watch(Watch {
+                self.phase = WatchPhase::Watch(Watch {
                     resource_version,
                     opened: Instant::now(),
                     idle: Duration::from_secs(seconds) + IDLE_GRACE,
@@ -218,7 +218,7 @@ impl<T: Watched> Reader<T> {
                 let error = Error::Watch { path: T::PATH.into(), source: Box::new(source) };
                 // A list recovers the change that could not be decoded.
                 return Some(if undecodable {
-                    self.failed(Phase::List, error)
+                    self.failed(WatchPhase::List, error)
                 } else {
                     self.failed_watch(watch.resource_version, error)
                 });
@@ -229,7 +229,7 @@ impl<T: Watched> Reader<T> {
                 if watch.opened.elapsed() < HEALTHY_AFTER {
                     self.back_off();
                 }
-                self.phase = Phase::Open { resource_version: watch.resource_version };
+                self.phase = WatchPhase::Open { resource_version: watch.resource_version };
                 return None;
             }
         };
@@ -239,21 +239,21 @@ impl<T: Watched> Reader<T> {
 
     fn proceed(&mut self, watch: Watch<T>) {
         self.attempt = 0;
-        self.phase = Phase::Watch(watch);
+        self.phase = WatchPhase::Watch(watch);
     }
 
     fn failed_watch(&mut self, resource_version: String, error: Error) -> Change<T> {
         // After a refusal, a list reports the changes missed, before the watch opens again.
         let is_lost = error.code() == Some(410) || error.is_refusal();
         let phase = if is_lost || (self.attempt + 1).is_multiple_of(RESUMES) {
-            Phase::List
+            WatchPhase::List
         } else {
-            Phase::Open { resource_version }
+            WatchPhase::Open { resource_version }
         };
         self.failed(phase, error)
     }
 
-    fn failed(&mut self, phase: Phase<T>, error: Error) -> Change<T> {
+    fn failed(&mut self, phase: WatchPhase<T>, error: Error) -> Change<T> {
         self.back_off();
         self.phase = phase;
         debug!(resource = T::RESOURCE, attempt = self.attempt, %error, "watch failed");

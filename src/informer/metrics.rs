@@ -144,7 +144,7 @@ impl InformerMetrics {
         );
         registry.register(
             "pilotlight_informer_timers",
-            "Informers that wait to ask again (backoff) or to end (linger)",
+            "Informers that wait to retry a request (backoff) or to end (linger)",
             self.timers.clone(),
         );
     }

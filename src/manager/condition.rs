@@ -605,7 +605,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_type_that_cannot_be_watched_is_told_from_one_that_is_being_installed() {
+    fn a_type_that_cannot_be_watched_has_a_reason_of_its_own() {
         let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
         let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
         let status = TypeStatus { state: TypeState::NotWatchable, served: None, since };
@@ -617,7 +617,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_type_is_told_that_discovery_is_polled() {
+    fn reasons_mention_that_discovery_is_polled() {
         let polled = DiscoveryMode::Static("may not watch CRDs".into());
         let waits = |mode| match mark_polled(Verdict::Unmet(said("A")), mode) {
             Verdict::Unmet(why) => why[0].message.clone(),

@@ -99,7 +99,7 @@ impl Pending {
     }
 }
 
-pub(super) struct Entry {
+pub(super) struct RunnableEntry {
     pub(super) name: ControllerName,
     pub(super) spec: Spec,
     pub(super) serial: u64,
@@ -129,7 +129,7 @@ pub(super) struct Entry {
     pub(super) status: Option<Arc<RunnableStatus>>,
 }
 
-impl Entry {
+impl RunnableEntry {
     /// Returns the current status; `since` changes only with state or reason.
     pub(super) fn describe(&self) -> RunnableStatus {
         let state = self.lifecycle.state();

@@ -33,14 +33,14 @@ pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + 
 /// Gate for the requests of an epoch: passes them until it is closed, and counts those under way.
 #[derive(Clone)]
 pub(crate) struct Fence {
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<FenceState>>,
     // Clients behind this fence. Each has a task of kube's, which ends with the client's last
     // clone.
     clients: TaskTracker,
 }
 
 #[derive(Default)]
-struct State {
+struct FenceState {
     closed: bool,
     /// Requests that have passed and have no answer yet.
     under_way: usize,
@@ -166,7 +166,7 @@ impl Fence {
     /// this moment. Cancel safe.
     pub(crate) async fn released(&self) {
         let mut state = self.state.subscribe();
-        let left = |state: &State| !state.exchanges.is_empty() || state.under_way > 0;
+        let left = |state: &FenceState| !state.exchanges.is_empty() || state.under_way > 0;
         // The sender lives in `self`, so this cannot fail.
         drop(state.wait_for(|state| !left(state)).await);
     }

@@ -15,7 +15,7 @@ use super::{ControllerName, ControllerState, Epoch};
 use crate::owner_gauge::{Counted, Followed, OwnerGauge};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Name {
+struct NameLabel {
     controller: String,
 }
 
@@ -30,20 +30,20 @@ pub(super) struct Owned {
 pub(super) type EpochTasks = (Counted<Owned>, [Followed<Owned>; 3]);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct State {
+struct StateLabels {
     controller: String,
     state: &'static str,
 }
 
-type Histograms = Family<Name, Histogram, fn() -> Histogram>;
+type Histograms = Family<NameLabel, Histogram, fn() -> Histogram>;
 
 /// Metrics of one manager; register them once.
 #[derive(Clone, Debug)]
 pub struct ManagerMetrics {
-    state: Family<State, Gauge>,
-    epoch: Family<Name, Gauge>,
-    failures: Family<Name, Counter>,
-    panics: Family<Name, Counter>,
+    state: Family<StateLabels, Gauge>,
+    epoch: Family<NameLabel, Gauge>,
+    failures: Family<NameLabel, Counter>,
+    panics: Family<NameLabel, Counter>,
     start: Histograms,
     stop: Histograms,
     tasks: OwnerGauge<Owned>,
@@ -92,12 +92,12 @@ impl ManagerMetrics {
         );
         registry.register(
             "pilotlight_controller_start_duration_seconds",
-            "From the condition being met to running",
+            "Time from the start of an epoch until it runs",
             self.start.clone(),
         );
         registry.register(
             "pilotlight_controller_stop_duration_seconds",
-            "From the request to stop to done",
+            "Time from the request to stop an epoch until it is done",
             self.stop.clone(),
         );
         registry.register(
@@ -178,15 +178,15 @@ impl ManagerMetrics {
         self.stop.remove(&Self::name(name));
     }
 
-    fn name(name: &ControllerName) -> Name {
-        Name { controller: name.as_str().to_owned() }
+    fn name(name: &ControllerName) -> NameLabel {
+        NameLabel { controller: name.as_str().to_owned() }
     }
 
     fn owned(name: &ControllerName, kind: &'static str) -> Owned {
         Owned { controller: name.as_str().to_owned(), kind }
     }
 
-    fn state(name: &ControllerName, state: ControllerState) -> State {
-        State { controller: name.as_str().to_owned(), state: state.word() }
+    fn state(name: &ControllerName, state: ControllerState) -> StateLabels {
+        StateLabels { controller: name.as_str().to_owned(), state: state.word() }
     }
 }

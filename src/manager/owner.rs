@@ -19,11 +19,11 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
-use self::{phase::Phase, replacement::drop_pending, retired::Retired};
+use self::{phase::ManagerPhase, replacement::drop_pending, retired::Retired};
 use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
-    entry::{Entry, Spec},
+    entry::{RunnableEntry, Spec},
     handle::Command,
     lifecycle::{Input, Lifecycle, RunEnd},
     metrics::Owned,
@@ -34,9 +34,9 @@ use crate::owner_gauge::Counted;
 /// of the same name.
 pub(super) type Id = u64;
 
-/// Most events that one turn handles before it publishes a snapshot. It bounds the delay of the first
-/// change of a burst, and the transitions of one turn, so that they fit into the channel of receivers.
-const TURN: usize = 128;
+/// Largest number of events before a snapshot is published. Bounds the delay of the first change of a
+/// burst, and the transitions of one batch, so that they fit into the channel of receivers.
+const BATCH: usize = 128;
 
 /// Everything that can happen to a manager.
 enum Event {
@@ -87,7 +87,7 @@ pub(super) struct Owner {
     commands: mpsc::Receiver<Command>,
     snapshot: watch::Sender<Arc<Snapshot>>,
     transitions: broadcast::Sender<Transition>,
-    entries: BTreeMap<Id, Entry>,
+    entries: BTreeMap<Id, RunnableEntry>,
     names: HashMap<ControllerName, Id>,
     /// Last epoch numbers of removed names.
     retired: Retired,
@@ -96,10 +96,10 @@ pub(super) struct Owner {
     runs: JoinSet<(Id, RunEnd)>,
     prepares: JoinSet<Option<Prepared>>,
     watches: Watches,
-    /// True if a change is taken before a command when both are ready: they take turns.
+    /// True if a change is taken before a command when both are ready. Alternates.
     watches_first: bool,
     timers: Timers,
-    phase: Phase,
+    phase: ManagerPhase,
     failure: Option<ManagerError>,
     dirty: Vec<Id>,
     /// Names removed since the last snapshot.
@@ -138,7 +138,7 @@ impl Owner {
             watches: FuturesUnordered::new(),
             watches_first: false,
             timers: DelayQueue::new(),
-            phase: Phase::opening(0),
+            phase: ManagerPhase::opening(0),
             failure: None,
             dirty: Vec::new(),
             gone: Vec::new(),
@@ -153,9 +153,9 @@ impl Owner {
         while !self.closed() {
             self.publish();
             let mut event = self.next_event(&stop, closing, &mut deadline).await;
-            for _ in 0..TURN {
+            for _ in 0..BATCH {
                 self.handle(event);
-                if !closing && matches!(self.phase, Phase::Closing { .. }) {
+                if !closing && matches!(self.phase, ManagerPhase::Closing { .. }) {
                     closing = true;
                     if let Some(timeout) = self.options.graceful_shutdown_timeout {
                         deadline = tokio::time::sleep(timeout).boxed();
@@ -165,7 +165,7 @@ impl Owner {
                 if self.closed() {
                     break;
                 }
-                // Events that are ready now belong to the same turn.
+                // Events that are ready now belong to the same batch.
                 let ready = self.next_event(&stop, closing, &mut deadline).now_or_never();
                 let Some(next) = ready else { break };
                 event = next;
@@ -264,7 +264,7 @@ impl Owner {
     }
 
     pub(super) fn add(&mut self, name: ControllerName, spec: Spec) -> Result<(), AddError> {
-        if matches!(self.phase, Phase::Closing { .. }) {
+        if matches!(self.phase, ManagerPhase::Closing { .. }) {
             return Err(AddError::Stopping);
         }
         if self.names.contains_key(&name) {
@@ -279,7 +279,7 @@ impl Owner {
         self.watch(id, serial, readiness, &watching);
         self.entries.insert(
             id,
-            Entry {
+            RunnableEntry {
                 epoch_number: 0,
                 name: name.clone(),
                 spec,
@@ -332,7 +332,7 @@ impl Owner {
         let running = report.borrow_and_update().running;
         self.watch_report(id, epoch, report);
         self.dirty.push(id);
-        let starting = |entry: &Entry| entry.lifecycle.state() == ControllerState::Starting;
+        let starting = |entry: &RunnableEntry| entry.lifecycle.state() == ControllerState::Starting;
         if running && self.entries.get(&id).is_some_and(starting) {
             self.step(id, Input::Running);
         }

@@ -1,4 +1,4 @@
-//! Reason codes: why a runnable is in its state, and why a condition is not met.
+//! Reason codes of the states of runnables and of unmet conditions.
 
 use std::{borrow::Cow, fmt};
 
@@ -7,7 +7,7 @@ use crate::discovery::InstallingReason;
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $variant:ident = $word:literal,)*) => {
-        /// Why a runnable is in its state, or why a condition is not met: one CamelCase word in
+        /// Reason for the state of a runnable, or for an unmet condition: one CamelCase word in
         /// status conditions, Events, tables and metrics.
         #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
@@ -57,7 +57,7 @@ reasons! {
     NotEstablished = "NotEstablished",
     /// The CRD is not established, because of the certificates of its conversion webhook.
     InvalidCaBundle = "InvalidCABundle",
-    /// The version asked for is not served.
+    /// The requested version is not served.
     VersionNotServed = "VersionNotServed",
     /// The publisher of the condition is gone.
     ConditionAbandoned = "ConditionAbandoned",

@@ -313,7 +313,7 @@ async fn a_name_is_taken_while_live_and_free_after_removal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failing_and_a_panicking_run_back_off_and_disturb_nobody() {
+async fn a_failing_and_a_panicking_run_back_off_and_disturb_no_other_run() {
     let mut harness = Harness::new();
     harness.add("well", &Probe::new(Body::UntilStopped).arc()).await;
     harness.add("fails", &Probe::new(Body::Fails).arc()).await;
@@ -403,7 +403,7 @@ async fn a_burst_of_thousands_of_changes_is_published_in_few_snapshots() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_panics_when_it_is_dropped_ends_nobody_else() {
+async fn a_run_that_panics_when_it_is_dropped_ends_no_other_run() {
     let mut harness = Harness::new();
     harness.add("widgets", &Probe::new(Body::PanicsWhenDropped).arc()).await;
     harness.until("widgets", ControllerState::Running).await;
@@ -419,7 +419,7 @@ async fn a_run_that_panics_when_it_is_dropped_ends_nobody_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn back_offs_beyond_all_clocks_end_nobody() {
+async fn back_offs_beyond_the_clock_end_no_run() {
     let forever = Duration::MAX;
     let restart_backoff = RestartBackoff {
         first: forever,

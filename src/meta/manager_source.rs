@@ -51,7 +51,7 @@ impl ConditionalSource for ManagerSource {
                     transition = transitions.recv() => match transition {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
-                            tracing::debug!(missed, "transitions went by unseen");
+                            tracing::debug!(missed, "transitions were missed, all controllers are compared");
                             changes.mark_all();
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,

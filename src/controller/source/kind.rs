@@ -114,7 +114,7 @@ impl KindSource {
             // The type was lost after the source became ready.
             return SourceEnd::TypeGone;
         };
-        let prepared = context.statuses.change(context.input, |row| row.prepared.take());
+        let prepared = context.statuses.change(context.input, |input| input.prepared.take());
         let mut subscription = prepared
             .filter(|prepared| *prepared.key() == self.key(&served))
             .unwrap_or_else(|| self.subscribe(&served));
@@ -152,8 +152,8 @@ impl KindSource {
     /// Holds a subscription so that reconciles can read its cache; returns it if another one is
     /// held already.
     fn hold(context: &SourceContext, subscription: Subscription) -> Option<Subscription> {
-        context.statuses.change(context.input, |row| match &row.held {
-            None => row.held.replace(subscription),
+        context.statuses.change(context.input, |input| match &input.held {
+            None => input.held.replace(subscription),
             Some(_) => Some(subscription),
         })
     }
@@ -312,22 +312,22 @@ impl Pump<'_> {
 
     /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
     fn report(&self, progress: &Progress, drained: bool) {
-        self.context.statuses.change(self.context.input, |row| match progress {
-            Progress::Syncing(error) => row.set(WatchState::Syncing, error.clone()),
-            Progress::Synced if drained => row.set(WatchState::Synced, None),
-            Progress::Synced => row.set(WatchState::Syncing, None),
+        self.context.statuses.change(self.context.input, |input| match progress {
+            Progress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
+            Progress::Synced if drained => input.set(WatchState::Synced, None),
+            Progress::Synced => input.set(WatchState::Syncing, None),
             Progress::Stale(error) => {
                 if drained {
-                    row.set(WatchState::Synced, None);
+                    input.set(WatchState::Synced, None);
                 }
-                row.set(WatchState::Stale, Some(error.clone()));
+                input.set(WatchState::Stale, Some(error.clone()));
             }
-            Progress::Forbidden(error) => row.set(WatchState::Forbidden, Some(error.clone())),
+            Progress::Forbidden(error) => input.set(WatchState::Forbidden, Some(error.clone())),
             Progress::ConversionFailed(error) => {
                 if drained {
-                    row.set(WatchState::Synced, None);
+                    input.set(WatchState::Synced, None);
                 }
-                row.set(WatchState::ConversionFailed, Some(error.clone()));
+                input.set(WatchState::ConversionFailed, Some(error.clone()));
             }
             Progress::Ended(_) => {}
         });
@@ -336,9 +336,9 @@ impl Pump<'_> {
     /// Attaches the cache in place of the held one, and delivers deletions for the objects that
     /// only the held one has.
     async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
-        let held = self.context.statuses.change(self.context.input, |row| {
-            row.attached = attached;
-            row.held.take()
+        let held = self.context.statuses.change(self.context.input, |input| {
+            input.attached = attached;
+            input.held.take()
         });
         if let Some(held) = held {
             for old in held.store().list() {

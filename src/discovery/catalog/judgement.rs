@@ -24,12 +24,12 @@ use crate::kind::{
 
 /// The state of a type and how to request it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::discovery) struct Judgement {
+pub(in crate::discovery) struct TypeJudgement {
     pub(in crate::discovery) state: TypeState,
     pub(in crate::discovery) served: Option<Arc<ServedType>>,
 }
 
-impl Judgement {
+impl TypeJudgement {
     pub(in crate::discovery) fn installing(reason: InstallingReason) -> Self {
         Self { state: TypeState::Installing(reason), served: None }
     }
@@ -54,7 +54,7 @@ impl Judgement {
 
 impl Catalog {
     /// Returns the judgement of a requested type.
-    pub(in crate::discovery) fn status(&self, type_ref: &TypeRef) -> Judgement {
+    pub(in crate::discovery) fn status(&self, type_ref: &TypeRef) -> TypeJudgement {
         match &type_ref.version {
             Some(version) => self.at(&type_ref.group, version, &type_ref.name),
             None => self.best(&type_ref.group, &type_ref.name),
@@ -67,7 +67,7 @@ impl Catalog {
         &self,
         type_ref: &TypeRef,
         bound: Option<&TypeIdentity>,
-    ) -> Judgement {
+    ) -> TypeJudgement {
         let Some(bound) = bound.filter(|_| type_ref.version.is_none()) else {
             return self.status(type_ref);
         };
@@ -186,7 +186,7 @@ impl Catalog {
         }
     }
 
-    fn at(&self, group: &str, version: &str, name: &TypeName) -> Judgement {
+    fn at(&self, group: &str, version: &str, name: &TypeName) -> TypeJudgement {
         let aggregated =
             matches!(find(&self.services, group, version), Some(Backend::Aggregated { .. }));
         if self.static_mode.is_none()
@@ -196,18 +196,18 @@ impl Catalog {
             return crd.judge(version, name, self.uid_of(crd));
         }
         if !aggregated && self.is_retired(group, name) {
-            return Judgement::absent();
+            return TypeJudgement::absent();
         }
         let Some(document) = find(&self.documents, group, version) else {
             return if self.is_proven_absent(group, Some(version)) {
-                Judgement::absent()
+                TypeJudgement::absent()
             } else {
-                Judgement::unknown()
+                TypeJudgement::unknown()
             };
         };
         let judgement = match &document.resources {
             Some(resources) => self.judge(group, version, name, resources, document),
-            None => return Judgement::unknown(),
+            None => return TypeJudgement::unknown(),
         };
         // Before APIServices are known, an aggregated type (whose identity has a uid) could pass as
         // built in. If they may not be read, the same holds for CRDs until those are listed. The
@@ -218,7 +218,7 @@ impl Catalog {
             Listed::Refused => self.crds_listed || self.static_mode.is_some(),
         };
         if !is_explained && !group.is_empty() {
-            return Judgement::unknown();
+            return TypeJudgement::unknown();
         }
         let down = find(&self.services, group, version).is_some_and(Backend::is_down);
         let doubtful = document.stale || down || self.is_orphan(group, version, Some(document));
@@ -245,7 +245,7 @@ impl Catalog {
         name: &TypeName,
         resources: &[Resource],
         document: &Document,
-    ) -> Judgement {
+    ) -> TypeJudgement {
         let is_meant = |resource: &&Resource| match name {
             TypeName::Resource(plural) => *resource.plural == **plural,
             TypeName::Kind(kind) => *resource.kind == **kind,
@@ -254,10 +254,14 @@ impl Catalog {
         let missing = || document.missing.iter().map(|it| &it.resource).find(is_meant);
         let Some(resource) = listed.or_else(missing) else {
             // A CRD may add a type to a built-in group.
-            return if self.knows_all_crds() { Judgement::absent() } else { Judgement::unknown() };
+            return if self.knows_all_crds() {
+                TypeJudgement::absent()
+            } else {
+                TypeJudgement::unknown()
+            };
         };
         if !resource.watchable {
-            return Judgement::not_watchable();
+            return TypeJudgement::not_watchable();
         }
         let crd = find(&self.crds, group, &resource.plural).filter(|crd| {
             self.static_mode.is_some() && document.uid.is_none() && crd.scope == resource.scope
@@ -282,7 +286,7 @@ impl Catalog {
         };
         let terminating = crd.is_some_and(|crd| crd.terminating);
         let state = if terminating { TypeState::Terminating } else { TypeState::Served };
-        let judgement = Judgement { state, served: Some(Arc::new(served)) };
+        let judgement = TypeJudgement { state, served: Some(Arc::new(served)) };
         if listed.is_some() { judgement } else { judgement.unconfirmed() }
     }
 
@@ -309,8 +313,8 @@ impl Catalog {
     }
 
     /// Returns the best served version, or the most informative reason why no version is served.
-    fn best(&self, group: &str, name: &TypeName) -> Judgement {
-        let mut fallback: Option<Judgement> = None;
+    fn best(&self, group: &str, name: &TypeName) -> TypeJudgement {
+        let mut fallback: Option<TypeJudgement> = None;
         for version in self.versions(group, name) {
             let judgement = self.at(group, version, name);
             if judgement.served.is_some() {
@@ -323,9 +327,9 @@ impl Catalog {
         match fallback {
             Some(judgement) => judgement,
             None if self.is_retired(group, name) || self.is_proven_absent(group, None) => {
-                Judgement::absent()
+                TypeJudgement::absent()
             }
-            None => Judgement::unknown(),
+            None => TypeJudgement::unknown(),
         }
     }
 
@@ -397,7 +401,7 @@ impl Catalog {
 }
 
 /// Ranks states without a served type by how much they explain.
-fn informative(judgement: &Judgement) -> u8 {
+fn informative(judgement: &TypeJudgement) -> u8 {
     match &judgement.state {
         TypeState::Absent => 0,
         TypeState::Unknown(_) => 1,

@@ -15,7 +15,7 @@ use super::{
     super::{
         answer::Resource,
         api_service::Backend,
-        crd::{Crd, Readiness},
+        crd::{Crd, CrdReadiness},
     },
     Catalog, Document, Listed, Touched, find,
 };
@@ -32,7 +32,7 @@ pub(in crate::discovery) enum Reading {
 /// Time of an answer in static mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::discovery) struct Polled {
-    /// When the answer arrived.
+    /// Arrival of the answer.
     pub(in crate::discovery) now: Instant,
     /// Minimum time between two answers that together prove an absence.
     pub(in crate::discovery) period: Duration,
@@ -41,7 +41,7 @@ pub(in crate::discovery) struct Polled {
 /// State of static mode.
 #[derive(Debug)]
 pub(super) struct StaticMode {
-    /// When the first complete answer arrived.
+    /// Arrival of the first complete answer.
     since: Instant,
     /// True once a complete answer arrived a period or more after the first. A type that no answer
     /// has listed is absent then.
@@ -55,7 +55,7 @@ pub(super) struct StaticMode {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
     pub(super) resource: Resource,
-    /// When the first complete answer without it arrived.
+    /// Arrival of the first complete answer without it.
     since: Option<Instant>,
 }
 
@@ -85,7 +85,7 @@ impl Catalog {
     fn expect_what_crds_serve(&mut self) {
         let (documents, services) = (&mut self.documents, &self.services);
         for crd in self.crds.values().flat_map(|crds| crds.values()) {
-            if !matches!(crd.readiness, Readiness::Established { .. }) {
+            if !matches!(crd.readiness, CrdReadiness::Established { .. }) {
                 continue;
             }
             for version in crd.versions.iter().filter(|version| version.served) {
@@ -157,9 +157,9 @@ impl Catalog {
         self.crds.retain(|group, crds| {
             crds.retain(|plural, crd| {
                 let documents = || documents.get(group).into_iter().flat_map(|it| it.values());
-                let rows =
-                    documents().flat_map(Document::known).filter(|row| row.plural == *plural);
-                let mut scopes = rows.map(|row| row.scope).peekable();
+                let listed = documents().flat_map(Document::known);
+                let same = listed.filter(|resource| resource.plural == *plural);
+                let mut scopes = same.map(|resource| resource.scope).peekable();
                 let is_known = match scopes.peek() {
                     Some(_) => scopes.any(|scope| scope == crd.scope),
                     None => !agreed || documents().any(|document| document.stale),

@@ -223,11 +223,11 @@ impl Catalog {
 #[test]
 fn nothing_is_known_before_the_first_list() {
     let mut catalog = Catalog::default();
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
 
     catalog.apply(crd("gadgets", "Gadget"));
 
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
     assert_eq!(catalog.word(&TypeRef::kind("example.com", "v1", "Gadget")), SERVED);
 }
 
@@ -263,7 +263,7 @@ fn any_version_is_the_best_one_that_is_served() {
 }
 
 #[test]
-fn whoever_is_bound_to_a_version_stays_until_it_is_proven_gone() {
+fn a_subscriber_keeps_its_version_until_that_is_proven_gone() {
     let mut catalog = Catalog::complete();
     let any = widgets().any_version();
     catalog.apply(crd("widgets", "Widget").versions(&[("v1", true)]));
@@ -284,7 +284,7 @@ fn whoever_is_bound_to_a_version_stays_until_it_is_proven_gone() {
 }
 
 #[test]
-fn whoever_is_bound_to_a_version_that_is_unproven_is_told_of_no_other() {
+fn a_subscriber_of_an_unproven_version_moves_to_no_other() {
     let any = widgets().any_version();
     let mut catalog = Catalog::complete();
     catalog.apply(crd("widgets", "Widget").versions(&[("v1", true)]));
@@ -292,7 +292,7 @@ fn whoever_is_bound_to_a_version_that_is_unproven_is_told_of_no_other() {
 
     let judgement = Catalog::default().status_after(&any, Some(&bound));
 
-    assert_eq!(judgement, Judgement::unknown());
+    assert_eq!(judgement, TypeJudgement::unknown());
 }
 
 #[test]

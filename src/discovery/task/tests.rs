@@ -210,7 +210,7 @@ async fn the_report_shows_what_is_known_and_what_is_asked_for_and_forgets_the_re
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscriptions_that_nobody_holds_are_forgotten() {
+async fn subscriptions_without_receivers_are_dropped() {
     let harness = Harness::ready().await;
 
     for n in 0..10_000 {

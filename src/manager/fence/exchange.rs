@@ -27,10 +27,10 @@ type Request = BoxFuture<'static, Result<Response<Body>, BoxError>>;
 
 /// Content of one exchange, shared by its caller and its fence.
 #[derive(Debug, Default)]
-pub(super) struct Slot(Mutex<Phase>);
+pub(super) struct Slot(Mutex<ExchangePhase>);
 
 #[derive(Default)]
-enum Phase {
+enum ExchangePhase {
     /// The caller holds the content and polls it at this moment.
     #[default]
     Polled,
@@ -78,16 +78,17 @@ impl Slot {
     /// end stays ended.
     pub(super) fn cut(&self) -> bool {
         let mut phase = self.lock();
-        if matches!(&*phase, Phase::Held(held, _) if matches!(held.content, Content::Nothing)) {
+        if matches!(&*phase, ExchangePhase::Held(held, _) if matches!(held.content, Content::Nothing))
+        {
             return true;
         }
-        let (held, waker) = match mem::replace(&mut *phase, Phase::Cut) {
-            Phase::Held(held, waker) => (held, waker),
-            Phase::Polled | Phase::Late => {
-                *phase = Phase::Late;
+        let (held, waker) = match mem::replace(&mut *phase, ExchangePhase::Cut) {
+            ExchangePhase::Held(held, waker) => (held, waker),
+            ExchangePhase::Polled | ExchangePhase::Late => {
+                *phase = ExchangePhase::Late;
                 return false;
             }
-            Phase::Cut => return false,
+            ExchangePhase::Cut => return false,
         };
         drop(phase);
         drop_quietly(held);
@@ -97,7 +98,7 @@ impl Slot {
 
     // No change under this lock can panic half-way, so the state behind a poisoned lock is still
     // consistent.
-    fn lock(&self) -> MutexGuard<'_, Phase> {
+    fn lock(&self) -> MutexGuard<'_, ExchangePhase> {
         self.0.lock()
     }
 }
@@ -123,9 +124,9 @@ impl Owned {
 
     fn take(&self) -> Option<Held> {
         let mut phase = self.slot.lock();
-        match mem::replace(&mut *phase, Phase::Polled) {
-            Phase::Held(held, _) => Some(held),
-            other @ (Phase::Polled | Phase::Late | Phase::Cut) => {
+        match mem::replace(&mut *phase, ExchangePhase::Polled) {
+            ExchangePhase::Held(held, _) => Some(held),
+            other @ (ExchangePhase::Polled | ExchangePhase::Late | ExchangePhase::Cut) => {
                 *phase = other;
                 None
             }
@@ -135,33 +136,33 @@ impl Owned {
     /// Puts the content back; `false` if the exchange has been cut meanwhile.
     fn put(&self, held: Held, waker: Waker) -> bool {
         let mut phase = self.slot.lock();
-        if matches!(*phase, Phase::Late) {
+        if matches!(*phase, ExchangePhase::Late) {
             drop(phase);
             drop(held);
             self.finished();
             return false;
         }
-        *phase = Phase::Held(held, waker);
+        *phase = ExchangePhase::Held(held, waker);
         true
     }
 
     /// Records that the content is gone, so that the fence no longer waits for it.
     fn finished(&self) {
-        *self.slot.lock() = Phase::Cut;
+        *self.slot.lock() = ExchangePhase::Cut;
         self.fence.forget(self.id);
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        let phase = mem::replace(&mut *self.slot.lock(), Phase::Cut);
+        let phase = mem::replace(&mut *self.slot.lock(), ExchangePhase::Cut);
         match phase {
             // Its panic must not keep the fence from forgetting the exchange.
-            Phase::Held(held, _) => drop_quietly(held),
+            ExchangePhase::Held(held, _) => drop_quietly(held),
             // A poll has panicked and dropped the content.
-            Phase::Polled | Phase::Late => {}
+            ExchangePhase::Polled | ExchangePhase::Late => {}
             // The fence forgot the exchange when the content was dropped.
-            Phase::Cut => return,
+            ExchangePhase::Cut => return,
         }
         self.fence.forget(self.id);
     }
@@ -288,21 +289,28 @@ impl HttpBody for Answer {
 
     fn is_end_stream(&self) -> bool {
         match &*self.owned.slot.lock() {
-            Phase::Held(held, _) => matches!(held.content, Content::Nothing),
-            Phase::Polled | Phase::Late | Phase::Cut => self.cut,
+            ExchangePhase::Held(held, _) => matches!(held.content, Content::Nothing),
+            ExchangePhase::Polled | ExchangePhase::Late | ExchangePhase::Cut => self.cut,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &*self.owned.slot.lock() {
-            Phase::Held(Held { content: Content::Body(body), .. }, _) => HttpBody::size_hint(body),
-            Phase::Held(Held { content: Content::Nothing, .. }, _) => SizeHint::with_exact(0),
-            Phase::Held(..) | Phase::Polled | Phase::Late | Phase::Cut => SizeHint::default(),
+            ExchangePhase::Held(Held { content: Content::Body(body), .. }, _) => {
+                HttpBody::size_hint(body)
+            }
+            ExchangePhase::Held(Held { content: Content::Nothing, .. }, _) => {
+                SizeHint::with_exact(0)
+            }
+            ExchangePhase::Held(..)
+            | ExchangePhase::Polled
+            | ExchangePhase::Late
+            | ExchangePhase::Cut => SizeHint::default(),
         }
     }
 }
 
-impl std::fmt::Debug for Phase {
+impl std::fmt::Debug for ExchangePhase {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Polled => "Polled",

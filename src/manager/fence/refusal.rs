@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refusal_in_plain_text_is_heard_with_the_time_in_its_header() {
+    async fn a_refusal_in_plain_text_keeps_the_delay_of_its_header() {
         // Text of the filter for API Priority and Fairness, verbatim.
         let text = "Too many requests, please try again later.\n".to_owned();
 
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_time_is_heard_from_the_status_or_from_the_header() {
+    async fn the_delay_is_read_from_the_status_or_from_the_header() {
         for (header, in_status, expected) in [
             (None, Some(7), Some(7)),
             (Some("7"), None, Some(7)),

@@ -161,7 +161,7 @@ async fn a_request_that_a_thread_polls_at_the_close_is_waited_for_and_then_dropp
 }
 
 #[tokio::test]
-async fn a_request_that_panics_when_it_is_dropped_hurts_nobody_else() {
+async fn a_request_that_panics_when_it_is_dropped_affects_no_other() {
     struct Bomb;
     impl Drop for Bomb {
         fn drop(&mut self) {

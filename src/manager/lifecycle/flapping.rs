@@ -142,7 +142,7 @@ impl Model {
 }
 
 #[test]
-fn however_a_condition_flaps_starts_are_bounded_and_the_last_word_is_followed() {
+fn however_a_condition_flaps_starts_are_bounded_and_the_last_verdict_holds() {
     let first = Model::new(Instant::now());
     let mut known = HashSet::from([first.fingerprint()]);
     let mut queue = VecDeque::from([(first, 0)]);

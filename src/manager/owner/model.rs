@@ -180,7 +180,7 @@ impl Model {
         }
     }
 
-    fn entry(&self) -> Option<(Id, &Entry)> {
+    fn entry(&self) -> Option<(Id, &RunnableEntry)> {
         self.owner.entries.iter().next().map(|(id, entry)| (*id, entry))
     }
 
@@ -193,7 +193,7 @@ impl Model {
 
     /// Steps that are possible now.
     fn steps(&self) -> Vec<Step> {
-        let closing = matches!(self.owner.phase, Phase::Closing { .. });
+        let closing = matches!(self.owner.phase, ManagerPhase::Closing { .. });
         let mut steps = Vec::new();
         let Some((_, entry)) = self.entry() else {
             if !closing {
@@ -403,7 +403,7 @@ impl Model {
             return;
         };
         assert!(!removed, "P4: what was removed is forgotten");
-        assert!(!matches!(self.owner.phase, Phase::Closing { .. }), "P4: it closes");
+        assert!(!matches!(self.owner.phase, ManagerPhase::Closing { .. }), "P4: it closes");
         assert!(self.owner.timers.is_empty(), "P4: timers stop firing");
         let (state, verdict) = (entry.lifecycle.state(), entry.lifecycle.verdict());
         match Word::of(verdict) {
@@ -424,9 +424,9 @@ impl Model {
         // Only their order matters: a timer step moves the clock to the next one.
         let timers = self.timers();
         let phase = match self.owner.phase {
-            Phase::Opening { step, asked, .. } => (0, step, asked),
-            Phase::Open => (1, 0, true),
-            Phase::Closing { step, asked } => (2, step, asked),
+            ManagerPhase::Opening { step, asked, .. } => (0, step, asked),
+            ManagerPhase::Open => (1, 0, true),
+            ManagerPhase::Closing { step, asked } => (2, step, asked),
         };
         let late = self.attempts.len() > usize::from(self.attempt().is_some());
         let entry = self.entry().map(|(_, entry)| {
@@ -555,9 +555,9 @@ impl Drop for PrintOnPanic<'_> {
 async fn names_that_come_and_go_leave_nothing_and_no_epoch_number_is_used_twice() {
     let mut model = Model::new();
     let mut last = std::collections::HashMap::new();
-    for turn in 0..20_000 {
+    for number in 0..20_000 {
         // Each name is added twice.
-        let name = ControllerName::from(format!("c{}", turn % 10_000));
+        let name = ControllerName::from(format!("c{}", number % 10_000));
         let spec = model.spec(Word::A);
         model.probes.clear();
         let owner = &mut model.owner;

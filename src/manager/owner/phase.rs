@@ -4,13 +4,13 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::{
-    super::{ControllerState, ManagerError, RunnableGroup, entry::Entry, lifecycle::Input},
+    super::{ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry, lifecycle::Input},
     Id, Owner,
     replacement::drop_pending,
 };
 
 /// Phase of a manager.
-pub(super) enum Phase {
+pub(super) enum ManagerPhase {
     /// Groups are being opened. `asked` is true once the runnables of this step's group have been
     /// allowed to start; later additions are allowed as they arrive. At `until` the next group is
     /// opened, even if runnables are still starting.
@@ -45,7 +45,7 @@ const STOP_ORDER: [&[RunnableGroup]; 5] = [
     &[RunnableGroup::HttpServers],
 ];
 
-impl Phase {
+impl ManagerPhase {
     /// Returns the phase before the group of this step is opened.
     pub(super) fn opening(step: usize) -> Self {
         Self::Opening { step, asked: false, until: None }
@@ -57,15 +57,15 @@ impl Owner {
     pub(super) fn advance(&mut self) {
         loop {
             match self.phase {
-                Phase::Opening { step, asked, .. } => {
+                ManagerPhase::Opening { step, asked, .. } => {
                     let Some(group) = START_ORDER.get(step) else {
-                        self.phase = Phase::Open;
+                        self.phase = ManagerPhase::Open;
                         return;
                     };
                     if !asked {
                         let timeout = self.options.group_start_timeout;
                         let until = timeout.and_then(|after| Instant::now().checked_add(after));
-                        self.phase = Phase::Opening { step, asked: true, until };
+                        self.phase = ManagerPhase::Opening { step, asked: true, until };
                         for id in self.ids_of(&[*group]) {
                             self.step(id, Input::Allowed(true));
                         }
@@ -75,13 +75,13 @@ impl Owner {
                     if *group <= RunnableGroup::Caches && !self.starting(*group).is_empty() {
                         return;
                     }
-                    self.phase = Phase::opening(step + 1);
+                    self.phase = ManagerPhase::opening(step + 1);
                 }
-                Phase::Open => return,
-                Phase::Closing { step, asked } => {
+                ManagerPhase::Open => return,
+                ManagerPhase::Closing { step, asked } => {
                     let Some(groups) = STOP_ORDER.get(step) else { return };
                     if !asked {
-                        self.phase = Phase::Closing { step, asked: true };
+                        self.phase = ManagerPhase::Closing { step, asked: true };
                         for id in self.ids_of(groups) {
                             if let Some(entry) = self.entries.get_mut(&id) {
                                 drop_pending(entry, &mut self.timers);
@@ -92,7 +92,7 @@ impl Owner {
                     if self.entries.values().any(|entry| groups.contains(&entry.spec.group)) {
                         return;
                     }
-                    self.phase = Phase::Closing { step: step + 1, asked: false };
+                    self.phase = ManagerPhase::Closing { step: step + 1, asked: false };
                 }
             }
         }
@@ -101,14 +101,14 @@ impl Owner {
     /// Time at which the next group is opened even if runnables are still starting.
     pub(super) fn opens_at(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Opening { until, .. } => until,
-            Phase::Open | Phase::Closing { .. } => None,
+            ManagerPhase::Opening { until, .. } => until,
+            ManagerPhase::Open | ManagerPhase::Closing { .. } => None,
         }
     }
 
     /// Logs the runnables of the group that are still starting, and opens the next group.
     pub(super) fn open_next(&mut self) {
-        let Phase::Opening { step, .. } = self.phase else { return };
+        let ManagerPhase::Opening { step, .. } = self.phase else { return };
         let late = START_ORDER.get(step).map(|group| self.starting(*group)).unwrap_or_default();
         for id in late {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
@@ -121,34 +121,34 @@ impl Owner {
             );
             self.dirty.push(id);
         }
-        self.phase = Phase::opening(step + 1);
+        self.phase = ManagerPhase::opening(step + 1);
     }
 
     fn starting(&self, group: RunnableGroup) -> Vec<Id> {
-        let starts = |entry: &Entry| entry.lifecycle.state() == ControllerState::Starting;
+        let starts = |entry: &RunnableEntry| entry.lifecycle.state() == ControllerState::Starting;
         let of_group = self.entries.iter().filter(|(_, entry)| entry.spec.group == group);
         of_group.filter(|(_, entry)| starts(entry)).map(|(id, _)| *id).collect()
     }
 
     pub(super) fn is_open(&self, group: RunnableGroup) -> bool {
         match self.phase {
-            Phase::Opening { step, .. } => {
+            ManagerPhase::Opening { step, .. } => {
                 START_ORDER.iter().take(step + 1).any(|open| *open == group)
             }
-            Phase::Open => true,
-            Phase::Closing { .. } => false,
+            ManagerPhase::Open => true,
+            ManagerPhase::Closing { .. } => false,
         }
     }
 
     pub(super) fn close(&mut self) {
-        if !matches!(self.phase, Phase::Closing { .. }) {
+        if !matches!(self.phase, ManagerPhase::Closing { .. }) {
             info!("stopping every runnable");
-            self.phase = Phase::Closing { step: 0, asked: false };
+            self.phase = ManagerPhase::Closing { step: 0, asked: false };
         }
     }
 
     pub(super) fn closed(&self) -> bool {
-        matches!(self.phase, Phase::Closing { step, .. } if step >= STOP_ORDER.len())
+        matches!(self.phase, ManagerPhase::Closing { step, .. } if step >= STOP_ORDER.len())
     }
 
     /// Ends the shutdown when its timeout expires: records the late runnables as the error and
@@ -162,7 +162,7 @@ impl Owner {
             .collect();
         let before = self.failure.take().map(Box::new);
         self.failure = Some(ManagerError::Late { names: late, before });
-        self.phase = Phase::Closing { step: STOP_ORDER.len(), asked: true };
+        self.phase = ManagerPhase::Closing { step: STOP_ORDER.len(), asked: true };
     }
 
     pub(super) fn ids_of(&self, groups: &[RunnableGroup]) -> Vec<Id> {

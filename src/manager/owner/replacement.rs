@@ -7,11 +7,11 @@ use tokio_util::sync::CancellationToken;
 use super::{
     super::{
         AddError, ControllerName, ControllerState, TransitionKind, Verdict,
-        entry::{Entry, Pending, Preparation, Spec},
+        entry::{Pending, Preparation, RunnableEntry, Spec},
         lifecycle::Input,
     },
     Id, Owner, Prepared, Timer, Timers,
-    phase::Phase,
+    phase::ManagerPhase,
 };
 use crate::{guard, redaction};
 
@@ -20,7 +20,7 @@ const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
 impl Owner {
     pub(super) fn replace(&mut self, name: &ControllerName, spec: Spec) -> Result<(), AddError> {
-        if matches!(self.phase, Phase::Closing { .. }) {
+        if matches!(self.phase, ManagerPhase::Closing { .. }) {
             return Err(AddError::Stopping);
         }
         let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
@@ -173,7 +173,7 @@ impl Owner {
 }
 
 /// Discards the waiting specification.
-pub(super) fn drop_pending(entry: &mut Entry, timers: &mut Timers) {
+pub(super) fn drop_pending(entry: &mut RunnableEntry, timers: &mut Timers) {
     if let Some(mut pending) = entry.pending.take() {
         end_retry(&mut pending, timers);
         pending.watching.cancel();

@@ -66,7 +66,7 @@ async fn a_condition_that_flaps_a_thousand_times_starts_its_own_runnable_less_of
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_condition_that_says_nothing_is_told_from_one_whose_publisher_is_gone() {
+async fn a_silent_condition_and_one_without_a_publisher_have_different_reasons() {
     struct Silent(Mutex<Option<watch::Sender<Verdict>>>, watch::Receiver<Verdict>);
     impl Runnable for Silent {
         fn start(&self, _: Epoch) -> BoxFuture<'static, RunResult> {

@@ -26,7 +26,7 @@ async fn nothing_passes_the_fence_of_an_epoch_that_is_done() {
 }
 
 #[test]
-fn a_request_that_nobody_waited_for_is_counted_as_unknown() {
+fn a_request_whose_caller_is_gone_is_counted_as_unknown() {
     let fence = Fence::new();
 
     fence.pass().unwrap().answered();

@@ -51,7 +51,7 @@ async fn a_fail_fast_runnable_ends_the_manager_with_its_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_late_are_named_when_the_patience_is_over() {
+async fn late_runnables_are_named_at_the_deadline() {
     let options = ManagerOptions {
         graceful_shutdown_timeout: Some(Duration::from_secs(1)),
         ..ManagerOptions::default()
@@ -81,7 +81,7 @@ async fn nothing_is_added_once_the_manager_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_never_comes_up_holds_up_no_later_group() {
+async fn a_runnable_that_never_comes_up_holds_up_no_later_group() {
     let log = Log::default();
     let mut manager = Manager::new(ManagerOptions::default());
     let slow = Probe::new(Body::NeverRuns).group(RunnableGroup::Others, &log).arc();
@@ -96,7 +96,7 @@ async fn one_that_never_comes_up_holds_up_no_later_group() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_left_behind_sends_nothing_more() {
+async fn a_run_that_is_left_behind_sends_nothing_more() {
     let epoch = Arc::new(Mutex::new(None));
     let options = ManagerOptions {
         graceful_shutdown_timeout: Some(Duration::from_secs(1)),

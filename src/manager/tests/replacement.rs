@@ -51,7 +51,7 @@ async fn a_replacement_that_waits_is_called_off_without_a_restart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_replacement_of_what_does_not_run_takes_over_at_once() {
+async fn a_replacement_of_a_runnable_that_does_not_run_takes_over_at_once() {
     let harness = Harness::new();
     harness.add("widgets", &Probe::new(Body::UntilStopped).waiting().arc()).await;
 
@@ -155,7 +155,7 @@ fn timers(metrics: &ManagerMetrics, kind: &str) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_would_prepare_again_ends_with_what_it_would_prepare() {
+async fn the_retry_of_a_preparation_ends_with_its_replacement() {
     let options = ManagerOptions::default();
     let metrics = options.metrics.clone();
     let harness = Harness::start(Manager::new(options));

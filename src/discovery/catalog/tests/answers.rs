@@ -8,7 +8,7 @@ fn built_in_types_are_unknown_before_the_first_answer() {
     catalog.list(vec![]);
     let services = vec![service("apps", "v1", Backend::BuiltIn)];
     catalog.services_listed(services, &mut Touched::default());
-    assert_eq!(catalog.status(&deployments()), Judgement::unknown());
+    assert_eq!(catalog.status(&deployments()), TypeJudgement::unknown());
 
     catalog.discover(answer(&[apps()]));
 
@@ -58,13 +58,13 @@ fn a_stale_group_keeps_its_last_state_until_it_is_current() {
 }
 
 #[test]
-fn in_static_mode_discovery_tells_everything() {
+fn in_static_mode_discovery_is_the_only_source() {
     let mut catalog = Catalog::default();
     catalog.services_refused(&mut Touched::default());
     let with = answer(&[apps(), ("example.com", "v1", Some(&[resource("widgets", "Widget")]))]);
     // The type may be a CRD's; its identity would need the uid.
     catalog.discover(with.clone());
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
 
     catalog.poll(with, 0);
     assert_eq!(catalog.word(&widgets()), SERVED);
@@ -122,9 +122,9 @@ fn in_static_mode_a_type_that_no_answer_has_named_is_unknown_for_a_period() {
     catalog.services_refused(&mut Touched::default());
 
     catalog.poll(answer(&[apps()]), 0);
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
     catalog.poll(answer(&[apps()]), 29);
-    assert_eq!(catalog.status(&widgets()), Judgement::unknown());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::unknown());
 
     assert!(catalog.poll(answer(&[apps()]), 30).all);
     assert_eq!(catalog.word(&widgets()), ABSENT);
@@ -248,5 +248,5 @@ fn a_type_that_cannot_be_watched_says_so() {
     catalog.discover(answer(&[("apps", "v1", Some(&[review])), metrics()]));
 
     let reviews = TypeRef::kind("apps", "v1", "Review");
-    assert_eq!(catalog.status(&reviews), Judgement::not_watchable());
+    assert_eq!(catalog.status(&reviews), TypeJudgement::not_watchable());
 }

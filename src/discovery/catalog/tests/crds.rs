@@ -46,7 +46,7 @@ fn a_crd_is_judged_by_its_conditions_and_versions() {
     assert!(catalog.status(&widgets()).served.is_some());
 
     catalog.delete(crd("widgets", "Widget"));
-    assert_eq!(catalog.status(&widgets()), Judgement::absent());
+    assert_eq!(catalog.status(&widgets()), TypeJudgement::absent());
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn a_list_finds_the_deletions_that_were_missed() {
 }
 
 #[test]
-fn churn_of_metadata_and_schemas_touches_nothing() {
+fn changes_of_metadata_and_schemas_touch_no_type() {
     let mut catalog = Catalog::complete();
     catalog.apply(crd("widgets", "Widget"));
 

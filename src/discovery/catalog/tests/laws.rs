@@ -154,7 +154,7 @@ fn questions() -> Vec<TypeRef> {
     questions
 }
 
-fn answers(catalog: &Catalog) -> Vec<(String, Judgement)> {
+fn answers(catalog: &Catalog) -> Vec<(String, TypeJudgement)> {
     questions().iter().map(|of| (of.to_string(), catalog.status(of))).collect()
 }
 
@@ -238,7 +238,7 @@ fn is_touched(touched: &Touched, of: &TypeRef) -> bool {
 
 proptest! {
     #[test]
-    fn a_change_told_in_any_order_ends_in_what_there_is((before, after, events) in change()) {
+    fn a_change_ends_in_the_same_state_in_any_order_of_its_events((before, after, events) in change()) {
         let mut catalog = before.read();
 
         for event in events {
@@ -251,7 +251,7 @@ proptest! {
     }
 
     #[test]
-    fn a_first_look_in_any_order_ends_in_what_there_is(
+    fn a_first_read_ends_in_the_same_state_in_any_order_of_its_sources(
         cluster in cluster(),
         order in Just(vec![0, 1, 2]).prop_shuffle(),
     ) {
@@ -271,7 +271,7 @@ proptest! {
     }
 
     #[test]
-    fn whoever_asked_is_woken_when_the_answer_changes((before, _, events) in change()) {
+    fn subscribers_are_woken_when_their_status_changes((before, _, events) in change()) {
         let mut catalog = before.read();
 
         for event in events {
@@ -287,7 +287,7 @@ proptest! {
 
     /// Answers that omit a group version, or could not reach its server, prove nothing.
     #[test]
-    fn what_is_missing_from_partial_answers_is_not_gone(
+    fn types_missing_from_a_partial_answer_are_not_gone(
         cluster in cluster(),
         partial in prop::collection::vec((any::<bool>(), any::<(bool, bool)>(), any::<(bool, bool)>()), 1..6),
     ) {
@@ -329,7 +329,7 @@ proptest! {
     ) {
         let mut catalog = cluster.read();
         let before = answers(&catalog);
-        let frozen = |old: &Judgement, new: &Judgement| {
+        let frozen = |old: &TypeJudgement, new: &TypeJudgement| {
             new.served == old.served
                 && (new.state == old.state
                     || new.state == TypeState::Unknown(Some(Box::new(old.state.clone()))))
@@ -395,7 +395,7 @@ proptest! {
         catalog.discover(if services { cluster.answer() } else { cluster.discovered() });
 
         for ((_, old), (of, new)) in before.into_iter().zip(answers(&catalog)) {
-            let identity = |it: &Judgement| {
+            let identity = |it: &TypeJudgement| {
                 let served = it.served.clone();
                 served.map(|it| (it.identity.clone(), it.kind.clone(), it.list_kind.clone()))
             };

@@ -15,7 +15,7 @@ fn an_aggregated_type_has_the_uid_of_its_api_service_whatever_is_read_first() {
             catalog.discover(answer(&[metrics()]));
         } else {
             catalog.discover(answer(&[metrics()]));
-            assert_eq!(catalog.status(&loads()), Judgement::unknown());
+            assert_eq!(catalog.status(&loads()), TypeJudgement::unknown());
             let ask = catalog.services_listed(services, &mut Touched::default());
             assert!(!ask);
         }
@@ -37,7 +37,7 @@ fn the_aggregators_own_group_is_served_though_it_has_no_api_service() {
 
         if services_first {
             catalog.services_listed(services(), &mut Touched::default());
-            assert_eq!(catalog.status(&type_ref), Judgement::unknown(), "not discovered");
+            assert_eq!(catalog.status(&type_ref), TypeJudgement::unknown(), "not discovered");
             catalog.discover(answer(&[apps(), own]));
         } else {
             catalog.discover(answer(&[apps(), own]));
@@ -115,7 +115,7 @@ fn a_new_api_service_is_unknown_until_discovery_names_it() {
 
     assert!(catalog.serve(service("new.example.com", "v1", aggregated("n-1", None))));
 
-    assert_eq!(catalog.status(&new), Judgement::unknown());
+    assert_eq!(catalog.status(&new), TypeJudgement::unknown());
     assert_eq!(catalog.word(&new.clone().any_version()), UNKNOWN);
 }
 
@@ -157,7 +157,7 @@ fn an_old_answer_does_not_bring_back_what_a_crd_served() {
 }
 
 #[test]
-fn without_api_services_a_complete_answer_tells_what_crds_do_not() {
+fn without_api_services_discovery_covers_the_types_that_no_crd_serves() {
     let mut catalog = Catalog::default();
     catalog.list(vec![crd("widgets", "Widget").build()]);
     catalog.services_refused(&mut Touched::default());

@@ -97,7 +97,7 @@ async fn a_discovery_that_hangs_is_given_up_and_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn hints_ask_for_what_the_server_does_not_push() {
+async fn hints_request_discovery_of_types_that_no_watch_reports() {
     let harness = Harness::ready().await;
     harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
     until(&mut harness.registry.subscribe(&widgets()), SERVED).await;

@@ -38,16 +38,16 @@ async fn a_burst_of_crds_costs_no_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn churn_of_metadata_wakes_nobody() {
+async fn changes_of_metadata_wake_no_subscriber() {
     let harness = Harness::ready().await;
     let mut status = harness.registry.subscribe(&widgets());
     harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
     until(&mut status, SERVED).await;
 
     for n in 0..50 {
-        let mut churned = crd("widgets", "Widget", "a");
-        churned["metadata"]["annotations"] = json!({ "n": n.to_string() });
-        harness.server.apply_crd("widgets", churned);
+        let mut edited = crd("widgets", "Widget", "a");
+        edited["metadata"]["annotations"] = json!({ "n": n.to_string() });
+        harness.server.apply_crd("widgets", edited);
     }
     sleep(Duration::from_secs(60)).await;
 
@@ -136,7 +136,7 @@ async fn a_lost_watch_freezes_the_last_state_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ends_each_watch_at_once_is_not_asked_in_a_circle() {
+async fn a_server_that_ends_each_watch_at_once_is_not_asked_without_pause() {
     let harness = Harness::ready().await;
 
     for _ in 0..600 {
