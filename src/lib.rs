@@ -141,8 +141,8 @@
 //!    failed or partial answer never leads to that decision.
 //! 3. The registry publishes the new status to its subscribers
 //!    (`src/discovery/registry.rs`, `src/discovery/subscriptions.rs`).
-//! 4. The condition becomes unmet (`src/manager/condition.rs`), and the task of the manager receives
-//!    the verdict (`src/manager/owner.rs::on_verdict`).
+//! 4. The condition becomes unmet (`src/manager/verdict.rs::of_type`), and the task of the manager
+//!    receives the verdict (`src/manager/owner.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and the
 //!    manager signals the epoch (`src/manager/owner/effect.rs::stop`).
 //! 6. The run stops in order (`src/controller/run.rs::stop`): sources, queue, reconciles, tasks,
@@ -161,7 +161,8 @@
 //! | mechanism | place |
 //! |---|---|
 //! | absence of a type is decided | `src/discovery/catalog/judgement.rs::at` |
-//! | condition of a controller is evaluated | `src/manager/condition.rs::verdict` |
+//! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
+//! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
 //! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run.rs::stop`, then `src/manager/run.rs::drive` |
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
@@ -186,8 +187,8 @@
 //!
 //! 1. `src/kind.rs`, then `src/discovery.rs`, `src/discovery/state.rs` and
 //!    `src/discovery/catalog/judgement.rs`.
-//! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/epoch.rs`,
-//!    `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
+//! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/verdict.rs`,
+//!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
 //! 3. `src/informer.rs`, `src/informer/set.rs`, `src/informer/shared_informer.rs`,
 //!    `src/informer/subscription.rs`, `src/informer/reflector.rs`.
 //! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,

@@ -33,6 +33,7 @@ mod status;
 mod tasks;
 #[cfg(test)]
 mod tests;
+mod verdict;
 
 use std::{sync::Arc, time::Duration};
 
@@ -41,8 +42,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::RestartBackoff;
 pub use condition::{
-    Always, Basis, Condition, Readiness, Subresource, Unmet, Verdict, all_of, always, any_of,
-    optional, subresource_served, type_served,
+    Always, Condition, Readiness, all_of, always, any_of, optional, subresource_served, type_served,
 };
 pub use conditional::Conditional;
 pub use epoch::{Epoch, Report, StopReason, WatchReport};
@@ -61,6 +61,7 @@ pub use snapshot::Snapshot;
 pub use status::{
     ControllerState, Done, DoneReason, RunnableStatus, Transition, TransitionKind, WatchState,
 };
+pub use verdict::{Basis, Subresource, Unmet, Verdict};
 
 /// Settings that apply to all runnables of a manager.
 #[derive(Clone, Debug)]

@@ -6,7 +6,8 @@ use std::{
     time::Duration,
 };
 
-use super::{tests::met, *};
+use super::*;
+use crate::manager::verdict::tests::met_by;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 const BURST: u32 = 2;
@@ -76,7 +77,7 @@ impl Model {
 
     fn happen(&mut self, event: Event) {
         match event {
-            Event::Met(uid) => self.feed(Input::Verdict(met(uid))),
+            Event::Met(uid) => self.feed(Input::Verdict(met_by(uid))),
             Event::Unmet => self.feed(Input::Verdict(Verdict::Unmet(Vec::new()))),
             Event::Unknown => self.feed(Input::Verdict(Verdict::Unknown(Vec::new()))),
             Event::Ended => {

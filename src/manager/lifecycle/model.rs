@@ -20,7 +20,7 @@ use super::*;
 use crate::{
     discovery::{InstallingReason, TypeState, TypeStatus},
     kind::{Scope, ServedType, Subresources, TypeIdentity, TypeRef, VersionOrder},
-    manager::condition::{Basis, judge},
+    manager::verdict::{self, Basis},
 };
 
 const TICK: Duration = Duration::from_secs(1);
@@ -79,7 +79,11 @@ impl Type {
             Self::Served(uid) | Self::Terminating(uid) => Some(Arc::new(served(uid))),
             Self::Installing | Self::Absent | Self::Unknown => None,
         };
-        judge(&type_ref, None, &TypeStatus { state, served, since: Timestamp::UNIX_EPOCH })
+        verdict::of_type(
+            &type_ref,
+            None,
+            &TypeStatus { state, served, since: Timestamp::UNIX_EPOCH },
+        )
     }
 }
 

@@ -1,6 +1,6 @@
 //! Conditions that misbehave affect only their own runnable.
 
-use super::{super::condition::tests::met_by, *};
+use super::{super::verdict::tests::met_by, *};
 
 /// Runnable whose condition panics.
 struct Broken;

@@ -1,0 +1,322 @@
+//! Verdicts: results of conditions, and their combination. Functions without I/O.
+
+use std::sync::Arc;
+
+use super::Reason;
+use crate::{
+    discovery::{DiscoveryMode, TypeChange, TypeState, TypeStatus},
+    kind::{ServedType, TypeIdentity, TypeRef},
+};
+
+/// Unmet part of a condition, with its reason.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unmet {
+    /// Reason code; [`Reason::Other`] for conditions that users implement.
+    pub reason: Reason,
+    /// Explanation in one sentence.
+    pub message: String,
+    /// Type that the condition waits for, if it is about a type.
+    pub type_ref: Option<TypeRef>,
+}
+
+/// Served type that a verdict depends on.
+///
+/// Includes the kinds, because a CRD can change them in place under the same uid; objects cached
+/// under the old kinds do not describe objects of the new ones.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Basis {
+    /// Identity of the type.
+    pub identity: TypeIdentity,
+    /// Kind of its objects.
+    pub kind: Arc<str>,
+    /// Kind of its lists.
+    pub list_kind: Arc<str>,
+}
+
+/// Subresource that a condition may require.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Subresource {
+    /// `/status`
+    Status,
+    /// `/scale`
+    Scale,
+}
+
+impl From<&ServedType> for Basis {
+    fn from(served: &ServedType) -> Self {
+        let ServedType { identity, kind, list_kind, .. } = served;
+        Self { identity: identity.clone(), kind: kind.clone(), list_kind: list_kind.clone() }
+    }
+}
+
+/// Current result of a condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The condition holds. A run that started with another basis must stop.
+    Met(Vec<Basis>),
+    /// The condition is proven not to hold, for these reasons.
+    Unmet(Vec<Unmet>),
+    /// Neither is proven, for these reasons: a running epoch continues, and no epoch starts.
+    Unknown(Vec<Unmet>),
+}
+
+impl Verdict {
+    /// Returns the change of the condition's types since `held` was its basis.
+    ///
+    /// Agrees with [`TypeStatus::change_since`], except that another kind under the same identity
+    /// is another basis.
+    pub(crate) fn change_since(&self, held: &[Basis]) -> TypeChange {
+        match self {
+            Self::Met(now) if now == held => TypeChange::Unchanged,
+            Self::Met(now) => {
+                let is_kept = |(held, now): (&Basis, &Basis)| {
+                    let kinds = held.kind == now.kind && held.list_kind == now.list_kind;
+                    let change = TypeChange::between(&held.identity, &now.identity);
+                    kinds && change != TypeChange::Replaced
+                };
+                if now.len() == held.len() && held.iter().zip(now).all(is_kept) {
+                    TypeChange::OtherVersion
+                } else {
+                    TypeChange::Replaced
+                }
+            }
+            Self::Unmet(_) if self.is_absent() => TypeChange::Absent,
+            Self::Unmet(_) => TypeChange::Unavailable,
+            Self::Unknown(_) => TypeChange::Unknown,
+        }
+    }
+
+    /// Returns whether a type of the condition is proven absent, rather than unavailable for now.
+    pub(crate) fn is_absent(&self) -> bool {
+        match self {
+            Self::Unmet(why) => why.iter().any(|unmet| unmet.reason == Reason::TypeAbsent),
+            Self::Met(_) | Self::Unknown(_) => false,
+        }
+    }
+
+    /// Returns the reasons for which the condition is not met.
+    pub(crate) fn reasons(&self) -> &[Unmet] {
+        match self {
+            Self::Met(_) => &[],
+            Self::Unmet(why) | Self::Unknown(why) => why,
+        }
+    }
+}
+
+/// Returns the verdict on a type: met while it is served, with the subresource if one is required.
+pub(super) fn of_type(
+    type_ref: &TypeRef,
+    subresource: Option<Subresource>,
+    status: &TypeStatus,
+) -> Verdict {
+    let unmet = |reason: Reason, message: String| {
+        vec![Unmet { reason, message, type_ref: Some(type_ref.clone()) }]
+    };
+    match &status.state {
+        TypeState::Served | TypeState::Terminating => match &status.served {
+            Some(served) => {
+                let present = match subresource {
+                    None => true,
+                    Some(Subresource::Status) => served.subresources.status,
+                    Some(Subresource::Scale) => served.subresources.scale,
+                };
+                if present {
+                    Verdict::Met(vec![Basis::from(&**served)])
+                } else {
+                    let name = match subresource {
+                        Some(Subresource::Scale) => "scale",
+                        Some(Subresource::Status) | None => "status",
+                    };
+                    Verdict::Unmet(unmet(
+                        Reason::SubresourceMissing,
+                        format!("{type_ref} has no {name} subresource; add it to the CRD"),
+                    ))
+                }
+            }
+            None => {
+                Verdict::Unknown(unmet(Reason::TypeUnknown, format!("{type_ref} is being read")))
+            }
+        },
+        TypeState::Absent => {
+            Verdict::Unmet(unmet(Reason::TypeAbsent, format!("{type_ref} is not installed")))
+        }
+        TypeState::Installing(reason) => {
+            Verdict::Unmet(unmet(reason.into(), format!("{type_ref} cannot be used yet: {reason}")))
+        }
+        TypeState::NotWatchable => Verdict::Unmet(unmet(
+            Reason::NotWatchable,
+            format!("{type_ref} cannot be watched: the server offers no list and watch for it"),
+        )),
+        TypeState::Unknown(_) => Verdict::Unknown(unmet(
+            Reason::TypeUnknown,
+            format!("nothing is proven about {type_ref}: discovery has no current answer"),
+        )),
+    }
+}
+
+/// Adds to each reason that discovery is polled, so that the wait may be long.
+pub(super) fn with_mode(mut verdict: Verdict, mode: &DiscoveryMode) -> Verdict {
+    if let (Verdict::Unmet(why) | Verdict::Unknown(why), DiscoveryMode::Static(reason)) =
+        (&mut verdict, mode)
+    {
+        for unmet in why {
+            unmet.message += &format!(" (discovery is polled: {reason})");
+        }
+    }
+    verdict
+}
+
+/// Combines the verdicts of all parts. `rests` holds the basis of each part as of the last time
+/// that all were met.
+pub(super) fn all(verdicts: impl Iterator<Item = Verdict>, rests: &mut Vec<Vec<Basis>>) -> Verdict {
+    let (mut basis, mut unmet, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
+    let mut is_another = false;
+    for (number, verdict) in verdicts.enumerate() {
+        match verdict {
+            Verdict::Met(part) => {
+                is_another |= rests.get(number).is_some_and(|before| *before != part);
+                basis.push(part);
+            }
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if !unmet.is_empty() {
+        Verdict::Unmet(once(unmet))
+    } else if unknown.is_empty() {
+        rests.clone_from(&basis);
+        Verdict::Met(basis.concat())
+    } else if is_another {
+        // Another type of the same name proves that the earlier one is gone.
+        Verdict::Unmet(once(unknown))
+    } else {
+        Verdict::Unknown(once(unknown))
+    }
+}
+
+/// Removes duplicate reasons, for parts that wait for the same thing.
+fn once(reasons: Vec<Unmet>) -> Vec<Unmet> {
+    let mut unique: Vec<Unmet> = Vec::with_capacity(reasons.len());
+    for reason in reasons {
+        if !unique.contains(&reason) {
+            unique.push(reason);
+        }
+    }
+    unique
+}
+
+/// Returns the verdict of the chosen part; chooses another one when that is lost.
+pub(super) fn any(mut verdicts: Vec<Verdict>, chosen: &mut Option<usize>) -> Verdict {
+    let lost = |index: &usize| matches!(verdicts[*index], Verdict::Unmet(_));
+    let met = |index: &usize| matches!(verdicts[*index], Verdict::Met(_));
+    // A lost part stays chosen until another part is met: an epoch that depends on it must stop,
+    // even if other parts are unknown.
+    let other = || (0..verdicts.len()).find(met);
+    *chosen = chosen.filter(|index| !lost(index)).or_else(other).or(*chosen);
+    let is_lost = chosen.as_ref().is_some_and(lost);
+    if let Some(index) = chosen.filter(|_| !is_lost) {
+        return verdicts.swap_remove(index);
+    }
+    let (mut unmet, mut unknown) = (Vec::new(), Vec::new());
+    for verdict in verdicts {
+        match verdict {
+            Verdict::Met(_) => {}
+            Verdict::Unmet(mut part) => unmet.append(&mut part),
+            Verdict::Unknown(mut part) => unknown.append(&mut part),
+        }
+    }
+    if is_lost {
+        unmet.append(&mut unknown);
+    }
+    if unknown.is_empty() { Verdict::Unmet(once(unmet)) } else { Verdict::Unknown(once(unknown)) }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::discovery::type_changes;
+
+    pub(in crate::manager) fn said(reason: &'static str) -> Vec<Unmet> {
+        vec![Unmet { reason: reason.into(), message: reason.into(), type_ref: None }]
+    }
+
+    pub(in crate::manager) fn met_by(uid: &str) -> Verdict {
+        let mut served = type_changes::widgets();
+        served.identity.uid = Some(uid.into());
+        Verdict::Met(vec![Basis::from(&served)])
+    }
+
+    #[test]
+    fn all_of_is_unmet_by_proof_before_it_is_unknown() {
+        let met = Verdict::Met(Vec::new());
+        let (unmet, unknown) = (Verdict::Unmet(said("A")), Verdict::Unknown(said("B")));
+        for (parts, expected) in [
+            (vec![met.clone(), met.clone()], met.clone()),
+            (vec![met.clone(), unknown.clone()], unknown.clone()),
+            (vec![unknown.clone(), unmet.clone()], unmet.clone()),
+            (vec![unmet.clone(), unmet.clone()], unmet.clone()),
+            (vec![], met.clone()),
+        ] {
+            assert_eq!(all(parts.into_iter(), &mut Vec::new()), expected);
+        }
+    }
+
+    #[test]
+    fn any_of_is_met_by_one_and_unmet_by_proof_alone() {
+        let met = Verdict::Met(Vec::new());
+        let (unmet, unknown) = (Verdict::Unmet(said("A")), Verdict::Unknown(said("B")));
+        for (parts, expected) in [
+            (vec![unmet.clone(), met.clone()], met.clone()),
+            (vec![unmet.clone(), unknown.clone()], unknown.clone()),
+            (vec![unmet.clone()], unmet.clone()),
+        ] {
+            assert_eq!(any(parts, &mut None), expected);
+        }
+    }
+
+    #[test]
+    fn a_verdict_and_the_status_that_it_is_of_agree_on_every_change() {
+        let (held, widgets) =
+            (type_changes::widgets(), TypeRef::kind("example.com", "v1", "Widget"));
+        let basis = [Basis::from(&held)];
+        for (status, expected) in type_changes::later_statuses() {
+            let verdict = of_type(&widgets, None, &status);
+            assert_eq!(verdict.change_since(&basis), expected, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn another_kind_under_the_same_identity_is_another_basis() {
+        let held = type_changes::widgets();
+        let renamed = ServedType { kind: "Gizmo".into(), ..held.clone() };
+        let verdict = Verdict::Met(vec![Basis::from(&renamed)]);
+
+        assert_eq!(verdict.change_since(&[Basis::from(&held)]), TypeChange::Replaced);
+        assert_eq!(verdict.change_since(&[]), TypeChange::Replaced);
+    }
+
+    #[test]
+    fn a_type_that_cannot_be_watched_has_a_reason_of_its_own() {
+        let reviews = TypeRef::resource("authentication.k8s.io", "v1", "tokenreviews");
+        let since = k8s_openapi::jiff::Timestamp::UNIX_EPOCH;
+        let status = TypeStatus { state: TypeState::NotWatchable, served: None, since };
+
+        let Verdict::Unmet(unmet) = of_type(&reviews, None, &status) else { panic!("not unmet") };
+
+        assert_eq!(unmet[0].reason, "NotWatchable");
+        assert!(unmet[0].message.contains("no list and watch"), "{}", unmet[0].message);
+    }
+
+    #[test]
+    fn reasons_mention_that_discovery_is_polled() {
+        let polled = DiscoveryMode::Static("may not watch CRDs".into());
+        let waits = |mode| match with_mode(Verdict::Unmet(said("A")), mode) {
+            Verdict::Unmet(why) => why[0].message.clone(),
+            Verdict::Met(_) | Verdict::Unknown(_) => panic!("it is proven"),
+        };
+
+        assert_eq!(waits(&DiscoveryMode::Watching), "A");
+        assert_eq!(waits(&polled), "A (discovery is polled: may not watch CRDs)");
+        assert_eq!(with_mode(met_by("1"), &polled), met_by("1"));
+    }
+}
