@@ -111,7 +111,7 @@
 //!    (`src/informer/shared_informer.rs::put`). A mailbox merges the unseen changes of one object
 //!    (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
-//!    (`src/controller/source/kind.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
+//!    (`src/controller/source/kind/run.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
 //!    and maps it to requests (`src/controller/handler.rs`).
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).

@@ -5,20 +5,25 @@
 //! group version. Discovery lists the built-in and aggregated types. A type that a CRD could
 //! explain is never taken from discovery, so that a stale answer cannot restore a deleted type.
 
+mod by_group;
+mod document;
 mod judgement;
 mod static_mode;
+mod touched;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
-use tokio::time::Instant;
-
-use self::static_mode::{Missing, StaticMode};
+use self::{
+    by_group::{ByGroup, entries, find, find_mut, take},
+    document::{CONFIRMATIONS, Document},
+    static_mode::StaticMode,
+};
 pub(super) use self::{
-    judgement::TypeJudgement,
     static_mode::{Polled, Reading},
+    touched::Touched,
 };
 use super::{
     answer::{Answer, AnsweredVersion, Resource},
@@ -26,16 +31,7 @@ use super::{
     crd::Crd,
     schedule::Unsettled,
 };
-use crate::kind::{GroupResource, TypeName};
-
-/// Types whose judgement may have changed.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Touched {
-    pub(super) all: bool,
-    pub(super) groups: HashSet<Arc<str>>,
-    /// Types, each with its current and former kinds.
-    pub(super) types: HashMap<GroupResource, HashSet<Arc<str>>>,
-}
+use crate::kind::TypeName;
 
 /// Known CRDs, APIServices and discovery documents.
 #[derive(Debug, Default)]
@@ -60,9 +56,6 @@ pub(super) struct Catalog {
     retired: HashMap<(Arc<str>, TypeName), u8>,
 }
 
-/// Entries by group, then by plural or version.
-type ByGroup<T> = HashMap<Arc<str>, BTreeMap<Arc<str>, T>>;
-
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Listed {
     #[default]
@@ -70,52 +63,6 @@ enum Listed {
     Yes,
     /// APIServices may not be read.
     Refused,
-}
-
-/// Discovery document of a group version.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Document {
-    /// Resources of the last current answer; `None` before the first one.
-    resources: Option<Vec<Resource>>,
-    /// Resources of static mode that `resources` lacks and that are not proven gone.
-    missing: Vec<Missing>,
-    /// uid of the APIService that names the backing service.
-    uid: Option<Arc<str>>,
-    /// True if a later event may have changed the resources.
-    stale: bool,
-    /// Consecutive complete answers without this group version.
-    missed: u8,
-    /// Arrival, in static mode, of the first complete answer without this group version.
-    missed_since: Option<Instant>,
-}
-
-impl Document {
-    /// Returns the resources that are not proven gone.
-    fn known(&self) -> impl Iterator<Item = &Resource> {
-        let missing = self.missing.iter().map(|missing| &missing.resource);
-        self.resources.iter().flatten().chain(missing)
-    }
-}
-
-/// Consecutive complete answers that prove a group version gone where no APIService does. An API
-/// server that is starting omits groups for a second or two; the first few answers are requested
-/// within about six seconds.
-const CONFIRMATIONS: u8 = 7;
-
-impl Touched {
-    fn crd(&mut self, crd: &Crd) {
-        let name = GroupResource { group: crd.group.to_string(), resource: crd.plural.to_string() };
-        self.types.entry(name).or_default().extend(crd.kinds());
-    }
-
-    fn group(&mut self, group: &Arc<str>) {
-        self.groups.insert(group.clone());
-    }
-
-    /// Returns whether no judgement can have changed.
-    pub(super) fn is_empty(&self) -> bool {
-        !self.all && self.groups.is_empty() && self.types.is_empty()
-    }
 }
 
 impl Catalog {
@@ -426,28 +373,6 @@ impl Catalog {
     fn all_crds(&self) -> impl Iterator<Item = &Crd> {
         self.crds.values().flat_map(BTreeMap::values)
     }
-}
-
-fn find<'a, T>(map: &'a ByGroup<T>, group: &str, name: &str) -> Option<&'a T> {
-    map.get(group)?.get(name)
-}
-
-fn find_mut<'a, T>(map: &'a mut ByGroup<T>, group: &str, name: &str) -> Option<&'a mut T> {
-    map.get_mut(group)?.get_mut(name)
-}
-
-fn take<T>(map: &mut ByGroup<T>, group: &str, name: &str) -> Option<T> {
-    let inner = map.get_mut(group)?;
-    let taken = inner.remove(name);
-    if inner.is_empty() {
-        map.remove(group);
-    }
-    taken
-}
-
-fn entries<T>(map: &ByGroup<T>) -> impl Iterator<Item = (&Arc<str>, &Arc<str>, &T)> {
-    map.iter()
-        .flat_map(|(group, inner)| inner.iter().map(move |(name, value)| (group, name, value)))
 }
 
 #[cfg(test)]

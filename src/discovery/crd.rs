@@ -7,8 +7,8 @@ use serde::{Deserialize, de::IgnoredAny};
 
 use super::{
     InstallingReason, TypeState,
-    catalog::TypeJudgement,
     raw::{Condition, Conditions, Raw},
+    state::TypeJudgement,
     watch::Watched,
 };
 use crate::kind::{Scope, ServedType, Subresources, TypeIdentity, TypeName, VersionOrder};

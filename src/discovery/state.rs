@@ -5,7 +5,6 @@ use std::{fmt, mem, sync::Arc};
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::catalog::TypeJudgement;
 use crate::kind::ServedType;
 
 /// State of a type, as requested at one version (or any).
@@ -135,6 +134,36 @@ impl fmt::Display for InstallingReason {
                 write!(f, "this version is not served; served are {}", served.join(", "))
             }
         }
+    }
+}
+
+/// State of a type and its request parameters, as the catalog derives them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TypeJudgement {
+    pub(super) state: TypeState,
+    pub(super) served: Option<Arc<ServedType>>,
+}
+
+impl TypeJudgement {
+    pub(super) fn installing(reason: InstallingReason) -> Self {
+        Self { state: TypeState::Installing(reason), served: None }
+    }
+
+    pub(super) fn unknown() -> Self {
+        Self { state: TypeState::Unknown(None), served: None }
+    }
+
+    pub(super) fn absent() -> Self {
+        Self { state: TypeState::Absent, served: None }
+    }
+
+    pub(super) fn not_watchable() -> Self {
+        Self { state: TypeState::NotWatchable, served: None }
+    }
+
+    /// Wraps the state in `Unknown`: it is the last one known, and unconfirmed.
+    pub(super) fn unconfirmed(self) -> Self {
+        Self { state: TypeState::Unknown(Some(Box::new(self.state))), served: self.served }
     }
 }
 

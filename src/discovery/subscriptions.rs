@@ -5,10 +5,7 @@ use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 use k8s_openapi::jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::{
-    TypeState, TypeStatus,
-    catalog::{Touched, TypeJudgement},
-};
+use super::{TypeState, TypeStatus, catalog::Touched, state::TypeJudgement};
 use crate::kind::{TypeIdentity, TypeName, TypeRef};
 
 /// A sender for each requested type, found by group and name, as events touch them.

@@ -1,6 +1,7 @@
 //! Task that owns the state of every runnable: its event loop lists everything that can happen.
 
 mod effect;
+mod event;
 mod phase;
 mod replacement;
 mod retired;
@@ -19,67 +20,22 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::warn;
 
-use self::{phase::ManagerPhase, replacement::drop_pending, retired::Retired};
+use self::{
+    event::{Event, Id, Prepared, Timer, Timers, Watches, next_command_or_change},
+    phase::ManagerPhase,
+    retired::Retired,
+};
 use super::{
     AddError, ControllerName, ControllerState, Epoch, FailurePolicy, ManagerError, ManagerMetrics,
     ManagerOptions, Readiness, Report, Snapshot, StopReason, Transition, TransitionKind,
     entry::{RunnableEntry, Spec},
     handle::Command,
     lifecycle::{Input, Lifecycle, RunEnd},
-    metrics::Owned,
 };
-use crate::owner_gauge::Counted;
-
-/// Identifier of an entry. Never reused, so that events of a removed entry cannot reach a new one
-/// of the same name.
-pub(super) type Id = u64;
 
 /// Largest number of events before a snapshot is published. Bounds the delay of the first change of a
 /// burst, and the transitions of one batch, so that they fit into the channel of receivers.
 const BATCH: usize = 128;
-
-/// Everything that can happen to a manager.
-enum Event {
-    Command(Command),
-    Verdict(Id, u64, Readiness),
-    Reported(Id, u64, watch::Receiver<Report>),
-    Returned(Id, u64, RunEnd),
-    Ended(Id, RunEnd),
-    Prepared(Prepared),
-    Timer(Id, Timer),
-    GroupLate,
-    Stop,
-    Deadline,
-}
-
-/// Result of a preparation: entry, attempt, and the error as text.
-type Prepared = (Id, u64, Result<(), String>);
-
-/// Pending timers by entry; each is counted for its runnable.
-type Timers = DelayQueue<(Id, Timer, Counted<Owned>)>;
-
-/// Changes that are waited for.
-type Watches = FuturesUnordered<BoxFuture<'static, Option<Event>>>;
-
-#[derive(Clone, Copy, Debug)]
-enum Timer {
-    Wake,
-    Grace(u64),
-    Overdue(u64),
-    Retry(u64),
-}
-
-impl Timer {
-    /// Returns the value of the metric label `kind`.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Wake => "wake",
-            Self::Grace(_) => "grace",
-            Self::Overdue(_) => "overdue",
-            Self::Retry(_) => "retry",
-        }
-    }
-}
 
 pub(super) struct Owner {
     options: ManagerOptions,
@@ -155,7 +111,7 @@ impl Owner {
             let mut event = self.next_event(&stop, closing, &mut deadline).await;
             for _ in 0..BATCH {
                 self.handle(event);
-                if !closing && matches!(self.phase, ManagerPhase::Closing { .. }) {
+                if !closing && self.is_closing() {
                     closing = true;
                     if let Some(timeout) = self.options.graceful_shutdown_timeout {
                         deadline = tokio::time::sleep(timeout).boxed();
@@ -218,7 +174,7 @@ impl Owner {
                     return Event::Timer(id, timer);
                 }
                 // Last: either may be ready all the time.
-                event = fair(&mut self.commands, &mut self.watches, self.watches_first) => {
+                event = next_command_or_change(&mut self.commands, &mut self.watches, self.watches_first) => {
                     self.watches_first = matches!(event, Event::Command(_));
                     return event;
                 }
@@ -255,7 +211,7 @@ impl Owner {
                 Some(id) => {
                     let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
                     entry.removers.push(reply);
-                    drop_pending(entry, &mut self.timers);
+                    self.drop_pending(id);
                     self.step(id, Input::Remove);
                 }
                 None => self.outgoing.push(Outgoing::Removed(reply)),
@@ -264,7 +220,7 @@ impl Owner {
     }
 
     pub(super) fn add(&mut self, name: ControllerName, spec: Spec) -> Result<(), AddError> {
-        if matches!(self.phase, ManagerPhase::Closing { .. }) {
+        if self.is_closing() {
             return Err(AddError::Stopping);
         }
         if self.names.contains_key(&name) {
@@ -500,35 +456,6 @@ impl Owner {
     fn serial(&mut self) -> u64 {
         self.next += 1;
         self.next
-    }
-}
-
-/// Waits for a command or a change; `watches_first` decides if both are ready. Cancel safe.
-async fn fair(
-    commands: &mut mpsc::Receiver<Command>,
-    watches: &mut Watches,
-    watches_first: bool,
-) -> Event {
-    let command = async {
-        match commands.recv().await {
-            Some(command) => Event::Command(command),
-            // The manager keeps a sender.
-            None => std::future::pending().await,
-        }
-    };
-    let change = async {
-        loop {
-            match watches.next().await {
-                Some(Some(event)) => return event,
-                Some(None) => {}
-                None => return std::future::pending().await,
-            }
-        }
-    };
-    if watches_first {
-        tokio::select! { biased; event = change => event, event = command => event }
-    } else {
-        tokio::select! { biased; event = command => event, event = change => event }
     }
 }
 

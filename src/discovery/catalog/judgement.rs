@@ -10,47 +10,20 @@ use kube::core::Version;
 
 use super::{
     super::{
-        InstallingReason, Origin, TypeState,
+        Origin, TypeState,
         answer::Resource,
         api_service::{AGGREGATOR, Backend},
         crd::{Crd, Names},
         schedule::Unsettled,
+        state::TypeJudgement,
     },
-    Catalog, Document, Listed, entries, find,
+    Catalog, Listed,
+    by_group::{entries, find},
+    document::Document,
 };
 use crate::kind::{
     GroupResource, Scope, ServedType, TypeIdentity, TypeName, TypeRef, VersionOrder,
 };
-
-/// The state of a type and how to request it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::discovery) struct TypeJudgement {
-    pub(in crate::discovery) state: TypeState,
-    pub(in crate::discovery) served: Option<Arc<ServedType>>,
-}
-
-impl TypeJudgement {
-    pub(in crate::discovery) fn installing(reason: InstallingReason) -> Self {
-        Self { state: TypeState::Installing(reason), served: None }
-    }
-
-    pub(in crate::discovery) fn unknown() -> Self {
-        Self { state: TypeState::Unknown(None), served: None }
-    }
-
-    pub(in crate::discovery) fn absent() -> Self {
-        Self { state: TypeState::Absent, served: None }
-    }
-
-    pub(in crate::discovery) fn not_watchable() -> Self {
-        Self { state: TypeState::NotWatchable, served: None }
-    }
-
-    /// Wraps the state in `Unknown`: it is the last one known, and unconfirmed.
-    fn unconfirmed(self) -> Self {
-        Self { state: TypeState::Unknown(Some(Box::new(self.state))), served: self.served }
-    }
-}
 
 impl Catalog {
     /// Returns the judgement of a requested type.

@@ -17,7 +17,9 @@ use super::{
         api_service::Backend,
         crd::{Crd, CrdReadiness},
     },
-    Catalog, Document, Listed, Touched, find,
+    Catalog, Listed, Touched,
+    by_group::find,
+    document::{CONFIRMATIONS, Document, Missing},
 };
 
 /// Scope of a discovery answer.
@@ -49,14 +51,6 @@ pub(super) struct StaticMode {
     /// CRDs listed during static mode. Applied once the watch is open, so that the catalog leaves
     /// static mode in one step.
     pub(super) relisted: Option<Vec<Crd>>,
-}
-
-/// Resource that an earlier answer or a CRD named, and that is not proven gone.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Missing {
-    pub(super) resource: Resource,
-    /// Arrival of the first complete answer without it.
-    since: Option<Instant>,
 }
 
 impl Polled {
@@ -218,7 +212,7 @@ impl Catalog {
             // The deletion of its APIService was observed, and discovery agrees.
             _ if !is_expected && (document.uid.is_some() || !is_static) => true,
             Some(polled) => is_silent && document.missed_since.is_some_and(|it| polled.agrees(it)),
-            None => is_silent && document.missed >= super::CONFIRMATIONS,
+            None => is_silent && document.missed >= CONFIRMATIONS,
         }
     }
 }

@@ -14,6 +14,7 @@ use super::{
     super::{
         InstallingReason, Origin, TypeState,
         crd::{CrdVersion, Names},
+        state::TypeJudgement,
         watch::Watched,
     },
     *,

@@ -11,7 +11,8 @@ use super::{
         lifecycle::{Action, Input},
         run::{self, Overrun},
     },
-    Id, Outgoing, Owner, Timer,
+    Id, Outgoing, Owner,
+    event::Timer,
 };
 
 impl Owner {

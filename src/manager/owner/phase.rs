@@ -6,7 +6,6 @@ use tracing::{info, warn};
 use super::{
     super::{ControllerState, ManagerError, RunnableGroup, entry::RunnableEntry, lifecycle::Input},
     Id, Owner,
-    replacement::drop_pending,
 };
 
 /// Phase of a manager.
@@ -83,9 +82,7 @@ impl Owner {
                     if !asked {
                         self.phase = ManagerPhase::Closing { step, asked: true };
                         for id in self.ids_of(groups) {
-                            if let Some(entry) = self.entries.get_mut(&id) {
-                                drop_pending(entry, &mut self.timers);
-                            }
+                            self.drop_pending(id);
                             self.step(id, Input::Remove);
                         }
                     }
@@ -140,8 +137,12 @@ impl Owner {
         }
     }
 
+    pub(super) fn is_closing(&self) -> bool {
+        matches!(self.phase, ManagerPhase::Closing { .. })
+    }
+
     pub(super) fn close(&mut self) {
-        if !matches!(self.phase, ManagerPhase::Closing { .. }) {
+        if !self.is_closing() {
             info!("stopping every runnable");
             self.phase = ManagerPhase::Closing { step: 0, asked: false };
         }

@@ -10,8 +10,8 @@ use super::{
         entry::{Pending, Preparation, RunnableEntry, Spec},
         lifecycle::Input,
     },
-    Id, Owner, Prepared, Timer, Timers,
-    phase::ManagerPhase,
+    Id, Owner,
+    event::{Prepared, Timer, Timers},
 };
 use crate::{guard, redaction};
 
@@ -20,16 +20,17 @@ const PREPARE_RETRY: Duration = Duration::from_secs(5);
 
 impl Owner {
     pub(super) fn replace(&mut self, name: &ControllerName, spec: Spec) -> Result<(), AddError> {
-        if matches!(self.phase, ManagerPhase::Closing { .. }) {
+        if self.is_closing() {
             return Err(AddError::Stopping);
         }
         let id = *self.names.get(name).ok_or_else(|| AddError::NotThere(name.clone()))?;
         let serial = self.serial();
-        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
-        if !entry.removers.is_empty() {
+        let is_removed = |entry: &RunnableEntry| !entry.removers.is_empty();
+        if self.entries.get(&id).is_none_or(is_removed) {
             return Err(AddError::NotThere(name.clone()));
         }
-        drop_pending(entry, &mut self.timers);
+        self.drop_pending(id);
+        let entry = self.entries.get_mut(&id).expect("a name leads to its entry");
         if std::ptr::addr_eq(Arc::as_ptr(&entry.spec.runnable), Arc::as_ptr(&spec.runnable)) {
             self.dirty.push(id);
             return Ok(());
@@ -142,6 +143,15 @@ impl Owner {
         due
     }
 
+    /// Discards the waiting specification.
+    pub(super) fn drop_pending(&mut self, id: Id) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(mut pending) = entry.pending.take() else { return };
+        end_retry(&mut pending, &mut self.timers);
+        pending.watching.cancel();
+        pending.unprepare(&entry.name, entry.epoch.as_ref());
+    }
+
     /// Puts the waiting specification in place. The entry must have no live epoch.
     pub(super) fn swap(&mut self, id: Id) {
         let Some(entry) = self.entries.get_mut(&id) else { return };
@@ -169,15 +179,6 @@ impl Owner {
         if let Some(entry) = self.entries.get(&id).filter(|entry| !entry.lifecycle.live()) {
             entry.spec.unprepare(&entry.name, entry.epoch.as_ref());
         }
-    }
-}
-
-/// Discards the waiting specification.
-pub(super) fn drop_pending(entry: &mut RunnableEntry, timers: &mut Timers) {
-    if let Some(mut pending) = entry.pending.take() {
-        end_retry(&mut pending, timers);
-        pending.watching.cancel();
-        pending.unprepare(&entry.name, entry.epoch.as_ref());
     }
 }
 

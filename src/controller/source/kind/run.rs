@@ -1,0 +1,233 @@
+//! One start of a built-in source: delivers changes of objects as requests.
+
+use std::{fmt::Display, pin::pin};
+
+use tokio::{
+    select,
+    sync::{oneshot, watch},
+    task::consume_budget,
+};
+use tracing::error;
+
+use super::KindSource;
+use crate::{
+    controller::{
+        Enqueue, Request, SourceContext,
+        handler::OnSynced,
+        queue::{Add, LOW_PRIORITY},
+        run::input_status::{Attached, InputStatus},
+    },
+    guard,
+    informer::{Delta, Ended, IndexPanic, Linger, Object, Progress, Store, Subscription},
+    manager::WatchState,
+};
+
+/// Delivery of changes during one start of a source.
+pub(super) struct KindRun<'a> {
+    source: &'a KindSource,
+    context: SourceContext,
+    // Kept for its capacity.
+    requests: Vec<Request>,
+}
+
+impl<'a> KindRun<'a> {
+    pub(super) fn new(source: &'a KindSource, context: SourceContext) -> Self {
+        Self { source, context, requests: Vec::new() }
+    }
+
+    pub(super) fn context(&self) -> &SourceContext {
+        &self.context
+    }
+
+    /// Delivers changes until the source is to stop, or until the informer has ended.
+    pub(super) async fn deliver_changes(
+        &mut self,
+        subscription: &mut Subscription,
+        attached: Attached,
+        synced: oneshot::Sender<()>,
+    ) -> Option<Ended> {
+        let store = attached.store.clone();
+        let mut progress = subscription.progress();
+        let (mut complete, mut drained) =
+            (pin!(subscription.complete()), pin!(subscription.drained()));
+        let mut synced = Some(synced);
+        let mut panics = self.source.panics.subscribe();
+        // Existing objects are indexed already, so that an index function may have panicked.
+        panics.mark_changed();
+        // Attached once the first list is complete: a reconcile must not mistake a part of the
+        // objects for all of them. No change is delivered before that.
+        let mut attached = Some(attached);
+        if let Progress::Ended(ended) = self.report_current(&mut progress, false) {
+            return Some(ended);
+        }
+        let stop = self.context.stop.clone();
+        loop {
+            select! {
+                biased;
+                () = stop.cancelled() => return None,
+                () = &mut complete, if attached.is_some() => {
+                    self.replace(attached.take(), &store).await;
+                }
+                () = &mut drained, if attached.is_none() && synced.is_some() => {
+                    self.enqueue_synced();
+                    self.report(&progress.borrow_and_update(), true);
+                    // The receiver is dropped if the run has failed meanwhile.
+                    synced.take().and_then(|synced| synced.send(()).ok());
+                }
+                Ok(()) = panics.changed() => {
+                    if let Some(panic) = panics.borrow_and_update().clone() {
+                        let IndexPanic { index, key, message } = panic;
+                        self.panicked(&format!("index {index}"), key, &message);
+                    }
+                }
+                Ok(()) = progress.changed() => {
+                    let now = self.report_current(&mut progress, synced.is_none());
+                    // Before the first list is complete the branch below, which returns the end, is
+                    // disabled.
+                    if let (Progress::Ended(ended), true) = (now, attached.is_some()) {
+                        return Some(ended);
+                    }
+                }
+                delta = subscription.next(), if attached.is_none() => match delta {
+                    Ok(delta) => {
+                        self.deliver(&delta);
+                        // Yields, so that a long initial list does not block other tasks.
+                        consume_budget().await;
+                    }
+                    Err(ended) => return Some(ended),
+                },
+            }
+        }
+    }
+
+    /// Reports the current progress of the watch, and returns it.
+    fn report_current(&self, progress: &mut watch::Receiver<Progress>, drained: bool) -> Progress {
+        let now = progress.borrow_and_update().clone();
+        self.report(&now, drained);
+        now
+    }
+
+    /// Reports the progress of the watch. Reports `Synced` only when all requests are in the queue.
+    fn report(&self, progress: &Progress, drained: bool) {
+        self.context.statuses.change(self.context.input, |input| match progress {
+            Progress::Syncing(error) => input.set(WatchState::Syncing, error.clone()),
+            Progress::Synced if drained => input.set(WatchState::Synced, None),
+            Progress::Synced => input.set(WatchState::Syncing, None),
+            Progress::Stale(error) => {
+                if drained {
+                    input.set(WatchState::Synced, None);
+                }
+                input.set(WatchState::Stale, Some(error.clone()));
+            }
+            Progress::Forbidden(error) => input.set(WatchState::Forbidden, Some(error.clone())),
+            Progress::ConversionFailed(error) => {
+                if drained {
+                    input.set(WatchState::Synced, None);
+                }
+                input.set(WatchState::ConversionFailed, Some(error.clone()));
+            }
+            Progress::Ended(_) => {}
+        });
+    }
+
+    /// Attaches the cache in place of the held one, and delivers deletions for the objects that
+    /// only the held one has.
+    async fn replace(&mut self, attached: Option<Attached>, store: &Store) {
+        let held = self.context.statuses.change(self.context.input, |input| {
+            input.attached = attached;
+            input.held.take()
+        });
+        if let Some(held) = held {
+            for old in held.store().list() {
+                if store.get(old.key()).is_none() {
+                    self.deliver(&gone(&old));
+                }
+            }
+            held.release(Linger::None).await;
+        }
+    }
+
+    /// Delivers deletions for all objects of a type that is gone while the epoch continues.
+    pub(super) fn delete_all(&mut self) {
+        let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
+        // Listed before the last subscriber leaves, which empties the store.
+        let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
+        drop(held);
+        // Delivered after the detach, so that the reconciles find the type missing.
+        for object in objects {
+            self.deliver(&gone(&object));
+        }
+    }
+
+    /// Enqueues the requests of the `on_synced` handler.
+    fn enqueue_synced(&mut self) {
+        if let Some(OnSynced(handler)) = &self.source.synced {
+            self.enqueue(LOW_PRIORITY, "its synced input", |_, requests| {
+                handler(&mut Enqueue::new(requests));
+            });
+        }
+    }
+
+    fn deliver(&mut self, delta: &Delta) {
+        let key = &delta.key;
+        if self.context.feed.is_cancelled() {
+            return;
+        }
+        let predicates = &self.source.predicates;
+        match guard::run(|| predicates.iter().all(|predicate| predicate.passes(delta))) {
+            Ok(true) => {
+                let map = |source: &KindSource, requests: &mut _| source.requests(delta, requests);
+                self.enqueue(priority(delta), key, map);
+            }
+            Ok(false) => {}
+            Err(panic) => self.panicked("predicate", key, &panic),
+        }
+    }
+
+    fn enqueue(
+        &mut self,
+        priority: i32,
+        about: impl Display,
+        map: impl FnOnce(&KindSource, &mut Vec<Request>),
+    ) {
+        let Self { source, context, requests } = self;
+        if context.feed.is_cancelled() {
+            return;
+        }
+        // A panic at one object must not stop the events of the others.
+        let panicked = guard::run(|| map(source, requests)).err();
+        let add = Add { priority, ..Add::default() };
+        for request in requests.drain(..) {
+            context.queue.add_with(request, add);
+        }
+        if let Some(panic) = panicked {
+            self.panicked("event handler", about, &panic);
+        }
+    }
+
+    /// Reports a panic in the user's code.
+    fn panicked(&self, place: &str, about: impl Display, error: &str) {
+        let Self { source, context, .. } = self;
+        error!(input = %source.type_ref(), %about, error, "{place} panicked");
+        context.series.panics.inc();
+        let message = format!("{place} panicked at {about}: {error}");
+        context.epoch.report(|report| report.last_error = Some(message));
+    }
+}
+
+fn gone(object: &Object) -> Delta {
+    Delta { key: object.key().clone(), old: Some(object.clone()), new: None, initial: false }
+}
+
+/// Returns the priority of a change: low for the initial list and for resyncs.
+fn priority(delta: &Delta) -> i32 {
+    let resync = match (&delta.old, &delta.new) {
+        // An aggregated API may send no resourceVersion.
+        (Some(old), Some(new)) => {
+            let (old, new) = (&old.header().resource_version, &new.header().resource_version);
+            old == new && !new.is_empty()
+        }
+        (None, _) | (_, None) => false,
+    };
+    if delta.initial || resync { LOW_PRIORITY } else { Add::default().priority }
+}
