@@ -1,4 +1,4 @@
-//! One start of a built-in source: delivers changes of objects as requests.
+//! Run of a built-in source: delivers changes of objects as requests.
 
 use std::{fmt::Display, pin::pin};
 
