@@ -22,7 +22,7 @@ pub(crate) use self::backend::{Backend, Discovery, Health};
 use crate::support::{Act, Carrier, Embedded, Harness, Recorder};
 
 #[tokio::test]
-async fn a_type_of_another_server_comes_fails_and_goes() {
+async fn aggregated_type_is_installed_becomes_unknown_and_is_removed() {
     // In parallel, because the API server checks a backend only every 30 seconds.
     tokio::join!(
         comes_fails_and_goes("aggregated", Discovery::Aggregated),

@@ -158,7 +158,7 @@ fn only_the_functions_for_the_fuzzer_are_public_and_undocumented() {
 }
 
 #[test]
-fn every_test_that_the_table_of_faults_names_exists() {
+fn every_test_in_the_table_of_faults_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = fs::read_to_string(root.join("docs/faults.md")).unwrap();
     let rows: Vec<_> = table.lines().filter(|line| line.starts_with("| ")).collect();
@@ -219,7 +219,7 @@ fn has_function(file: &str, function: &str) -> bool {
 }
 
 #[test]
-fn every_file_and_function_that_a_document_names_exists() {
+fn every_file_and_function_in_a_document_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (mut wrong, mut named) = (Vec::new(), 0);
     for (document, text) in documents() {

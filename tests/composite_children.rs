@@ -313,7 +313,7 @@ async fn a_parent_gets_its_children_and_its_status() {
 }
 
 #[tokio::test]
-async fn a_parent_that_is_as_wanted_costs_nothing_more() {
+async fn parent_in_its_desired_state_causes_no_request() {
     let harness = Harness::start(
         "composite-quiet",
         "InPlace",

@@ -209,7 +209,7 @@ fn parent(bench: &Bench, group: &str, name: &str, size: i64) {
 }
 
 #[tokio::test]
-async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other() {
+async fn hook_with_an_invalid_certificate_is_reported_with_its_reason_and_affects_no_other() {
     let files = tempfile::tempdir().unwrap();
     // A process reads its trusted authorities once, from the path in its environment.
     let trusting = || {
@@ -222,7 +222,7 @@ async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no
     };
     let name = concat!(
         "hook_certificates::",
-        "a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other"
+        "hook_with_an_invalid_certificate_is_reported_with_its_reason_and_affects_no_other"
     );
     alone_where(name, trusting, hooks_with_wrong_certificates()).await;
 }

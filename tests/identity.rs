@@ -89,7 +89,7 @@ fn is_read(verb: Verb) -> bool {
 }
 
 #[tokio::test]
-async fn a_type_that_was_replaced_while_nobody_looked_is_another_one() {
+async fn type_replaced_while_unwatched_is_another_type() {
     let harness = Harness::start("identity-unseen").await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");

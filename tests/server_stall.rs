@@ -25,7 +25,7 @@ const STANDSTILL: Duration = Duration::from_secs(65);
 const FOUND_AGAIN: Duration = Duration::from_secs(40);
 
 #[tokio::test]
-async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
+async fn a_stalled_api_server_stops_nothing() {
     // A separate control plane, because all other tests need theirs.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let harness = Harness::on(&plane, "standstill", HarnessOptions::default()).await;

@@ -101,7 +101,7 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
 }
 
 #[tokio::test]
-async fn whoever_subscribes_without_a_controller_hears_that_the_type_is_gone() {
+async fn subscriber_without_a_controller_is_notified_that_the_type_is_gone() {
     let harness = Harness::start("sharing-end").await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");

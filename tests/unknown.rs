@@ -334,7 +334,7 @@ async fn an_api_server_that_restarts_stops_nothing() {
 }
 
 #[tokio::test]
-async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
+async fn types_are_polled_and_reported_without_the_right_to_watch_crds() {
     let discovery =
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
     let options = HarnessOptions { discovery, ..HarnessOptions::powerless() };
@@ -368,7 +368,7 @@ async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event() {
+async fn controller_survives_a_watch_that_is_cut_at_any_byte_of_an_event() {
     let server = Server::Simulated(SimulatedServer::new());
     let harness = Harness::at(server, "any-byte", HarnessOptions::default()).await;
     let crd = harness.widgets();

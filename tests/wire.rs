@@ -62,7 +62,7 @@ async fn a_proxy_without_rules_is_transparent() {
 }
 
 #[tokio::test]
-async fn events_pass_as_they_come_over_either_protocol() {
+async fn events_pass_without_delay_over_either_protocol() {
     use pilotlight::transport::{Transport, TransportOptions};
     let plane = ControlPlane::shared();
     let faults = Faults::default();
@@ -106,7 +106,7 @@ async fn a_watch_is_cut_at_a_byte_and_a_connection_reset() {
 }
 
 #[tokio::test]
-async fn a_connection_is_swallowed_reset_or_read_no_more() {
+async fn a_connection_is_dropped_reset_or_stalled() {
     let (proxy, client) = proxied(&Faults::default()).await;
     proxy.disturb(WireRule::new(WireFault::BlackHole).times(1));
     let asked = client.clone();
@@ -144,7 +144,7 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_proxy_outlives_it() {
+async fn a_proxy_leaves_nothing_behind() {
     let before = Handle::current().metrics().num_alive_tasks();
     for stopped in [true, false] {
         let (proxy, client) = proxied(&Faults::default()).await;
@@ -169,7 +169,7 @@ async fn nothing_of_a_proxy_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_event() {
+async fn controller_survives_a_watch_that_is_cut_before_and_within_an_event() {
     let harness =
         Harness::with("cut-controller", HarnessOptions { proxied: true, ..default() }).await;
     let crd = harness.widgets();
@@ -233,7 +233,7 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
 
 #[cfg(feature = "cli")]
 #[tokio::test]
-async fn a_declared_controller_asks_a_hook_again_that_was_cut_within_its_answer() {
+async fn hook_call_that_was_cut_within_its_answer_is_retried() {
     use crate::support::Supervised;
     let supervised = Supervised::start("cut-hook").await;
     let faults = Faults::default();

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn edit_of_a_controller_gives_it_no_second_share() {
+    fn edited_controller_keeps_a_single_share() {
         let budget = budget(400);
         let old = budget.controller("a");
         let answer = old.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_did_not_need_is_given_back_and_the_rest_with_its_last_slice() {
+    fn unused_bytes_of_an_answer_are_released_at_once_and_the_others_with_its_last_slice() {
         let share = budget(400).controller("a");
         let answer = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
         let slice = answer.slice(10..20);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_answers_delay_none_that_is_read() {
+    fn cached_answers_delay_no_other_answer() {
         let share = budget(400).controller("a");
 
         let kept = share.try_keep(50);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn request_waits_for_those_of_its_controller_and_a_longer_one_takes_the_whole_share() {
+    fn request_waits_for_others_of_its_controller_and_a_long_one_takes_the_whole_share() {
         let budget = budget(8 * UNRESERVED_BYTES * 4);
         let (greedy, other) = (budget.controller("greedy"), budget.controller("other"));
         let long = greedy.request(usize::MAX).now_or_never().flatten();

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_no_controller_is_no_owner() {
+    fn owner_that_is_not_the_controller_does_not_prevent_adoption() {
         let mut object = object(Some("other"), true, false);
         object.owners[0].controller = false;
 

@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn news_is_told_once_and_never_lost() {
+    async fn each_change_is_delivered_once_and_never_lost() {
         let changes = Changes::default();
         changes.mark("b");
         changes.mark("a");

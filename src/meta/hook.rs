@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_is_under_way_until_it_is_answered_and_ends_with_its_epoch() {
+    async fn call_is_in_flight_until_its_answer_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
         let series = series();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_asked_once_the_fence_is_closed() {
+    async fn hook_is_not_called_after_the_fence_has_closed() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         epoch.fence().close();
 

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn series_have_metacontrollers_names_and_go_with_their_controller() {
+    fn series_have_metacontrollers_names_and_are_removed_with_their_controller() {
         let mut registry = Registry::default();
         let metrics = HookMetrics::default();
         metrics.register(&mut registry);

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_changed_or_went_is_looked_at_again() {
+    fn added_changed_and_removed_runnables_are_enqueued() {
         let changes = Changes::default();
         let last = snapshot(&["changed", "gone", "same"]);
         let same = &last[&ControllerName::from(format!("{PREFIX}same"))];
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn transitions_that_went_by_unseen_may_be_anybodys() {
+    fn missed_transitions_enqueue_every_runnable() {
         let changes = Changes::default();
         for name in ["a", "b"] {
             changes.put(&name.into(), Declared::default());

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_removed_is_concerned_no_more() {
+    fn removed_parent_is_not_found() {
         let index = index();
 
         index.remove(&ObjectKey::namespaced("ns", "b"));

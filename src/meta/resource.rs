@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rival_is_who_else_wrote_last() {
+    fn other_writer_is_the_latest_field_manager_but_our_own() {
         let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});

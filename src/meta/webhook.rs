@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_redirect_is_an_error_and_its_target_is_not_asked() {
+    async fn redirect_is_an_error_and_is_not_followed() {
         let target = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let target_url = format!("http://{}/", target.local_addr().unwrap());
         // A metadata service, plain http and a loop are treated like any other redirect.
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_repeats_an_excerpt_only_where_it_is_asked_to() {
+    async fn error_quotes_an_excerpt_only_if_it_is_enabled() {
         let body = format!("\u{1b}[31m{}", "x".repeat(5000));
         let server = server(response("500 Word", &body), false).await;
         let hook = Webhook::new(server.url.clone(), Duration::from_secs(5)).error_excerpts(true);
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answer_that_finds_no_room_is_not_read_and_names_the_flag() {
+    async fn answer_without_free_budget_is_not_read_and_names_the_flag() {
         let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
         let long = "x".repeat(UNRESERVED_BYTES + 1);
         let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -575,7 +575,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn answer_holds_its_room_until_it_is_dropped_and_a_short_one_needs_none() {
+    async fn answer_holds_its_budget_until_it_is_dropped_and_a_short_one_needs_none() {
         let budget = AnswerBudget::new(AnswerLimits::of_process(4 << 20)).controller("a");
         let ask = async |bytes: usize| {
             let server = server(response("200 OK", &"x".repeat(bytes)), true).await;
@@ -614,7 +614,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_refused_connection_says_so() {
+    async fn refused_connection_is_named() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/", listener.local_addr().unwrap()).parse().unwrap();
         drop(listener);

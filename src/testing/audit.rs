@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_the_mark_is_returned() {
+    fn only_events_after_the_position_are_returned() {
         let directory = tempfile::tempdir().unwrap();
         let log = AuditLog::new(directory.path().join("audit.log"));
         let first = line("1", "ResponseComplete", "list");
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_that_was_being_written_at_the_mark_is_of_before() {
+    fn half_written_line_at_the_position_belongs_to_the_time_before() {
         let directory = tempfile::tempdir().unwrap();
         let log = AuditLog::new(directory.path().join("audit.log"));
         let first = line("1", "ResponseComplete", "list");
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn an_open_watch_is_one_that_has_begun_and_not_ended() {
+    fn open_watch_has_begun_and_not_ended() {
         let log = AuditLog::new(PathBuf::new());
         let text = line("1", "ResponseStarted", "watch")
             + &line("2", "ResponseStarted", "watch")

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_assets_directory_that_is_of_no_use_is_an_error_that_names_the_variable() {
+    async fn unusable_assets_directory_is_an_error_that_names_the_variable() {
         let directory = tempfile::tempdir().unwrap();
         let assets = directory.path().join("assets");
         let sources =

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_baseline_is_what_stays_once_all_is_calm() {
+    async fn baseline_is_measured_once_all_is_calm() {
         let number = Arc::new(AtomicU64::new(0));
         let oracle = LeakOracle::new().probe("things", counted(&number));
         let rise = async {
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_least_counts_in_a_process_that_is_never_idle() {
+    async fn the_minimum_counts_in_a_process_that_is_never_idle() {
         let looks = AtomicU64::new(0);
         let probe = move || one("owner", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
 

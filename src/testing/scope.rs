@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn names_become_labels() {
+    fn names_are_converted_to_labels() {
         check("Widgets_start twice", "widgets-start-twice-");
         check("_", "");
         check(&"a".repeat(80), &format!("{}-", "a".repeat(NAME_LENGTH)));

@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pinned_module_holds_the_versions_that_are_documented() {
+    fn the_pinned_module_has_the_documented_versions() {
         let staging = KUBERNETES_VERSION.replacen("v1", "v0", 1);
 
         assert!(GO_MOD.contains(&format!("k8s.io/kubernetes {KUBERNETES_VERSION} ")));

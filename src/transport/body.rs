@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_until_the_reader_asks_for_more_does_not_count() {
+    async fn time_between_reads_does_not_count() {
         let mut deadline = deadline();
         for _ in 0..9 {
             // The reader is busy, then it waits.
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_keeps_arriving_ends_in_the_end() {
+    async fn body_that_keeps_arriving_ends_at_the_limit() {
         let mut deadline = deadline();
         for _ in 0..29 {
             deadline.asked();

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn user_and_password_are_taken_out_of_the_address_and_decoded() {
+    fn user_and_password_are_removed_from_the_address_and_decoded() {
         check("http://proxy:3128", "http://proxy:3128/", None);
         check("proxy:3128", "http://proxy:3128/", None);
         check("http://me:secret@proxy:3128", "http://proxy:3128/", Some("me:secret"));

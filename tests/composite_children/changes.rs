@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn in_place_keeps_what_others_wrote_and_removes_what_is_wanted_no_more() {
+async fn in_place_keeps_fields_of_others_and_removes_undesired_ones() {
     let harness = Harness::start(
         "composite-inplace",
         "InPlace",
@@ -93,7 +93,7 @@ async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released
 }
 
 #[tokio::test]
-async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
+async fn object_of_another_owner_is_reported_and_delays_no_other() {
     let harness = Harness::start(
         "composite-alien",
         "InPlace",
@@ -117,7 +117,7 @@ async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
+async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
     let harness = Harness::start(
         "composite-rehearsal",
         "Recreate",
@@ -148,7 +148,7 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
 }
 
 #[tokio::test]
-async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
+async fn hook_whose_answer_changes_on_every_call_is_limited() {
     let random = || fastrand::u64(..).to_string();
     let harness = Harness::start("composite-flapping", "InPlace", move |_| {
         let children = [child("a", "one", &random())];
@@ -179,7 +179,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
+async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     let harness = Harness::start("composite-spelling", "InPlace", |_| {
         let mut spelled = child("a", "one", "same");
         // The server stores null as an empty text.
@@ -212,7 +212,7 @@ async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_spells_differently_is_not_recreated() {
+async fn child_that_the_server_normalizes_is_not_recreated() {
     let scope = shared().plane.scope("composite-respelling").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
     scope.install_crd(&crd).await.unwrap();

@@ -28,13 +28,13 @@ use crate::{
 };
 
 scenarios! {
-    29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
+    29 a_failing_conversion_webhook_affects_only_its_own_version both:
         "the type is served, so the controller of that version is Starting, with the reason ConversionFailed and the webhook's error, and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
-    30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
+    30 a_conversion_webhook_that_fails_later_leaves_a_stale_cache both:
         "the controller continues with its last cache, marked stale, with the reason \
          ConversionFailed; nothing is purged, stopped or started; objects changed meanwhile are \
          reconciled when the webhook answers";
-    31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
+    31 an_aggregated_service_that_is_down_is_unknown_and_not_absent both:
         "its type is Unknown, its controller continues with the cache and is stale, a new \
          controller waits for TypeUnknown; types of CRDs are neither listed nor watched again on \
          the recovery";
@@ -114,7 +114,7 @@ impl Outage {
     }
 }
 
-async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server: Server<'static>) {
+async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-conversion").await;
     let crd = converted(&testbed);
     testbed.install(&crd).await;
@@ -158,7 +158,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     testbed.finish().await;
 }
 
-async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Server<'static>) {
+async fn a_conversion_webhook_that_fails_later_leaves_a_stale_cache(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-unconverted").await;
     let crd = converted(&testbed);
     testbed.install(&crd).await;
@@ -244,7 +244,7 @@ impl Service {
     }
 }
 
-async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Server<'static>) {
+async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-aggregated").await;
     let widgets = testbed.widgets();
     testbed.install(&widgets).await;

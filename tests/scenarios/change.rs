@@ -28,7 +28,7 @@ scenarios! {
     23 a_schema_edit_is_no_lifecycle_event both:
         "nothing stops or starts and no status changes; three controllers of the type cost one \
          relist, and reconcile only the objects that have changed meanwhile";
-    24 a_version_that_is_served_no_more_stops_its_controller both:
+    24 a_version_that_is_no_longer_served_stops_its_controller both:
         "a controller of that version stops and waits for VersionNotServed, which names the \
          served versions; a controller of any version starts again at the other version, or moves \
          there without a stop if its watch is plain; no event is missed, and no request is sent \
@@ -36,11 +36,11 @@ scenarios! {
     25 a_switch_of_the_stored_version_is_no_lifecycle_event both:
         "nothing stops or starts; the migration of the stored objects costs at most one reconcile \
          of each";
-    26 a_status_subresource_that_comes_is_used_by_the_next_write both:
+    26 a_new_status_subresource_is_used_by_the_next_write both:
         "an embedded controller writes the next status through the subresource, and without it \
          again when it is removed, in the same epoch; a declared one waits for SubresourceMissing \
          while it is missing, and starts when it is added";
-    27 churn_of_metadata_on_a_crd_causes_no_work both:
+    27 frequent_metadata_changes_of_a_crd_cause_no_work both:
         "no transition, no change of a status, no reconcile, no request";
     28 printer_columns_cause_no_work both:
         "no transition, no change of a status, no reconcile, though the server ends the watch";
@@ -170,7 +170,7 @@ async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
     testbed.add(name, Arc::new(controller)).await;
 }
 
-async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'static>) {
+async fn a_version_that_is_no_longer_served_stops_its_controller(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-version").await;
     let crd = testbed.widgets().version("v1").version("v2");
     testbed.install(&crd).await;
@@ -325,7 +325,7 @@ impl Reconciler for StatusWriter {
     }
 }
 
-async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Server<'static>) {
+async fn a_new_status_subresource_is_used_by_the_next_write(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-status").await;
     let crd = testbed.widgets().without_status();
     testbed.install(&crd).await;
@@ -434,7 +434,7 @@ async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableSta
     (recorder, status)
 }
 
-async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
+async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-churn").await;
     let crd = testbed.widgets();
     let (recorder, status) = calm(&testbed, &crd).await;

@@ -37,36 +37,36 @@ use crate::{
 };
 
 scenarios! {
-    11 a_type_that_goes_takes_its_cache_and_its_reconciles_along both:
+    11 a_removed_type_ends_its_cache_and_its_reconciles both:
         "runs and sees every deletion while the type terminates; after the removal, reconciles \
          are cancelled, late ones are aborted after the grace, the cache and its indexes are \
          empty, and done is announced exactly once, after the last reconcile";
-    12 a_controller_finishes_its_finalizers_before_its_type_goes both:
+    12 a_controller_finishes_its_finalizers_before_its_type_is_removed both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
     13 a_type_whose_hook_is_down_stays_terminating pending("finalize"):
         "the CRD stays Terminating, the status says which objects block it, and no finalizer is \
          removed by force";
-    14 a_type_that_went_unseen_is_gone_at_the_next_look both:
+    14 a_type_removed_while_unwatched_is_absent_after_the_next_list both:
         "Running until the CRDs are listed again; then done for TypeGone";
     15 a_type_that_was_replaced_is_another_type both:
         "a full stop and a new epoch, by the uid; the old cache is empty, and the new epoch sees \
          no object of the old type";
     16 a_type_that_flaps_leaves_its_last_state both:
         "one epoch at a time, and no more than the limit of flaps allows; the last state holds";
-    17 a_type_of_another_scope_is_asked_for_at_its_own_paths both:
+    17 a_type_with_another_scope_is_requested_at_its_new_paths both:
         "nothing of the old type is known while it is absent; a new epoch lists, watches and \
          writes at the new paths, and sends no request in a namespace to a cluster-scoped type";
-    18 a_kind_under_another_plural_is_bound_anew both:
+    18 a_kind_with_another_plural_is_bound_again both:
         "a controller that names the kind runs on the new plural; a controller that names the old \
          plural waits for TypeAbsent";
-    19 a_hook_call_is_given_up_when_its_type_goes both:
+    19 a_hook_call_is_cancelled_when_its_type_is_removed both:
         "the call of 30 s is cancelled at once, and nothing is written after done";
     20 a_controller_that_waits_for_its_first_list_is_removed_at_once both:
         "removed at once, with its tasks, watches and requests";
     21 a_controller_that_never_led_registers_nothing_later pending("leader election"):
         "stopped before the leader's start has run, it registers nothing afterwards";
-    22 a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead both:
+    22 a_watch_that_joins_during_a_stop_belongs_to_no_ended_epoch both:
         "an optional type that is installed while another one is removed is watched by the next \
          epoch or not at all: no informer has a subscriber of a finished epoch";
 }
@@ -145,7 +145,7 @@ impl Reconciler for Stubborn {
     }
 }
 
-async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Server<'static>) {
+async fn a_removed_type_ends_its_cache_and_its_reconciles(server: Server<'static>) {
     let grace = Duration::from_secs(1);
     let objects = if server.is_simulated() { 10_000 } else { 300 };
     let script = server.script().cloned();
@@ -222,7 +222,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     testbed.finish().await;
 }
 
-async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Server<'static>) {
+async fn a_controller_finishes_its_finalizers_before_its_type_is_removed(server: Server<'static>) {
     let testbed = Testbed::on(server, "leave-finalizer").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("finisher", &crd).await;
@@ -273,7 +273,7 @@ async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     rule
 }
 
-async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static>) {
+async fn a_type_removed_while_unwatched_is_absent_after_the_next_list(server: Server<'static>) {
     let simulated = server.is_simulated();
     let testbed = Testbed::on(server, "leave-unseen").await;
     let crd = testbed.widgets();
@@ -399,7 +399,7 @@ async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
+async fn a_type_with_another_scope_is_requested_at_its_new_paths(server: Server<'static>) {
     // With a restriction to a namespace, the paths of lists and watches show the scope, as those of
     // writes do.
     let options = HarnessOptions { restricted: true, ..HarnessOptions::default() };
@@ -448,7 +448,7 @@ async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'s
     testbed.finish().await;
 }
 
-async fn a_kind_under_another_plural_is_bound_anew(server: Server<'static>) {
+async fn a_kind_with_another_plural_is_bound_again(server: Server<'static>) {
     let testbed = Testbed::on(server, "leave-plural").await;
     let old = testbed.widgets();
     let new = testbed.widgets().plural("gadgets");
@@ -476,7 +476,7 @@ async fn a_kind_under_another_plural_is_bound_anew(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
+async fn a_hook_call_is_cancelled_when_its_type_is_removed(server: Server<'static>) {
     let simulated = server.is_simulated();
     let testbed = Testbed::on(server, "leave-hook").await;
     let crd = testbed.widgets();
@@ -559,9 +559,7 @@ async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: S
     testbed.finish().await;
 }
 
-async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
-    server: Server<'static>,
-) {
+async fn a_watch_that_joins_during_a_stop_belongs_to_no_ended_epoch(server: Server<'static>) {
     let rounds = if server.is_simulated() { 20 } else { 5 };
     let testbed = Testbed::on(server, "leave-joins").await;
     let widgets = testbed.widgets();

@@ -36,7 +36,7 @@ use crate::support::{
 };
 
 scenarios! {
-    47 the_leader_is_lost_in_mid_start pending("leader election"):
+    47 leadership_is_lost_during_a_start pending("leader election"):
         "the start is cancelled and nothing is written after the deadline; the standby starts \
          with warm caches";
     48 termination_with_hundreds_of_controllers both:
@@ -50,7 +50,7 @@ scenarios! {
     50 no_right_to_read_crds both:
         "types are found by polling; the registry and the status of waiting controllers report \
          the polling and the missing right, until the right is granted";
-    51 one_controllers_type_is_made_by_another both:
+    51 a_controller_creates_the_type_of_another both:
         "the second controller drains and stops with the type that the first removes, then the \
          first";
     52 a_thousand_lifecycle_events
@@ -357,7 +357,7 @@ impl Reconciler for Maker {
     }
 }
 
-async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
+async fn a_controller_creates_the_type_of_another(server: Server<'static>) {
     let testbed = Testbed::on(server, "process-chain").await;
     let makers = CrdBuilder::new(&testbed.scope.group, "Maker");
     let made = CrdBuilder::new(&testbed.scope.group, "Made");

@@ -26,7 +26,7 @@ use crate::{
 };
 
 scenarios! {
-    32 discovery_that_answers_in_part_or_nothing_takes_nothing_away both:
+    32 partial_or_empty_discovery_removes_nothing both:
         "served types stay served or become Unknown, an empty answer is an error in the health; \
          nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
@@ -39,13 +39,13 @@ scenarios! {
          the object proves its absence";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
         "after 10 s of silence the type is listed by pages; other types are not affected";
-    38 a_server_that_asks_for_patience_gets_it both:
+    38 a_throttling_server_gets_no_request_before_retry_after both:
         "no request about the type before Retry-After has passed; nothing stops or starts";
-    39 rights_that_are_taken_away_show_and_cost_nothing both:
+    39 revoked_rights_are_reported_and_cost_nothing both:
         "Forbidden at the next watch, with the missing rule; the cache is kept and stale, the \
          request is retried three times and then every 30 s; Running soon after the right is \
          granted";
-    40 an_object_that_cannot_be_decoded_is_told_of_and_left_out both:
+    40 an_object_that_cannot_be_decoded_is_reported_and_skipped both:
         "the object and the field are named in the informer's status, or in the controller's as \
          the error of the reconcile; every other object is reconciled, and this one when it is \
          fixed";
@@ -112,7 +112,7 @@ pub(super) fn assert_nothing_purged(recorder: &Recorder) {
     assert!(purged.is_empty(), "{purged:#?}");
 }
 
-async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Server<'static>) {
+async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
     let answers = [
         ("partial", Action::Partial { missing: vec!["apps".to_owned()], stale: Vec::new() }),
         ("stale", Action::Partial { missing: Vec::new(), stale: vec!["apps".to_owned()] }),
@@ -332,7 +332,7 @@ async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'st
     testbed.finish().await;
 }
 
-async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
+async fn a_throttling_server_gets_no_request_before_retry_after(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-429").await;
     let crd = testbed.widgets();
     let recorder = at_work(&testbed, "widgets", &crd).await;
@@ -362,7 +362,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static>) {
+async fn revoked_rights_are_reported_and_cost_nothing(server: Server<'static>) {
     let mut options = HarnessOptions::unprivileged();
     // For the pooled connections, which are opened before the baseline.
     options.rights.push(Right::to_watch("", "namespaces"));
@@ -408,7 +408,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
     testbed.finish().await;
 }
 
-async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server<'static>) {
+async fn an_object_that_cannot_be_decoded_is_reported_and_skipped(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-undecodable").await;
     let crd = testbed.widgets();
     testbed.install(&crd).await;

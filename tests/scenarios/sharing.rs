@@ -26,10 +26,10 @@ use super::Testbed;
 use crate::support::{PATIENCE, Recorder, Server, type_of, until};
 
 scenarios! {
-    41 one_of_two_that_share_a_watch_stops both:
+    41 one_of_two_controllers_that_share_a_watch_stops both:
         "the other controller sees every change once: no gap, no replay, no request, and the same \
          watch";
-    42 one_joins_while_the_last_user_leaves both:
+    42 a_subscriber_joins_while_the_last_one_leaves both:
         "at any moment, the new subscriber gets a live watch: the existing objects and the next \
          change";
     43 a_late_joiner_gets_a_snapshot_and_then_events both:
@@ -56,7 +56,7 @@ async fn watched(testbed: &Testbed, crd: &CrdBuilder) {
     .await;
 }
 
-async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
+async fn one_of_two_controllers_that_share_a_watch_stops(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-stop").await;
     let crd = testbed.widgets();
     let ones = testbed.controller("one", &crd).await;
@@ -91,7 +91,7 @@ async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
+async fn a_subscriber_joins_while_the_last_one_leaves(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-join").await;
     let crd = testbed.widgets();
     testbed.controller("user-0", &crd).await;

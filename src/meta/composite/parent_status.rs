@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_written_with_the_generation_that_it_is_about() {
+    fn status_is_written_with_its_observed_generation() {
         let parent = br#"{"kind":"Thing","metadata":{"generation":7},"status":{"old":1}}"#;
         for (status, expected) in [
             (None, r#"{"observedGeneration":7}"#),

@@ -72,7 +72,7 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
+async fn a_run_that_ends_by_itself_releases_its_hook_once() {
     let hook = Arc::new(Slow::default());
     let runnable = runnable(hook.clone());
     let epoch = Epoch::new("a", 1, Duration::ZERO);
@@ -99,7 +99,7 @@ impl Hook for Clinging {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_never_lets_go_delays_done_until_the_grace_is_over_and_is_reported() {
+async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and_is_reported() {
     let grace = Duration::from_secs(5);
     for dropped in [false, true] {
         let (epoch, begin) = (Epoch::new("a", 1, grace), tokio::time::Instant::now());
@@ -143,7 +143,7 @@ fn a_cache_that_never_catches_up_becomes_an_error() {
 }
 
 #[test]
-fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
+fn failing_parent_is_resynced_as_often_as_a_healthy_one() {
     let longest = |seconds: Option<u64>| backoff(seconds.map(Duration::from_secs)).delay(u32::MAX);
 
     assert_eq!(longest(Some(1)), Duration::from_secs(1));
@@ -169,7 +169,7 @@ fn version_of_a_parent(metadata: Value) -> Object {
 }
 
 #[test]
-fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_is_ignored() {
+fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let selector = Selector::label("app", "x");
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
@@ -200,7 +200,7 @@ fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_
 }
 
 #[test]
-fn what_a_refused_write_means_is_told_by_its_answer() {
+fn refused_write_is_classified_by_its_answer() {
     let of = |code: u16, reason: &str, details: Value| {
         let status = json!({ "code": code, "reason": reason, "details": details });
         let error = kube::Error::Api(serde_json::from_value(status).unwrap());

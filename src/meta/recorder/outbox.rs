@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_delivered_in_its_order_by_one() {
+    fn items_are_delivered_in_order_by_one_delivery() {
         let outbox = Outbox::default();
         assert_eq!(outbox.put(1, 8), Put::Begins);
         let mut delivery = outbox.delivery();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted() {
+    fn items_beyond_the_limit_are_dropped_and_counted() {
         let outbox = Outbox::default();
         let put: Vec<_> = (0..4).map(|number| outbox.put(number, 2)).collect();
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_leaves_nothing_to_the_next_one() {
+    fn items_of_a_dropped_delivery_do_not_reach_the_next_one() {
         let outbox = Outbox::default();
         outbox.put("old", 8);
         outbox.put("older", 8);

@@ -75,7 +75,7 @@ fn note(memory: &Memory, uid: &str, message: &str) -> Option<Write> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_that_goes_on_is_one_event_with_a_count() {
+async fn a_repeated_failure_is_one_event_with_a_count() {
     let memory = Memory::default();
 
     let first = note(&memory, "u", "bad").unwrap();
@@ -129,7 +129,7 @@ fn long_messages_are_cut_between_characters() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_of_one_object_is_written_in_its_order() {
+async fn events_of_one_object_are_written_in_order() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(usize::MAX);
 
@@ -144,7 +144,7 @@ async fn what_is_told_of_one_object_is_written_in_its_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_tells_does_not_wait_for_a_server_that_takes_nothing() {
+async fn publishing_an_event_does_not_wait_for_the_server() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
     let other = recorder.apart();
@@ -161,7 +161,7 @@ async fn who_tells_does_not_wait_for_a_server_that_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
+async fn an_epoch_that_ends_has_half_a_second_for_waiting_events() {
     for (reason, grace) in [
         (StopReason::Cancelled, LAST_WRITES),
         (StopReason::Superseded, LAST_WRITES),
@@ -186,7 +186,7 @@ async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_epoch_could_not_tell_is_nothing_to_the_next_one() {
+async fn events_that_an_epoch_could_not_write_do_not_reach_the_next_one() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
     tell(&recorder, &context, "hangs");
@@ -201,7 +201,7 @@ async fn what_an_epoch_could_not_tell_is_nothing_to_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_bounded() {
+async fn number_of_waiting_events_is_bounded() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
     let recorder = recorder.apart();
@@ -216,7 +216,7 @@ async fn what_waits_is_bounded() {
 }
 
 #[test]
-fn a_failure_is_news_once_for_each_cause() {
+fn a_failure_is_reported_once_for_each_cause() {
     let memory = Memory::default();
     let api = |reason: &str, causes: Value| {
         let status = json!({ "code": 403, "reason": reason, "details": { "causes": causes } });

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_certificate_is_told_of_in_the_same_words_each_time() {
+    fn expired_certificate_has_the_same_message_each_time() {
         let told = explained(expired(1_700_000_000)).unwrap();
 
         assert_eq!(told, "its certificate expired at 2001-09-09T01:46:40Z");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_enough_is_left_as_it_is() {
+    fn clear_errors_are_not_reworded() {
         assert_eq!(explained(rustls::Error::DecryptError), None);
         assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
     }

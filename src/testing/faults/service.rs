@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_no_rule_matches_passes_and_is_recorded() {
+    async fn unmatched_request_passes_and_is_recorded() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Fail("down".to_owned())).verb(Verb::Watch));
 
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_list_comes_again() {
+    async fn an_old_list_is_repeated() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Stale).skip(1).verb(Verb::List));
         let list = async |uri: &str| body(ask(&faults, uri).await).await.unwrap();
@@ -389,7 +389,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fault_is_in_the_log_when_it_has_happened() {
+    async fn a_fault_is_logged_after_it_has_happened() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Cut { after_bytes: 3 }).every(2));
         faults.add(Rule::new(Action::duplicate(2)).verb(Verb::Watch));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_withheld_or_lost_after_the_server_gave_it() {
+    async fn answer_of_the_server_is_delayed_or_lost() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Withhold));
         let mut request = pin!(ask(&faults, "/api/v1/pods"));
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_answered_by_something_else_is_carried_out() {
+    async fn request_with_a_replaced_answer_is_executed() {
         let faults = Faults::default();
         let reply = Reply::status(504, "Timeout", "the server did not answer");
         let rule = faults.add(Rule::new(Action::Instead(reply)));
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_events_of_a_type_come_behind_those_of_another() {
+    async fn events_of_a_type_are_delayed_behind_those_of_another() {
         let faults = Faults::default();
         let at_most = Duration::from_secs(60);
         let behind = |resource: &str| Action::Behind {

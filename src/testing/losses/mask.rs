@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_values_are_masked_and_the_rest_is_learnt() {
+    fn generated_values_are_masked_and_others_are_learnt() {
         let run = |uid: &str, port: u64, size: u64| {
             let owner = json!([{ "uid": uid, "name": "p" }]);
             let end = json!({
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_missing_or_empty_is_not_the_same() {
+    fn missing_field_differs_from_an_empty_one() {
         let end = |value: Value| recording(&[("a", 1, 0, Some(value))]);
         let full = end(json!({ "data": { "x/y": 1 } }));
 
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_is_json_is_compared_by_what_it_says() {
+    fn annotation_with_json_is_compared_by_value() {
         let run = |text: &str| {
             let end = json!({ "metadata": { "annotations": { "x/last": text } } });
             recording(&[("a", 1, 0, Some(end))])

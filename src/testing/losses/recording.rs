@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_changes_are_found_by_comparing() {
+    fn missed_changes_are_found_by_comparison() {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.existed(&types, &widget("1", 1));
         check(&recording, (0, 0, 0), true);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_run_are_those_of_every_run() {
+    fn types_are_renamed_for_comparison_between_runs() {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.applied(&types, &widget("uid-of-a", 1));
 

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_fits_what_it_names() {
+    fn a_rule_grants_only_its_requests() {
         let rule = AccessRule::deny().verbs(["list", "watch"]).resources(["widgets.x.test"]);
         check(&rule, Method::GET, "/apis/x.test/v1/widgets", true);
         check(&rule, Method::GET, "/apis/x.test/v1/namespaces/a/widgets?watch=1", true);

@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_form_that_is_known_is_taken() {
+    fn first_supported_media_type_is_chosen() {
         let mut call = Call::new("alice", &Method::GET, &"/api/v1/pods".parse().unwrap());
         let all = crate::testing::simulated::resource::built_in();
         let widgets = all.iter().find(|it| it.plural == "pods").unwrap();

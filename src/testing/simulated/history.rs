@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_can_be_read_as_it_was() {
+    fn collection_can_be_read_at_an_older_version() {
         let storage = Storage::from("widgets.x.test");
         let mut history = History::default();
         history.put(&storage, widget("a", 1));

@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_holds_nothing_any_more_goes_with_what_it_held() {
+    fn map_without_fields_is_removed_with_its_last_one() {
         let first = json!({ "spec": { "a": { "b": { "c": 1 } }, "kept": {} } });
         let live = apply(&json!({}), &first, writer("alice"), false).unwrap();
 

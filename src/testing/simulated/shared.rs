@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_request_that_is_at_its_end_is_forgotten() {
+    fn oldest_finished_request_is_evicted() {
         let path = Uri::from_static("/api/v1/pods");
         let request = |ended: Option<u64>| SimulatedRequest {
             user: "alice".to_owned(),

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_knows_what_it_is_asked_and_may_answer_in_yaml() {
+    async fn a_plugin_receives_its_request_and_may_answer_in_yaml() {
         let plugin = plugin(
             "echo kind: ExecCredential; echo status:; \
              echo \"  token: $GREETING-$(echo \"$KUBERNETES_EXEC_INFO\" | tr -dc a-zA-Z)\"",
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_says_what_is_wrong_and_shows_no_output() {
+    async fn an_error_names_the_cause_without_the_output() {
         for (script, expected) in [
             ("echo secret; exit 3", "/bin/sh: it ended with exit status: 3"),
             ("echo '{\"secret\": '", "its output is not an ExecCredential"),
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_renewed_a_minute_before_it_expires_and_a_short_one_later() {
+    fn credential_is_renewed_a_minute_before_its_expiry_and_a_short_one_later() {
         let seconds = Duration::from_secs;
 
         assert_eq!(before_expiry(seconds(3600)), seconds(3540));

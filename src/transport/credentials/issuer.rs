@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_that_wait_share_one_run_and_a_run_outlives_them() {
+    async fn waiting_requests_share_one_run_that_outlives_them() {
         let (script, issuer) = issuer();
 
         for _ in 0..3 {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_credential_is_renewed_before_it_expires_and_used_meanwhile() {
+    async fn credential_is_renewed_before_its_expiry_and_used_meanwhile() {
         let (script, issuer) = issuer();
         script.answer(Ok(issued("a")));
         issuer.current().await.unwrap();
@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_fails_is_repeated_and_the_old_credential_serves_until_it_expires() {
+    async fn failed_renewal_is_retried_and_the_old_credential_is_used_until_its_expiry() {
         let (script, issuer) = issuer();
         script.answer(Ok(issued("a")));
         issuer.current().await.unwrap();

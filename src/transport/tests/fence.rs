@@ -176,7 +176,7 @@ async fn no_request_that_waits_for_credentials_is_sent_after_done() {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_done_is_cut_and_its_write_is_unknown() {
+async fn request_sent_before_done_is_aborted_and_its_write_is_unknown() {
     for protocols in [H2, &[b"http/1.1"]] {
         let server = Server::start(protocols, 100).await;
         let transport = transport(&server);
