@@ -17,9 +17,9 @@
 //! scope.wait_established(&widgets).await?;
 //!
 //! // User that RBAC and the audit log can tell apart.
-//! let mark = plane.audit()?.mark()?;
+//! let position = plane.audit()?.position()?;
 //! let alice = plane.client_as("alice", &[])?;
-//! # drop((mark, alice));
+//! # drop((position, alice));
 //! # Ok(())
 //! # }
 //! ```
@@ -56,7 +56,7 @@ mod toolchain;
 use std::{path::PathBuf, time::Duration};
 
 pub use self::{
-    audit::{AuditEvent, AuditLog, AuditMark, AuditStage, open_watches},
+    audit::{AuditEvent, AuditLog, AuditPosition, AuditStage, open_watches},
     binaries::{Binary, BinarySources, ETCD_VERSION, KUBERNETES_VERSION},
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
@@ -65,7 +65,9 @@ pub use self::{
         Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
     leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
-    losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
+    losses::{
+        History, Mask, ObjectKey, Recorder, Recording, RecordingDifference, RecordingDifferences,
+    },
     private_directory::PrivateDirectory,
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,

@@ -69,7 +69,7 @@ async fn fails_and_recovers(
     recorder: &Recorder,
     backend: &Backend,
 ) {
-    backend.turns(Health::Ill);
+    backend.set_health(Health::Ill);
     let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
     harness.type_state(gauges, "is unknown while its server fails", unknown).await;
     let status = harness.until("gauges", "is stale", |it| it.report.stale).await;
@@ -78,7 +78,7 @@ async fn fails_and_recovers(
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_deref(), Some("one"), "the cache is kept");
 
-    backend.turns(Health::Well);
+    backend.set_health(Health::Well);
     harness.type_state(gauges, "is served again", |it| *it == TypeState::Served).await;
     harness.until("gauges", "is current again", |it| it.reason == "Running").await;
     assert_eq!(harness.status("gauges").epoch, 1);

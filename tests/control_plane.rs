@@ -130,14 +130,14 @@ async fn the_audit_log_has_users_requests_and_open_watches() {
     let audit = plane.audit().unwrap();
     let scope = plane.scope("audit").await.unwrap();
     plane.audit_settled().await.unwrap();
-    let mark = audit.mark().unwrap();
+    let position = audit.position().unwrap();
     let user = format!("bob-{}", scope.namespace);
     let bob = Api::<ConfigMap>::namespaced(
         plane.client_as(&user, &["system:masters"]).unwrap(),
         &scope.namespace,
     );
     let of_bob = || {
-        let mut events = audit.since(mark).unwrap();
+        let mut events = audit.since(position).unwrap();
         events.retain(|event| event.user == user);
         events
     };

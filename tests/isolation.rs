@@ -127,7 +127,7 @@ impl Neighbours {
         assert!(refused.message.contains("grant"), "{}", refused.message);
         let panicked =
             harness.until(&panicking, "has panicked", |it| it.last_error().is_some()).await;
-        assert!(panicked.last_error().is_some_and(|error| error.contains("told to panic")));
+        assert!(panicked.last_error().is_some_and(|error| error.contains("injected panic")));
         assert_eq!(panicked.state, ControllerState::Running);
         Self { missing, panicking, hanging, forbidden, asked, since, _held: held }
     }

@@ -28,7 +28,7 @@ const FOUND_AGAIN: Duration = Duration::from_secs(40);
 async fn a_stalled_api_server_stops_nothing() {
     // A separate control plane, because all other tests need theirs.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
-    let harness = Harness::on(&plane, "standstill", HarnessOptions::default()).await;
+    let harness = Harness::on(&plane, "server-stall", HarnessOptions::default()).await;
     let crd = harness.widgets();
     let recorder = Recorder::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "patient", &recorder).await;

@@ -13,7 +13,7 @@ use crate::support::{Answer, Call, Supervised, condition, config_map, status_of}
 async fn a_valid_edit_is_one_restart_without_a_relist() {
     let (supervised, crd) = Supervised::at_work("edit-valid").await;
     let harness = &supervised.harness;
-    let mark = harness.mark();
+    let position = harness.position();
     harness.faults.forget_seen();
     let before = supervised.hook.count("gear");
 
@@ -30,7 +30,7 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
     let read: Vec<_> = harness
-        .requests(&crd, mark)
+        .requests(&crd, position)
         .await
         .into_iter()
         .filter(|event| matches!(event.verb.as_str(), "list" | "watch"))

@@ -199,12 +199,12 @@ impl ControllerBudget {
         Some(Reservation { permits: [own, of_process] })
     }
 
-    /// Waits for the turn to decode a document of this size. Large ones are decoded one at a time
+    /// Waits for the permit to decode a document of this size. Large ones are decoded one at a time
     /// in a process, because a decoded tree takes 20 to 80 times the memory of its text. `None` for
     /// a small one.
     ///
     /// Do not hold the permit across another await.
-    pub(crate) async fn turn(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn decode_permit(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         if bytes <= UNRESERVED_BYTES {
             return None;
         }
@@ -368,13 +368,13 @@ mod tests {
         let budget = budget(400);
         let (one, other) = (budget.controller("one"), budget.controller("other"));
         let large = UNRESERVED_BYTES + 1;
-        let turn = one.turn(large).now_or_never();
-        assert!(turn.is_some());
+        let permit = one.decode_permit(large).now_or_never();
+        assert!(permit.is_some());
 
-        assert!(other.turn(large).now_or_never().is_none());
-        assert!(other.turn(UNRESERVED_BYTES).now_or_never().is_some());
+        assert!(other.decode_permit(large).now_or_never().is_none());
+        assert!(other.decode_permit(UNRESERVED_BYTES).now_or_never().is_some());
 
-        drop(turn);
-        assert!(other.turn(large).now_or_never().is_some());
+        drop(permit);
+        assert!(other.decode_permit(large).now_or_never().is_some());
     }
 }

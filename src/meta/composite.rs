@@ -532,7 +532,7 @@ impl Composite {
         };
         let checked = {
             // Decodes the metadata of one child at a time.
-            let _turn = self.budget.turn(answer.len()).await;
+            let _permit = self.budget.decode_permit(answer.len()).await;
             protocol::sync_response(&answer, definition.sync.strict).and_then(|response| {
                 let desired = rules.check(response.children);
                 let desired =

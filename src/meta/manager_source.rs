@@ -51,8 +51,8 @@ impl ConditionalSource for ManagerSource {
                     transition = transitions.recv() => match transition {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
-                            tracing::debug!(missed, "transitions went by unseen");
-                            changes.mark_all();
+                            tracing::debug!(missed, "transitions were missed; every declared controller is reconciled");
+                            changes.enqueue_all();
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,
                     },
@@ -76,21 +76,21 @@ impl ConditionalSource for ManagerSource {
 }
 
 impl Changes {
-    /// Marks each runnable that was added, changed or removed between two snapshots.
+    /// Enqueues each runnable that was added, changed or removed between two snapshots.
     fn compare(&self, last: &Snapshot, now: &Snapshot) {
-        let news = now.changed_since(last);
+        let changed = now.changed_since(last);
         // In the reverse comparison, removed runnables are the added ones.
-        let gone = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
-        let names = news.chain(gone).map(|status| &status.name);
+        let removed = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
+        let names = changed.chain(removed).map(|status| &status.name);
         for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
-            self.mark(name);
+            self.enqueue(name);
         }
     }
 
-    /// Marks all controllers, since any of them may have a transition that was missed.
-    fn mark_all(&self) {
+    /// Enqueues all controllers, since any of them may have a missed transition.
+    fn enqueue_all(&self) {
         for name in self.names() {
-            self.mark(&name);
+            self.enqueue(&name);
         }
     }
 
@@ -141,7 +141,7 @@ mod tests {
         names.iter().map(|name| Arc::new(status(name))).collect()
     }
 
-    fn marked(changes: &Changes) -> Vec<Arc<str>> {
+    fn changed(changes: &Changes) -> Vec<Arc<str>> {
         std::iter::from_fn(|| changes.next().now_or_never()).collect()
     }
 
@@ -155,7 +155,7 @@ mod tests {
 
         changes.compare(&last, &now);
 
-        assert_eq!(marked(&changes), ["changed".into(), "gone".into(), "new".into()]);
+        assert_eq!(changed(&changes), ["changed".into(), "gone".into(), "new".into()]);
     }
 
     #[test]
@@ -165,8 +165,8 @@ mod tests {
             changes.put(&name.into(), Declared::default());
         }
 
-        changes.mark_all();
+        changes.enqueue_all();
 
-        assert_eq!(marked(&changes), ["a".into(), "b".into()]);
+        assert_eq!(changed(&changes), ["a".into(), "b".into()]);
     }
 }

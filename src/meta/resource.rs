@@ -108,7 +108,7 @@ impl Live {
     }
 
     /// Returns the name of the other field manager that wrote the object last.
-    pub(crate) fn rival(&self) -> Option<String> {
+    pub(crate) fn other_writer(&self) -> Option<String> {
         #[derive(Deserialize)]
         struct Object {
             metadata: Metadata,
@@ -409,7 +409,7 @@ mod tests {
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});
             let live: Live = serde_json::from_value(object).unwrap();
-            assert_eq!(live.rival().as_deref(), expected, "{live:?}");
+            assert_eq!(live.other_writer().as_deref(), expected, "{live:?}");
         };
 
         check(json!([]), None);
@@ -424,7 +424,7 @@ mod tests {
         );
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
-        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().rival(), None);
+        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().other_writer(), None);
     }
 
     #[track_caller]

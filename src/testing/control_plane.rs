@@ -224,11 +224,11 @@ impl ControlPlane {
         let audit = self.audit()?.clone();
         let config = self.config();
         own_thread::run(move || async move {
-            let mark = audit.mark()?;
+            let position = audit.position()?;
             let uri = format!("/version?marker={:016x}", fastrand::u64(..));
             get(&client(config)?, &uri).await?;
             let seen = async {
-                while !audit.since(mark)?.iter().any(|event| event.uri == uri) {
+                while !audit.since(position)?.iter().any(|event| event.uri == uri) {
                     time::sleep(Duration::from_millis(2)).await;
                 }
                 Ok(())

@@ -42,7 +42,7 @@ use tokio::{
 };
 
 pub use self::{
-    mask::{Difference, Differences, Mask},
+    mask::{Mask, RecordingDifference, RecordingDifferences},
     recording::{History, ObjectKey, Recording},
 };
 use super::Error;

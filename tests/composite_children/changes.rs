@@ -119,7 +119,7 @@ async fn object_of_another_owner_is_reported_and_delays_no_other() {
 #[tokio::test]
 async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
     let harness = Harness::start(
-        "composite-rehearsal",
+        "composite-dry-run",
         "Recreate",
         |_| json!({"children": [child("a", "one", "old")]}),
     )
@@ -155,7 +155,7 @@ async fn hook_whose_answer_changes_on_every_call_is_limited() {
         json!({"status": {"random": random()}, "children": children})
     })
     .await;
-    let mark = Harness::mark();
+    let position = Harness::position();
 
     harness.create_thing("a").await;
     harness.event("Flapping", "changes again and again").await;
@@ -167,7 +167,7 @@ async fn hook_whose_answer_changes_on_every_call_is_limited() {
     conditions.await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // Child and status each have a burst of twenty writes, then one every three seconds.
-    let written = harness.requests_since(mark, "update").await;
+    let written = harness.requests_since(position, "update").await;
     assert!((20..=50).contains(&written), "{written} writes");
 
     harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
@@ -189,7 +189,7 @@ async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     .await;
     harness.create_thing("a").await;
     let before = eventually("the child", async || harness.config_map("one").await).await;
-    let mark = Harness::mark();
+    let position = Harness::position();
 
     for _ in 0..25 {
         let asked = harness.asked();
@@ -204,7 +204,7 @@ async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     .await;
 
     assert_ne!(changed.resource_version(), before.resource_version());
-    assert!(harness.requests_since(mark, "update").await > 20, "each sync tried");
+    assert!(harness.requests_since(position, "update").await > 20, "each sync tried");
     let events: Api<Event> = Api::namespaced(harness.scope.client(), &harness.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");

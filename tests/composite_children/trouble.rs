@@ -164,7 +164,7 @@ async fn status_that_the_schema_prunes_is_not_written_endlessly() {
     })
     .await;
 
-    let mark = Harness::mark();
+    let position = Harness::position();
     for _ in 0..3 {
         let asked = harness.asked();
         harness.touch("a").await;
@@ -172,7 +172,7 @@ async fn status_that_the_schema_prunes_is_not_written_endlessly() {
     }
 
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(harness.requests_since(mark, "update").await, 0);
+    assert_eq!(harness.requests_since(position, "update").await, 0);
     harness.stop().await;
 }
 

@@ -312,7 +312,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
         testbed.controller(&name(number), &crd(number)).await;
     }
     testbed.cluster.types.synced().await;
-    let (mark, updates) = (testbed.mark(), updates(&testbed));
+    let (position, updates) = (testbed.position(), updates(&testbed));
 
     let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
     let burst = async {
@@ -329,7 +329,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let (took, most) = most_lists_at_once(&testbed.faults, is_widget, burst).await;
 
     assert!(most <= LISTS, "{most} lists at once");
-    let mut events = testbed.events(mark).await;
+    let mut events = testbed.events(position).await;
     let discovery: Vec<_> = events.iter().filter(|event| event.resource.is_empty()).collect();
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));

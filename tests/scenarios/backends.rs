@@ -233,9 +233,9 @@ impl Service {
         Self::Simulated
     }
 
-    fn turns(&self, testbed: &Testbed, group: &str, health: Health) {
+    fn set_health(&self, testbed: &Testbed, group: &str, health: Health) {
         match self {
-            Self::Real(backend) => backend.turns(health),
+            Self::Real(backend) => backend.set_health(health),
             Self::Simulated => {
                 let script = testbed.server.script().unwrap();
                 script.set_available(&format!("v1.{group}"), health == Health::Well);
@@ -259,9 +259,9 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
     Embedded.add(&testbed, "gauges", &recorder).await;
     testbed.running("gauges", 1).await;
     recorder.saw("pressure", 1).await;
-    let (mark, watched) = (testbed.mark(), watches(&testbed, &widgets));
+    let (position, watched) = (testbed.position(), watches(&testbed, &widgets));
 
-    service.turns(&testbed, &group, Health::Ill);
+    service.set_health(&testbed, &group, Health::Ill);
     let stale = testbed.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
     reconciles_stale(&recorder).await;
@@ -279,7 +279,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
         assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 0));
     }
 
-    service.turns(&testbed, &group, Health::Well);
+    service.set_health(&testbed, &group, Health::Well);
     testbed.until("gauges", "is current", |it| it.reason == "Running").await;
     testbed.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
     if is_known_to_be_down {
@@ -289,7 +289,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "gauges");
     assert_unmoved(&testbed, "widgets", &running);
-    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "no other type is listed again");
+    assert_eq!(lists(&testbed, &widgets, position).await, 0, "no other type is listed again");
     assert_eq!(watches(&testbed, &widgets), watched, "no other type is watched again");
     testbed.finish().await;
 }

@@ -82,12 +82,12 @@ pub(super) fn watches(testbed: &Testbed, crd: &CrdBuilder) -> usize {
     seen.filter(|info| info.verb == Verb::Watch).count()
 }
 
-/// Number of lists of the type that the server has answered since the mark, including streaming
+/// Number of lists of the type that the server has answered since the position, including streaming
 /// lists.
 pub(super) async fn lists(
     testbed: &Testbed,
     crd: &CrdBuilder,
-    since: crate::support::Mark,
+    since: crate::support::Position,
 ) -> usize {
     let events = testbed.requests(crd, since).await;
     let is_list = |uri: &str, verb: &str| verb == "list" || uri.contains("sendInitialEvents");
@@ -127,7 +127,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
         sharers.push((name, recorder, status));
     }
     watched_again(&testbed, &crd, 0).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
     sharers.iter().for_each(|(_, recorder, _)| recorder.clear());
 
     // The edit ends the watch; the next watch is held until an object has changed.
@@ -156,7 +156,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
         assert_eq!(names_of(recorder), ["b", "d"], "{name}: nothing else has changed");
         assert_unmoved(&testbed, name, status);
     }
-    let lists = lists(&testbed, &crd, mark).await;
+    let lists = lists(&testbed, &crd, position).await;
     assert!(lists <= 1, "{lists} lists for three controllers");
     testbed.finish().await;
 }
@@ -207,7 +207,7 @@ async fn a_version_that_is_no_longer_served_stops_its_controller(server: Server<
     }
     plain.saw("meanwhile", 1).await;
     assert_eq!(&*version(), "v1");
-    let mark = testbed.mark();
+    let position = testbed.position();
     pinned.clear();
     testbed.resize(&crd, "early", 2).await;
     for recorder in [&any, &plain] {
@@ -215,7 +215,7 @@ async fn a_version_that_is_no_longer_served_stops_its_controller(server: Server<
     }
     assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "no object appeared deleted");
     assert_undisturbed(&testbed, "plain");
-    let mut noise = testbed.requests(&crd, mark).await;
+    let mut noise = testbed.requests(&crd, position).await;
     noise.retain(|event| event.version == "v2");
     assert!(noise.is_empty(), "requests at a version that is not served: {noise:#?}");
     assert!(pinned.all().is_empty(), "a waiting controller does not reconcile");
@@ -440,7 +440,7 @@ async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static
     let (recorder, status) = calm(&testbed, &crd).await;
     let mut type_status = testbed.cluster.types.subscribe(&type_of(&crd, "v1"));
     type_status.mark_unchanged();
-    let mark = testbed.mark();
+    let position = testbed.position();
     recorder.clear();
 
     for number in 0..20 {
@@ -460,9 +460,9 @@ async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static
     assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
     let asked = match testbed.server.is_simulated() {
-        true => testbed.events(mark).await,
+        true => testbed.events(position).await,
         // Other tests create and delete APIServices on this server.
-        false => testbed.requests(&crd, mark).await,
+        false => testbed.requests(&crd, position).await,
     };
     assert!(asked.is_empty(), "{asked:#?}");
     testbed.finish().await;
@@ -473,7 +473,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     let crd = testbed.widgets();
     let (recorder, status) = calm(&testbed, &crd).await;
     let before = watches(&testbed, &crd);
-    let mark = testbed.mark();
+    let position = testbed.position();
     recorder.clear();
 
     change_crd(&testbed, &crd, |crd| {
@@ -494,7 +494,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     recorder.saw("after", 1).await;
     assert_eq!(names_of(&recorder), ["after"], "nothing else is reconciled");
     assert_unmoved(&testbed, "calm", &status);
-    let lists = lists(&testbed, &crd, mark).await;
+    let lists = lists(&testbed, &crd, position).await;
     // The server accepts the names in a second step and ends the watch once more.
     assert!(lists <= 2, "{lists} lists");
     testbed.finish().await;

@@ -429,7 +429,7 @@ async fn a_type_with_another_scope_is_requested_at_its_new_paths(server: Server<
         testbed.until(name, "waits", |it| it.reason == "TypeAbsent").await;
     }
     assert_forgotten(&testbed, &namespaced);
-    let mark = testbed.mark();
+    let position = testbed.position();
     testbed.install(&cluster_scoped).await;
 
     for name in ["scope", "writer"] {
@@ -441,7 +441,7 @@ async fn a_type_with_another_scope_is_requested_at_its_new_paths(server: Server<
     let seen = recorder.saw("gear", 2).await;
     assert_eq!(seen.uid, Some(created));
     writes(2).await;
-    let sent = testbed.requests(&cluster_scoped, mark).await;
+    let sent = testbed.requests(&cluster_scoped, position).await;
     let verbs: BTreeSet<_> = sent.iter().map(|event| event.verb.as_str()).collect();
     assert!(verbs.is_superset(&["list", "patch", "watch"].into()), "{verbs:?}");
     assert!(sent.iter().all(|event| event.namespace.is_empty()), "{sent:#?}");

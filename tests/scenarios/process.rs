@@ -147,7 +147,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         }
     })
     .await;
-    let (mark, user) = (testbed.mark(), testbed.user.clone());
+    let (position, user) = (testbed.position(), testbed.user.clone());
     let declared = testbed.declared_name("declared");
     let took = testbed.terminate().await;
 
@@ -155,7 +155,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
     assert_eq!(ended.load(Ordering::SeqCst), controllers, "each ends once, within its grace");
-    let mut written = server.events(mark).await;
+    let mut written = server.events(position).await;
     let reads = ["get", "list", "watch"];
     written.retain(|event| event.user == user && !reads.contains(&event.verb.as_str()));
     assert!(written.is_empty(), "{written:#?}");

@@ -137,7 +137,7 @@ async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
         running.push((*name, testbed.running(name, 1).await));
     }
     watched_again(&testbed, &crd, 0).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     for (fault, action) in answers {
         let rule = testbed.faults.add(Rule::new(action).verb(Verb::Get).path_is("/apis"));
@@ -170,7 +170,7 @@ async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
         if health.error.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    assert!(testbed.requests(&crd, mark).await.is_empty(), "no new list or watch");
+    assert!(testbed.requests(&crd, position).await.is_empty(), "no new list or watch");
     testbed.finish().await;
 }
 
@@ -180,7 +180,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     let recorder = at_work(&testbed, "widgets", &crd).await;
     let bystander = Bystander::arrives(&testbed).await;
     let asked_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     let missing = Action::Reply(Reply::text(404, "404 page not found\n"));
     let rule = testbed.faults.add(reads(missing, &crd));
@@ -209,7 +209,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     testbed.within(Duration::from_secs(3), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
-    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch resumes where it ended");
+    assert_eq!(lists(&testbed, &crd, position).await, 0, "the watch resumes where it ended");
     testbed.finish().await;
 }
 

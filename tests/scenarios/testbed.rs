@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, Mark, PATIENCE, Recorder, Server, eventually,
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Position, Recorder, Server, eventually,
     install_own_crds_on, type_of, until,
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct Testbed {
     /// Number of tasks alive before the harness was created.
     tasks_before: usize,
     /// Start of the record of a server that was restarted after a kill.
-    restarted: Mutex<Option<Mark>>,
+    restarted: Mutex<Option<Position>>,
     end: End,
 }
 
@@ -152,12 +152,12 @@ impl Testbed {
         join_all(removals).await;
         let Self { harness, mut leaks, baseline, tasks_before, restarted, mut end } = self;
         end.is_judged = true;
-        if let Some(mark) = restarted.into_inner().unwrap() {
+        if let Some(position) = restarted.into_inner().unwrap() {
             // Only watches since the restart count: the record of the killed server lacks the ends
             // of the earlier ones.
             leaks = leaks.expect_more("watches", "");
             until("every watch is closed", async || {
-                let events = harness.events(mark).await;
+                let events = harness.events(position).await;
                 let mut open = open_watches(&events);
                 open.retain(|event| event.group.ends_with(&harness.scope.group));
                 if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
@@ -197,18 +197,18 @@ impl Testbed {
 
     /// Starts the API server again and returns the start of its new record. The record of a killed
     /// server lacks the ends of its watches.
-    pub(crate) async fn start_server(&self) -> Mark {
+    pub(crate) async fn start_server(&self) -> Position {
         match self.server.script() {
             Some(script) => {
-                let mark = self.mark();
+                let position = self.position();
                 script.start();
-                mark
+                position
             }
             None => {
                 self.plane().start_api_server().await.unwrap();
-                let mark = self.mark();
-                *self.restarted.lock().unwrap() = Some(mark);
-                mark
+                let position = self.position();
+                *self.restarted.lock().unwrap() = Some(position);
+                position
             }
         }
     }

@@ -208,7 +208,7 @@ impl Reconciler for Recorder {
         match act {
             None => {}
             Some(Act::Again(after)) => return Ok(Outcome::RequeueAfter(after)),
-            Some(Act::Panic) => panic!("told to panic at {request}"),
+            Some(Act::Panic) => panic!("injected panic at {request}"),
             Some(Act::Release) => self.release(&request, object.as_ref(), &context).await?,
         }
         Ok(Outcome::Done)

@@ -276,7 +276,7 @@ fn child_that_differs_is_updated_by_its_strategy() {
     assert_eq!(
         [Step::Create(created.clone())],
         plan(UpdateMethod::Recreate, &[], vec![changed.clone()])[..],
-        "what is rehearsed is what will be created"
+        "the dry run creates the same object"
     );
     let updates = steps(UpdateMethod::InPlace);
     let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };

@@ -36,7 +36,7 @@ impl Composite {
             let (group, key) = planned.target();
             let (served, key) = (&groups[group].served, &key.clone());
             let step = {
-                let _turn = self.budget.turn(planned.size()).await;
+                let _permit = self.budget.decode_permit(planned.size()).await;
                 rules.step(planned)
             };
             let step = match step {
@@ -180,8 +180,8 @@ async fn with_other_writer(
 ) -> SyncError {
     let SyncError::Behind(message) = error else { return error };
     let live = resource.get(key).await.ok();
-    SyncError::Behind(match live.and_then(|live| live.rival()) {
-        Some(rival) => format!("{message}; {rival} keeps writing it"),
+    SyncError::Behind(match live.and_then(|live| live.other_writer()) {
+        Some(writer) => format!("{message}; {writer} keeps writing it"),
         None => message,
     })
 }

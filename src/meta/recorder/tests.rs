@@ -55,7 +55,7 @@ async fn end(context: &Context, reason: StopReason) -> Duration {
     begin.elapsed()
 }
 
-fn tell(recorder: &EventRecorder, context: &Context, message: &str) {
+fn publish(recorder: &EventRecorder, context: &Context, message: &str) {
     recorder.publish(context, &subject("u"), Severity::Warning, "SyncError", message);
 }
 
@@ -134,7 +134,7 @@ async fn events_of_one_object_are_written_in_order() {
     let (recorder, context) = sent.recorder(usize::MAX);
 
     for message in ["one", "two", "one"] {
-        tell(&recorder, &context, message);
+        publish(&recorder, &context, message);
     }
     end(&context, StopReason::Cancelled).await;
 
@@ -149,9 +149,9 @@ async fn publishing_an_event_does_not_wait_for_the_server() {
     let (recorder, context) = sent.recorder(0);
     let other = recorder.apart();
 
-    tell(&recorder, &context, "hangs");
-    tell(&recorder, &context, "waits");
-    tell(&other, &context, "of another runnable");
+    publish(&recorder, &context, "hangs");
+    publish(&recorder, &context, "waits");
+    publish(&other, &context, "of another runnable");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(sent.messages(), ["hangs", "of another runnable"]);
 
@@ -170,7 +170,7 @@ async fn an_epoch_that_ends_has_half_a_second_for_waiting_events() {
         let sent = Sent::default();
         let (recorder, context) = sent.recorder(2);
         for message in ["one", "two", "hangs", "never"] {
-            tell(&recorder, &context, message);
+            publish(&recorder, &context, message);
         }
 
         let took = end(&context, reason).await;
@@ -189,12 +189,12 @@ async fn an_epoch_that_ends_has_half_a_second_for_waiting_events() {
 async fn events_that_an_epoch_could_not_write_do_not_reach_the_next_one() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
-    tell(&recorder, &context, "hangs");
-    tell(&recorder, &context, "never");
+    publish(&recorder, &context, "hangs");
+    publish(&recorder, &context, "never");
     end(&context, StopReason::TypeGone).await;
 
     let next = Context::new(Epoch::new("a", 2, Duration::from_secs(5)), &recorder.client);
-    tell(&recorder, &next, "next");
+    publish(&recorder, &next, "next");
     end(&next, StopReason::Cancelled).await;
 
     assert_eq!(sent.messages(), ["hangs", "next"]);

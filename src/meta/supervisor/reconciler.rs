@@ -169,7 +169,7 @@ impl DeclarationReconciler {
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
-            move || changes.upgrade().into_iter().for_each(|changes| changes.mark(&name))
+            move || changes.upgrade().into_iter().for_each(|changes| changes.enqueue(&name))
         };
         let built = CompositeRunnable::new(
             runnable.clone(),

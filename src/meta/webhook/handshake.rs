@@ -100,10 +100,10 @@ mod tests {
 
     #[test]
     fn expired_certificate_has_the_same_message_each_time() {
-        let told = explained(expired(1_700_000_000)).unwrap();
+        let message = explained(expired(1_700_000_000)).unwrap();
 
-        assert_eq!(told, "its certificate expired at 2001-09-09T01:46:40Z");
-        assert_eq!(explained(expired(1_700_000_001)).unwrap(), told);
+        assert_eq!(message, "its certificate expired at 2001-09-09T01:46:40Z");
+        assert_eq!(explained(expired(1_700_000_001)).unwrap(), message);
     }
 
     #[test]

@@ -41,35 +41,35 @@ impl Default for Mask {
 /// Difference between two recordings.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Difference {
+pub struct RecordingDifference {
     /// Object.
     pub object: ObjectKey,
     /// Subject of the difference: `creates`, `deletes`, or a path in the final object.
-    pub what: String,
+    pub subject: String,
     /// Value without faults.
     pub expected: Value,
     /// Value with faults.
     pub found: Value,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for RecordingDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { object, what, expected, found } = self;
-        write!(f, "{object}: {what} is {found}, and {expected} without faults")
+        let Self { object, subject, expected, found } = self;
+        write!(f, "{object}: {subject} is {found}, and {expected} without faults")
     }
 }
 
 /// All differences; an error when there should be none.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Differences(pub Vec<Difference>);
+pub struct RecordingDifferences(pub Vec<RecordingDifference>);
 
-impl fmt::Display for Differences {
+impl fmt::Display for RecordingDifferences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|difference| writeln!(f, "  {difference}"))
     }
 }
 
-impl std::error::Error for Differences {}
+impl std::error::Error for RecordingDifferences {}
 
 impl Mask {
     /// Creates a mask that hides nothing.
@@ -90,8 +90,8 @@ impl Mask {
         let Err(differences) = self.compare(one, other) else { return self };
         for difference in differences.0 {
             // The number of creates does not depend on chance.
-            if difference.what.starts_with('/') {
-                self.paths.insert(difference.what);
+            if difference.subject.starts_with('/') {
+                self.paths.insert(difference.subject);
             }
         }
         self
@@ -103,7 +103,11 @@ impl Mask {
     /// # Errors
     ///
     /// The differences.
-    pub fn compare(&self, without: &Recording, with: &Recording) -> Result<(), Differences> {
+    pub fn compare(
+        &self,
+        without: &Recording,
+        with: &Recording,
+    ) -> Result<(), RecordingDifferences> {
         let mut differences = Vec::new();
         let nothing = History::default();
         let keys: BTreeSet<_> = without.objects.keys().chain(with.objects.keys()).collect();
@@ -112,9 +116,9 @@ impl Mask {
                 without.objects.get(object).unwrap_or(&nothing),
                 with.objects.get(object).unwrap_or(&nothing),
             );
-            let mut differs = |what: String, expected: Value, found: Value| {
+            let mut differs = |subject: String, expected: Value, found: Value| {
                 let object = object.clone();
-                differences.push(Difference { object, what, expected, found });
+                differences.push(RecordingDifference { object, subject, expected, found });
             };
             if expected.creates != found.creates {
                 differs("creates".to_owned(), expected.creates.into(), found.creates.into());
@@ -139,7 +143,7 @@ impl Mask {
                 }
             }
         }
-        if differences.is_empty() { Ok(()) } else { Err(Differences(differences)) }
+        if differences.is_empty() { Ok(()) } else { Err(RecordingDifferences(differences)) }
     }
 
     /// Asserts that a workload without and with faults has the same result.
