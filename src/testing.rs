@@ -186,7 +186,7 @@ pub enum Error {
         waited: Duration,
     },
     /// Line of the audit log that is not an audit event.
-    #[error("{path}: a line is no audit event: {source}")]
+    #[error("{path}: a line is not an audit event: {source}")]
     AuditLine {
         /// Path of the log.
         path: PathBuf,

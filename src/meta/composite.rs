@@ -157,14 +157,14 @@ struct Cleanup {
     epoch: Epoch,
 }
 
-/// Why a hook may still keep what it should have released.
+/// Failed release of a hook, which may still hold connections or cached answers.
 #[derive(Debug, thiserror::Error)]
 enum ReleaseError {
     /// Resolve `Hook::release` sooner, or raise the grace.
-    #[error("the hook has not released what it keeps within the grace")]
+    #[error("the hook was not released within the grace")]
     Late,
     /// Mend `Hook::release`.
-    #[error("the hook panicked when it was to release what it keeps: {0}")]
+    #[error("the hook panicked during its release: {0}")]
     Panicked(String),
 }
 
@@ -301,7 +301,7 @@ fn triggers_sync(delta: &Delta, selector: &Selector, ignore_status_changes: bool
 enum SyncError {
     /// The epoch is over.
     Cancelled,
-    /// The hook is busy and asks to wait.
+    /// The hook is busy and requests a later retry.
     Busy(Duration),
     /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
     Behind(String),
@@ -416,7 +416,7 @@ impl Reconciler for Composite {
             Err(SyncError::Busy(after)) => {
                 // Not an error, but nothing is done for the parent until the hook is free. The
                 // message omits the wait, which may differ with each response.
-                let message = "the hook is busy and asks to wait".to_owned();
+                let message = "the hook is busy and requests a later retry".to_owned();
                 let reason = HookError::Busy(after).reason();
                 self.parents.hook.failed(&parent.key, Failure { reason, message });
                 return Err(ReconcileError::RetryAfter(Postponed.into(), after));
@@ -594,11 +594,10 @@ impl Composite {
             self.parents.hook.succeeded(&parent.key);
             return None;
         };
-        let message =
-            format!("{what} changes again and again, because of the hook or another client");
+        let message = format!("{what} changes repeatedly, because of the hook or another client");
         let failure = Failure { reason: "Flapping", message: message.clone() };
         if self.parents.hook.failed(&parent.key, failure) {
-            let (subject, text) = (subject(parent), format!("Held back: {message}"));
+            let (subject, text) = (subject(parent), format!("Delayed: {message}"));
             self.recorder.publish(context, &subject, Severity::Warning, "Flapping", &text);
         }
         Some(again)

@@ -261,7 +261,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
         match seen.insert((type_ref.group.clone(), child.resource.clone()), index) {
             Some(first) => problems.invalid(
                 field,
-                format!("{type_ref} is declared by spec.childResources[{first}] already"),
+                format!("{type_ref} is already declared by spec.childResources[{first}]"),
             ),
             None => rules.extend(strategy.map(|strategy| ChildRule {
                 type_ref,

@@ -82,7 +82,7 @@ impl Hook for Held<Arc<dyn Hook>> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HookError {
-    /// The hook asks to wait; not a failure, and no reason to back off.
+    /// The hook requests a later retry; not a failure, and no reason to back off.
     #[error("hook is busy, retry in {0:?}")]
     Busy(Duration),
     /// The epoch ended; whether the hook handled the request is unknown.
@@ -106,8 +106,8 @@ pub enum HookError {
     /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request
     /// without `If-None-Match`.
     #[error(
-        "hook answered with status {code} to a request without If-None-Match: there is no earlier \
-         answer that it could mean"
+        "hook answered with status {code} to a request without If-None-Match: there is no cached \
+         answer to confirm"
     )]
     NothingToConfirm {
         /// HTTP status.
@@ -122,8 +122,8 @@ pub enum HookError {
     /// Other responses held the budget until the timeout; raise the budget, or send smaller
     /// responses.
     #[error(
-        "hook's answer of up to {bytes} bytes found no room within {waited:?}: other answers hold \
-         --hook-answer-budget, or its controller's share of it"
+        "hook answer of up to {bytes} bytes was not read: within {waited:?} other answers did not \
+         release --hook-answer-budget, or the controller's share of it"
     )]
     NoBudget {
         /// Number of bytes that could not be reserved.

@@ -106,7 +106,7 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
         None | Some("") => Some(DEFAULT_TIMEOUT),
         Some(text) => match duration::parse(text) {
             Ok(Duration::ZERO) | Err(DurationError::Negative(_)) => {
-                tracing::info!(timeout = text, "a hook's timeout is not positive: 10 s instead");
+                tracing::info!(timeout = text, "the timeout of a hook is not positive; using 10 s");
                 Some(DEFAULT_TIMEOUT)
             }
             Ok(timeout) => Some(timeout),

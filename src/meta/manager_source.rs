@@ -51,7 +51,7 @@ impl ConditionalSource for ManagerSource {
                     transition = transitions.recv() => match transition {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
-                            tracing::debug!(missed, "transitions were missed; every declared controller is reconciled");
+                            tracing::debug!(missed, "transitions were missed; reconciling every controller");
                             changes.enqueue_all();
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,

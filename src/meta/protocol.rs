@@ -192,9 +192,7 @@ fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), S
     let bytes = rewrite::size(part.get().as_bytes())
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
     if bytes > most {
-        return Err(format!(
-            "{field} has {bytes} bytes, and the API server takes no more than {most}"
-        ));
+        return Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"));
     }
     Ok(())
 }

@@ -167,7 +167,7 @@ impl EventRecorder {
             }
             Put::Dropped(1) => {
                 let controller = context.epoch().controller();
-                tracing::warn!(%controller, "Events are dropped: the API server is slow to take them");
+                tracing::warn!(%controller, "Events are dropped, because the API server is slow");
             }
             Put::Waits | Put::Dropped(_) => {}
         }

@@ -22,7 +22,7 @@ const NAME_LENGTH: usize = 40;
 
 /// Namespace and API group of one test, with operations on CRDs.
 ///
-/// Its end removes nothing, since the control plane is temporary.
+/// Dropping a scope removes nothing, since the control plane is temporary.
 #[derive(Clone)]
 pub struct TestScope {
     /// Namespace, which exists.

@@ -14,7 +14,7 @@ pub enum Error {
     #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
     /// The server name in the configuration is none; correct `tls-server-name`.
-    #[error("tls-server-name {name:?} is no server name: {message}")]
+    #[error("tls-server-name {name:?} is not a valid server name: {message}")]
     ServerName {
         /// Name as configured.
         name: String,

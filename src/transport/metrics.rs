@@ -51,12 +51,12 @@ impl TransportMetrics {
         );
         registry.register(
             "rest_client_request_duration_seconds",
-            "Time until the head of the answer, by method and host",
+            "Time until the headers of the answer, by method and host",
             self.duration.clone(),
         );
         registry.register(
             "pilotlight_connection_tasks",
-            "Tasks alive that drive connections to the API server, by host",
+            "Live tasks that drive connections to the API server, by host",
             self.tasks.clone(),
         );
     }

@@ -34,8 +34,8 @@ use super::{
 /// once.
 const ATTEMPTS: usize = 5;
 
-/// Time after which HTTP/2 is tried again with a server that spoke only HTTP/1.1: a proxy or an old
-/// server may have been in its place for a while.
+/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an older
+/// server may have answered for it temporarily.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// Connections to one server. Their tasks end when the pool is dropped.
@@ -145,7 +145,7 @@ impl Pool {
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
         let lane = Lane::of(&request);
-        let mut last = self.dialer.error("closed as soon as it was open".to_owned());
+        let mut last = self.dialer.error("closed before its first request".to_owned());
         let there = self.begun.load(Ordering::Relaxed);
         let mut attempts = 0;
         while attempts < ATTEMPTS {

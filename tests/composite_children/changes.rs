@@ -133,7 +133,7 @@ async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
         Ok(json!({"children": [wrong]}))
     });
     harness.touch("a").await;
-    let event = harness.event("SyncError", "the old one stays").await;
+    let event = harness.event("SyncError", "the old object is kept").await;
     assert!(event.message.unwrap().contains("no/key"), "the reason is the server's");
     let kept = harness.config_map("one").await.unwrap();
     assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
@@ -158,7 +158,7 @@ async fn hook_whose_answer_changes_on_every_call_is_limited() {
     let position = Harness::position();
 
     harness.create_thing("a").await;
-    harness.event("Flapping", "changes again and again").await;
+    harness.event("Flapping", "changes repeatedly").await;
     let conditions = eventually("the condition", async || {
         let status = harness.controllers().get(&harness.scope.namespace).await.unwrap().status?;
         let healthy = |it: &StatusCondition| it.type_ == "HooksHealthy" && it.reason == "Flapping";

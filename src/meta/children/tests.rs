@@ -377,7 +377,7 @@ fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
     let Ok(Some(Step::Create(created))) = step(MAX_REMEMBERED_BYTES) else { panic!("it fits") };
     assert_eq!(object(&created)["status"]["text"].as_str().map(str::len), Some(256 * 1024));
     let error = step(MAX_REMEMBERED_BYTES + 1).unwrap_err();
-    assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, and its annotation"), "{error}");
+    assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, too many for its"), "{error}");
 }
 
 #[test]

@@ -66,7 +66,8 @@ impl Composite {
                         DryRunUpdate::Unchanged => continue,
                         DryRunUpdate::Cancelled => return Err(SyncError::Cancelled),
                         DryRunUpdate::Throttled(after) => {
-                            let message = format!("comparing {what}: the server asks to wait");
+                            let message =
+                                format!("comparing {what}: the API server throttles requests");
                             return Err(SyncError::Throttled { message, after });
                         }
                         // A cache that never catches up must not block a replacement for ever.
@@ -112,7 +113,7 @@ impl Composite {
             let error = if is_already_there(&error) {
                 explain_existing(parent, selector, &resource, key, &doing).await
             } else if is_gone(&error) && matches!(step, Step::Update(_)) {
-                SyncError::Behind(format!("{doing}: it is gone"))
+                SyncError::Behind(format!("{doing}: the object no longer exists"))
             } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
                 self.parents.writes.conflicted(&parent.key, &what);
                 let error = SyncError::of_write(&doing, &error);
@@ -197,7 +198,9 @@ async fn explain_existing(
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => {
-            return SyncError::Behind(format!("{doing}: it was there"));
+            return SyncError::Behind(format!(
+                "{doing}: the object existed and was deleted meanwhile"
+            ));
         }
         Err(error) => return SyncError::of_write(doing, &error),
     };
@@ -216,7 +219,7 @@ async fn explain_existing(
             "{doing}: it exists already and belongs to {} {}",
             owner.kind, owner.name
         )),
-        None if going => SyncError::Behind(format!("{doing}: the old one is being deleted")),
+        None if going => SyncError::Behind(format!("{doing}: the old object is being deleted")),
         None if selector.matches(&labels) => {
             SyncError::Behind(format!("{doing}: it is about to be adopted"))
         }

@@ -34,7 +34,7 @@ pub(super) async fn dry_run_create(
         DryRunCreate::Acceptable => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Refused => Err(SyncError::Failed(format!(
-            "replacing {} {}: the old one stays, since the new one is refused: {}",
+            "replacing {} {}: the old object is kept, since the new one is refused: {}",
             served.kind,
             created.key,
             explain(&error)

@@ -217,7 +217,7 @@ fn refused_write_is_classified_by_its_answer() {
     assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
     let after = json!({ "retryAfterSeconds": 7 });
     let SyncError::Throttled { after, .. } = of(429, "TooManyRequests", after) else {
-        panic!("it asks to wait")
+        panic!("it requests a later retry")
     };
     assert_eq!(after, Duration::from_secs(7));
 }

@@ -121,7 +121,7 @@ impl DeclarationReconciler {
         let generation = header.generation;
         let judged = Judged { judgement, generation, parent: parent_of(object) };
         declared.judged = Some(judged.clone());
-        // Before anything else is waited for: what runs must not be forgotten.
+        // Stored before the next await, so that a cancelled reconcile forgets no running controller.
         self.changes.put(name, declared.clone());
         if nothing_declared
             && self.manager.status_of(runnable_name(name)).is_some()

@@ -21,14 +21,14 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
     Some(match error {
         rustls::Error::InvalidCertificate(certificate) => of_certificate(certificate)?,
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-            format!("what listens on its port speaks no TLS; is its URL http? ({error})")
+            format!("the server does not speak TLS; check whether the URL should be http ({error})")
         }
         rustls::Error::PeerIncompatible(PeerIncompatible::ServerDoesNotSupportTls12Or13)
         | rustls::Error::PeerIncompatible(
             PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
         )
         | rustls::Error::AlertReceived(AlertDescription::ProtocolVersion) => {
-            format!("it speaks neither TLS 1.2 nor 1.3 ({error})")
+            format!("the server speaks neither TLS 1.2 nor 1.3 ({error})")
         }
         _ => return None,
     })
@@ -41,7 +41,7 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
 fn of_certificate(error: &CertificateError) -> Option<String> {
     Some(match error {
         CertificateError::UnknownIssuer => {
-            "its certificate is of an unknown issuer: no authority that this machine trusts has \
+            "its certificate has an unknown issuer: no authority that this machine trusts has \
              signed it"
                 .to_owned()
         }

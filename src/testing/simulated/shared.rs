@@ -182,7 +182,7 @@ impl Shared {
             let mut state = self.lock();
             state.cluster.watches.forget(id);
             state.wakers.remove(&id);
-            // Its reader may have held the timer of the next job.
+            // The reader of the watch may have held the timer of the next job.
             state.timer_waker()
         };
         waker.into_iter().for_each(Waker::wake);
