@@ -1,4 +1,4 @@
-//! Tests of the runnable, and of the outcomes of failed syncs.
+//! Tests of the runnable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,7 +10,9 @@ use super::*;
 use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
-    meta::{AnswerBudget, HookMetrics, children::fixtures::parent},
+    meta::{
+        AnswerBudget, HookError, HookMetrics, children::fixtures::parent, hook_health::Failure,
+    },
 };
 
 /// Hook whose release takes time, and is counted.
@@ -129,20 +131,6 @@ async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and
 }
 
 #[test]
-fn a_cache_that_never_catches_up_becomes_an_error() {
-    let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
-
-    for failures in 0..CONFLICTS_BEFORE_ERROR {
-        assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
-    }
-    for failures in [CONFLICTS_BEFORE_ERROR, CONFLICTS_BEFORE_ERROR + 1, u32::MAX] {
-        let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
-        assert!(message.contains("the cache is behind"), "{message}");
-        assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
-    }
-}
-
-#[test]
 fn failing_parent_is_resynced_as_often_as_a_healthy_one() {
     let longest = |seconds: Option<u64>| backoff(seconds.map(Duration::from_secs)).delay(u32::MAX);
 
@@ -197,27 +185,4 @@ fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     check(other(), as_before(), true, true);
     check(other(), other(), false, false);
     check(None, other(), false, false);
-}
-
-#[test]
-fn refused_write_is_classified_by_its_answer() {
-    let of = |code: u16, reason: &str, details: Value| {
-        let status = json!({ "code": code, "reason": reason, "details": details });
-        let error = kube::Error::Api(serde_json::from_value(status).unwrap());
-        SyncError::of_write("creating", &error)
-    };
-    let named = || json!({ "name": "ns" });
-
-    assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
-    // A server that answers everything with 404 proves nothing.
-    assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
-    assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
-    assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));
-    assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
-    assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
-    let after = json!({ "retryAfterSeconds": 7 });
-    let SyncError::Throttled { after, .. } = of(429, "TooManyRequests", after) else {
-        panic!("it requests a later retry")
-    };
-    assert_eq!(after, Duration::from_secs(7));
 }
