@@ -171,7 +171,7 @@
 //! | request is retried | `src/controller/run.rs::settle` |
 //! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
-//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook.rs::read_body` |
+//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/composite/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |
