@@ -92,6 +92,7 @@ mod selector;
 mod service;
 mod shared;
 mod socket;
+mod update;
 mod watches;
 mod write;
 

@@ -96,45 +96,8 @@ where
 {
     let acting = acting.as_ref();
     let action = acting.map(|it| &it.action);
-    match action {
-        Some(Action::Reply(reply)) => {
-            open.happened();
-            return Ok(respond(reply.clone()));
-        }
-        Some(Action::Fail(message)) => {
-            open.happened();
-            return Err(message.clone().into());
-        }
-        Some(Action::Delay(delay)) => {
-            open.happened();
-            time::sleep(*delay).await;
-        }
-        Some(Action::Hang) => {
-            open.happened();
-            faults.released(acting).await;
-        }
-        Some(Action::Stale) => {
-            if let Some((head, body)) = acting.and_then(|it| faults.remembered(it.rule, &open.info))
-            {
-                open.happened();
-                return Ok(Response::from_parts(head, FaultBody::full(body)));
-            }
-        }
-        None
-        | Some(
-            Action::Cut { .. }
-            | Action::End { .. }
-            | Action::Stall { .. }
-            | Action::Drip { .. }
-            | Action::Repeat { .. }
-            | Action::Garbage { .. }
-            | Action::Behind { .. }
-            | Action::Partial { .. }
-            | Action::Withhold
-            | Action::Lose
-            | Action::Instead(_)
-            | Action::Edit(_),
-        ) => {}
+    if let Some(response) = before_the_server(faults, acting, &open).await? {
+        return Ok(response);
     }
     let response = {
         let mut inner = inner.lock().await;
@@ -158,22 +121,12 @@ where
     }
     open.answered();
     let (mut head, body) = response.into_parts();
-    if let Some(Action::Edit(_) | Action::Partial { .. }) = action {
+    let edit = action.filter(|it| matches!(it, Action::Edit(_) | Action::Partial { .. }));
+    if let Some(edit) = edit {
         let body = body.collect().await.map_err(Into::into)?.to_bytes();
-        let mut value = serde_json::from_slice(&body)?;
-        let changed = match action {
-            Some(Action::Partial { missing, stale }) => make_partial(&mut value, missing, stale),
-            Some(Action::Edit(edit)) => {
-                edit(&mut value);
-                true
-            }
-            Some(_) | None => false,
-        };
-        if changed {
-            open.happened();
-        }
+        let body = edited(edit, &body, &open)?;
         head.headers.remove(header::CONTENT_LENGTH);
-        return Ok(Response::from_parts(head, FaultBody::full(value.to_string().into())));
+        return Ok(Response::from_parts(head, FaultBody::full(body)));
     }
     if head.status.is_success() && faults.remembers(&open) {
         let body = body.collect().await.map_err(Into::into)?.to_bytes();
@@ -197,6 +150,72 @@ where
         Some(_) | None => Hold::None,
     };
     Ok(Response::from_parts(head, FaultBody::new(body, effect, held, open)))
+}
+
+/// Delays a request, or answers it in place of the server.
+async fn before_the_server(
+    faults: &Faults,
+    acting: Option<&Acting>,
+    open: &OpenGuard,
+) -> Result<Option<Response<FaultBody>>, BoxError> {
+    match acting.map(|it| &it.action) {
+        Some(Action::Reply(reply)) => {
+            open.happened();
+            return Ok(Some(respond(reply.clone())));
+        }
+        Some(Action::Fail(message)) => {
+            open.happened();
+            return Err(message.clone().into());
+        }
+        Some(Action::Delay(delay)) => {
+            open.happened();
+            time::sleep(*delay).await;
+        }
+        Some(Action::Hang) => {
+            open.happened();
+            faults.released(acting).await;
+        }
+        Some(Action::Stale) => {
+            if let Some((head, body)) = acting.and_then(|it| faults.remembered(it.rule, &open.info))
+            {
+                open.happened();
+                return Ok(Some(Response::from_parts(head, FaultBody::full(body))));
+            }
+        }
+        None
+        | Some(
+            Action::Cut { .. }
+            | Action::End { .. }
+            | Action::Stall { .. }
+            | Action::Drip { .. }
+            | Action::Repeat { .. }
+            | Action::Garbage { .. }
+            | Action::Behind { .. }
+            | Action::Partial { .. }
+            | Action::Withhold
+            | Action::Lose
+            | Action::Instead(_)
+            | Action::Edit(_),
+        ) => {}
+    }
+    Ok(None)
+}
+
+/// Returns a JSON body as the action changes it.
+fn edited(action: &Action, body: &[u8], open: &OpenGuard) -> Result<Bytes, serde_json::Error> {
+    let mut value = serde_json::from_slice(body)?;
+    let changed = if let Action::Partial { missing, stale } = action {
+        make_partial(&mut value, missing, stale)
+    } else if let Action::Edit(edit) = action {
+        edit(&mut value);
+        true
+    } else {
+        false
+    };
+    if changed {
+        open.happened();
+    }
+    Ok(value.to_string().into())
 }
 
 fn respond(reply: Reply) -> Response<FaultBody> {

@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::{
     cluster::{Cluster, Job},
+    delete::{Deletion, Propagation},
     history::{Entry, Key},
     object,
     resource::Storage,
-    write::{Deletion, Propagation},
 };
 
 /// Ownership index by uid.

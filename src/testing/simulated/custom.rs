@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::{CRDS, Cluster, Job},
+    delete::Deletion,
     history::{Entry, Key},
     object,
     refusal::{FieldFault, Refusal},
     resource::{Resource, Scale, Storage, qualified},
     schema,
-    write::Deletion,
 };
 
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::{Cluster, Job, NAMESPACES},
+    delete::Deletion,
     history::{Entry, Key},
     object,
     resource::Storage,
-    write::Deletion,
 };
 
 /// Namespaces that cannot be deleted.

@@ -14,7 +14,8 @@ use super::{
     render::{render, stored},
     resource::Resource,
     scale,
-    write::{require_version, writer},
+    update::require_version,
+    write::writer,
 };
 
 impl Cluster {
