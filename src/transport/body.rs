@@ -13,7 +13,11 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{Error, connection::Slot, describe, pool::Pool};
+use super::{
+    Error,
+    connection::{Owner, Slot},
+    error::describe,
+};
 
 /// Body of a response of the API server.
 pub struct ResponseBody {
@@ -48,7 +52,7 @@ pub(super) enum Held {
     /// Place of the stream on an HTTP/2 connection.
     Slot(#[expect(dead_code, reason = "held for its drop")] Slot),
     /// Pool, which ends its connections when it is dropped.
-    Pool(#[expect(dead_code, reason = "held for its drop")] Arc<Pool>),
+    Owner(#[expect(dead_code, reason = "held for its drop")] Owner),
 }
 
 impl ResponseBody {

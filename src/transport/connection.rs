@@ -1,6 +1,7 @@
 //! State of one connection: being opened, open, or closed to new streams.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -12,7 +13,7 @@ use hyper::client::conn::http2;
 use kube::client::Body;
 use tokio::sync::{Notify, watch};
 
-use super::{Error, pool::Pool};
+use super::Error;
 
 /// Added to the number of streams of a retired connection. Larger than any limit of streams, so
 /// that no place is ever free again.
@@ -70,7 +71,7 @@ impl Connection {
     }
 
     /// Takes a place for a stream; `None` if all are taken.
-    pub(super) fn slot(self: &Arc<Self>, pool: &Arc<Pool>) -> Option<Slot> {
+    pub(super) fn slot(self: &Arc<Self>, owner: &Owner) -> Option<Slot> {
         let limit = self.limit.load(Ordering::Acquire);
         let streams = &self.streams;
         streams
@@ -78,7 +79,7 @@ impl Connection {
                 (streams < limit).then_some(streams + 1)
             })
             .ok()?;
-        Some(Slot { connection: self.clone(), _pool: pool.clone() })
+        Some(Slot { connection: self.clone(), _owner: owner.clone() })
     }
 
     /// Generation of the client certificate with which it was opened.
@@ -149,11 +150,14 @@ impl Connection {
     }
 }
 
-/// Place of one stream on a connection, returned when dropped. Keeps the pool, and thereby the
+/// Owner of connections, the pool, which ends them when it is dropped.
+pub(super) type Owner = Arc<dyn Any + Send + Sync>;
+
+/// Place of one stream on a connection, returned when dropped. Keeps the owner, and thereby the
 /// connection, alive.
 pub(super) struct Slot {
     connection: Arc<Connection>,
-    _pool: Arc<Pool>,
+    _owner: Owner,
 }
 
 impl Slot {

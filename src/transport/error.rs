@@ -94,3 +94,8 @@ pub enum Error {
     #[error("the connection to the API server has been closed")]
     Closed,
 }
+
+/// Formats an error with all its causes: hyper's errors alone say only "client error".
+pub(super) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    redaction::error(error)
+}

@@ -22,9 +22,9 @@ use tracing::{debug, info};
 use super::{
     Error, Lane,
     body::{Held, ResponseBody},
-    connection::{Connection, Opened, Origin, Slot},
-    describe,
+    connection::{Connection, Opened, Origin, Owner, Slot},
     dialer::{Bounded, Dialer},
+    error::describe,
     identity::Identity,
     tasks::Tasks,
 };
@@ -123,15 +123,16 @@ impl Pool {
             old.retire();
         }
         connections.retain(|connection| connection.usable());
+        let owner: Owner = self.clone();
         // Earlier connections are filled first, so that later ones become idle and are closed.
-        if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
+        if let Some(slot) = connections.iter().find_map(|connection| connection.slot(&owner)) {
             return slot;
         }
         let dialer = self.dialer.clone();
         let origin = Origin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
         let connection =
             Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), origin));
-        let slot = connection.slot(self).expect("a new connection has a place");
+        let slot = connection.slot(&owner).expect("a new connection has a place");
         let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
         connections.push(connection);
@@ -158,7 +159,7 @@ impl Pool {
                     true => self.dialer.error(describe(&error)),
                     false => self.broken(&error),
                 })?;
-                let (host, held) = (self.dialer.host.clone(), Held::Pool(self));
+                let (host, held) = (self.dialer.host.clone(), Held::Owner(self));
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
             let slot = self.slot(lane);

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tower::{BoxError, Service, ServiceExt};
 
-use super::{Error, describe};
+use super::{Error, error::describe};
 
 /// Longest head of a proxy's answer, in bytes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;

@@ -17,9 +17,10 @@ use tokio::{
 };
 
 use super::{
-    Certificate, Credential, Error, bearer,
+    credential::{Certificate, Credential, bearer},
     issuer::{Issued, Source},
 };
+use crate::transport::Error;
 
 /// Longest output of a plugin, in bytes; a credential has a few kilobytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;

@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    Certificate, Credential, Error, bearer,
+    credential::{Certificate, Credential, bearer},
     issuer::{Issued, Source},
 };
+use crate::transport::Error;
 
 /// Time between two reads of the files while requests are sent. If a rotator writes a new
 /// certificate at least this long before the old one expires, no request fails.

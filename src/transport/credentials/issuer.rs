@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{Credential, Error, Tasks};
+use super::credential::Credential;
+use crate::transport::{Error, tasks::Tasks};
 
 /// Pause after a failed run, so that a thousand requests do not start a thousand plugins.
 const RETRY_GAP: Duration = Duration::from_secs(5);
