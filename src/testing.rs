@@ -35,6 +35,7 @@
 
 mod audit;
 mod binaries;
+mod binary;
 mod certificates;
 mod control_plane;
 mod crd;
@@ -57,7 +58,8 @@ use std::{path::PathBuf, time::Duration};
 
 pub use self::{
     audit::{AuditEvent, AuditLog, AuditPosition, AuditStage, open_watches},
-    binaries::{Binary, BinarySources, ETCD_VERSION, KUBERNETES_VERSION},
+    binaries::BinarySources,
+    binary::{Binary, ETCD_VERSION, KUBERNETES_VERSION},
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
     faults::{

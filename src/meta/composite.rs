@@ -40,10 +40,6 @@ use crate::{
     redaction,
 };
 
-/// Number of failures in a row after which a conflict or a cache that lags behind counts as an
-/// error.
-const CONFLICTS_BEFORE_ERROR: u32 = 5;
-
 struct Composite {
     definition: Arc<Definition>,
     hook: Arc<dyn Hook>,

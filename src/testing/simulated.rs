@@ -72,6 +72,7 @@ mod delete;
 mod discovery;
 mod groups;
 mod history;
+mod job;
 mod labels;
 mod managed;
 mod metadata;

@@ -19,7 +19,7 @@ use std::{
 use tokio::time::{self, Instant};
 
 use super::{
-    Binary, Error, KUBERNETES_VERSION, Progress, ProgressEvent, binaries::is_executable,
+    Binary, Error, KUBERNETES_VERSION, Progress, ProgressEvent, binary::is_executable,
     supervisor::Supervisor,
 };
 

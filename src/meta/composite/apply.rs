@@ -3,9 +3,10 @@
 use serde_json::value::RawValue;
 
 use super::{
-    CONFLICTS_BEFORE_ERROR, Composite, SyncError,
+    Composite, SyncError,
     dry_run_create::dry_run_create,
     dry_run_update::{DryRunUpdate, dry_run_update},
+    sync_error::CONFLICTS_BEFORE_ERROR,
 };
 use crate::{
     controller::Context,

@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
-use super::CONFLICTS_BEFORE_ERROR;
 use crate::meta::{
     HookError,
     hook_health::Failure,
     resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found},
 };
+
+/// Number of failures in a row after which a conflict or a cache that lags behind counts as an
+/// error.
+pub(super) const CONFLICTS_BEFORE_ERROR: u32 = 5;
 
 /// Reason why a sync did not complete.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use http::Request;
 use kube::{Client, Config};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::ControlPlaneOptions;
+use super::options::ControlPlaneOptions;
 use crate::testing::{
     AuditLog, Binary, BinarySources, Error, ProgressEvent,
     certificates::Authority,

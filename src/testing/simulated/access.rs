@@ -7,9 +7,11 @@ use super::{
     cluster::Cluster,
     refusal::Refusal,
     resource::Resource,
-    script::SCRIPT,
 };
 use crate::testing::{RequestInfo, Verb};
+
+/// User of the script, to which no access rules apply.
+pub(super) const SCRIPT: &str = "system:script";
 
 /// Rule that allows or denies requests. The first rule that matches decides; a request without a
 /// matching rule is allowed.

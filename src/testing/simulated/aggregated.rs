@@ -9,11 +9,11 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{API_SERVICES, Cluster},
+    cluster::Cluster,
     history::{Entry, Key},
     object,
     refusal::Refusal,
-    resource::{Resource, Storage, qualified},
+    resource::{API_SERVICES, Resource, Storage, qualified},
 };
 use crate::testing::{CrdBuilder, RequestInfo};
 
@@ -259,7 +259,7 @@ impl Cluster {
     /// Creates and deletes the APIServices of the served CRD versions.
     pub(super) fn sync_api_services(&mut self) {
         let mut wanted = BTreeSet::new();
-        for (_, crd) in self.history.all(super::cluster::CRDS) {
+        for (_, crd) in self.history.all(super::resource::CRDS) {
             let served = super::custom::group_versions(crd).into_iter();
             wanted.extend(served.map(|(version, group)| (version.to_owned(), group.to_owned())));
         }

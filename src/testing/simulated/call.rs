@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     decode::{self, Body},
     refusal::Refusal,
+    render::Shape,
     resource::Resource,
     watches::WatchId,
 };
@@ -289,13 +290,6 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     let weight = |clause: &Clause<'_>| clause.param("q").parse().unwrap_or(1.0);
     clauses.sort_by(|one, other| f64::total_cmp(&weight(other), &weight(one)));
     clauses
-}
-
-/// Shape in which an object is returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Whole,
-    Metadata,
 }
 
 /// Error text of the JSON decoder; an unexpected end has Go's text.

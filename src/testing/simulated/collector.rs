@@ -8,9 +8,10 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    cluster::{Cluster, Job},
+    cluster::Cluster,
     delete::{Deletion, Propagation},
     history::{Entry, Key},
+    job::Job,
     object,
     resource::Storage,
 };

@@ -9,12 +9,13 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{CRDS, Cluster, Job},
+    cluster::Cluster,
     delete::Deletion,
     history::{Entry, Key},
+    job::Job,
     object,
     refusal::{FieldFault, Refusal},
-    resource::{Resource, Scale, Storage, qualified},
+    resource::{CRDS, Resource, Scale, Storage, qualified},
     schema,
 };
 

@@ -5,15 +5,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{Cluster, Job, NAMESPACES},
+    cluster::Cluster,
     delete::Deletion,
     history::{Entry, Key},
+    job::Job,
     object,
+    resource::NAMESPACES,
     resource::Storage,
 };
-
-/// Namespaces that cannot be deleted.
-pub(super) const UNDELETABLE: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// Interval between two checks of a terminating namespace when no delay is set.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);

@@ -3,10 +3,12 @@
 use serde_json::Value;
 
 use super::{
-    cluster::{CRDS, Cluster, Job},
+    cluster::Cluster,
     custom::{condition, is_true},
     history::Entry,
+    job::Job,
     object,
+    resource::CRDS,
 };
 
 impl Cluster {

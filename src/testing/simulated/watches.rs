@@ -10,12 +10,11 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{
-    call::Shape,
     history::Entry,
     labels::Labels,
     object,
     refusal::Refusal,
-    render::render,
+    render::{Shape, render},
     resource::{Resource, Storage},
     selector::Fields,
 };

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     call::{Answer, Call, Reply},
-    cluster::{CRDS, Cluster, NAMESPACES},
+    cluster::Cluster,
     custom::{default_crd, refuse_unsupported, validate_crd},
     decode::Body,
     history::Key,
@@ -17,7 +17,7 @@ use super::{
     object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
-    resource::Resource,
+    resource::{CRDS, NAMESPACES, Resource},
     schema,
 };
 
