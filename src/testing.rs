@@ -68,7 +68,7 @@ pub use self::{
     },
     leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
     losses::{
-        History, Mask, ObjectKey, Recorder, Recording, RecordingDifference, RecordingDifferences,
+        History, Mask, RecordedKey, Recorder, Recording, RecordingDifference, RecordingDifferences,
     },
     private_directory::PrivateDirectory,
     progress::{PrintProgress, Progress, ProgressEvent, Silent},

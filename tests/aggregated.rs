@@ -19,7 +19,7 @@ use pilotlight::{
 use serde_json::json;
 
 pub(crate) use self::backend::{Backend, Discovery, Health};
-use crate::support::{Act, Carrier, Embedded, Harness, Recorder};
+use crate::support::{Act, Carrier, Embedded, Harness, RecordingReconciler};
 
 #[tokio::test]
 async fn aggregated_type_is_installed_becomes_unknown_and_is_removed() {
@@ -34,7 +34,7 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
     let harness = Harness::start(name).await;
     let group = harness.scope.group.clone();
     let gauges = TypeRef::resource(&group, "v1", "gauges");
-    let recorder = Recorder::new(gauges.clone());
+    let recorder = RecordingReconciler::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
     Embedded.add(&harness, "gauges", &recorder).await;
     harness.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
@@ -66,7 +66,7 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
 async fn fails_and_recovers(
     harness: &Harness<'_>,
     gauges: &TypeRef,
-    recorder: &Recorder,
+    recorder: &RecordingReconciler,
     backend: &Backend,
 ) {
     backend.set_health(Health::Ill);

@@ -15,7 +15,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::support::{Carrier, Embedded, Harness, HarnessOptions, Recorder, type_of};
+use crate::support::{Carrier, Embedded, Harness, HarnessOptions, RecordingReconciler, type_of};
 
 /// Longer than the detection of a dead connection (PING after 30 s, 10 s for its answer) and the
 /// timeout of the new connection (5 s); shorter than the silence that a watch may have.
@@ -30,7 +30,7 @@ async fn a_stalled_api_server_stops_nothing() {
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let harness = Harness::on(&plane, "server-stall", HarnessOptions::default()).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "patient", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("patient", 1).await;

@@ -70,7 +70,7 @@ pub(crate) use self::{
     alone::{alone, alone_where},
     carrier::{Carrier, Embedded, Listening},
     counts::counted,
-    recorder::{Act, Recorder, Seen},
+    recorder::{Act, RecordingReconciler, Seen},
     rights::Rule,
     server::{Position, Server},
 };

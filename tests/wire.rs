@@ -21,7 +21,8 @@ use serde_json::json;
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Recorder, about, eventually, type_of,
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, about, eventually,
+    type_of,
 };
 
 async fn proxied(faults: &Faults) -> (Proxy, Client) {
@@ -173,7 +174,7 @@ async fn controller_survives_a_watch_that_is_cut_before_and_within_an_event() {
     let harness =
         Harness::with("cut-controller", HarnessOptions { proxied: true, ..default() }).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "cut", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("cut", 1).await;
@@ -209,8 +210,10 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
     let harness =
         Harness::with("swallowed-list", HarnessOptions { proxied: true, ..default() }).await;
     let (crd, other) = (harness.widgets(), CrdBuilder::new(&harness.scope.group, "Gadget"));
-    let (recorder, healthy) =
-        (Recorder::new(type_of(&crd, "v1")), Recorder::new(type_of(&other, "v1")));
+    let (recorder, healthy) = (
+        RecordingReconciler::new(type_of(&crd, "v1")),
+        RecordingReconciler::new(type_of(&other, "v1")),
+    );
     let of_widgets = crd.api_resource("v1");
     // Matches paged and streaming lists alike.
     let hang = Rule::new(Action::Hang).resource(of_widgets.group, of_widgets.plural);

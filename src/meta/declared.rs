@@ -110,12 +110,12 @@ pub(crate) struct Run {
 /// copied, changed and put back without losing a concurrent change.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    state: Mutex<State>,
+    state: Mutex<ChangeSet>,
     notify: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ChangeSet {
     declared: BTreeMap<Arc<str>, Declared>,
     changed: BTreeSet<Arc<str>>,
     events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
@@ -195,7 +195,7 @@ impl Changes {
         state.changed.remove(name);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChangeSet> {
         self.state.lock()
     }
 }

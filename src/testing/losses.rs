@@ -43,7 +43,7 @@ use tokio::{
 
 pub use self::{
     mask::{Mask, RecordingDifference, RecordingDifferences},
-    recording::{History, ObjectKey, Recording},
+    recording::{History, RecordedKey, Recording},
 };
 use super::Error;
 

@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::{
     Error,
-    connection::{Owner, Slot},
+    connection::{ConnectionOwner, Slot},
     error::describe,
 };
 
@@ -24,7 +24,7 @@ pub struct ResponseBody {
     incoming: Incoming,
     host: Arc<str>,
     // Dropped with the body: the stream's place on its connection, or the pool for HTTP/1.1.
-    held: Option<Held>,
+    held: Option<ConnectionHold>,
     deadline: Option<Deadline>,
 }
 
@@ -33,11 +33,11 @@ struct Deadline {
     // Fires when the body must be complete, or when more of it must have arrived.
     sleep: Pin<Box<Sleep>>,
     error: Error,
-    progress: Option<Progress>,
+    progress: Option<Arrival>,
 }
 
 /// Limits of a body that may take longer while it keeps arriving.
-struct Progress {
+struct Arrival {
     /// Longest pause between two frames.
     pause: Duration,
     end: Instant,
@@ -48,16 +48,16 @@ struct Progress {
 }
 
 /// Owner of a body's connection.
-pub(super) enum Held {
+pub(super) enum ConnectionHold {
     /// Place of the stream on an HTTP/2 connection.
     Slot(#[expect(dead_code, reason = "held for its drop")] Slot),
     /// Pool, which ends its connections when it is dropped.
-    Owner(#[expect(dead_code, reason = "held for its drop")] Owner),
+    Pool(#[expect(dead_code, reason = "held for its drop")] ConnectionOwner),
 }
 
 impl ResponseBody {
     /// Creates a body that holds its connection until its end.
-    pub(super) fn new(incoming: Incoming, host: Arc<str>, held: Held) -> Self {
+    pub(super) fn new(incoming: Incoming, host: Arc<str>, held: ConnectionHold) -> Self {
         Self { incoming, host, held: Some(held), deadline: None }
     }
 
@@ -87,7 +87,7 @@ impl Deadline {
     fn arriving(pause: Duration, paused: Error, end: Instant, late: Error) -> Self {
         let now = Instant::now();
         let sleep = Box::pin(sleep_until(end.min(now + pause)));
-        let progress = Progress { pause, end, error: late, arrived: Some(now) };
+        let progress = Arrival { pause, end, error: late, arrived: Some(now) };
         Self { sleep, error: paused, progress: Some(progress) }
     }
 

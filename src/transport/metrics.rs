@@ -61,11 +61,11 @@ impl TransportMetrics {
         status: Option<StatusCode>,
         took: Duration,
     ) {
-        let verb = Verb(method);
+        let verb = VerbLabel(method);
         self.duration
             .get_or_create(&DurationLabels { verb: verb.clone(), host: host.clone() })
             .observe(took.as_secs_f64());
-        let code = Code(status.map(|status| status.as_u16()));
+        let code = CodeLabel(status.map(|status| status.as_u16()));
         self.requests.get_or_create(&RequestLabels { code, method: verb, host }).inc();
     }
 
@@ -82,22 +82,22 @@ pub(super) struct HostLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    code: Code,
-    method: Verb,
+    code: CodeLabel,
+    method: VerbLabel,
     host: Arc<str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DurationLabels {
-    verb: Verb,
+    verb: VerbLabel,
     host: Arc<str>,
 }
 
 /// Status code, or `<error>` as client-go writes it if there was no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Code(Option<u16>);
+struct CodeLabel(Option<u16>);
 
-impl EncodeLabelValue for Code {
+impl EncodeLabelValue for CodeLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         match self.0 {
             Some(code) => write!(encoder, "{code}"),
@@ -107,9 +107,9 @@ impl EncodeLabelValue for Code {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Verb(Method);
+struct VerbLabel(Method);
 
-impl EncodeLabelValue for Verb {
+impl EncodeLabelValue for VerbLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(self.0.as_str())
     }

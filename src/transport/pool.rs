@@ -21,8 +21,8 @@ use tracing::{debug, info};
 
 use super::{
     Error, Lane,
-    body::{Held, ResponseBody},
-    connection::{Connection, Opened, Origin, Owner, Slot},
+    body::{ConnectionHold, ResponseBody},
+    connection::{Connection, ConnectionOwner, Opened, Origin, Slot},
     dialer::{Bounded, Dialer},
     error::describe,
     identity::Identity,
@@ -123,7 +123,7 @@ impl Pool {
             old.retire();
         }
         connections.retain(|connection| connection.usable());
-        let owner: Owner = self.clone();
+        let owner: ConnectionOwner = self.clone();
         // Earlier connections are filled first, so that later ones become idle and are closed.
         if let Some(slot) = connections.iter().find_map(|connection| connection.slot(&owner)) {
             return slot;
@@ -159,7 +159,7 @@ impl Pool {
                     true => self.dialer.error(describe(&error)),
                     false => self.broken(&error),
                 })?;
-                let (host, held) = (self.dialer.host.clone(), Held::Owner(self));
+                let (host, held) = (self.dialer.host.clone(), ConnectionHold::Pool(self));
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
             let slot = self.slot(lane);
@@ -177,7 +177,7 @@ impl Pool {
             let copy = copy(&request);
             let mut error = match sender.try_send_request(request).await {
                 Ok(response) => {
-                    let (host, held) = (self.dialer.host.clone(), Held::Slot(slot));
+                    let (host, held) = (self.dialer.host.clone(), ConnectionHold::Slot(slot));
                     return Ok(response.map(|body| ResponseBody::new(body, host, held)));
                 }
                 Err(error) => error,

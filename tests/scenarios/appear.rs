@@ -28,7 +28,7 @@ use super::{
     many::most_lists_at_once,
 };
 use crate::support::{
-    Carrier, Embedded, PATIENCE, Recorder, Server, eventually, metrics_text, type_of,
+    Carrier, Embedded, PATIENCE, RecordingReconciler, Server, eventually, metrics_text, type_of,
 };
 
 scenarios! {
@@ -266,7 +266,7 @@ async fn a_controller_waits_for_an_unserved_version(server: Server<'static>) {
     let testbed = Testbed::on(server, "appear-version").await;
     let crd = testbed.widgets().version("v2").unserved_version("v1");
     let strict = testbed.controller("strict", &crd).await;
-    let lenient = Recorder::new(type_of(&crd, "v1").any_version());
+    let lenient = RecordingReconciler::new(type_of(&crd, "v1").any_version());
     Embedded.add(&testbed, "lenient", &lenient).await;
 
     testbed.scope.install_crd(&crd).await.unwrap();
@@ -388,7 +388,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     let testbed = Testbed::on(server, "appear-three").await;
     let crds = ["Widget", "Part", "Tool"].map(|kind| CrdBuilder::new(&testbed.scope.group, kind));
     let [widgets, parts, tools] = &crds;
-    let recorder = Recorder::new(type_of(widgets, "v1"));
+    let recorder = RecordingReconciler::new(type_of(widgets, "v1"));
     let controller = Controller::builder("three")
         .for_type(type_of(widgets, "v1"))
         .conditional()

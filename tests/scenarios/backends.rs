@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
-    support::{Act, Carrier, Embedded, Recorder, Server, about, type_of, until},
+    support::{Act, Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
     unknown::assert_undisturbed,
 };
 
@@ -124,7 +124,7 @@ async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Serve
     let outage = Outage::begins(&testbed, &crd).await;
 
     let stored = testbed.controller("stored", &crd).await;
-    let other = Recorder::new(type_of(&crd, "v2"));
+    let other = RecordingReconciler::new(type_of(&crd, "v2"));
     Embedded.add(&testbed, "converted", &other).await;
 
     let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
@@ -165,7 +165,7 @@ async fn a_conversion_webhook_that_fails_later_leaves_a_stale_cache(server: Serv
     testbed.scope.wait_served(&crd, "v2").await.unwrap();
     testbed.create(&crd, "kept", 1).await;
     testbed.create(&crd, "deleted", 1).await;
-    let recorder = Recorder::new(type_of(&crd, "v2"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v2"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
     Embedded.add(&testbed, "converted", &recorder).await;
     testbed.running("converted", 1).await;
@@ -254,7 +254,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
     let group = format!("gauges.{}", testbed.scope.group);
     let service = Service::starts(&testbed, &group).await;
     let gauges = TypeRef::resource(&group, "v1", "gauges");
-    let recorder = Recorder::new(gauges.clone());
+    let recorder = RecordingReconciler::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
     Embedded.add(&testbed, "gauges", &recorder).await;
     testbed.running("gauges", 1).await;
@@ -270,7 +270,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Se
     // The real API server checks its services every 30 seconds; `tests/aggregated.rs` waits for
     // that.
     let is_known_to_be_down = testbed.server.is_simulated();
-    let late = Recorder::new(gauges.clone());
+    let late = RecordingReconciler::new(gauges.clone());
     if is_known_to_be_down {
         let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
         testbed.type_state(&gauges, "is unknown", unknown).await;

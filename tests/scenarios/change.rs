@@ -20,7 +20,7 @@ use tokio::{sync::watch, time};
 
 use super::{Testbed, testbed::InProcessHook};
 use crate::{
-    support::{Carrier, Embedded, Recorder, Server, about, type_of, until},
+    support::{Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
     unknown::{assert_undisturbed, hits},
 };
 
@@ -108,7 +108,7 @@ pub(super) fn assert_unmoved(testbed: &Testbed, name: &str, before: &RunnableSta
     assert_undisturbed(testbed, name);
 }
 
-fn names_of(recorder: &Recorder) -> Vec<String> {
+fn names_of(recorder: &RecordingReconciler) -> Vec<String> {
     recorder.all().into_iter().map(|seen| seen.name).collect()
 }
 
@@ -162,7 +162,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
 }
 
 /// Adds a controller with an unconditional watch, which keeps running while its type is absent.
-async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
+async fn add_plain(testbed: &Testbed, name: &str, recorder: &RecordingReconciler) {
     let controller = Controller::builder(name)
         .for_type(recorder.type_ref().clone())
         .build(&testbed.cluster, recorder.clone())
@@ -176,9 +176,9 @@ async fn a_version_that_is_no_longer_served_stops_its_controller(server: Server<
     testbed.install(&crd).await;
     testbed.scope.wait_served(&crd, "v2").await.unwrap();
     testbed.create(&crd, "early", 1).await;
-    let pinned = Recorder::new(type_of(&crd, "v2"));
-    let any = Recorder::new(type_of(&crd, "v2").any_version());
-    let plain = Recorder::new(type_of(&crd, "v2").any_version());
+    let pinned = RecordingReconciler::new(type_of(&crd, "v2"));
+    let any = RecordingReconciler::new(type_of(&crd, "v2").any_version());
+    let plain = RecordingReconciler::new(type_of(&crd, "v2").any_version());
     Embedded.add(&testbed, "pinned", &pinned).await;
     Embedded.add(&testbed, "any", &any).await;
     add_plain(&testbed, "plain", &plain).await;
@@ -241,7 +241,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
     }
     let mut recorders = Vec::new();
     for version in ["v1", "v2"] {
-        let recorder = Recorder::new(type_of(&crd, version));
+        let recorder = RecordingReconciler::new(type_of(&crd, version));
         Embedded.add(&testbed, version, &recorder).await;
         let status = testbed.running(version, 1).await;
         recorder.count(3, |seen| seen.uid.is_some()).await;
@@ -424,7 +424,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
 }
 
 /// Adds a controller of this type without pending work; returns its recorder and its status.
-async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
+async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (RecordingReconciler, Arc<RunnableStatus>) {
     testbed.install(crd).await;
     testbed.create(crd, "gear", 1).await;
     let recorder = testbed.controller("calm", crd).await;

@@ -26,7 +26,7 @@ use super::{
     testbed::{InProcessHook, one_config_map},
 };
 use crate::{
-    support::{Act, PATIENCE, Recorder, Server, about, eventually, type_of, until},
+    support::{Act, PATIENCE, RecordingReconciler, Server, about, eventually, type_of, until},
     unknown::hits,
 };
 
@@ -84,7 +84,7 @@ pub(super) fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
 
 /// Reconciler that delays its end for a few objects.
 struct Stubborn {
-    recorder: Recorder,
+    recorder: RecordingReconciler,
     /// End of each delayed reconcile: its object and the time.
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
 }
@@ -134,7 +134,7 @@ async fn a_removed_type_ends_its_cache_and_its_reconciles(server: Server<'static
     let script = server.script().cloned();
     let testbed = Testbed::on(server, "leave-busy").await;
     let crd = testbed.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     let ends = Arc::default();
     let stubborn = Stubborn { recorder: recorder.clone(), ends: Arc::clone(&ends) };
     let controller = Controller::builder("busy")

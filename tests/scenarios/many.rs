@@ -27,7 +27,7 @@ use super::{
     server_faults::{assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
-    support::{Act, HarnessOptions, Recorder, Server, eventually},
+    support::{Act, HarnessOptions, RecordingReconciler, Server, eventually},
     unknown::assert_undisturbed,
 };
 
@@ -104,7 +104,7 @@ async fn most_lists_of_a_type<T>(
 /// Types with one object and one controller each.
 struct Many {
     crds: Vec<CrdBuilder>,
-    recorders: Vec<Recorder>,
+    recorders: Vec<RecordingReconciler>,
 }
 
 impl Many {

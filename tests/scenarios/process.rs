@@ -31,8 +31,8 @@ use tokio::time::timeout;
 
 use super::{Testbed, testbed::InProcessHook};
 use crate::support::{
-    Act, HarnessOptions, PATIENCE, Recorder, Rule, Server, install_own_crds_on, metrics_text,
-    type_of, until,
+    Act, HarnessOptions, PATIENCE, RecordingReconciler, Rule, Server, install_own_crds_on,
+    metrics_text, type_of, until,
 };
 
 scenarios! {
@@ -113,10 +113,10 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         testbed.install(crd).await;
         testbed.create(crd, "first", 1).await;
     }
-    let recorder = Recorder::new(type_of(&crds[0], "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crds[0], "v1"));
     let ended = Arc::<AtomicUsize>::default();
     for number in 0..controllers {
-        let recorder = Recorder::new(type_of(&crds[number % crds.len()], "v1"));
+        let recorder = RecordingReconciler::new(type_of(&crds[number % crds.len()], "v1"));
         let name = format!("c{number}");
         let controller = Controller::builder(name.as_str())
             .for_type(recorder.type_ref().clone())

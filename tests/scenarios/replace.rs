@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     flaps::install_as_soon_as_possible,
-    support::{Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Server},
+    support::{Carrier, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Server},
 };
 
 scenarios! {
@@ -177,7 +177,7 @@ async fn a_kind_with_another_plural_is_bound_again(server: Server<'static>) {
     let old = testbed.widgets();
     let new = testbed.widgets().plural("gadgets");
     let by_plural = testbed.controller("plural", &old).await;
-    let by_kind = Recorder::new(TypeRef::kind(&testbed.scope.group, "v1", "Widget"));
+    let by_kind = RecordingReconciler::new(TypeRef::kind(&testbed.scope.group, "v1", "Widget"));
     Embedded.add(&testbed, "kind", &by_kind).await;
     testbed.install(&old).await;
     testbed.create(&old, "gear", 1).await;

@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     support::{
-        Act, Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Rule as Right, Server, about,
-        eventually, type_of, until,
+        Act, Carrier, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Rule as Right,
+        Server, about, eventually, type_of, until,
     },
     unknown::{assert_undisturbed, hits},
 };
@@ -64,10 +64,10 @@ pub(super) fn status(code: u16, reason: &str, message: &str) -> Action {
 
 /// Installs the type, adds a controller of it that requeues its object every 100 ms, and waits
 /// until it runs.
-async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
+async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> RecordingReconciler {
     testbed.install(crd).await;
     testbed.create(crd, "kept", 1).await;
-    let recorder = Recorder::new(type_of(crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(crd, "v1"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
     Embedded.add(testbed, name, &recorder).await;
     testbed.running(name, 1).await;
@@ -79,7 +79,7 @@ async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
 /// Type without faults, with assertions that its controller works.
 pub(super) struct Bystander {
     crd: CrdBuilder,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
     status: std::sync::Arc<pilotlight::manager::RunnableStatus>,
 }
 
@@ -101,13 +101,13 @@ impl Bystander {
 }
 
 /// Waits until a reconcile has read a cached object and is flagged stale.
-pub(super) async fn reconciles_stale(recorder: &Recorder) {
+pub(super) async fn reconciles_stale(recorder: &RecordingReconciler) {
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert!(stale.uid.is_some(), "the cache is kept");
 }
 
-pub(super) fn assert_nothing_purged(recorder: &Recorder) {
+pub(super) fn assert_nothing_purged(recorder: &RecordingReconciler) {
     let purged: Vec<_> = recorder.all().into_iter().filter(|seen| seen.uid.is_none()).collect();
     assert!(purged.is_empty(), "{purged:#?}");
 }
@@ -133,7 +133,7 @@ async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
     ];
     let mut running = Vec::new();
     for (name, type_ref) in &types {
-        Embedded.add(&testbed, name, &Recorder::new(type_ref.clone())).await;
+        Embedded.add(&testbed, name, &RecordingReconciler::new(type_ref.clone())).await;
         running.push((*name, testbed.running(name, 1).await));
     }
     watched_again(&testbed, &crd, 0).await;

@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::Testbed;
-use crate::support::{PATIENCE, Recorder, Server, type_of, until};
+use crate::support::{PATIENCE, RecordingReconciler, Server, type_of, until};
 
 scenarios! {
     41 one_of_two_controllers_that_share_a_watch_stops both:
@@ -186,7 +186,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
 /// Holds each request until the test releases it.
 struct Slow {
     held: watch::Receiver<bool>,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
 }
 
 impl Reconciler for Slow {
@@ -205,7 +205,7 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-slow").await;
     let crd = testbed.widgets();
     let (held, holding) = watch::channel(true);
-    let slow = Recorder::new(type_of(&crd, "v1"));
+    let slow = RecordingReconciler::new(type_of(&crd, "v1"));
     let controller = Controller::builder("slow")
         .for_type(type_of(&crd, "v1"))
         .conditional()

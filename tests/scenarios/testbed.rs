@@ -30,8 +30,8 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Position, Recorder, Server, eventually,
-    install_own_crds_on, type_of, until,
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Position, RecordingReconciler, Server,
+    eventually, install_own_crds_on, type_of, until,
 };
 
 /// Label that selects the declared controllers of one scenario.
@@ -95,8 +95,8 @@ impl Testbed {
     }
 
     /// Adds an embedded controller of a CRD's objects and returns its recorder.
-    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
-        let recorder = Recorder::new(type_of(crd, "v1"));
+    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> RecordingReconciler {
+        let recorder = RecordingReconciler::new(type_of(crd, "v1"));
         Embedded.add(self, name, &recorder).await;
         recorder
     }
@@ -108,8 +108,8 @@ impl Testbed {
         name: &str,
         crd: &CrdBuilder,
         optional: &CrdBuilder,
-    ) -> Recorder {
-        let recorder = Recorder::new(type_of(crd, "v1"));
+    ) -> RecordingReconciler {
+        let recorder = RecordingReconciler::new(type_of(crd, "v1"));
         let controller = Controller::builder(name)
             .for_type(type_of(crd, "v1"))
             .conditional()

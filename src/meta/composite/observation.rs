@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// Types and children of one parent at the beginning of a sync.
-pub(super) struct Observation {
+pub(super) struct ObservedState {
     /// Declared types that are served.
     pub(super) groups: Vec<Group>,
     /// Declared optional types that are not served.
@@ -28,7 +28,7 @@ impl Composite {
         parent: &Parent,
         selector: &Selector,
         context: &Context,
-    ) -> Result<Observation, SyncError> {
+    ) -> Result<ObservedState, SyncError> {
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
@@ -55,7 +55,7 @@ impl Composite {
             }
         }
         let children = self.claim(parent, selector, &groups, candidates, context).await?;
-        Ok(Observation { groups, missing, children })
+        Ok(ObservedState { groups, missing, children })
     }
 }
 

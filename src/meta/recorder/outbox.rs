@@ -6,10 +6,10 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::{Mutex, MutexGuard};
 /// Queue of pending Events; Events that do not fit are dropped. Clones share it.
 #[derive(Debug)]
-pub(super) struct Outbox<T>(Arc<Mutex<State<T>>>);
+pub(super) struct Outbox<T>(Arc<Mutex<OutboxState<T>>>);
 
 #[derive(Debug)]
-struct State<T> {
+struct OutboxState<T> {
     waiting: VecDeque<T>,
     // True while a delivery is active.
     delivered: bool,
@@ -49,7 +49,7 @@ impl<T> Outbox<T> {
         Delivery(Some(self.clone()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState<T>> {
         self.0.lock()
     }
 }
@@ -61,7 +61,7 @@ impl<T> Delivery<T> {
         let mut state = self.0.as_ref()?.lock();
         let next = state.waiting.pop_front();
         if next.is_none() {
-            *state = State::default();
+            *state = OutboxState::default();
             drop(state);
             self.0 = None;
         }
@@ -73,12 +73,12 @@ impl<T> Drop for Delivery<T> {
     /// Drops the remaining entries of a cancelled delivery: their epoch is over.
     fn drop(&mut self) {
         if let Some(outbox) = self.0.take() {
-            *outbox.lock() = State::default();
+            *outbox.lock() = OutboxState::default();
         }
     }
 }
 
-impl<T> Default for State<T> {
+impl<T> Default for OutboxState<T> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), delivered: false, dropped: 0 }
     }

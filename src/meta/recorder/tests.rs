@@ -69,14 +69,14 @@ fn subject(uid: &str) -> Subject {
     }
 }
 
-fn note(memory: &Memory, uid: &str, message: &str) -> Option<Write> {
+fn note(memory: &EventMemory, uid: &str, message: &str) -> Option<EventWrite> {
     let now = Timestamp::now();
     memory.count_and_limit(&subject(uid), Severity::Warning, "SyncError", message, now)
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_repeated_failure_is_one_event_with_a_count() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     let first = note(&memory, "u", "bad").unwrap();
     let second = note(&memory, "u", "bad").unwrap();
@@ -87,7 +87,7 @@ async fn a_repeated_failure_is_one_event_with_a_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_is_counted_and_not_written() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     let written = (0..1000).filter(|_| note(&memory, "u", "bad").is_some()).count();
     assert_eq!(written, 25);
@@ -100,7 +100,7 @@ async fn a_flood_is_counted_and_not_written() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_that_differ_each_time_are_combined() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     let names: std::collections::BTreeSet<_> = (0..20)
         .filter_map(|index| note(&memory, "u", &format!("bad {index}")))
@@ -113,7 +113,7 @@ async fn messages_that_differ_each_time_are_combined() {
 
 #[tokio::test(start_paused = true)]
 async fn memory_is_bounded() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     for index in 0..SUBJECTS + 100 {
         note(&memory, &index.to_string(), "bad");
@@ -217,7 +217,7 @@ async fn number_of_waiting_events_is_bounded() {
 
 #[test]
 fn a_failure_is_reported_once_for_each_cause() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
     let api = |reason: &str, causes: Value| {
         let status = json!({ "code": 403, "reason": reason, "details": { "causes": causes } });
         kube::Error::Api(serde_json::from_value::<Box<Status>>(status).unwrap())
@@ -239,7 +239,7 @@ fn a_failure_is_reported_once_for_each_cause() {
     assert_eq!(memory.causes.lock().len(), CAUSES);
 }
 
-fn waiting() -> Entry {
-    let write = note(&Memory::default(), "u", "bad").unwrap();
-    Entry { subject: subject("u"), severity: Severity::Normal, reason: "Started", write }
+fn waiting() -> PendingEvent {
+    let write = note(&EventMemory::default(), "u", "bad").unwrap();
+    PendingEvent { subject: subject("u"), severity: Severity::Normal, reason: "Started", write }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{History, ObjectKey, Recording};
+use super::{History, RecordedKey, Recording};
 
 /// Paths in objects that are not compared, as JSON pointers; `*` stands for any element.
 ///
@@ -43,7 +43,7 @@ impl Default for Mask {
 #[non_exhaustive]
 pub struct RecordingDifference {
     /// Object.
-    pub object: ObjectKey,
+    pub object: RecordedKey,
     /// Subject of the difference: `creates`, `deletes`, or a path in the final object.
     pub subject: String,
     /// Value without faults.
@@ -216,7 +216,7 @@ mod tests {
 
     fn recording(objects: &[(&str, usize, usize, Option<Value>)]) -> Recording {
         let one = |(name, creates, deletes, end): &(&str, usize, usize, Option<Value>)| {
-            let key = ObjectKey {
+            let key = RecordedKey {
                 of_type: "widgets".to_owned(),
                 namespace: String::new(),
                 name: (*name).to_owned(),

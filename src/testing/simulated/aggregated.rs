@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     cluster::Cluster,
-    history::{Entry, Key},
+    history::{Key, ObjectChange},
     object,
     refusal::Refusal,
     resource::{API_SERVICES, Resource, Storage, qualified},
@@ -118,7 +118,7 @@ impl Cluster {
         self.update_api_service(name);
     }
 
-    pub(super) fn notice_api_service(&mut self, entry: &Entry) {
+    pub(super) fn notice_api_service(&mut self, entry: &ObjectChange) {
         let name = &entry.key.1;
         let service = &entry.last["spec"]["service"];
         let registered = entry.after.is_some() && service.is_object();
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// Updates the APIServices that name a changed Service.
-    pub(super) fn notice_service(&mut self, entry: &Entry) {
+    pub(super) fn notice_service(&mut self, entry: &ObjectChange) {
         let (namespace, name) = &entry.key;
         let names_it = |service: &Value| {
             let asked = &service["spec"]["service"];

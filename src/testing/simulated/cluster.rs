@@ -19,7 +19,7 @@ use super::{
     call::{Answer, Call, Reply},
     collector::Owners,
     custom::Custom,
-    history::{Entry, History, Key},
+    history::{History, Key, ObjectChange},
     job::Job,
     object,
     options::Delays,
@@ -240,7 +240,7 @@ impl Cluster {
         Some(entry.last)
     }
 
-    fn notice(&mut self, entry: &Entry) {
+    fn notice(&mut self, entry: &ObjectChange) {
         let suspects = self.owners.note(entry);
         for (storage, key) in suspects {
             self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{
     cluster::Cluster,
     delete::{Deletion, Propagation},
-    history::{Entry, Key},
+    history::{Key, ObjectChange},
     job::Job,
     object,
     resource::Storage,
@@ -41,7 +41,7 @@ enum Owner {
 
 impl Owners {
     /// Records a change and returns the objects that may have lost an owner or a dependent.
-    pub(super) fn note(&mut self, entry: &Entry) -> Vec<(Storage, Key)> {
+    pub(super) fn note(&mut self, entry: &ObjectChange) -> Vec<(Storage, Key)> {
         let place = (Arc::clone(&entry.storage), entry.key.clone());
         let mut suspects = Vec::new();
         let owners = |object: &Option<Arc<Value>>| -> BTreeSet<String> {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use super::{
     cluster::Cluster,
     delete::Deletion,
-    history::{Entry, Key},
+    history::{Key, ObjectChange},
     job::Job,
     object,
     refusal::{FieldFault, Refusal},
@@ -259,7 +259,7 @@ impl Cluster {
         (!hold.is_zero() && age < hold).then_some(hold)
     }
 
-    pub(super) fn notice_crd(&mut self, entry: &Entry) {
+    pub(super) fn notice_crd(&mut self, entry: &ObjectChange) {
         let name = &entry.key.1;
         let storage: Storage = name.as_str().into();
         if let Some(before) = &entry.before {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     cluster::Cluster,
     delete::Deletion,
-    history::{Entry, Key},
+    history::{Key, ObjectChange},
     job::Job,
     object,
     resource::NAMESPACES,
@@ -55,7 +55,7 @@ impl Cluster {
         self.commit(&NAMESPACES.into(), namespace);
     }
 
-    pub(super) fn notice_namespace(&mut self, entry: &Entry) {
+    pub(super) fn notice_namespace(&mut self, entry: &ObjectChange) {
         let ends = |object: &Option<Arc<Value>>| object.as_deref().is_some_and(object::is_deleting);
         if ends(&entry.after) && !ends(&entry.before) {
             let job = Job::Drain(entry.key.1.clone());

@@ -54,13 +54,13 @@ impl SimulatedRequest {
 
 /// Shared state behind all handles, clients and bodies of a server.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     begin: Instant,
     /// Counter of visible changes.
     changes: watch::Sender<u64>,
 }
 
-struct State {
+struct ServerState {
     cluster: Cluster,
     wakers: BTreeMap<WatchId, Waker>,
     requests: BTreeMap<u64, SimulatedRequest>,
@@ -90,7 +90,7 @@ impl Debug for Shared {
 
 impl Shared {
     pub(super) fn new(cluster: Cluster) -> Arc<Self> {
-        let state = State {
+        let state = ServerState {
             cluster,
             wakers: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -102,7 +102,7 @@ impl Shared {
         Arc::new(Self { state: Mutex::new(state), begin: Instant::now(), changes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock()
     }
 
@@ -232,7 +232,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl ServerState {
     /// Returns the waker of one reader, which sets its timer again.
     fn timer_waker(&self) -> Option<Waker> {
         self.wakers.values().next().cloned()

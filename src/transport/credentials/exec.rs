@@ -18,7 +18,7 @@ use tokio::{
 
 use super::{
     credential::{Certificate, Credential, bearer},
-    issuer::{Issued, Source},
+    issuer::{CredentialSource, Issued},
 };
 use crate::transport::Error;
 
@@ -37,13 +37,13 @@ pub(super) struct Plugin {
 
 /// Part of an `ExecCredential` that a plugin fills in.
 #[derive(Deserialize)]
-struct Answer {
-    status: Option<Status>,
+struct ExecCredential {
+    status: Option<ExecCredentialStatus>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct ExecCredentialStatus {
     expiration_timestamp: Option<String>,
     token: Option<String>,
     client_certificate_data: Option<String>,
@@ -120,7 +120,7 @@ impl Plugin {
 
     fn read(output: &[u8]) -> Result<Issued, String> {
         // The parser's error is dropped, because it may quote its input, which is secret.
-        let answer: Answer = serde_saphyr::from_slice(output)
+        let answer: ExecCredential = serde_saphyr::from_slice(output)
             .map_err(|_| "its output is not an ExecCredential".to_owned())?;
         let status = answer.status.ok_or("its ExecCredential has no status")?;
         let authorization = status
@@ -173,7 +173,7 @@ fn before_expiry(left: Duration) -> Duration {
     left - RENEW_BEFORE.min(left / 5)
 }
 
-impl Source for Plugin {
+impl CredentialSource for Plugin {
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
         Box::pin(async {
             let issued = match self.run().await {

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     credential::{Certificate, Credential, bearer},
-    issuer::{Issued, Source},
+    issuer::{CredentialSource, Issued},
 };
 use crate::transport::Error;
 
@@ -99,7 +99,7 @@ impl Files {
     }
 }
 
-impl Source for Files {
+impl CredentialSource for Files {
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
         Box::pin(async { self.read() })
     }

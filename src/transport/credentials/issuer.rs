@@ -25,7 +25,7 @@ const REFUSED_GAP: Duration = Duration::from_secs(5);
 const UNSEEN: Duration = Duration::from_secs(30);
 
 /// Source of credentials.
-pub(super) trait Source: Send + Sync + 'static {
+pub(super) trait CredentialSource: Send + Sync + 'static {
     /// Obtains credentials; may take long.
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>>;
 }
@@ -42,13 +42,13 @@ pub(super) struct Issued {
 
 /// Current credential of one source.
 pub(super) struct Issuer {
-    source: Box<dyn Source>,
+    source: Box<dyn CredentialSource>,
     tasks: Tasks,
-    state: Mutex<State>,
+    state: Mutex<IssuerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct IssuerState {
     credential: Option<Arc<Credential>>,
     expires: Option<Instant>,
     renew: Option<Instant>,
@@ -71,8 +71,12 @@ enum Look {
 
 impl Issuer {
     /// Creates an issuer, with a credential if one has been issued already. Runs belong to `tasks`.
-    pub(super) fn new(source: impl Source, issued: Option<Issued>, tasks: Tasks) -> Arc<Self> {
-        let mut state = State::default();
+    pub(super) fn new(
+        source: impl CredentialSource,
+        issued: Option<Issued>,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        let mut state = IssuerState::default();
         if let Some(issued) = issued {
             state.take(issued);
         }
@@ -137,7 +141,7 @@ impl Issuer {
         }
     }
 
-    fn start(self: &Arc<Self>, state: &mut State) -> CancellationToken {
+    fn start(self: &Arc<Self>, state: &mut IssuerState) -> CancellationToken {
         let run = CancellationToken::new();
         let (issuer, ended) = (self.clone(), run.clone().drop_guard());
         self.tasks.execute(async move {
@@ -149,12 +153,12 @@ impl Issuer {
         run
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IssuerState> {
         self.state.lock()
     }
 }
 
-impl State {
+impl IssuerState {
     fn valid(&self, now: Instant) -> Option<Arc<Credential>> {
         let expired = self.expires.is_some_and(|expires| expires <= now);
         self.credential.clone().filter(|_| !expired)
@@ -219,7 +223,7 @@ mod tests {
         }
     }
 
-    impl Source for Script {
+    impl CredentialSource for Script {
         fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
             self.0.runs.fetch_add(1, Ordering::SeqCst);
             Box::pin(async {
