@@ -6,78 +6,42 @@
 //!
 //! # Tour
 //!
-//! Controller that gives each widget a ConfigMap. The CRD of widgets need not be installed when it
-//! starts:
+//! Controller of widgets, whose CRD need not be installed when it starts:
 //!
 //! ```no_run
-//! use std::{collections::BTreeMap, error::Error, sync::Arc};
-//!
-//! use k8s_openapi::api::core::v1::ConfigMap;
-//! use kube::{
-//!     Api, Client, CustomResource, Resource, ResourceExt,
-//!     api::{ObjectMeta, Patch, PatchParams},
-//! };
-//! use pilotlight::{
-//!     controller::{
-//!         Cluster, ClusterOptions, Context, Controller, Outcome, ReconcileError, Reconciler, Request,
-//!     },
-//!     manager::{Manager, ManagerOptions, RunnableOptions},
-//! };
-//! use schemars::JsonSchema;
-//! use serde::{Deserialize, Serialize};
-//! use tokio_util::sync::CancellationToken;
-//!
-//! #[derive(CustomResource, Clone, Debug, Serialize, Deserialize, JsonSchema)]
-//! #[kube(group = "example.com", version = "v1", kind = "Widget", namespaced)]
-//! struct WidgetSpec {
-//!     greeting: String,
-//! }
-//!
+//! # use std::{error::Error, sync::Arc};
+//! # use pilotlight::{controller::*, kind::TypeRef, manager::*};
 //! struct Greeter;
 //!
 //! impl Reconciler for Greeter {
-//!     async fn reconcile(
-//!         &self,
-//!         request: Request,
-//!         context: Context,
-//!     ) -> Result<Outcome, ReconcileError> {
-//!         let Some(widget) = context.lister::<Widget>()?.get(&request)? else {
-//!             return Ok(Outcome::Done); // Deleted; its ConfigMap is deleted with it.
-//!         };
-//!         let owner = widget.controller_owner_ref(&()).map(|owner| vec![owner]);
-//!         let name = Some(format!("{}-greeting", widget.name_any()));
-//!         let greeting = ConfigMap {
-//!             metadata: ObjectMeta { name, owner_references: owner, ..ObjectMeta::default() },
-//!             data: Some(BTreeMap::from([("greeting".to_owned(), widget.spec.greeting.clone())])),
-//!             ..ConfigMap::default()
-//!         };
-//!         // This client sends nothing after the end of the epoch.
-//!         let namespace = widget.namespace().unwrap_or_default();
-//!         Api::<ConfigMap>::namespaced(context.client().clone(), &namespace)
-//!             .patch(&greeting.name_any(), &PatchParams::apply("greeter"), &Patch::Apply(&greeting))
-//!             .await?;
+//!     async fn reconcile(&self, widget: Request, _: Context) -> Result<Outcome, ReconcileError> {
+//!         println!("hello {widget}");
 //!         Ok(Outcome::Done)
 //!     }
 //! }
 //!
-//! async fn run(client: Client, stop: CancellationToken) -> Result<(), Box<dyn Error>> {
-//!     // The type registry and the informers that all controllers of one API server share.
-//!     let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
-//!     let widgets = Controller::builder("widgets")
-//!         .for_::<Widget>()
-//!         .conditional() // Runs only while widgets are served.
-//!         .owns::<ConfigMap>()
-//!         .build(&cluster, Greeter)?;
+//! # async fn run(
+//! #     client: kube::Client,
+//! #     stop: tokio_util::sync::CancellationToken,
+//! # ) -> Result<(), Box<dyn Error>> {
+//! // The type registry and the informers that all controllers of one API server share.
+//! let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
+//! let widgets = Controller::builder("widgets")
+//!     .for_type(TypeRef::kind("example.com", "v1", "Widget"))
+//!     .conditional() // Runs only while widgets are served.
+//!     .build(&cluster, Greeter)?;
 //!
-//!     let mut manager = Manager::new(ManagerOptions::default());
-//!     manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
-//!     manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
-//!     Ok(manager.run(stop).await?)
-//! }
+//! let mut manager = Manager::new(ManagerOptions::default());
+//! manager.add_runnable("cluster", Arc::new(runnable), RunnableOptions::fail_fast())?;
+//! manager.add("widgets", Arc::new(widgets), RunnableOptions::default())?;
+//! manager.run(stop).await?; // Drains when the token is cancelled.
+//! # Ok(())
+//! # }
 //! ```
 //!
-//! `examples/embed.rs` is a whole program, `examples/runnable.rs` runs something that is not a
-//! controller. [`testing`] has the tools to test such code.
+//! `examples/embed.rs` is a whole program with typed objects, a lister and fenced writes;
+//! `examples/runnable.rs` runs something that is not a controller. [`testing`] has the tools to test
+//! such code.
 //!
 //! # Rooms
 //!
@@ -93,11 +57,12 @@
 //! | [`signals`] | shutdown by SIGTERM and SIGINT | `signals` |
 //! | [`testing`] | control planes, faults and oracles for tests | `testing` |
 //!
-//! Rooms are layers: rooms 1 to 5 import only rooms with a lower number, which `tests/architecture.rs`
-//! checks. Each room starts at the file of its name. Every room may use [`kind`], `src/duration.rs`
-//! (durations in Go's notation, back-offs), `src/redaction.rs` (errors that leave the process),
-//! `src/guard.rs` (panics of user code), `src/token_bucket.rs` (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges
-//! of tasks and timers per owner).
+//! Each room starts at the file of its name. Rooms 1 to 5 import only rooms with a lower number;
+//! [`meta`] also imports [`transport`], which imports no room. Every room may import the small
+//! modules: [`kind`], `src/duration.rs` (durations in Go's notation, back-offs), `src/redaction.rs`
+//! (errors that leave the process), `src/guard.rs` (panics of user code), `src/token_bucket.rs`
+//! (rates), `src/list_page.rs` (pages of lists) and `src/owner_gauge.rs` (gauges of tasks and timers
+//! per owner). `tests/architecture.rs` checks all of it.
 //!
 //! # Walk of one event
 //!
@@ -172,7 +137,7 @@
 //! | request is retried | `src/controller/run.rs::settle` |
 //! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
-//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook.rs::read_body` |
+//! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |
 //! | children are written | `src/meta/composite/apply.rs::execute`, the requests in `src/meta/resource.rs` |
 //! | status of a parent is written | `src/meta/composite/parent_status.rs::write_status`, unless `src/meta/parent_writes.rs` holds it back |

@@ -13,6 +13,7 @@ mod fingerprint;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod hook;
+mod hook_error;
 mod hook_health;
 mod hook_metrics;
 mod hook_rule;
@@ -42,7 +43,8 @@ pub use crds::crds;
 pub use definition::{
     ChildRule, Definition, MAX_OWNER_DEPTH, OWNER_DEPTH, Problem, Rejected, UpdateMethod,
 };
-pub use hook::{Hook, HookError};
+pub use hook::Hook;
+pub use hook_error::HookError;
 pub(crate) use hook_health::HookHealth;
 pub use hook_metrics::{HookMetrics, HookSeries};
 pub use hook_rule::{EtagRule, HookRule, HookVersion};

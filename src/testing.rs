@@ -17,9 +17,9 @@
 //! scope.wait_established(&widgets).await?;
 //!
 //! // User that RBAC and the audit log can tell apart.
-//! let mark = plane.audit()?.mark()?;
+//! let position = plane.audit()?.position()?;
 //! let alice = plane.client_as("alice", &[])?;
-//! # drop((mark, alice));
+//! # drop((position, alice));
 //! # Ok(())
 //! # }
 //! ```
@@ -35,6 +35,7 @@
 
 mod audit;
 mod binaries;
+mod binary;
 mod certificates;
 mod control_plane;
 mod crd;
@@ -56,8 +57,9 @@ mod toolchain;
 use std::{path::PathBuf, time::Duration};
 
 pub use self::{
-    audit::{AuditEvent, AuditLog, AuditMark, AuditStage, open_watches},
-    binaries::{Binary, BinarySources, ETCD_VERSION, KUBERNETES_VERSION},
+    audit::{AuditEvent, AuditLog, AuditPosition, AuditStage, open_watches},
+    binaries::BinarySources,
+    binary::{Binary, ETCD_VERSION, KUBERNETES_VERSION},
     control_plane::{ControlPlane, ControlPlaneOptions},
     crd::CrdBuilder,
     faults::{
@@ -65,7 +67,9 @@ pub use self::{
         Profile, Reply, RequestInfo, Rule, RuleId, Schedule, Verb,
     },
     leaks::{Grown, Growth, LeakOracle, Measure, Probe, Slope, Trend},
-    losses::{Difference, Differences, History, Mask, ObjectKey, Recorder, Recording},
+    losses::{
+        History, Mask, RecordedKey, Recorder, Recording, RecordingDifference, RecordingDifferences,
+    },
     private_directory::PrivateDirectory,
     progress::{PrintProgress, Progress, ProgressEvent, Silent},
     scope::TestScope,
@@ -184,7 +188,7 @@ pub enum Error {
         waited: Duration,
     },
     /// Line of the audit log that is not an audit event.
-    #[error("{path}: a line is no audit event: {source}")]
+    #[error("{path}: a line is not an audit event: {source}")]
     AuditLine {
         /// Path of the log.
         path: PathBuf,

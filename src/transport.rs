@@ -18,6 +18,7 @@ mod dialer;
 mod error;
 mod identity;
 mod lane;
+mod metered;
 mod metrics;
 mod no_proxy;
 mod options;
@@ -36,7 +37,7 @@ pub use options::TransportOptions;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use http::{HeaderValue, Request, Response, Uri};
+use http::{HeaderValue, Request, Response};
 use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use kube::{
@@ -50,9 +51,10 @@ use tower::{BoxError, ServiceBuilder, ServiceExt, util::BoxService};
 use body::ResponseBody;
 use credentials::{Authorized, Credentials};
 use deadline::Deadlines;
-use dialer::Dialer;
+use dialer::{Dialer, host};
+use error::describe;
 use identity::Identity;
-use metrics::Metered;
+use metered::Metered;
 use pool::{Pool, PoolService};
 use tunnel::Tunnel;
 
@@ -201,16 +203,6 @@ fn connector(
         builder = builder.with_server_name_resolver(FixedServerNameResolver::new(server_name));
     }
     Ok(builder.enable_all_versions().wrap_connector(tunnel))
-}
-
-fn host(uri: &Uri) -> String {
-    // Without user and password, which would become a label of every metric.
-    uri.authority().map(redaction::url).unwrap_or_default()
-}
-
-/// Formats an error with all its causes: hyper's errors alone say only "client error".
-fn describe(error: &(dyn std::error::Error + 'static)) -> String {
-    redaction::error(error)
 }
 
 #[cfg(test)]

@@ -19,10 +19,10 @@ use pilotlight::{
 use serde_json::json;
 
 pub(crate) use self::backend::{Backend, Discovery, Health};
-use crate::support::{Act, Carrier, Embedded, Harness, Recorder};
+use crate::support::{Act, Carrier, Embedded, Harness, RecordingReconciler};
 
 #[tokio::test]
-async fn a_type_of_another_server_comes_fails_and_goes() {
+async fn aggregated_type_is_installed_becomes_unknown_and_is_removed() {
     // In parallel, because the API server checks a backend only every 30 seconds.
     tokio::join!(
         comes_fails_and_goes("aggregated", Discovery::Aggregated),
@@ -34,7 +34,7 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
     let harness = Harness::start(name).await;
     let group = harness.scope.group.clone();
     let gauges = TypeRef::resource(&group, "v1", "gauges");
-    let recorder = Recorder::new(gauges.clone());
+    let recorder = RecordingReconciler::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
     Embedded.add(&harness, "gauges", &recorder).await;
     harness.until("gauges", "waits", |it| it.reason == "TypeAbsent").await;
@@ -66,10 +66,10 @@ async fn comes_fails_and_goes(name: &str, discovery: Discovery) {
 async fn fails_and_recovers(
     harness: &Harness<'_>,
     gauges: &TypeRef,
-    recorder: &Recorder,
+    recorder: &RecordingReconciler,
     backend: &Backend,
 ) {
-    backend.turns(Health::Ill);
+    backend.set_health(Health::Ill);
     let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
     harness.type_state(gauges, "is unknown while its server fails", unknown).await;
     let status = harness.until("gauges", "is stale", |it| it.report.stale).await;
@@ -78,7 +78,7 @@ async fn fails_and_recovers(
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert_eq!(stale.uid.as_deref(), Some("one"), "the cache is kept");
 
-    backend.turns(Health::Well);
+    backend.set_health(Health::Well);
     harness.type_state(gauges, "is served again", |it| *it == TypeState::Served).await;
     harness.until("gauges", "is current again", |it| it.reason == "Running").await;
     assert_eq!(harness.status("gauges").epoch, 1);

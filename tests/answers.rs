@@ -52,7 +52,7 @@ async fn a_change_costs_one_write_of_the_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
+async fn another_writer_is_opposed_less_than_once_a_second_and_is_named() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "ours");
     bench.settled(&["p"], 1, "ours").await;
@@ -81,7 +81,7 @@ async fn a_rival_writer_is_met_less_than_once_a_second_and_named() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_conflict_without_an_event_is_met_less_than_once_a_second() {
+async fn conflict_without_an_event_is_retried_less_than_once_a_second() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.settled(&["p"], 1, "one").await;
@@ -128,7 +128,7 @@ fn looked_before_each(bench: &Bench) -> Vec<bool> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
+async fn each_answer_to_a_create_decides_when_the_next_one_is_sent() {
     // Any answer may carry `Retry-After`, but only these two reasons make it a pause.
     let (throttled, unavailable) = ("TooManyRequests", "ServiceUnavailable");
     for (code, reason, after, means) in [
@@ -193,7 +193,7 @@ async fn each_answer_to_a_create_means_its_own_for_the_next_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent_again() {
+async fn create_with_an_unknown_outcome_is_read_before_it_is_sent_again() {
     let bench = Bench::start().await;
     bench.faults.add(children(reply(504, "Timeout", "request timed out"), Verb::Create).times(3));
 
@@ -217,7 +217,7 @@ async fn a_create_that_may_have_been_carried_out_is_looked_for_before_it_is_sent
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
+async fn write_is_not_repeated_before_its_retry_after() {
     // Answers of the filter in front of all requests, and of the registries behind it.
     let filter = |code: u16| Reply::text(code, "Too many requests, please try again later.\n");
     let registry = |code: u16, reason: &str, seconds: u64| {
@@ -268,7 +268,7 @@ async fn a_write_that_is_refused_with_a_time_is_not_repeated_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
+async fn throttling_server_gets_fewer_requests_and_nothing_is_lost() {
     let bench = Bench::start().await;
     bench.parent("first", 1, "one");
     bench.settled(&["first"], 1, "one").await;
@@ -297,7 +297,7 @@ async fn a_server_that_throttles_is_asked_ever_less_and_nothing_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_that_was_asked_to_wait_stops_at_once() {
+async fn throttled_controller_stops_at_once() {
     let bench = Bench::start().await;
     let throttled = Reply::text(429, "later").retry_after(300);
     bench.faults.add(Rule::new(Action::Reply(throttled)).mutating());
@@ -311,7 +311,7 @@ async fn a_controller_that_was_asked_to_wait_stops_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_child_of_five_that_is_refused_costs_the_others_nothing() {
+async fn refused_child_does_not_affect_the_other_four() {
     for (code, reason, message) in [
         (422, "Invalid", "ConfigMap \"p-2\" is invalid: data: Invalid value"),
         (403, "Forbidden", "configmaps \"p-2\" is forbidden: exceeded quota: small"),
@@ -341,7 +341,7 @@ async fn one_child_of_five_that_is_refused_costs_the_others_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_admission_holds_up_its_own_parent_alone() {
+async fn slow_admission_delays_only_its_own_parent() {
     let bench = Bench::start().await;
     let slow = Action::Delay(Duration::from_secs(25));
     let rule = bench.faults.add(children(slow, Verb::Create).times(1));
@@ -361,7 +361,7 @@ async fn a_slow_admission_holds_up_its_own_parent_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_that_was_replaced_unseen_is_not_deleted_in_the_place_of_the_one_that_was() {
+async fn replacement_that_the_cache_has_not_seen_is_not_deleted() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "ours");
     bench.settled(&["p"], 1, "ours").await;
@@ -417,7 +417,7 @@ async fn a_parent_whose_children_are_all_refused_gets_its_status() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stop_sends_nothing_more_of_what_a_hook_wanted() {
+async fn no_write_of_a_hook_answer_is_sent_after_a_stop() {
     let bench = Bench::start().await;
     bench.faults.add(children(Action::Delay(Duration::from_secs(1)), Verb::Create));
     bench.parent("p", 4, "one");

@@ -193,7 +193,7 @@ fn bad_answers() -> Vec<(&'static str, Respond, &'static str)> {
 }
 
 #[tokio::test]
-async fn a_bad_answer_is_told_and_changes_nothing() {
+async fn invalid_answer_is_reported_and_changes_nothing() {
     let supervised = Supervised::start("bad-answers").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -268,7 +268,7 @@ async fn a_bad_answer_is_told_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_refuses_holds_up_no_other() {
+async fn refused_child_delays_no_other() {
     let supervised = Supervised::start("refused").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -294,7 +294,7 @@ async fn a_child_that_the_server_refuses_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_hook_that_nobody_answers_for_is_named() {
+async fn unreachable_hook_is_named() {
     let supervised = Supervised::start("deaf").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -389,7 +389,7 @@ async fn unusual_parents_are_synced_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_bad_controller_names_its_field_and_harms_no_other() {
+async fn invalid_controller_names_its_field_and_affects_no_other() {
     let supervised = Supervised::start("bad-specs").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();

@@ -96,7 +96,7 @@ async fn the_arguments_of_metacontrollers_manifests_start_a_manager() {
 }
 
 #[tokio::test]
-async fn the_demo_is_played_without_a_control_plane() {
+async fn the_demo_runs_without_a_control_plane() {
     let played = run(&["dev", "--demo", "--simulated"]).await;
 
     assert_code(&played, 0);
@@ -120,7 +120,7 @@ async fn the_crds_in_the_repository_are_those_of_the_types() {
 }
 
 #[tokio::test]
-async fn a_log_that_nobody_reads_ends_no_process() {
+async fn an_unread_log_ends_no_process() {
     let mut command = pilotlight(&["dev", "--simulated"]);
     let mut process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(process.stderr.take());
@@ -138,7 +138,7 @@ async fn a_log_that_nobody_reads_ends_no_process() {
 }
 
 #[tokio::test]
-async fn status_says_that_a_crd_keeps_none_and_what_to_apply() {
+async fn status_reports_a_crd_without_status_and_the_fix() {
     let server = SimulatedServer::new();
     let socket = server.serve(([127, 0, 0, 1], 0).into()).await.unwrap();
     let directory = tempfile::tempdir().unwrap();
@@ -188,7 +188,7 @@ fn entries(directory: &Path) -> Vec<(PathBuf, u32)> {
 }
 
 #[tokio::test]
-async fn the_kubeconfig_of_a_simulated_server_is_private_and_goes_with_it() {
+async fn the_kubeconfig_of_a_simulated_server_is_private_and_removed_with_it() {
     let directory = tempfile::tempdir().unwrap();
     let mut command = pilotlight(&["dev", "--simulated", "--no-manager"]);
     command.env("TMPDIR", directory.path()).stdout(Stdio::piped());

@@ -138,7 +138,7 @@ async fn a_declared_controller_runs_until_finalizers_are_gone() {
 }
 
 #[tokio::test]
-async fn a_list_of_controllers_shows_how_they_are() {
+async fn a_list_of_controllers_has_their_states() {
     let supervised = Supervised::start("columns").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -187,7 +187,7 @@ async fn a_list_of_controllers_shows_how_they_are() {
 }
 
 #[tokio::test]
-async fn the_pause_annotation_stops_a_controller_until_it_goes() {
+async fn the_pause_annotation_stops_a_controller_until_it_is_removed() {
     let (supervised, crd) = Supervised::at_work("pause").await;
     let harness = &supervised.harness;
 
@@ -209,7 +209,7 @@ async fn the_pause_annotation_stops_a_controller_until_it_goes() {
 }
 
 #[tokio::test]
-async fn an_optional_type_comes_and_goes_without_a_restart() {
+async fn an_optional_type_is_installed_and_removed_without_a_restart() {
     let supervised = Supervised::start("optional").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -270,7 +270,7 @@ async fn an_optional_type_comes_and_goes_without_a_restart() {
 }
 
 #[tokio::test]
-async fn a_controller_that_is_deleted_stops_and_leaves_children_alone() {
+async fn deleted_controller_stops_and_keeps_its_children() {
     let (supervised, crd) = Supervised::at_work("deleted").await;
     let harness = &supervised.harness;
     let child = supervised.child("gear", 1).await;
@@ -289,7 +289,7 @@ async fn a_controller_that_is_deleted_stops_and_leaves_children_alone() {
 }
 
 #[tokio::test]
-async fn a_controller_that_is_no_target_any_more_stops_at_once() {
+async fn controller_that_leaves_the_target_selector_stops_at_once() {
     let supervised = Supervised::start("target").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();

@@ -26,7 +26,9 @@ use pilotlight::{
         Definition, Hook, HookError, LAST_APPLIED, MetaOptions, SUPERVISOR, Supervisor,
         api::{CompositeController, StatusCondition},
     },
-    testing::{AuditEvent, AuditMark, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope},
+    testing::{
+        AuditEvent, AuditPosition, ControlPlane, ControlPlaneOptions, CrdBuilder, TestScope,
+    },
 };
 use serde_json::{Value, json};
 use tokio::time::timeout;
@@ -224,11 +226,11 @@ impl Harness {
         .await
     }
 
-    /// Number of requests with this verb since `mark` for the parents' type and the children's
+    /// Number of requests with this verb since `position` for the parents' type and the children's
     /// type.
-    async fn requests_since(&self, mark: AuditMark, verb: &str) -> usize {
+    async fn requests_since(&self, position: AuditPosition, verb: &str) -> usize {
         shared().plane.audit_settled().await.unwrap();
-        let events = shared().plane.audit().unwrap().since(mark).unwrap();
+        let events = shared().plane.audit().unwrap().since(position).unwrap();
         let ours = |event: &&AuditEvent| {
             event.namespace == self.scope.namespace
                 && event.verb == verb
@@ -237,8 +239,8 @@ impl Harness {
         events.iter().filter(ours).count()
     }
 
-    fn mark() -> AuditMark {
-        shared().plane.audit().unwrap().mark().unwrap()
+    fn position() -> AuditPosition {
+        shared().plane.audit().unwrap().position().unwrap()
     }
 
     fn asked(&self) -> usize {
@@ -313,7 +315,7 @@ async fn a_parent_gets_its_children_and_its_status() {
 }
 
 #[tokio::test]
-async fn a_parent_that_is_as_wanted_costs_nothing_more() {
+async fn parent_in_its_desired_state_causes_no_request() {
     let harness = Harness::start(
         "composite-quiet",
         "InPlace",
@@ -331,14 +333,14 @@ async fn a_parent_that_is_as_wanted_costs_nothing_more() {
     // The child and the status that the sync writes cause one more sync each.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(harness.asked() <= 3, "called {} times", harness.asked());
-    let (asked, mark) = (harness.asked(), Harness::mark());
+    let (asked, position) = (harness.asked(), Harness::position());
     harness.touch("a").await;
     eventually("a sync", async || (harness.asked() > asked).then_some(())).await;
 
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(harness.asked(), asked + 1);
     for verb in ["get", "list", "create", "update", "delete"] {
-        assert_eq!(harness.requests_since(mark, verb).await, 0, "{verb}");
+        assert_eq!(harness.requests_since(position, verb).await, 0, "{verb}");
     }
     assert_eq!(harness.config_map("a-child").await.unwrap().resource_version(), before);
     harness.stop().await;

@@ -68,7 +68,7 @@ async fn the_kubeconfig_file_leads_to_the_same_server() {
 }
 
 #[tokio::test]
-async fn an_unprivileged_user_is_denied_and_a_group_is_believed() {
+async fn an_unprivileged_user_is_denied_and_a_group_is_authorized() {
     let plane = ControlPlane::shared();
     let scope = plane.scope("rbac").await.unwrap();
     let alice = Api::<ConfigMap>::namespaced(
@@ -85,7 +85,7 @@ async fn an_unprivileged_user_is_denied_and_a_group_is_believed() {
 }
 
 #[tokio::test]
-async fn a_service_account_token_is_believed() {
+async fn a_service_account_token_is_accepted() {
     let plane = ControlPlane::shared();
     let scope = plane.scope("token").await.unwrap();
     let accounts = Api::<ServiceAccount>::namespaced(scope.client(), &scope.namespace);
@@ -125,19 +125,19 @@ async fn a_crd_is_installed_served_switched_off_and_on_and_deleted() {
 }
 
 #[tokio::test]
-async fn the_audit_log_tells_who_asked_for_what_and_which_watches_are_open() {
+async fn the_audit_log_has_users_requests_and_open_watches() {
     let plane = ControlPlane::shared();
     let audit = plane.audit().unwrap();
     let scope = plane.scope("audit").await.unwrap();
     plane.audit_settled().await.unwrap();
-    let mark = audit.mark().unwrap();
+    let position = audit.position().unwrap();
     let user = format!("bob-{}", scope.namespace);
     let bob = Api::<ConfigMap>::namespaced(
         plane.client_as(&user, &["system:masters"]).unwrap(),
         &scope.namespace,
     );
     let of_bob = || {
-        let mut events = audit.since(mark).unwrap();
+        let mut events = audit.since(position).unwrap();
         events.retain(|event| event.user == user);
         events
     };
@@ -159,7 +159,7 @@ async fn the_audit_log_tells_who_asked_for_what_and_which_watches_are_open() {
 }
 
 #[tokio::test]
-async fn a_deleted_namespace_goes_away_with_what_it_holds() {
+async fn a_deleted_namespace_is_removed_with_its_objects() {
     let scope = ControlPlane::shared().scope("namespace").await.unwrap();
     let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
     let map = serde_json::from_value(json!({ "metadata": { "name": "a" } })).unwrap();
@@ -176,7 +176,7 @@ async fn a_deleted_namespace_goes_away_with_what_it_holds() {
 }
 
 #[tokio::test]
-async fn a_child_goes_with_its_owner() {
+async fn a_child_is_deleted_with_its_owner() {
     let scope = ControlPlane::shared().scope("garbage").await.unwrap();
     let maps = Api::<ConfigMap>::namespaced(scope.client(), &scope.namespace);
     let owner = serde_json::from_value(json!({ "metadata": { "name": "owner" } })).unwrap();

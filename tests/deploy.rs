@@ -180,7 +180,7 @@ fn no_rule_has_a_wildcard() {
 }
 
 #[tokio::test]
-async fn it_runs_with_the_rights_of_its_own_service_account() {
+async fn manager_runs_with_the_rights_of_its_own_service_account() {
     // A separate control plane, because ClusterRoles and CRDs are cluster-scoped.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
     let client = plane.client().unwrap();

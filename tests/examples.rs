@@ -102,7 +102,7 @@ async fn greeted(client: &Client, namespace: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn they_start_stop_and_start_again_with_their_type() {
+async fn examples_start_stop_and_start_again_with_their_type() {
     build();
     let plane = ControlPlane::shared();
     let client = plane.client().unwrap();

@@ -20,7 +20,7 @@ async fn faulty(name: &str) -> (TestScope, Faults, Api<ConfigMap>) {
 }
 
 #[tokio::test]
-async fn a_refused_verb_does_not_touch_the_others() {
+async fn a_refused_verb_does_not_affect_the_others() {
     let (scope, faults, maps) = faulty("refused").await;
     let refusal = Reply::status(403, "Forbidden", "configmaps is forbidden");
     let rule = Rule::new(Action::Reply(refusal)).verb(Verb::List).resource("", "configmaps");
@@ -38,7 +38,7 @@ async fn a_refused_verb_does_not_touch_the_others() {
 }
 
 #[tokio::test]
-async fn kube_does_not_retry_behind_our_back() {
+async fn kube_does_not_retry_by_itself() {
     let (_, faults, maps) = faulty("retry").await;
     let reply = Reply::status(429, "TooManyRequests", "later").retry_after(1);
     faults.add(Rule::new(Action::Reply(reply)));
@@ -49,7 +49,7 @@ async fn kube_does_not_retry_behind_our_back() {
 }
 
 #[tokio::test]
-async fn an_open_watch_shows_and_can_be_cut() {
+async fn an_open_watch_is_listed_and_can_be_cut() {
     let (_, faults, maps) = faulty("cut").await;
     let map = serde_json::from_value(json!({ "metadata": { "name": "a" } })).unwrap();
     maps.create(&PostParams::default(), &map).await.unwrap();

@@ -14,7 +14,7 @@ use tokio::time::{self, Duration, Instant};
 
 #[cfg(feature = "cli")]
 use crate::support::Declared;
-use crate::support::{Carrier, Embedded, Harness, Listening, Recorder, alone, type_of};
+use crate::support::{Carrier, Embedded, Harness, Listening, RecordingReconciler, alone, type_of};
 
 const PACED: u64 = 50;
 const FAST: u64 = 50;
@@ -48,7 +48,7 @@ async fn a_hundred_flaps_leave_a_declared_controller_as_it_was() {
 async fn a_hundred_flaps_leave_nothing(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     let flapping = &carrier.add(&harness, "flapping", &recorder).await;
     harness.warm_up().await;
     // A complete life with an object, so that one-time allocations precede the baseline.

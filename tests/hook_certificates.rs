@@ -209,7 +209,7 @@ fn parent(bench: &Bench, group: &str, name: &str, size: i64) {
 }
 
 #[tokio::test]
-async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other() {
+async fn hook_with_an_invalid_certificate_is_reported_with_its_reason_and_affects_no_other() {
     let files = tempfile::tempdir().unwrap();
     // A process reads its trusted authorities once, from the path in its environment.
     let trusting = || {
@@ -222,7 +222,7 @@ async fn a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no
     };
     let name = concat!(
         "hook_certificates::",
-        "a_hook_whose_certificate_is_wrong_is_told_of_by_its_reason_and_hurts_no_other"
+        "hook_with_an_invalid_certificate_is_reported_with_its_reason_and_affects_no_other"
     );
     alone_where(name, trusting, hooks_with_wrong_certificates()).await;
 }
@@ -232,7 +232,7 @@ async fn hooks_with_wrong_certificates() {
     let authority = Issuer::new(authority(), KeyPair::from_pem(&key).unwrap());
     let own = "127.0.0.1";
     let cases = [
-        ("unknown", certificate(own, 2020, 2100, Signed::ByItself), "of an unknown issuer"),
+        ("unknown", certificate(own, 2020, 2100, Signed::ByItself), "has an unknown issuer"),
         ("expired", certificate(own, 2000, 2020, Signed::ByTheAuthority), "expired at 2020-01-01"),
         ("early", certificate(own, 2090, 2100, Signed::ByTheAuthority), "before 2090-01-01"),
         (
@@ -241,7 +241,7 @@ async fn hooks_with_wrong_certificates() {
             "not valid for name \"127.0.0.1\"; certificate is only valid for DnsName(\"other.test\")",
         ),
         ("old", Listens::Tls11, "neither TLS 1.2 nor 1.3"),
-        ("plain", Listens::PlainHttp, "speaks no TLS"),
+        ("plain", Listens::PlainHttp, "does not speak TLS"),
     ];
     let mut servers = Vec::new();
     for (name, listens, reason) in cases {

@@ -40,7 +40,7 @@ fn a_thousand_parents(bench: &Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_thousand_parents_come_back_after_an_outage_without_a_stampede() {
+async fn thousand_parents_recover_gradually_after_their_hook() {
     let (_well, never) = watch::channel(false);
     let bench = Bench::start().await;
     bench.hook.answers(move |request| down_while(never.clone(), request));
@@ -154,7 +154,7 @@ async fn a_controller_of_which_one_parent_fails_is_ready_while_others_succeed() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_parent_alone_finds_its_hook_again_within_seconds() {
+async fn single_parent_recovers_within_seconds_after_its_hook() {
     let bench = Bench::start().await;
     let (broken, outage) = watch::channel(true);
     bench.hook.answers(move |request| down_while(outage.clone(), request));
@@ -171,7 +171,7 @@ async fn one_parent_alone_finds_its_hook_again_within_seconds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn parents_that_a_hook_always_fails_for_are_not_asked_about_more_when_others_succeed() {
+async fn always_failing_parents_are_not_retried_more_often_when_others_succeed() {
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {
         match request["parent"]["spec"]["text"] == "broken" {
@@ -199,7 +199,7 @@ async fn parents_that_a_hook_always_fails_for_are_not_asked_about_more_when_othe
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_parent_is_asked_about_twice_at_once_however_often_it_changes() {
+async fn one_parent_has_one_hook_call_at_a_time() {
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {
         sleep(Duration::from_secs(2)).await;
@@ -254,7 +254,7 @@ async fn an_answer_after_its_deadline_is_discarded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_last_state() {
+async fn slow_hook_delays_no_watch_and_sees_the_last_state() {
     const PARENTS: usize = 100;
     let bench = Bench::start().await;
     bench.hook.answers(|request| async move {
@@ -296,7 +296,7 @@ async fn a_hook_that_is_slower_than_the_changes_holds_up_no_watch_and_sees_the_l
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_parent_that_its_hook_fails_for_is_counted_until_it_is_gone() {
+async fn failing_parent_is_counted_until_its_deletion() {
     let bench = Bench::start().await;
     let broken = HookError::Status { code: 500, body: "broken".to_owned() };
     bench.hook.answers(move |_| std::future::ready(Err(broken.clone())));

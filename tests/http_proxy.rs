@@ -264,7 +264,7 @@ async fn a_proxy_that_refuses_is_named_with_its_status_and_without_its_password(
 }
 
 #[tokio::test]
-async fn a_proxy_over_tls_is_judged_by_the_systems_roots() {
+async fn a_proxy_over_tls_is_verified_by_the_systems_roots() {
     let server = ApiServer::start().await;
     let (acceptor, _) = acceptor();
     let proxy = ConnectProxy::start(server.tls.address(), "200 OK", Some(acceptor)).await;

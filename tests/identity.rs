@@ -8,7 +8,7 @@ use pilotlight::{
 
 #[cfg(feature = "cli")]
 use crate::support::Declared;
-use crate::support::{Carrier, Embedded, Harness, Listening, Recorder, about, type_of};
+use crate::support::{Carrier, Embedded, Harness, Listening, RecordingReconciler, about, type_of};
 
 #[tokio::test]
 async fn an_embedded_controller_starts_anew_with_another_crd() {
@@ -30,7 +30,7 @@ async fn starts_anew_with_another_crd(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let mut crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    let recorder = Recorder::new(widgets.clone());
+    let recorder = RecordingReconciler::new(widgets.clone());
     let anew = &carrier.add(&harness, "anew", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running(anew, 1).await;
@@ -89,11 +89,11 @@ fn is_read(verb: Verb) -> bool {
 }
 
 #[tokio::test]
-async fn a_type_that_was_replaced_while_nobody_looked_is_another_one() {
+async fn type_replaced_while_unwatched_is_another_type() {
     let harness = Harness::start("identity-unseen").await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    let recorder = Recorder::new(widgets.clone());
+    let recorder = RecordingReconciler::new(widgets.clone());
     Embedded.add(&harness, "anew", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("anew", 1).await;

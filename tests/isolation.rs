@@ -17,8 +17,8 @@ use tokio::{
 };
 
 use crate::support::{
-    Act, Answer, Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Recorder, Rule, Supervised,
-    about, install_own_crds, one_config_map, type_of,
+    Act, Answer, Carrier, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, Rule,
+    Supervised, about, install_own_crds, one_config_map, type_of,
 };
 
 const BYSTANDERS: usize = 20;
@@ -43,7 +43,7 @@ async fn twenty_controllers_keep_their_latency_beside_bad_neighbours() {
     for crd in [&widgets, &gadgets] {
         supervised.install(crd).await;
     }
-    let bystanders = Recorder::new(type_of(&widgets, "v1"));
+    let bystanders = RecordingReconciler::new(type_of(&widgets, "v1"));
     for number in 0..BYSTANDERS {
         Embedded.add(harness, &format!("bystander-{number}"), &bystanders).await;
     }
@@ -98,9 +98,9 @@ impl Neighbours {
         let name = |what: &str| format!("{what}-{round}");
         let missing = name("missing");
         let absents = CrdBuilder::new(&harness.scope.group, "Absent");
-        Embedded.add(harness, &missing, &Recorder::new(type_of(&absents, "v1"))).await;
+        Embedded.add(harness, &missing, &RecordingReconciler::new(type_of(&absents, "v1"))).await;
         let panicking = name("panicking");
-        let panics = Recorder::new(type_of(widgets, "v1"));
+        let panics = RecordingReconciler::new(type_of(widgets, "v1"));
         panics.act("beat", Act::Panic);
         Embedded.add(harness, &panicking, &panics).await;
         let hanging = name("hanging");
@@ -111,7 +111,7 @@ impl Neighbours {
         let (asked, since) = (supervised.hook.count("beat"), Instant::now());
         supervised.declare(&hanging, supervised.spec(widgets)).await;
         let forbidden = name("forbidden");
-        let reads = Recorder::new(type_of(gadgets, "v1"));
+        let reads = RecordingReconciler::new(type_of(gadgets, "v1"));
         Embedded.add(harness, &forbidden, &reads).await;
 
         reads.saw("gadget", 1).await;
@@ -127,7 +127,7 @@ impl Neighbours {
         assert!(refused.message.contains("grant"), "{}", refused.message);
         let panicked =
             harness.until(&panicking, "has panicked", |it| it.last_error().is_some()).await;
-        assert!(panicked.last_error().is_some_and(|error| error.contains("told to panic")));
+        assert!(panicked.last_error().is_some_and(|error| error.contains("injected panic")));
         assert_eq!(panicked.state, ControllerState::Running);
         Self { missing, panicking, hanging, forbidden, asked, since, _held: held }
     }
@@ -169,7 +169,7 @@ impl Neighbours {
 async fn latencies(
     harness: &Harness<'_>,
     crd: &CrdBuilder,
-    recorder: &Recorder,
+    recorder: &RecordingReconciler,
     beat: &mut i64,
 ) -> Vec<Duration> {
     let api = harness.scope.api(crd, "v1");

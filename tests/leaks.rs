@@ -90,7 +90,7 @@ async fn controller(harness: &Harness<'_>, name: &str, widgets: TypeRef) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
+async fn leaked_task_is_reported_by_its_name() {
     let (harness, leaks, baseline) = harness("leaks-task").await;
     let release = Arc::new(Notify::new());
     // Longer than the oracle's patience.
@@ -117,7 +117,7 @@ async fn a_task_that_a_run_leaves_behind_is_told_by_its_name() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
+async fn leaked_client_is_reported_with_its_controller() {
     let (harness, leaks, baseline) = harness("leaks-client").await;
     let (escaped, mut kept) = mpsc::channel(1);
     harness
@@ -135,7 +135,7 @@ async fn a_client_that_outlives_its_controller_is_told_by_the_name_of_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_waits_for_ever_is_told_with_its_controller() {
+async fn leaked_request_is_reported_with_its_controller() {
     let (harness, leaks, baseline) = harness("leaks-queue").await;
     let crd = harness.widgets();
     harness.scope.install_crd(&crd).await.unwrap();
@@ -153,7 +153,7 @@ async fn a_request_that_waits_for_ever_is_told_with_its_controller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whatever_waits_for_a_time_is_told_with_its_owner() {
+async fn leaked_timer_is_reported_with_its_owner() {
     let (harness, leaks, baseline) = harness("leaks-timers").await;
     let crd = harness.widgets();
     harness.scope.install_crd(&crd).await.unwrap();

@@ -214,7 +214,7 @@ fn matches_case(case: &Case, line: &Line) -> bool {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
+async fn every_fault_is_logged_within_ten_seconds_and_without_a_flood() {
     let mut wrong = Vec::new();
     for case in cases() {
         let what = case.what;
@@ -253,7 +253,7 @@ async fn every_fault_is_told_of_within_ten_seconds_and_not_in_a_flood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_type_that_is_established_late_is_waited_for_without_a_word() {
+async fn type_that_is_established_late_is_awaited_without_a_warning() {
     let logs = Logs::capture();
     let bench = Bench::start().await;
     let late = Duration::from_secs(3);

@@ -14,13 +14,13 @@ const SAMPLE: std::ops::Range<u64> = 1..4;
 const MANY: std::ops::Range<u64> = 1..41;
 
 #[tokio::test]
-async fn faults_lose_nothing_and_double_nothing() {
+async fn faults_lose_and_duplicate_nothing() {
     seeds_lose_nothing(SAMPLE).await;
 }
 
 #[tokio::test]
 #[ignore = "takes minutes: run it by name"]
-async fn many_seeds_lose_nothing_and_double_nothing() {
+async fn many_seeds_lose_and_duplicate_nothing() {
     seeds_lose_nothing(MANY).await;
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::support::{HarnessOptions, Rule, Supervised, install_own_crds};
 
 #[tokio::test]
-async fn a_hook_is_not_told_that_children_are_gone_that_may_not_be_listed() {
+async fn hook_request_has_null_for_children_that_cannot_be_listed() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
     let supervised =

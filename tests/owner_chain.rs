@@ -80,7 +80,7 @@ async fn chain_of_parents_of_one_type_ends_with_a_reason_and_an_annotation_allow
 }
 
 #[tokio::test(start_paused = true)]
-async fn children_of_the_parents_type_that_are_no_parents_are_made() {
+async fn children_of_the_parents_type_that_are_no_parents_are_created() {
     let roots = json!({ "matchLabels": { "root": "yes" } });
     let bench = start(json!({}), roots).await;
 

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::support::{Answer, Supervised, condition, config_map, status_of};
 
 #[tokio::test]
-async fn a_hook_that_is_always_busy_is_told_of_in_the_status() {
+async fn always_busy_hook_is_reported_in_the_status() {
     let supervised = Supervised::start("always-busy").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -31,7 +31,7 @@ async fn a_hook_that_is_always_busy_is_told_of_in_the_status() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller() {
+async fn refused_child_is_reported_in_the_status_of_its_controller() {
     let supervised = Supervised::start("refused-status").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -55,7 +55,7 @@ async fn a_child_that_the_server_refuses_is_seen_in_the_status_of_its_controller
 }
 
 #[tokio::test]
-async fn events_that_nobody_takes_hold_up_no_declared_controller() {
+async fn refused_events_delay_no_declared_controller() {
     let supervised = Supervised::start("events-hang").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();

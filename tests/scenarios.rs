@@ -79,6 +79,7 @@ mod change;
 mod leave;
 mod many;
 mod process;
+mod replace;
 mod server_faults;
 mod sharing;
 mod testbed;
@@ -113,6 +114,7 @@ fn all() -> Vec<Scenario> {
     let parts = [
         appear::SCENARIOS,
         leave::SCENARIOS,
+        replace::SCENARIOS,
         change::SCENARIOS,
         backends::SCENARIOS,
         server_faults::SCENARIOS,

@@ -15,7 +15,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::support::{Carrier, Embedded, Harness, HarnessOptions, Recorder, type_of};
+use crate::support::{Carrier, Embedded, Harness, HarnessOptions, RecordingReconciler, type_of};
 
 /// Longer than the detection of a dead connection (PING after 30 s, 10 s for its answer) and the
 /// timeout of the new connection (5 s); shorter than the silence that a watch may have.
@@ -25,12 +25,12 @@ const STANDSTILL: Duration = Duration::from_secs(65);
 const FOUND_AGAIN: Duration = Duration::from_secs(40);
 
 #[tokio::test]
-async fn an_api_server_that_stands_still_for_a_while_stops_nothing() {
+async fn a_stalled_api_server_stops_nothing() {
     // A separate control plane, because all other tests need theirs.
     let plane = ControlPlane::start(ControlPlaneOptions::default()).await.unwrap();
-    let harness = Harness::on(&plane, "standstill", HarnessOptions::default()).await;
+    let harness = Harness::on(&plane, "server-stall", HarnessOptions::default()).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "patient", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("patient", 1).await;

@@ -9,7 +9,9 @@ use tokio::time::timeout;
 
 #[cfg(feature = "cli")]
 use crate::support::Declared;
-use crate::support::{Carrier, Embedded, Harness, Listening, PATIENCE, Recorder, Seen, type_of};
+use crate::support::{
+    Carrier, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, Seen, type_of,
+};
 
 #[tokio::test]
 async fn embedded_controllers_share_one_watch() {
@@ -38,7 +40,8 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    let (ones, others) = (Recorder::new(widgets.clone()), Recorder::new(widgets.clone()));
+    let (ones, others) =
+        (RecordingReconciler::new(widgets.clone()), RecordingReconciler::new(widgets.clone()));
     let one = &first.add(&harness, "one", &ones).await;
     let other = &second.add(&harness, "other", &others).await;
     harness.scope.install_crd(&crd).await.unwrap();
@@ -101,7 +104,7 @@ async fn share_one_watch(name: &str, first: impl Carrier, second: impl Carrier) 
 }
 
 #[tokio::test]
-async fn whoever_subscribes_without_a_controller_hears_that_the_type_is_gone() {
+async fn subscriber_without_a_controller_is_notified_that_the_type_is_gone() {
     let harness = Harness::start("sharing-end").await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");

@@ -13,7 +13,7 @@ use crate::support::{Answer, Call, Supervised, condition, config_map, status_of}
 async fn a_valid_edit_is_one_restart_without_a_relist() {
     let (supervised, crd) = Supervised::at_work("edit-valid").await;
     let harness = &supervised.harness;
-    let mark = harness.mark();
+    let position = harness.position();
     harness.faults.forget_seen();
     let before = supervised.hook.count("gear");
 
@@ -30,7 +30,7 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
     supervised.resize(&crd, "gear", 2).await;
     supervised.child("gear", 2).await;
     let read: Vec<_> = harness
-        .requests(&crd, mark)
+        .requests(&crd, position)
         .await
         .into_iter()
         .filter(|event| matches!(event.verb.as_str(), "list" | "watch"))
@@ -52,7 +52,7 @@ async fn a_valid_edit_is_one_restart_without_a_relist() {
 }
 
 #[tokio::test]
-async fn an_invalid_edit_leaves_the_old_controller_at_work() {
+async fn an_invalid_edit_keeps_the_old_controller_running() {
     let (supervised, crd) = Supervised::at_work("edit-invalid").await;
     let harness = &supervised.harness;
     let name = supervised.name("a");
@@ -123,7 +123,7 @@ async fn an_invalid_edit_leaves_the_old_controller_at_work() {
 }
 
 #[tokio::test]
-async fn an_edit_that_needs_a_missing_type_takes_over_when_the_type_comes() {
+async fn edit_that_needs_a_missing_type_takes_over_when_the_type_is_installed() {
     let (supervised, crd) = Supervised::at_work("edit-pending").await;
     let harness = &supervised.harness;
     let gadgets = CrdBuilder::new(&harness.scope.group, "Gadget");
@@ -189,7 +189,7 @@ async fn an_edit_to_a_missing_parent_type_takes_over_when_that_is_installed() {
 }
 
 #[tokio::test]
-async fn an_edit_that_waits_can_be_taken_back() {
+async fn a_pending_edit_can_be_reverted() {
     let (supervised, crd) = Supervised::at_work("edit-back").await;
     let harness = &supervised.harness;
 

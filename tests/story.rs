@@ -8,7 +8,9 @@ use pilotlight::{
 };
 use tokio::time::timeout;
 
-use crate::support::{Carrier, Embedded, Harness, Listening, PATIENCE, Recorder, type_of};
+use crate::support::{
+    Carrier, Embedded, Harness, Listening, PATIENCE, RecordingReconciler, type_of,
+};
 
 #[tokio::test]
 async fn an_embedded_controller_lives_and_dies_with_its_type() {
@@ -24,7 +26,7 @@ async fn lives_and_dies_with_its_type(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    let recorder = Recorder::new(widgets.clone());
+    let recorder = RecordingReconciler::new(widgets.clone());
 
     carrier.add(&harness, "story", &recorder).await;
     let waiting =

@@ -70,9 +70,9 @@ pub(crate) use self::{
     alone::{alone, alone_where},
     carrier::{Carrier, Embedded, Listening},
     counts::counted,
-    recorder::{Act, Recorder, Seen},
+    recorder::{Act, RecordingReconciler, Seen},
     rights::Rule,
-    server::{Mark, Server},
+    server::{Position, Server},
 };
 #[cfg(feature = "meta")]
 pub(crate) use self::{
@@ -170,7 +170,7 @@ pub(crate) struct Harness<'plane> {
     pub(crate) manager: ManagerHandle,
     pub(crate) metrics: Arc<Registry>,
     /// Position in the server's record before the user's first request.
-    pub(crate) begin: Mark,
+    pub(crate) begin: Position,
     rights: Rights,
     transitions: watch::Receiver<Vec<(Instant, Transition)>>,
     // Aborted with the harness.
@@ -205,7 +205,7 @@ impl<'plane> Harness<'plane> {
     pub(crate) async fn at(server: Server<'plane>, name: &str, options: HarnessOptions) -> Self {
         let scope = server.scope(name).await;
         let user = format!("pilot-{}", scope.namespace);
-        let begin = server.mark();
+        let begin = server.position();
         let rights = Rights::new(&server, &user, &options.groups);
         if !options.rights.is_empty() {
             rights.grant(scope.client(), "rights", &options.rights).await;
@@ -408,17 +408,17 @@ impl<'plane> Harness<'plane> {
         self.server.plane()
     }
 
-    /// Requests of the user since `mark`, as the server recorded them.
-    pub(crate) async fn events(&self, mark: Mark) -> Vec<AuditEvent> {
-        let mut events = self.server.events(mark).await;
+    /// Requests of the user since `position`, as the server recorded them.
+    pub(crate) async fn events(&self, position: Position) -> Vec<AuditEvent> {
+        let mut events = self.server.events(position).await;
         events.retain(|event| event.user == self.user);
         events
     }
 
-    /// Requests of the user for one type since `mark`.
-    pub(crate) async fn requests(&self, crd: &CrdBuilder, mark: Mark) -> Vec<AuditEvent> {
+    /// Requests of the user for one type since `position`.
+    pub(crate) async fn requests(&self, crd: &CrdBuilder, position: Position) -> Vec<AuditEvent> {
         let resource = crd.api_resource("v1");
-        let mut events = self.events(mark).await;
+        let mut events = self.events(position).await;
         events.retain(|event| event.is_about(&resource.group, &resource.plural));
         events
     }
@@ -428,8 +428,8 @@ impl<'plane> Harness<'plane> {
         open_watches(&self.requests(crd, self.begin).await).len()
     }
 
-    pub(crate) fn mark(&self) -> Mark {
-        self.server.mark()
+    pub(crate) fn position(&self) -> Position {
+        self.server.position()
     }
 
     /// Number of live tasks in the runtime that runs Pilotlight.

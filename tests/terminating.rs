@@ -8,7 +8,7 @@ use pilotlight::{
 };
 use serde_json::json;
 
-use crate::support::{Act, Carrier, Embedded, Harness, Listening, Recorder, type_of};
+use crate::support::{Act, Carrier, Embedded, Harness, Listening, RecordingReconciler, type_of};
 
 #[tokio::test]
 async fn an_embedded_controller_runs_until_finalizers_are_gone() {
@@ -24,7 +24,7 @@ async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
     let harness = Harness::start(name).await;
     let crd = harness.widgets();
     let widgets = type_of(&crd, "v1");
-    let recorder = Recorder::new(widgets.clone());
+    let recorder = RecordingReconciler::new(widgets.clone());
     carrier.add(&harness, "finisher", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("finisher", 1).await;
@@ -62,7 +62,7 @@ async fn runs_until_finalizers_are_gone(name: &str, carrier: impl Carrier) {
 async fn a_reconciler_finishes_its_finalizer_while_the_type_terminates() {
     let harness = Harness::start("terminating-finalizer").await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     recorder.act("held", Act::Release);
     Embedded.add(&harness, "finisher", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();

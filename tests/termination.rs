@@ -29,7 +29,7 @@ const GRACE: Duration = Duration::from_secs(12);
 const LABEL: &str = "pilotlight.test/scope";
 
 #[tokio::test]
-async fn a_process_that_is_asked_to_end_under_load_writes_nothing_afterwards() {
+async fn a_process_that_is_stopped_under_load_writes_nothing_afterwards() {
     let plane = ControlPlane::shared();
     install_own_crds(plane).await;
     let scope = plane.scope("termination").await.unwrap();

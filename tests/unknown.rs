@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 
 use crate::support::{
-    Act, Carrier, Embedded, Harness, HarnessOptions, Listening, PATIENCE, Recorder, Server, about,
-    counted, eventually, type_of,
+    Act, Carrier, Embedded, Harness, HarnessOptions, Listening, PATIENCE, RecordingReconciler,
+    Server, about, counted, eventually, type_of,
 };
 
 /// Answers that a healthy server does not give.
@@ -74,7 +74,7 @@ async fn no_answer_about_a_type_stops_its_controller_or_empties_its_cache() {
         let harness = &harness;
         async move {
             let crd = CrdBuilder::new(&harness.scope.group, name);
-            let recorder = Recorder::new(type_of(&crd, "v1"));
+            let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
             recorder.act("kept", Act::Again(Duration::from_millis(100)));
             Embedded.add(harness, name, &recorder).await;
             harness.scope.install_crd(&crd).await.unwrap();
@@ -144,7 +144,7 @@ async fn a_watch_that_breaks_or_expires_is_resumed() {
         let harness = &harness;
         async move {
             let crd = CrdBuilder::new(&harness.scope.group, name);
-            let recorder = Recorder::new(type_of(&crd, "v1"));
+            let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
             Listening.add(harness, name, &recorder).await;
             harness.scope.install_crd(&crd).await.unwrap();
             harness.running(name, 1).await;
@@ -182,7 +182,7 @@ async fn no_answer_about_crds_stops_a_controller() {
         let gone = CrdBuilder::new(&harness.scope.group, "Goner");
         let late = CrdBuilder::new(&harness.scope.group, "Latecomer");
         let [kept, going, coming] =
-            [&widgets, &gone, &late].map(|it| Recorder::new(type_of(it, "v1")));
+            [&widgets, &gone, &late].map(|it| RecordingReconciler::new(type_of(it, "v1")));
         Embedded.add(&harness, "kept", &kept).await;
         Embedded.add(&harness, "going", &going).await;
         Embedded.add(&harness, "coming", &coming).await;
@@ -269,7 +269,7 @@ async fn partial_discovery_stops_nothing() {
             ("deployments", TypeRef::resource("apps", "v1", "deployments")),
         ];
         for (name, type_ref) in &types {
-            Listening.add(&harness, name, &Recorder::new(type_ref.clone())).await;
+            Listening.add(&harness, name, &RecordingReconciler::new(type_ref.clone())).await;
             harness.running(name, 1).await;
         }
 
@@ -300,9 +300,9 @@ async fn an_api_server_that_restarts_stops_nothing() {
     let plane = ControlPlane::start(options).await.unwrap();
     let harness = Harness::on(&plane, "unknown-restart", HarnessOptions::default()).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
-    let maps = Recorder::new(TypeRef::resource("", "v1", "configmaps"));
+    let maps = RecordingReconciler::new(TypeRef::resource("", "v1", "configmaps"));
     Embedded.add(&harness, "widgets", &recorder).await;
     Listening.add(&harness, "maps", &maps).await;
     harness.scope.install_crd(&crd).await.unwrap();
@@ -322,7 +322,7 @@ async fn an_api_server_that_restarts_stops_nothing() {
     harness.create(&crd, "after", 1).await;
     recorder.saw("after", 1).await;
     let late = CrdBuilder::new(&harness.scope.group, "Latecomer");
-    let latecomers = Recorder::new(type_of(&late, "v1"));
+    let latecomers = RecordingReconciler::new(type_of(&late, "v1"));
     Embedded.add(&harness, "late", &latecomers).await;
     harness.scope.install_crd(&late).await.unwrap();
     harness.running("late", 1).await;
@@ -334,13 +334,13 @@ async fn an_api_server_that_restarts_stops_nothing() {
 }
 
 #[tokio::test]
-async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
+async fn types_are_polled_and_reported_without_the_right_to_watch_crds() {
     let discovery =
         DiscoveryOptions { static_interval: Duration::from_millis(500), ..Default::default() };
     let options = HarnessOptions { discovery, ..HarnessOptions::powerless() };
     let harness = Harness::with("unknown-static", options).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     harness
         .grant("widgets", &[crate::support::Rule::all_of(&harness.scope.group, "widgets")])
         .await;
@@ -368,11 +368,11 @@ async fn who_may_not_watch_crds_finds_types_by_polling_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_controller_lives_through_a_watch_that_is_cut_at_any_byte_of_an_event() {
+async fn controller_survives_a_watch_that_is_cut_at_any_byte_of_an_event() {
     let server = Server::Simulated(SimulatedServer::new());
     let harness = Harness::at(server, "any-byte", HarnessOptions::default()).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "cut", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("cut", 1).await;

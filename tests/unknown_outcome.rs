@@ -20,7 +20,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     let held = harness.faults.add(held);
     harness.faults.cut_open(|info| info.resource == "configmaps");
     harness.faults.wait_until(|faults| faults.hits(held) > 0).await;
-    let mark = harness.mark();
+    let position = harness.position();
 
     harness.create(&crd, "gear", 1).await;
     supervised.child("gear", 1).await;
@@ -40,7 +40,7 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     let call = supervised.hook.calls().into_iter().rfind(|call| call.parent() == "gear").unwrap();
     let children = &call.body["children"]["ConfigMap.v1"];
     assert!(children.get("gear").is_some(), "the hook sees the child: {children}");
-    let mut sent = harness.events(mark).await;
+    let mut sent = harness.events(position).await;
     sent.retain(|event| event.is_about("", "configmaps"));
     let created = sent.iter().filter(|event| event.verb == "create").count();
     assert_eq!(created, 1, "created once");

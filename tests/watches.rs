@@ -47,7 +47,7 @@ async fn lists_of_a_quiet_type(rounds: i64, withheld: bool) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bookmarks_that_are_withheld_cost_lists_and_nothing_is_lost() {
+async fn missing_bookmarks_cause_lists_and_nothing_is_lost() {
     const ROUNDS: i64 = 4;
 
     assert_eq!(lists_of_a_quiet_type(ROUNDS, false).await, 0);
@@ -57,7 +57,7 @@ async fn bookmarks_that_are_withheld_cost_lists_and_nothing_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_that_come_twice_cost_no_second_reconcile() {
+async fn repeated_events_cause_no_second_reconcile() {
     let mut calls = Vec::new();
     // No repetition; at once; an older event after a newer one, twice.
     for repeated in [None, Some((1, 1)), Some((1, 2)), Some((2, 3))] {

@@ -21,7 +21,8 @@ use serde_json::json;
 use tokio::{runtime::Handle, time::timeout};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Recorder, about, eventually, type_of,
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, RecordingReconciler, about, eventually,
+    type_of,
 };
 
 async fn proxied(faults: &Faults) -> (Proxy, Client) {
@@ -62,7 +63,7 @@ async fn a_proxy_without_rules_is_transparent() {
 }
 
 #[tokio::test]
-async fn events_pass_as_they_come_over_either_protocol() {
+async fn events_pass_without_delay_over_either_protocol() {
     use pilotlight::transport::{Transport, TransportOptions};
     let plane = ControlPlane::shared();
     let faults = Faults::default();
@@ -106,7 +107,7 @@ async fn a_watch_is_cut_at_a_byte_and_a_connection_reset() {
 }
 
 #[tokio::test]
-async fn a_connection_is_swallowed_reset_or_read_no_more() {
+async fn a_connection_is_dropped_reset_or_stalled() {
     let (proxy, client) = proxied(&Faults::default()).await;
     proxy.disturb(WireRule::new(WireFault::BlackHole).times(1));
     let asked = client.clone();
@@ -144,7 +145,7 @@ async fn a_connection_is_swallowed_reset_or_read_no_more() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_proxy_outlives_it() {
+async fn a_proxy_leaves_nothing_behind() {
     let before = Handle::current().metrics().num_alive_tasks();
     for stopped in [true, false] {
         let (proxy, client) = proxied(&Faults::default()).await;
@@ -169,11 +170,11 @@ async fn nothing_of_a_proxy_outlives_it() {
 }
 
 #[tokio::test]
-async fn a_controller_lives_through_a_watch_that_is_cut_before_and_within_an_event() {
+async fn controller_survives_a_watch_that_is_cut_before_and_within_an_event() {
     let harness =
         Harness::with("cut-controller", HarnessOptions { proxied: true, ..default() }).await;
     let crd = harness.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     Embedded.add(&harness, "cut", &recorder).await;
     harness.scope.install_crd(&crd).await.unwrap();
     harness.running("cut", 1).await;
@@ -209,8 +210,10 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
     let harness =
         Harness::with("swallowed-list", HarnessOptions { proxied: true, ..default() }).await;
     let (crd, other) = (harness.widgets(), CrdBuilder::new(&harness.scope.group, "Gadget"));
-    let (recorder, healthy) =
-        (Recorder::new(type_of(&crd, "v1")), Recorder::new(type_of(&other, "v1")));
+    let (recorder, healthy) = (
+        RecordingReconciler::new(type_of(&crd, "v1")),
+        RecordingReconciler::new(type_of(&other, "v1")),
+    );
     let of_widgets = crd.api_resource("v1");
     // Matches paged and streaming lists alike.
     let hang = Rule::new(Action::Hang).resource(of_widgets.group, of_widgets.plural);
@@ -233,7 +236,7 @@ async fn a_controller_waits_for_a_list_that_is_never_answered_and_no_other_does(
 
 #[cfg(feature = "cli")]
 #[tokio::test]
-async fn a_declared_controller_asks_a_hook_again_that_was_cut_within_its_answer() {
+async fn hook_call_that_was_cut_within_its_answer_is_retried() {
     use crate::support::Supervised;
     let supervised = Supervised::start("cut-hook").await;
     let faults = Faults::default();

@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::carrier::Carrier;
 
 /// Serves a hook that answers with no children; returns its URL.
-async fn hook(recorder: Recorder, tasks: &mut JoinSet<()>) -> String {
+async fn hook(recorder: RecordingReconciler, tasks: &mut JoinSet<()>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/sync", listener.local_addr().unwrap());
     let answer = post(move |Json(request): Json<Value>| async move {
@@ -75,7 +75,7 @@ pub(crate) struct Harness {
     pub(crate) carrier: Carrier,
     pub(crate) scope: TestScope,
     pub(crate) requests: Requests,
-    pub(crate) recorder: Recorder,
+    pub(crate) recorder: RecordingReconciler,
     crds: watch::Receiver<PlainCrd>,
     transitions: broadcast::Receiver<Transition>,
     stop: CancellationToken,
@@ -87,7 +87,7 @@ impl Harness {
     pub(crate) async fn start(plane: &ControlPlane, carrier: Carrier) -> Self {
         let scope = plane.scope(carrier.word()).await.unwrap();
         let requests = Requests::default();
-        let recorder = Recorder::default();
+        let recorder = RecordingReconciler::default();
         let client = requests.client(plane, &scope.group);
         let (cluster, runnable) = Cluster::new(client, ClusterOptions::default());
         let mut manager = Manager::new(ManagerOptions::default());
@@ -291,11 +291,11 @@ impl Drop for PlainWatch {
 
 /// Time at which each object was first reconciled, or its hook first called.
 #[derive(Clone, Default)]
-pub(crate) struct Recorder {
+pub(crate) struct RecordingReconciler {
     seen: Arc<watch::Sender<HashMap<String, Instant>>>,
 }
 
-impl Recorder {
+impl RecordingReconciler {
     pub(crate) fn record(&self, name: &str) {
         self.seen.send_if_modified(|seen| {
             let known = seen.len();
@@ -317,7 +317,7 @@ impl Recorder {
     }
 }
 
-impl Reconciler for Recorder {
+impl Reconciler for RecordingReconciler {
     async fn reconcile(&self, request: Request, _: Context) -> Result<Outcome, ReconcileError> {
         self.record(&request.name);
         Ok(Outcome::Done)

@@ -1,11 +1,13 @@
 //! Declared controllers, read from their objects.
 
 use anyhow::anyhow;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps,
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::{
+    Api, Client, CustomResourceExt,
+    api::{ApiResource, DynamicObject, ListParams},
 };
-use kube::{Api, Client, CustomResourceExt, api::ListParams};
 use pilotlight::meta::api::CompositeController;
+use serde_json::Value;
 
 /// Lists the declared controllers by pages, which the API server answers at once even if it has
 /// just started to serve the type.
@@ -26,23 +28,21 @@ pub(super) async fn list(client: Client) -> anyhow::Result<Vec<CompositeControll
 /// Returns whether the installed CRD has no place for a status, as is the case with
 /// Metacontroller's; false if the CRD cannot be read.
 pub(super) async fn keeps_no_status(client: Client) -> bool {
-    let api = Api::<CustomResourceDefinition>::all(client);
-    api.get(CompositeController::crd_name()).await.is_ok_and(|crd| prunes_status(&crd))
+    // Not typed: the decoder of a whole CRD is large, and three of its fields are read.
+    let crds = ApiResource::erase::<CustomResourceDefinition>(&());
+    let api = Api::<DynamicObject>::all_with(client, &crds);
+    api.get(CompositeController::crd_name()).await.is_ok_and(|crd| prunes_status(&crd.data))
 }
 
-fn prunes_status(crd: &CustomResourceDefinition) -> bool {
-    let served = crd.spec.versions.iter().filter(|version| version.served);
-    let kept = |schema: &JSONSchemaProps| {
-        schema.x_kubernetes_preserve_unknown_fields == Some(true)
-            || schema.properties.as_ref().is_some_and(|fields| fields.contains_key("conditions"))
-    };
+fn prunes_status(crd: &Value) -> bool {
+    let preserves = |schema: &Value| schema["x-kubernetes-preserve-unknown-fields"] == true;
+    let keeps =
+        |schema: &Value| preserves(schema) || schema["properties"].get("conditions").is_some();
+    let versions = crd["spec"]["versions"].as_array();
+    let served = versions.into_iter().flatten().filter(|version| version["served"] == true);
     served
-        .filter_map(|version| version.schema.as_ref()?.open_api_v3_schema.as_ref())
-        .filter(|schema| schema.x_kubernetes_preserve_unknown_fields != Some(true))
-        .any(|schema| {
-            let status = schema.properties.as_ref().and_then(|fields| fields.get("status"));
-            !status.is_some_and(kept)
-        })
+        .filter_map(|version| version["schema"].get("openAPIV3Schema"))
+        .any(|schema| !preserves(schema) && !keeps(&schema["properties"]["status"]))
 }
 
 fn explain(error: kube::Error) -> anyhow::Error {
@@ -69,13 +69,13 @@ mod tests {
             let mut crd = own.clone();
             crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"] =
                 status;
-            prunes_status(&serde_json::from_value(crd).unwrap())
+            prunes_status(&crd)
         };
 
         assert!(with_status(json!({"type": "object"})), "as Metacontroller's");
         assert!(!with_status(
             json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
         ));
-        assert!(!prunes_status(&CompositeController::crd()));
+        assert!(!prunes_status(&own));
     }
 }

@@ -3,10 +3,14 @@
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use bytes::Bytes;
+use http::{Request, header};
 use http_body_util::{BodyExt, Empty, Limited};
-use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
 use pilotlight::redaction;
 use serde::de::DeserializeOwned;
+use tokio::{net::TcpStream, task::JoinSet};
 
 /// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -26,14 +30,22 @@ pub(super) async fn get<T: DeserializeOwned>(address: &str, path: &str) -> anyho
         bail!("--address {}: the metrics server speaks http", redaction::url(address));
     }
     let asked = async {
-        let client: Client<_, Empty<bytes::Bytes>> =
-            Client::builder(TokioExecutor::new()).build_http();
-        let response = client.get(uri.clone()).await.map_err(|error| {
-            anyhow::Error::from(error).context(
-                "is the manager running there? --address is that of \
-                 --metrics-address",
-            )
-        })?;
+        let host = uri.host().unwrap_or_default();
+        let name = host.trim_start_matches('[').trim_end_matches(']');
+        let stream = TcpStream::connect((name, uri.port_u16().unwrap_or(80))).await.context(
+            "is the manager running there? --address is that of \
+             --metrics-address",
+        )?;
+        // A plain connection: a pooled client would add much code to the binary for one request.
+        let (mut sender, connection) =
+            http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream)).await?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(connection);
+        // Without a user and a password that the URL may have.
+        let authority = uri.port().map_or(host.to_owned(), |port| format!("{host}:{port}"));
+        let target = uri.path_and_query().map_or("/", |target| target.as_str());
+        let request = Request::get(target).header(header::HOST, authority).body(Empty::new())?;
+        let response = sender.send_request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), MAX_BODY_BYTES).collect().await;
         let body = body.map_err(|error| anyhow::anyhow!(error))?.to_bytes();

@@ -199,12 +199,12 @@ impl ControllerBudget {
         Some(Reservation { permits: [own, of_process] })
     }
 
-    /// Waits for the turn to decode a document of this size. Large ones are decoded one at a time
+    /// Waits for the permit to decode a document of this size. Large ones are decoded one at a time
     /// in a process, because a decoded tree takes 20 to 80 times the memory of its text. `None` for
     /// a small one.
     ///
     /// Do not hold the permit across another await.
-    pub(crate) async fn turn(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+    pub(crate) async fn decode_permit(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         if bytes <= UNRESERVED_BYTES {
             return None;
         }
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn edit_of_a_controller_gives_it_no_second_share() {
+    fn edited_controller_keeps_a_single_share() {
         let budget = budget(400);
         let old = budget.controller("a");
         let answer = old.reserve(100).now_or_never().flatten().unwrap().hold(vec![0; 100]);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_did_not_need_is_given_back_and_the_rest_with_its_last_slice() {
+    fn unused_bytes_of_an_answer_are_released_at_once_and_the_others_with_its_last_slice() {
         let share = budget(400).controller("a");
         let answer = share.reserve(100).now_or_never().flatten().unwrap().hold(vec![7; 40]);
         let slice = answer.slice(10..20);
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn kept_answers_delay_none_that_is_read() {
+    fn cached_answers_delay_no_other_answer() {
         let share = budget(400).controller("a");
 
         let kept = share.try_keep(50);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn request_waits_for_those_of_its_controller_and_a_longer_one_takes_the_whole_share() {
+    fn request_waits_for_others_of_its_controller_and_a_long_one_takes_the_whole_share() {
         let budget = budget(8 * UNRESERVED_BYTES * 4);
         let (greedy, other) = (budget.controller("greedy"), budget.controller("other"));
         let long = greedy.request(usize::MAX).now_or_never().flatten();
@@ -368,13 +368,13 @@ mod tests {
         let budget = budget(400);
         let (one, other) = (budget.controller("one"), budget.controller("other"));
         let large = UNRESERVED_BYTES + 1;
-        let turn = one.turn(large).now_or_never();
-        assert!(turn.is_some());
+        let permit = one.decode_permit(large).now_or_never();
+        assert!(permit.is_some());
 
-        assert!(other.turn(large).now_or_never().is_none());
-        assert!(other.turn(UNRESERVED_BYTES).now_or_never().is_some());
+        assert!(other.decode_permit(large).now_or_never().is_none());
+        assert!(other.decode_permit(UNRESERVED_BYTES).now_or_never().is_some());
 
-        drop(turn);
-        assert!(other.turn(large).now_or_never().is_some());
+        drop(permit);
+        assert!(other.decode_permit(large).now_or_never().is_some());
     }
 }

@@ -297,7 +297,7 @@ impl Rules<'_> {
             let bytes: usize = sizes.map(Result::unwrap_or_default).sum();
             if bytes > MAX_REMEMBERED_BYTES {
                 return Err(format!(
-                    "{} has {bytes} bytes, and its annotation {} takes no more than \
+                    "{} has {bytes} bytes, too many for its annotation {}; the limit is \
                      {MAX_REMEMBERED_BYTES}",
                     name(),
                     last_applied::LAST_APPLIED

@@ -70,10 +70,8 @@ pub(crate) fn selector_of(
     })?;
     let selector = parent.spec.and_then(|spec| spec.selector).unwrap_or_default();
     if selector == LabelSelector::default() {
-        return Err(
-            "spec.selector: must select something; or set generateSelector in the controller"
-                .to_owned(),
-        );
+        return Err("spec.selector: must not be empty, or set generateSelector in the controller"
+            .to_owned());
     }
     selection::parse(&selector)
         .map_err(|(field, message)| format!("spec.selector.{field}: {message}"))
@@ -133,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_owner_that_is_no_controller_is_no_owner() {
+    fn owner_that_is_not_the_controller_does_not_prevent_adoption() {
         let mut object = object(Some("other"), true, false);
         object.owners[0].controller = false;
 

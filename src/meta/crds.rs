@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_in_crds_are_what_the_types_say() {
+    fn the_files_in_crds_match_the_types() {
         for crd in crds() {
             let name = crd.metadata.name.clone().unwrap();
             let path =

@@ -110,14 +110,14 @@ pub(crate) struct Run {
 /// copied, changed and put back without losing a concurrent change.
 #[derive(Debug, Default)]
 pub(crate) struct Changes {
-    state: Mutex<State>,
-    news: Notify,
+    state: Mutex<ChangeSet>,
+    notify: Notify,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ChangeSet {
     declared: BTreeMap<Arc<str>, Declared>,
-    marked: BTreeSet<Arc<str>>,
+    changed: BTreeSet<Arc<str>>,
     events: BTreeMap<Arc<str>, Vec<(&'static str, String)>>,
 }
 
@@ -127,21 +127,21 @@ impl Changes {
         self.lock().declared.keys().cloned().collect()
     }
 
-    /// Marks a controller as changed.
-    pub(crate) fn mark(&self, name: &str) {
-        self.lock().marked.insert(name.into());
-        self.news.notify_one();
+    /// Enqueues a controller whose object or runnable has changed.
+    pub(crate) fn enqueue(&self, name: &str) {
+        self.lock().changed.insert(name.into());
+        self.notify.notify_one();
     }
 
-    /// Returns the next controller that is marked as changed. Cancel safe.
+    /// Returns the next enqueued controller. Cancel safe.
     pub(crate) async fn next(&self) -> Arc<str> {
         loop {
-            let news = self.news.notified();
-            let next = self.lock().marked.pop_first();
+            let notified = self.notify.notified();
+            let next = self.lock().changed.pop_first();
             if let Some(name) = next {
                 return name;
             }
-            news.await;
+            notified.await;
         }
     }
 
@@ -157,7 +157,7 @@ impl Changes {
         }
         events.push((reason, message));
         drop(state);
-        self.mark(name);
+        self.enqueue(name);
     }
 
     /// Removes and returns the stored Events, in their order.
@@ -192,10 +192,10 @@ impl Changes {
         let mut state = self.lock();
         state.declared.remove(name);
         state.events.remove(name);
-        state.marked.remove(name);
+        state.changed.remove(name);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ChangeSet> {
         self.state.lock()
     }
 }
@@ -205,17 +205,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn news_is_told_once_and_never_lost() {
+    async fn each_change_is_delivered_once_and_never_lost() {
         let changes = Changes::default();
-        changes.mark("b");
-        changes.mark("a");
-        changes.mark("a");
+        changes.enqueue("b");
+        changes.enqueue("a");
+        changes.enqueue("a");
 
         assert_eq!(&*changes.next().await, "a");
         assert_eq!(&*changes.next().await, "b");
         let mut next = Box::pin(changes.next());
         assert!(futures::poll!(&mut next).is_pending());
-        changes.mark("c");
+        changes.enqueue("c");
         assert_eq!(&*next.await, "c");
     }
 

@@ -261,7 +261,7 @@ fn child_rules(spec: &CompositeControllerSpec, problems: &mut Problems) -> Vec<C
         match seen.insert((type_ref.group.clone(), child.resource.clone()), index) {
             Some(first) => problems.invalid(
                 field,
-                format!("{type_ref} is declared by spec.childResources[{first}] already"),
+                format!("{type_ref} is already declared by spec.childResources[{first}]"),
             ),
             None => rules.extend(strategy.map(|strategy| ChildRule {
                 type_ref,
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn annotation_says_how_long_a_chain_of_owners_may_be() {
+    fn annotation_sets_the_longest_chain_of_owners() {
         let with = |said: Option<Value>| {
             let mut object: Value = serde_json::from_slice(&object(|_| ())).unwrap();
             if let Some(said) = said {
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_executed_is_refused_by_name() {
+    fn unsupported_field_is_refused_by_name() {
         let hook = || json!({"webhook": {"url": "http://x/"}});
         check("/hooks/finalize", hook(), &["spec.hooks.finalize"]);
         check("/hooks/customize", hook(), &["spec.hooks.customize"]);
@@ -541,7 +541,7 @@ mod tests {
     }
 
     #[test]
-    fn the_period_of_all_is_that_of_those_without_their_own() {
+    fn default_resync_period_applies_without_an_own_one() {
         let silent = || Definition::parse(&object(|_| ())).unwrap();
         let own =
             Definition::parse(&object(|spec| spec["resyncPeriodSeconds"] = json!(7))).unwrap();
@@ -554,7 +554,7 @@ mod tests {
     }
 
     #[test]
-    fn resync_is_once_a_second_at_most() {
+    fn resync_period_is_at_least_a_second() {
         for (seconds, expected) in [(0, 1), (-5, 1), (30, 30)] {
             let object = object(|spec| spec["resyncPeriodSeconds"] = json!(seconds));
 
@@ -566,14 +566,14 @@ mod tests {
     }
 
     #[test]
-    fn garbage_is_rejected_and_not_fatal() {
+    fn invalid_specification_is_rejected_without_a_panic() {
         for garbage in ["", "null", "[]", "{}", r#"{"metadata":{"name":"a"}}"#, "\u{0}"] {
             assert!(Definition::parse(&Bytes::from(garbage)).is_err(), "{garbage}");
         }
     }
 
     #[test]
-    fn what_the_server_fills_in_is_no_edit() {
+    fn defaults_of_the_server_are_no_edit() {
         let one = json!({
             "parentResource": {"apiVersion": "v1", "resource": "things"},
             "hooks": {"sync": {"webhook": {"url": "http://x"}}}

@@ -1,20 +1,16 @@
 //! Hooks: decide about the children and the status of a parent.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
 
 use super::{
-    HookSeries,
+    HookError, HookSeries,
     children::Parent,
     hook_metrics::{CallOutcome, CountedCall},
 };
-use crate::{
-    guard::Held,
-    informer::ObjectKey,
-    manager::{Epoch, FenceClosed},
-};
+use crate::{guard::Held, informer::ObjectKey, manager::Epoch};
 
 /// Answers a JSON request with a JSON response.
 ///
@@ -78,91 +74,6 @@ impl Hook for Held<Arc<dyn Hook>> {
     }
 }
 
-/// Error of a hook that gave no usable response.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum HookError {
-    /// The hook asks to wait; not a failure, and no reason to back off.
-    #[error("hook is busy, retry in {0:?}")]
-    Busy(Duration),
-    /// The epoch ended; whether the hook handled the request is unknown.
-    #[error("hook call was cancelled: the epoch ended")]
-    Cancelled,
-    /// The hook did not respond in time; raise `timeout` or make the hook faster.
-    #[error("hook did not answer within {0:?}")]
-    Timeout(Duration),
-    /// The hook could not be reached, or the connection broke; check its address and network.
-    #[error("hook could not be reached: {0}")]
-    Transport(String),
-    /// The hook responded with another status than 200; see the hook's log.
-    #[error("hook answered with status {code}{}", excerpt(.body))]
-    Status {
-        /// HTTP status.
-        code: u16,
-        /// First bytes of the body. They are shown in Events, statuses, logs and endpoints, and are
-        /// empty unless [`Webhook::error_excerpts`](super::Webhook::error_excerpts) is set.
-        body: String,
-    },
-    /// The hook confirmed an ETag, but the request named none; respond with status 200 to a request
-    /// without `If-None-Match`.
-    #[error(
-        "hook answered with status {code} to a request without If-None-Match: there is no earlier \
-         answer that it could mean"
-    )]
-    NothingToConfirm {
-        /// HTTP status.
-        code: u16,
-    },
-    /// The response is larger than its limit; raise the limit, or send less.
-    #[error("hook answered with more than {limit} bytes, the limit of --hook-answer-limit")]
-    TooLarge {
-        /// Limit in bytes.
-        limit: usize,
-    },
-    /// Other responses held the budget until the timeout; raise the budget, or send smaller
-    /// responses.
-    #[error(
-        "hook's answer of up to {bytes} bytes found no room within {waited:?}: other answers hold \
-         --hook-answer-budget, or its controller's share of it"
-    )]
-    NoBudget {
-        /// Number of bytes that could not be reserved.
-        bytes: usize,
-        /// Timeout of the hook.
-        waited: Duration,
-    },
-    /// The response is compressed, which the request did not offer; send it unencoded.
-    #[error("hook answered with content encoding {0}; send it unencoded")]
-    Encoded(String),
-}
-
-fn excerpt(body: &str) -> String {
-    if body.is_empty() { String::new() } else { format!(": {body:?}") }
-}
-
-impl HookError {
-    /// Returns the reason for a condition, in CamelCase.
-    pub fn reason(&self) -> &'static str {
-        match self {
-            Self::Busy(_) => "HookBusy",
-            Self::Cancelled => "HookCancelled",
-            Self::Timeout(_) => "HookTimeout",
-            Self::Transport(_) => "HookUnreachable",
-            Self::Status { .. } => "HookRefused",
-            Self::NoBudget { .. } => "HookAnswerBudget",
-            Self::NothingToConfirm { .. } | Self::TooLarge { .. } | Self::Encoded(_) => {
-                "HookAnswerInvalid"
-            }
-        }
-    }
-}
-
-impl From<FenceClosed> for HookError {
-    fn from(FenceClosed: FenceClosed) -> Self {
-        Self::Cancelled
-    }
-}
-
 /// Calls a hook for a parent on behalf of an epoch. The call passes the epoch's fence until the
 /// response is complete, and is abandoned when the epoch ends. A call without a response is counted
 /// here, any other one by the caller, which judges the response.
@@ -198,6 +109,8 @@ pub(crate) async fn call<'a>(
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::FutureExt;
     use prometheus_client::registry::Registry;
 
@@ -288,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_is_under_way_until_it_is_answered_and_ends_with_its_epoch() {
+    async fn call_is_in_flight_until_its_answer_and_ends_with_its_epoch() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         let parent = parent(Some("ns"));
         let series = series();
@@ -303,7 +216,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nothing_is_asked_once_the_fence_is_closed() {
+    async fn hook_is_not_called_after_the_fence_has_closed() {
         let epoch = Epoch::new("c", 1, Duration::ZERO);
         epoch.fence().close();
 

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_parent_that_is_gone_is_neither_counted_nor_retried() {
+    async fn deleted_parent_is_neither_counted_nor_retried() {
         let hook = HookHealth::default();
         let [a, b] = ["a", "b"].map(|name| ObjectKey::namespaced("ns", name));
         for key in [&a, &b] {

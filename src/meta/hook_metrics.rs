@@ -184,22 +184,22 @@ impl HookMetrics {
         );
         registry.register(
             "metacontroller_sync_request_duration_histogram_seconds",
-            "How long sync hooks took",
+            "Duration of sync hook calls",
             self.families.durations.clone(),
         );
         registry.register(
             "metacontroller_sync_in_flight_requests",
-            "Sync hook calls under way",
+            "Sync hook calls in flight",
             self.families.in_flight.clone(),
         );
         registry.register(
             "pilotlight_hook_calls",
-            "Calls of sync hooks, each counted once, by outcome",
+            "Finished sync hook calls, each counted once, by outcome",
             self.families.calls.clone(),
         );
         registry.register(
             "pilotlight_hook_tasks",
-            "Tasks alive that drive connections to hooks or sweep their kept answers",
+            "Live tasks that drive connections to hooks or expire cached answers",
             self.families.tasks.clone(),
         );
     }
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn series_have_metacontrollers_names_and_go_with_their_controller() {
+    fn series_have_metacontrollers_names_and_are_removed_with_their_controller() {
         let mut registry = Registry::default();
         let metrics = HookMetrics::default();
         metrics.register(&mut registry);

@@ -106,7 +106,7 @@ pub(super) fn hook_rule(field: &str, hook: &HookSpec, problems: &mut Problems) -
         None | Some("") => Some(DEFAULT_TIMEOUT),
         Some(text) => match duration::parse(text) {
             Ok(Duration::ZERO) | Err(DurationError::Negative(_)) => {
-                tracing::info!(timeout = text, "a hook's timeout is not positive: 10 s instead");
+                tracing::info!(timeout = text, "the timeout of a hook is not positive; using 10 s");
                 Some(DEFAULT_TIMEOUT)
             }
             Ok(timeout) => Some(timeout),
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_that_cannot_be_one_is_not_taken_for_the_usual_one() {
+    fn invalid_port_is_not_replaced_by_the_default() {
         let check = |url: &str, usable: bool| {
             let hook = json!({"webhook": {"url": url}});
             let mut problems = Problems::default();
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_that_is_not_positive_is_the_default_and_one_beyond_measure_is_none() {
+    fn timeout_that_is_not_positive_is_the_default_and_a_huge_one_is_no_limit() {
         for (text, expected) in [
             ("1m30s", Some(Duration::from_secs(90))),
             ("", Some(DEFAULT_TIMEOUT)),

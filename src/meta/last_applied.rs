@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_written_as_go_writes_it() {
+    fn annotation_is_encoded_as_go_encodes_it() {
         let desired = json!({
             "b": "<a>&\u{2028}é", "a": [1, 1.5, 2.0, 1e21, 1e-7, -0.25, true, null], "c": {}
         });
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_can_be_read() {
+    fn annotation_survives_a_round_trip() {
         let desired = json!({"metadata": {"name": "a"}, "data": {"x": "<"}});
         let mut child = json!({"metadata": {"name": "a"}});
 
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_owns_says_nothing() {
+    fn fields_of_the_server_are_not_part_of_the_annotation() {
         let desired = json!({
             "metadata": {
                 "name": "a", "creationTimestamp": null, "uid": "u",

@@ -51,8 +51,8 @@ impl ConditionalSource for ManagerSource {
                     transition = transitions.recv() => match transition {
                         Ok(transition) => changes.transition(&transition),
                         Err(RecvError::Lagged(missed)) => {
-                            tracing::debug!(missed, "transitions were missed, all controllers are compared");
-                            changes.mark_all();
+                            tracing::debug!(missed, "transitions were missed; reconciling every controller");
+                            changes.enqueue_all();
                         }
                         Err(RecvError::Closed) => return SourceEnd::Stopped,
                     },
@@ -76,21 +76,21 @@ impl ConditionalSource for ManagerSource {
 }
 
 impl Changes {
-    /// Marks each runnable that was added, changed or removed between two snapshots.
+    /// Enqueues each runnable that was added, changed or removed between two snapshots.
     fn compare(&self, last: &Snapshot, now: &Snapshot) {
-        let news = now.changed_since(last);
+        let changed = now.changed_since(last);
         // In the reverse comparison, removed runnables are the added ones.
-        let gone = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
-        let names = news.chain(gone).map(|status| &status.name);
+        let removed = last.changed_since(now).filter(|it| now.get(&it.name).is_none());
+        let names = changed.chain(removed).map(|status| &status.name);
         for name in names.filter_map(|name| name.as_str().strip_prefix(PREFIX)) {
-            self.mark(name);
+            self.enqueue(name);
         }
     }
 
-    /// Marks all controllers, since any of them may have a transition that was missed.
-    fn mark_all(&self) {
+    /// Enqueues all controllers, since any of them may have a missed transition.
+    fn enqueue_all(&self) {
         for name in self.names() {
-            self.mark(&name);
+            self.enqueue(&name);
         }
     }
 
@@ -141,12 +141,12 @@ mod tests {
         names.iter().map(|name| Arc::new(status(name))).collect()
     }
 
-    fn marked(changes: &Changes) -> Vec<Arc<str>> {
+    fn changed(changes: &Changes) -> Vec<Arc<str>> {
         std::iter::from_fn(|| changes.next().now_or_never()).collect()
     }
 
     #[test]
-    fn what_came_changed_or_went_is_looked_at_again() {
+    fn added_changed_and_removed_runnables_are_enqueued() {
         let changes = Changes::default();
         let last = snapshot(&["changed", "gone", "same"]);
         let same = &last[&ControllerName::from(format!("{PREFIX}same"))];
@@ -155,18 +155,18 @@ mod tests {
 
         changes.compare(&last, &now);
 
-        assert_eq!(marked(&changes), ["changed".into(), "gone".into(), "new".into()]);
+        assert_eq!(changed(&changes), ["changed".into(), "gone".into(), "new".into()]);
     }
 
     #[test]
-    fn transitions_that_went_by_unseen_may_be_anybodys() {
+    fn missed_transitions_enqueue_every_runnable() {
         let changes = Changes::default();
         for name in ["a", "b"] {
             changes.put(&name.into(), Declared::default());
         }
 
-        changes.mark_all();
+        changes.enqueue_all();
 
-        assert_eq!(marked(&changes), ["a".into(), "b".into()]);
+        assert_eq!(changed(&changes), ["a".into(), "b".into()]);
     }
 }

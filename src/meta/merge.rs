@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_wanted_and_is_no_longer_is_removed() {
+    fn field_that_is_desired_no_longer_is_removed() {
         check(json!({"a": 1, "b": 2}), json!({"a": 1}), json!({}), json!({"b": 2}));
         check(
             json!({"x": {"a": 1, "b": 2}}),
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_wrote_stays() {
+    fn fields_of_other_writers_are_kept() {
         check(
             json!({"a": 1, "b": {"c": 1}}),
             json!({}),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn another_kind_of_value_counts_as_empty() {
+    fn value_of_another_kind_counts_as_empty() {
         check(json!({"a": {"b": 1}}), json!({}), json!({"a": "x"}), json!({"a": {"b": 1}}));
         check(json!({"a": [1]}), json!({}), json!({"a": "x"}), json!({"a": []}));
         check(json!({"a": "x"}), json!({}), json!({"a": {"b": 1}}), json!({"a": {"b": 1}}));
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_server_owns_is_restored() {
+    fn fields_of_the_server_are_restored() {
         let observed = json!({
             "metadata": {"name": "a", "uid": "u", "resourceVersion": "7", "generation": 2,
                 "ownerReferences": [{"uid": "p"}]},
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_means_the_same_is_left_as_it_is() {
+    fn equivalent_annotation_is_not_rewritten() {
         let text = r#"{ "metadata": {"name":"a","creationTimestamp":null}, "data": {"x": 1.0} }"#;
         let observed = json!({
             "metadata": {"name": "a", "annotations": {last_applied::LAST_APPLIED: text}},
@@ -376,7 +376,7 @@ mod tests {
         }
 
         #[test]
-        fn two_wishes_without_a_common_field_may_come_in_any_order(
+        fn merges_of_disjoint_fields_commute(
             observed in object(), (last_one, one) in of_one("one"), (last_two, two) in of_one("two"),
         ) {
             let mut observed = observed;
@@ -401,7 +401,7 @@ mod tests {
         }
 
         #[test]
-        fn only_what_was_wanted_before_is_removed(
+        fn only_fields_that_were_desired_before_are_removed(
             observed in object(), last in object(), desired in object()
         ) {
             let merged = merge(Some(&observed), Some(&last), &desired);
@@ -417,7 +417,7 @@ mod tests {
         }
 
         #[test]
-        fn everything_wanted_is_there(observed in object(), last in object(), desired in object()) {
+        fn every_desired_field_is_in_the_result(observed in object(), last in object(), desired in object()) {
             let merged = merge(Some(&observed), Some(&last), &desired);
 
             let mut wanted = Vec::new();
@@ -436,7 +436,7 @@ mod tests {
         }
 
         #[test]
-        fn applying_settles(observed in object(), desired in object()) {
+        fn second_apply_changes_nothing(observed in object(), desired in object()) {
             let named = |mut value: Value| {
                 value["metadata"] = json!({"name": "a"});
                 value

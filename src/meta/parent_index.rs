@@ -15,12 +15,12 @@ pub(crate) struct ParentIndex(Mutex<Parents>);
 
 #[derive(Debug, Default)]
 struct Parents {
-    by_key: HashMap<ObjectKey, Entry>,
+    by_key: HashMap<ObjectKey, IndexedParent>,
     by_uid: HashMap<Arc<str>, ObjectKey>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct IndexedParent {
     uid: Arc<str>,
     selector: Selector,
 }
@@ -44,7 +44,7 @@ impl ParentIndex {
             }
             None => {}
         }
-        let entry = Entry { uid: uid.clone(), selector: selector.clone() };
+        let entry = IndexedParent { uid: uid.clone(), selector: selector.clone() };
         parents.by_uid.insert(uid.clone(), key.clone());
         parents.by_key.insert(key.clone(), entry);
     }
@@ -94,7 +94,7 @@ impl Parents {
         if header.deletion_timestamp.is_some() {
             return;
         }
-        let could_adopt = |key: &ObjectKey, entry: &Entry| {
+        let could_adopt = |key: &ObjectKey, entry: &IndexedParent| {
             (key.namespace.is_none() || key.namespace == header.key.namespace)
                 && entry.selector.matches(&header.labels)
         };
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_parent_that_is_removed_is_concerned_no_more() {
+    fn removed_parent_is_not_found() {
         let index = index();
 
         index.remove(&ObjectKey::namespaced("ns", "b"));

@@ -17,10 +17,10 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// Writes for the parents of one controller.
 #[derive(Debug, Default)]
-pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, Entry>>);
+pub(crate) struct ParentWrites(Mutex<HashMap<ObjectKey, TrackedParent>>);
 
 #[derive(Debug)]
-struct Entry {
+struct TrackedParent {
     uid: Arc<str>,
     limit: WriteLimit,
     status: Option<SettledStatus>,
@@ -39,7 +39,8 @@ impl ParentWrites {
     pub(crate) fn track(&self, key: &ObjectKey, uid: &Arc<str>) {
         let mut parents = self.lock();
         if parents.get(key).is_none_or(|entry| entry.uid != *uid) {
-            let entry = Entry { uid: uid.clone(), limit: WriteLimit::default(), status: None };
+            let entry =
+                TrackedParent { uid: uid.clone(), limit: WriteLimit::default(), status: None };
             parents.insert(key.clone(), entry);
         }
     }
@@ -105,7 +106,7 @@ impl ParentWrites {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, Entry>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<ObjectKey, TrackedParent>> {
         self.0.lock()
     }
 }

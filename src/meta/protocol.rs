@@ -192,9 +192,7 @@ fn check(field: impl fmt::Display, part: &RawValue, most: usize) -> Result<(), S
     let bytes = rewrite::size(part.get().as_bytes())
         .map_err(|error| format!("{field}: {}", redaction::decoding(error)))?;
     if bytes > most {
-        return Err(format!(
-            "{field} has {bytes} bytes, and the API server takes no more than {most}"
-        ));
+        return Err(format!("{field} has {bytes} bytes; the API server accepts at most {most}"));
     }
     Ok(())
 }
@@ -332,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_shows_a_namespaced_parent_its_own_namespace() {
+    fn version_1_contains_the_namespace_of_a_namespaced_parent() {
         assert_eq!(
             request(HookVersion::V1, Some("ns")),
             concat!(
@@ -345,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_shows_a_cluster_scoped_parent_everything() {
+    fn version_1_contains_all_namespaces_for_a_cluster_scoped_parent() {
         let request: Value = serde_json::from_str(&request(HookVersion::V1, None)).unwrap();
 
         let keys = |group: &str| -> Vec<String> {
@@ -356,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_keys_by_namespace_and_name_always() {
+    fn version_2_always_has_keys_of_namespace_and_name() {
         assert_eq!(
             request(HookVersion::V2, Some("ns")),
             concat!(
@@ -382,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_say_nothing_are_errors() {
+    fn empty_and_malformed_answers_are_errors() {
         for body in ["", " \n", "null", "[]", "1", "\"x\"", "{", r#"{"children":["#, "{} {}"] {
             assert!(sync_response(&body.into(), false).is_err(), "{body:?}");
         }
@@ -390,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_children_are_none() {
+    fn missing_children_are_an_empty_list() {
         check("{}", false, Ok(0));
         check(r#"{"children":null}"#, true, Ok(0));
         check(r#"{"children":[{},null]}"#, true, Ok(2));
@@ -441,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_no_server_takes_is_refused_with_the_whole_answer() {
+    fn child_that_no_server_accepts_fails_the_whole_answer() {
         let child = |bytes: usize| format!("{{\"data\":\"{}\"}}", "x".repeat(bytes - 11));
         let body = |bytes: usize| format!("{{\"children\":[{{}},{}]}}", child(bytes));
 
@@ -483,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn status_that_no_server_takes_is_refused_before_it_is_built() {
+    fn status_too_large_for_any_server_is_refused_before_it_is_built() {
         let body = |bytes: usize| format!("{{\"status\":{{\"a\":\"{}\"}}}}", "x".repeat(bytes - 8));
 
         check(&body(MAX_STATUS_BYTES), false, Ok(0));
@@ -501,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn message_about_an_answer_does_not_repeat_it() {
+    fn message_about_an_answer_does_not_quote_it() {
         let long = "é".repeat(100_000);
         for body in [
             format!("{{\"resyncAfterSeconds\":\"{long}\"}}"),

@@ -78,29 +78,29 @@ pub(crate) enum Severity {
 pub(crate) struct EventRecorder {
     // Not fenced: the epoch's fence is added for each delivery.
     client: Client,
-    memory: Memory,
-    outbox: Outbox<Entry>,
+    memory: EventMemory,
+    outbox: Outbox<PendingEvent>,
     room: usize,
 }
 
 /// Record of written Events, shared by all recorders of a process.
 #[derive(Clone, Debug, Default)]
-struct Memory {
-    subjects: Arc<Mutex<HashMap<Arc<str>, Written>>>,
+struct EventMemory {
+    subjects: Arc<Mutex<HashMap<Arc<str>, SubjectEvents>>>,
     // Causes of failed writes that have been logged as warnings.
     causes: Arc<Mutex<HashSet<String>>>,
 }
 
 /// Events and rate limit of one object.
 #[derive(Debug)]
-struct Written {
+struct SubjectEvents {
     tokens: TokenBucket,
     last: Instant,
-    events: HashMap<(Severity, &'static str), Vec<Known>>,
+    events: HashMap<(Severity, &'static str), Vec<WrittenEvent>>,
 }
 
 #[derive(Clone, Debug)]
-struct Known {
+struct WrittenEvent {
     // `None` for the combined Event.
     message: Option<String>,
     name: String,
@@ -110,7 +110,7 @@ struct Known {
 
 /// Create or update of one Event.
 #[derive(Debug, PartialEq)]
-struct Write {
+struct EventWrite {
     name: String,
     // With a count above 1 the Event exists already.
     count: u32,
@@ -121,17 +121,17 @@ struct Write {
 
 /// Pending write.
 #[derive(Debug)]
-struct Entry {
+struct PendingEvent {
     subject: Subject,
     severity: Severity,
     reason: &'static str,
-    write: Write,
+    write: EventWrite,
 }
 
 impl EventRecorder {
     /// Returns the recorder of the supervisor.
     pub(crate) fn new(client: Client) -> Self {
-        let (memory, outbox) = (Memory::default(), Outbox::default());
+        let (memory, outbox) = (EventMemory::default(), Outbox::default());
         Self { client, memory, outbox, room: SUPERVISOR_ROOM }
     }
 
@@ -157,7 +157,7 @@ impl EventRecorder {
         else {
             return;
         };
-        let entry = Entry { subject: subject.clone(), severity, reason, write };
+        let entry = PendingEvent { subject: subject.clone(), severity, reason, write };
         match self.outbox.put(entry, self.room) {
             Put::Begins => {
                 let delivery = self.outbox.delivery();
@@ -167,14 +167,14 @@ impl EventRecorder {
             }
             Put::Dropped(1) => {
                 let controller = context.epoch().controller();
-                tracing::warn!(%controller, "Events are dropped: the API server is slow to take them");
+                tracing::warn!(%controller, "Events are dropped, because the API server is slow");
             }
             Put::Waits | Put::Dropped(_) => {}
         }
     }
 
     /// Writes the pending Events one after the other.
-    async fn deliver(self, mut delivery: Delivery<Entry>, context: Context) {
+    async fn deliver(self, mut delivery: Delivery<PendingEvent>, context: Context) {
         // A separate client: with that of the context, a write with an unknown outcome would count
         // as one of the running reconciles.
         let client = context.epoch().client(&self.client);
@@ -191,7 +191,11 @@ impl EventRecorder {
         }
     }
 
-    fn log_failure(&self, Entry { subject, reason, .. }: &Entry, error: &kube::Error) {
+    fn log_failure(
+        &self,
+        PendingEvent { subject, reason, .. }: &PendingEvent,
+        error: &kube::Error,
+    ) {
         let is_news = !is_fenced(error) && self.memory.is_news(cause(error));
         let (error, name) = (resource::explain(error), &subject.name);
         if is_news {
@@ -213,7 +217,7 @@ impl std::fmt::Debug for EventRecorder {
     }
 }
 
-impl Memory {
+impl EventMemory {
     /// Returns whether no write has failed for this cause before.
     fn is_news(&self, cause: &str) -> bool {
         let mut causes = self.causes.lock();
@@ -228,11 +232,11 @@ impl Memory {
         reason: &'static str,
         message: &str,
         now: Timestamp,
-    ) -> Option<Write> {
+    ) -> Option<EventWrite> {
         let instant = Instant::now();
         let mut subjects = self.subjects.lock();
         make_room(&mut subjects, instant);
-        let written = subjects.entry(subject.uid.clone()).or_insert_with(|| Written {
+        let written = subjects.entry(subject.uid.clone()).or_insert_with(|| SubjectEvents {
             tokens: TokenBucket::new(BURST, REFILL, instant),
             last: instant,
             events: HashMap::new(),
@@ -248,7 +252,7 @@ impl Memory {
         let known = match position {
             Some(position) => &mut events[position],
             None => {
-                events.push(Known {
+                events.push(WrittenEvent {
                     message: (!combined).then(|| message.to_owned()),
                     name: event_name(&subject.name, now),
                     count: 0,
@@ -262,7 +266,7 @@ impl Memory {
             return None;
         }
         written.tokens.take(instant);
-        Some(Write {
+        Some(EventWrite {
             name: known.name.clone(),
             count: known.count,
             first: known.first,
@@ -284,7 +288,7 @@ async fn end_of_delivery(context: &Context) {
     }
 }
 
-async fn write(client: &Client, entry: &Entry) -> Result<(), kube::Error> {
+async fn write(client: &Client, entry: &PendingEvent) -> Result<(), kube::Error> {
     let write = &entry.write;
     let namespace = entry.subject.namespace.as_deref().unwrap_or("default");
     let path = format!("/api/v1/namespaces/{namespace}/events");
@@ -318,7 +322,7 @@ fn cause(error: &kube::Error) -> &str {
 }
 
 /// Drops the records of objects without recent Events; if there are still too many, the oldest one.
-fn make_room(subjects: &mut HashMap<Arc<str>, Written>, now: Instant) {
+fn make_room(subjects: &mut HashMap<Arc<str>, SubjectEvents>, now: Instant) {
     if subjects.len() < SUBJECTS {
         return;
     }
@@ -331,7 +335,10 @@ fn make_room(subjects: &mut HashMap<Arc<str>, Written>, now: Instant) {
     }
 }
 
-fn event(Entry { subject, severity, reason, write }: &Entry, namespace: &str) -> Value {
+fn event(
+    PendingEvent { subject, severity, reason, write }: &PendingEvent,
+    namespace: &str,
+) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Event",

@@ -108,7 +108,7 @@ impl Live {
     }
 
     /// Returns the name of the other field manager that wrote the object last.
-    pub(crate) fn rival(&self) -> Option<String> {
+    pub(crate) fn other_writer(&self) -> Option<String> {
         #[derive(Deserialize)]
         struct Object {
             metadata: Metadata,
@@ -397,12 +397,12 @@ mod tests {
     }
 
     #[test]
-    fn the_rival_is_who_else_wrote_last() {
+    fn other_writer_is_the_latest_field_manager_but_our_own() {
         let entry = |manager: &str, time: &str| json!({"manager": manager, "time": time});
         let check = |entries: Value, expected: Option<&str>| {
             let object = json!({"metadata": {"managedFields": entries}});
             let live: Live = serde_json::from_value(object).unwrap();
-            assert_eq!(live.rival().as_deref(), expected, "{live:?}");
+            assert_eq!(live.other_writer().as_deref(), expected, "{live:?}");
         };
 
         check(json!([]), None);
@@ -417,7 +417,7 @@ mod tests {
         );
         check(json!([{"manager": "timeless"}]), Some("timeless"));
         check(json!("nonsense"), None);
-        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().rival(), None);
+        assert_eq!(serde_json::from_str::<Live>("{}").unwrap().other_writer(), None);
     }
 
     #[track_caller]

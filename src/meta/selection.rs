@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_label_can_be_is_an_error_and_not_without_a_match() {
+    fn invalid_label_is_an_error_and_not_an_empty_match() {
         let (longest, longer) = ("x".repeat(63), "x".repeat(64));
         for value in ["", "x", "X.y_z-1", &longest] {
             check(json!({"matchLabels": {"app": value}}), Ok(false));

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_controller_that_waits_says_for_what() {
+    fn waiting_controller_names_its_missing_types() {
         let mut waiting = run(ControllerState::Waiting, "TypeAbsent");
         waiting.unmet = vec![Unmet {
             reason: Reason::TypeAbsent,
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejected_edit_leaves_the_old_one_running_and_says_so() {
+    fn rejected_edit_keeps_the_old_run_and_is_reported() {
         let rejected =
             Rejected::Undecodable { field: "spec.x".to_owned(), message: "wrong".to_owned() };
 
@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pending_edit_says_why() {
+    fn pending_edit_has_its_reason() {
         let mut running = run(ControllerState::Running, "Running");
         running.pending = Some("pods is not installed".to_owned());
 
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_controller_says_so() {
+    fn paused_controller_has_the_reason_paused() {
         let status = said(&Judgement::Paused, None, &Health::default());
 
         assert_eq!(status.state.as_deref(), Some("Paused"));

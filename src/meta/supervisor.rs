@@ -163,7 +163,7 @@ impl Runnable for Supervisor {
             let result = run.await;
             if epoch.stop_reason() == Some(StopReason::TypeGone) {
                 let crd = CompositeController::crd_name();
-                warn!(crd, "the CRD is gone; declared controllers keep running");
+                warn!(crd, "the CRD was deleted; declared controllers keep running");
             }
             result
         })

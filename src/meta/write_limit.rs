@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_do_not_pay_for_each_other() {
+    fn each_object_has_its_own_limit() {
         let (mut write_limit, now) = (WriteLimit::default(), Instant::now());
         while write(&mut write_limit, "a", now) {}
 
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_held_back_is_flapping_until_it_is_calm() {
+    fn object_whose_write_was_delayed_is_flapping_until_it_is_calm() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         let after = |seconds: u64| start + Duration::from_secs(seconds);
         for _ in 0..20 {
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rival_is_met_ten_times_at_once_and_then_every_three_seconds() {
+    fn conflicts_are_retried_ten_times_at_once_and_then_every_three_seconds() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         let attempts: Vec<_> = (0..600)
             .map(|tenth| start + Duration::from_millis(100 * tenth))
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_quiet_is_forgotten() {
+    fn idle_objects_are_forgotten() {
         let (mut write_limit, start) = (WriteLimit::default(), Instant::now());
         for index in 0..100 {
             write(&mut write_limit, &index.to_string(), start);

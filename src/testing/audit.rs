@@ -35,7 +35,7 @@ pub struct AuditLog {
 
 /// Position in an [`AuditLog`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct AuditMark(u64);
+pub struct AuditPosition(u64);
 
 /// Stage of one request.
 #[derive(Clone, Debug)]
@@ -111,26 +111,26 @@ impl AuditLog {
     /// # Errors
     ///
     /// [`Error::Io`] when the log cannot be read.
-    pub fn mark(&self) -> Result<AuditMark, Error> {
+    pub fn position(&self) -> Result<AuditPosition, Error> {
         let length = self.open()?.metadata().map_err(self.io())?.len();
-        Ok(AuditMark(length))
+        Ok(AuditPosition(length))
     }
 
-    /// Returns the events after `mark`, in the order of the log.
+    /// Returns the events after `position`, in the order of the log.
     ///
     /// # Errors
     ///
     /// [`Error::Io`] when the log cannot be read, [`Error::AuditLine`] for an invalid line.
-    pub fn since(&self, mark: AuditMark) -> Result<Vec<AuditEvent>, Error> {
+    pub fn since(&self, position: AuditPosition) -> Result<Vec<AuditEvent>, Error> {
         let mut file = self.open()?;
         let mut text = Vec::new();
-        let Some(before) = mark.0.checked_sub(1) else {
+        let Some(before) = position.0.checked_sub(1) else {
             file.read_to_end(&mut text).map_err(self.io())?;
             return self.parse(&text);
         };
         file.seek(SeekFrom::Start(before)).map_err(self.io())?;
         file.read_to_end(&mut text).map_err(self.io())?;
-        // The server may have been writing a line when the mark was set; its event had happened by
+        // The server may have been writing a line when the position was set; its event had happened by
         // then.
         let begin = text.iter().position(|byte| *byte == b'\n').map_or(text.len(), |end| end + 1);
         let (_, after) = text.split_at(begin);
@@ -143,7 +143,7 @@ impl AuditLog {
     ///
     /// As for [`since`](Self::since).
     pub fn all(&self) -> Result<Vec<AuditEvent>, Error> {
-        self.since(AuditMark(0))
+        self.since(AuditPosition(0))
     }
 
     fn parse(&self, text: &[u8]) -> Result<Vec<AuditEvent>, Error> {
@@ -283,37 +283,37 @@ mod tests {
     }
 
     #[test]
-    fn only_what_follows_the_mark_is_returned() {
+    fn only_events_after_the_position_are_returned() {
         let directory = tempfile::tempdir().unwrap();
         let log = AuditLog::new(directory.path().join("audit.log"));
         let first = line("1", "ResponseComplete", "list");
         fs::write(&log.path, &first).unwrap();
 
-        let mark = log.mark().unwrap();
+        let position = log.position().unwrap();
         fs::write(&log.path, first + &line("2", "ResponseComplete", "get")).unwrap();
 
         let ids: Vec<_> =
-            log.since(mark).unwrap().into_iter().map(|event| event.audit_id).collect();
+            log.since(position).unwrap().into_iter().map(|event| event.audit_id).collect();
         assert_eq!(ids, ["2"]);
     }
 
     #[test]
-    fn a_line_that_was_being_written_at_the_mark_is_of_before() {
+    fn half_written_line_at_the_position_belongs_to_the_time_before() {
         let directory = tempfile::tempdir().unwrap();
         let log = AuditLog::new(directory.path().join("audit.log"));
         let first = line("1", "ResponseComplete", "list");
         fs::write(&log.path, &first[..30]).unwrap();
 
-        let mark = log.mark().unwrap();
+        let position = log.position().unwrap();
         fs::write(&log.path, first + &line("2", "ResponseComplete", "get")).unwrap();
 
         let ids: Vec<_> =
-            log.since(mark).unwrap().into_iter().map(|event| event.audit_id).collect();
+            log.since(position).unwrap().into_iter().map(|event| event.audit_id).collect();
         assert_eq!(ids, ["2"]);
     }
 
     #[test]
-    fn an_open_watch_is_one_that_has_begun_and_not_ended() {
+    fn open_watch_has_begun_and_not_ended() {
         let log = AuditLog::new(PathBuf::new());
         let text = line("1", "ResponseStarted", "watch")
             + &line("2", "ResponseStarted", "watch")

@@ -1,43 +1,10 @@
 //! Sources of the control plane's binaries.
 
-use std::{
-    env, fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+use std::{env, path::PathBuf};
+
+use super::{
+    Binary, Error, KUBERNETES_VERSION, Progress, binary::is_executable, toolchain::Toolchain,
 };
-
-use super::{Error, Progress, toolchain::Toolchain};
-
-/// Kubernetes version that is built when no binary is found.
-pub const KUBERNETES_VERSION: &str = "v1.36.3";
-/// etcd version that is built when no binary is found.
-pub const ETCD_VERSION: &str = "v3.6.16";
-
-/// Program of the control plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Binary {
-    /// Storage backend, etcd.
-    Etcd,
-    /// API server.
-    KubeApiserver,
-    /// Garbage collector and namespace controller.
-    KubeControllerManager,
-    /// Command line client for users, which the control plane does not need.
-    Kubectl,
-}
-
-impl Binary {
-    /// Returns its file name in `$KUBEBUILDER_ASSETS` and in the cache.
-    pub fn file_name(self) -> &'static str {
-        match self {
-            Self::Etcd => "etcd",
-            Self::KubeApiserver => "kube-apiserver",
-            Self::KubeControllerManager => "kube-controller-manager",
-            Self::Kubectl => "kubectl",
-        }
-    }
-}
 
 /// Sources of binaries, searched in this order for each binary separately, since setup-envtest, for
 /// example, provides no kube-controller-manager.
@@ -138,13 +105,10 @@ impl BinarySources {
     }
 }
 
-pub(super) fn is_executable(path: &Path) -> bool {
-    fs::metadata(path)
-        .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt, path::Path};
+
     use super::*;
     use crate::testing::Silent;
 
@@ -175,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_assets_directory_that_is_of_no_use_is_an_error_that_names_the_variable() {
+    async fn unusable_assets_directory_is_an_error_that_names_the_variable() {
         let directory = tempfile::tempdir().unwrap();
         let assets = directory.path().join("assets");
         let sources =

@@ -1,6 +1,7 @@
 //! Control plane: etcd, kube-apiserver and kube-controller-manager as one value.
 
 mod cluster;
+mod options;
 
 use std::{
     path::{Path, PathBuf},
@@ -13,42 +14,13 @@ use kube::{Api, Client, Config, api::PostParams};
 use tokio::time;
 
 use self::cluster::{Cluster, client, get};
+pub use self::options::ControlPlaneOptions;
 use super::{
-    AuditLog, Binary, BinarySources, Error, PrintProgress, Progress, Silent, TestScope,
-    kubeconfig::Credentials, own_thread,
+    AuditLog, Binary, Error, PrintProgress, TestScope, kubeconfig::Credentials, own_thread,
 };
 
 /// Limit for an event to reach the audit log, which takes some milliseconds after the answer.
 const AUDIT_DEADLINE: Duration = Duration::from_secs(10);
-
-/// Options of a control plane.
-#[derive(Clone, Debug)]
-pub struct ControlPlaneOptions {
-    /// True to run kube-controller-manager with garbage collection and namespace deletion. On by
-    /// default. The garbage collector notices a new type within 30 s.
-    pub controller_manager: bool,
-    /// True to keep the API server's audit log. On by default.
-    pub audit: bool,
-    /// Additional flags for kube-apiserver, such as `--goaway-chance=0.01`; the last one of a name
-    /// wins.
-    pub api_server_flags: Vec<String>,
-    /// Sources of binaries; by default those of [`BinarySources::from_env`].
-    pub binaries: Option<BinarySources>,
-    /// Receiver of progress events; silent by default.
-    pub progress: Arc<dyn Progress>,
-}
-
-impl Default for ControlPlaneOptions {
-    fn default() -> Self {
-        Self {
-            controller_manager: true,
-            audit: true,
-            api_server_flags: Vec::new(),
-            binaries: None,
-            progress: Arc::new(Silent),
-        }
-    }
-}
 
 /// Running control plane on loopback, removed at its end.
 ///
@@ -224,11 +196,11 @@ impl ControlPlane {
         let audit = self.audit()?.clone();
         let config = self.config();
         own_thread::run(move || async move {
-            let mark = audit.mark()?;
+            let position = audit.position()?;
             let uri = format!("/version?marker={:016x}", fastrand::u64(..));
             get(&client(config)?, &uri).await?;
             let seen = async {
-                while !audit.since(mark)?.iter().any(|event| event.uri == uri) {
+                while !audit.since(position)?.iter().any(|event| event.uri == uri) {
                     time::sleep(Duration::from_millis(2)).await;
                 }
                 Ok(())

@@ -103,13 +103,13 @@ type Memory = BTreeMap<String, (Parts, Bytes)>;
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<FaultState>,
     /// Counter of changes of the state, for waiting.
     changes: watch::Sender<u64>,
 }
 
 #[derive(Default)]
-struct State {
+struct FaultState {
     last_id: u64,
     rules: BTreeMap<RuleId, Counted>,
     seen: Vec<RequestInfo>,
@@ -310,18 +310,18 @@ fn memory_key(info: &RequestInfo) -> String {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut FaultState) -> T) -> T {
         let changed = change(&mut self.state());
         self.changes.send_modify(|count| *count += 1);
         changed
     }
 }
 
-impl State {
+impl FaultState {
     fn next_id(&mut self) -> u64 {
         self.last_id += 1;
         self.last_id

@@ -111,7 +111,7 @@ pub(super) fn api_server(
         // Otherwise it looks up a default route, which a machine without network does not have.
         .args(["--advertise-address", "127.0.0.1", "--endpoint-reconciler-type", "none"])
         .args(["--authorization-mode", "RBAC"])
-        // It would wait for service account objects that no controller creates here.
+        // The plugin would wait for service account objects that no controller creates here.
         .args(["--disable-admission-plugins", "ServiceAccount"])
         .args(["--service-account-issuer", "https://kubernetes.default.svc"])
         .args(["--service-cluster-ip-range", "10.0.0.0/24"]);

@@ -81,7 +81,7 @@ mod tests {
     use crate::testing::certificates::Authority;
 
     #[tokio::test]
-    async fn the_file_and_the_configuration_say_the_same() {
+    async fn the_file_and_the_configuration_agree() {
         let authority = Authority::new().unwrap();
         let endpoint =
             Endpoint { port: 6443, authority_pem: authority.pem(), authority_der: authority.der() };

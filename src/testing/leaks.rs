@@ -26,7 +26,7 @@ pub use self::{
     measure::{Grown, Growth, Measure},
     trend::{Slope, Trend},
 };
-use super::{AuditLog, AuditMark, Faults, open_watches};
+use super::{AuditLog, AuditPosition, Faults, open_watches};
 use crate::duration::after;
 
 /// Interval between two measurements, since the end of a task or socket notifies no one.
@@ -165,22 +165,29 @@ impl LeakOracle {
         })
     }
 
-    /// Counts the watches of this user that the API server has open since `mark`, by type, from its
+    /// Counts the watches of this user that the API server has open since `position`, by type, from its
     /// audit log: `watches`.
     #[must_use]
-    pub fn watches(self, audit: &AuditLog, user: impl Into<String>, mark: AuditMark) -> Self {
+    pub fn watches(
+        self,
+        audit: &AuditLog,
+        user: impl Into<String>,
+        position: AuditPosition,
+    ) -> Self {
         let (audit, user) = (audit.clone(), user.into());
         // Reading the log is slow, and it only grows.
-        let last = Mutex::new(None::<(AuditMark, BTreeMap<String, u64>)>);
+        let last = Mutex::new(None::<(AuditPosition, BTreeMap<String, u64>)>);
         self.probe("watches", move || {
             let mut last = last.lock();
-            let Ok(end) = audit.mark() else { return one("an audit log that cannot be read", 1) };
+            let Ok(end) = audit.position() else {
+                return one("an audit log that cannot be read", 1);
+            };
             if let Some((known, open)) = last.as_ref()
                 && *known == end
             {
                 return open.clone();
             }
-            let Ok(events) = audit.since(mark) else {
+            let Ok(events) = audit.since(position) else {
                 return one("an audit log that cannot be read", 1);
             };
             let open = open_watches(&events).into_iter().filter(|event| event.user == user);
@@ -350,7 +357,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_baseline_is_what_stays_once_all_is_calm() {
+    async fn baseline_is_measured_once_all_is_calm() {
         let number = Arc::new(AtomicU64::new(0));
         let oracle = LeakOracle::new().probe("things", counted(&number));
         let rise = async {
@@ -364,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_least_counts_in_a_process_that_is_never_idle() {
+    async fn the_minimum_counts_in_a_process_that_is_never_idle() {
         let looks = AtomicU64::new(0);
         let probe = move || one("owner", 3 + looks.fetch_add(1, Ordering::SeqCst) % 2);
 

@@ -42,8 +42,8 @@ use tokio::{
 };
 
 pub use self::{
-    mask::{Difference, Differences, Mask},
-    recording::{History, ObjectKey, Recording},
+    mask::{Mask, RecordingDifference, RecordingDifferences},
+    recording::{History, RecordedKey, Recording},
 };
 use super::Error;
 

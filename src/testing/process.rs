@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readiness_is_asked_until_it_is_there() {
+    async fn readiness_is_polled_until_it_succeeds() {
         let directory = tempfile::tempdir().unwrap();
         let log = directory.path().join("log");
         let mut process = Process::start(Binary::Etcd, shell("sleep 600"), 0, &log).unwrap();

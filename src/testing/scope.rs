@@ -22,7 +22,7 @@ const NAME_LENGTH: usize = 40;
 
 /// Namespace and API group of one test, with operations on CRDs.
 ///
-/// Its end removes nothing, since the control plane is temporary.
+/// Dropping a scope removes nothing, since the control plane is temporary.
 #[derive(Clone)]
 pub struct TestScope {
     /// Namespace, which exists.
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn names_become_labels() {
+    fn names_are_converted_to_labels() {
         check("Widgets_start twice", "widgets-start-twice-");
         check("_", "");
         check(&"a".repeat(80), &format!("{}-", "a".repeat(NAME_LENGTH)));

@@ -72,6 +72,7 @@ mod delete;
 mod discovery;
 mod groups;
 mod history;
+mod job;
 mod labels;
 mod managed;
 mod metadata;
@@ -92,6 +93,7 @@ mod selector;
 mod service;
 mod shared;
 mod socket;
+mod update;
 mod watches;
 mod write;
 

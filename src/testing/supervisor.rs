@@ -32,7 +32,7 @@ done"#;
 
 /// Process group and directory that end with this value or with the process.
 #[derive(Debug)]
-pub(super) struct Supervisor {
+pub(super) struct ProcessSupervisor {
     leader: Child,
     sweeper: Child,
     /// Pipes, dropped to end the two shells.
@@ -41,7 +41,7 @@ pub(super) struct Supervisor {
     data: PathBuf,
 }
 
-impl Supervisor {
+impl ProcessSupervisor {
     /// Starts supervising and creates the directory `data`, which must not exist yet.
     pub(super) fn start(data: PathBuf) -> Result<Self, Error> {
         let mut leader = shell(LEADER, &[])?;
@@ -79,7 +79,7 @@ impl Supervisor {
     }
 }
 
-impl Drop for Supervisor {
+impl Drop for ProcessSupervisor {
     fn drop(&mut self) {
         self.end();
     }
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn the_end_kills_the_group_and_removes_the_data() {
         let parent = tempfile::tempdir().unwrap();
-        let mut supervisor = Supervisor::start(parent.path().join("data")).unwrap();
+        let mut supervisor = ProcessSupervisor::start(parent.path().join("data")).unwrap();
         fs::write(supervisor.data().join("file"), "x").unwrap();
         let mut child =
             Command::new("sleep").arg("600").process_group(supervisor.group()).spawn().unwrap();

@@ -19,8 +19,8 @@ use std::{
 use tokio::time::{self, Instant};
 
 use super::{
-    Binary, Error, KUBERNETES_VERSION, Progress, ProgressEvent, binaries::is_executable,
-    supervisor::Supervisor,
+    Binary, Error, KUBERNETES_VERSION, Progress, ProgressEvent, binary::is_executable,
+    supervisor::ProcessSupervisor,
 };
 
 /// Go module, included in the crate for users of `cargo install`.
@@ -77,7 +77,7 @@ impl Toolchain {
         remove_stale_builds(target);
 
         let aside = target.join(format!("{BUILD_DIRECTORY_PREFIX}{}", std::process::id()));
-        let supervisor = Supervisor::start(aside)?;
+        let supervisor = ProcessSupervisor::start(aside)?;
         for (name, content) in [("go.mod", GO_MOD), ("go.sum", GO_SUM)] {
             let path = supervisor.data().join(name);
             fs::write(&path, content).map_err(Error::io(format!("writing {}", path.display())))?;
@@ -141,7 +141,7 @@ struct Step<'a> {
 impl Step<'_> {
     async fn run(
         self,
-        supervisor: &Supervisor,
+        supervisor: &ProcessSupervisor,
         missing: &[Binary],
         progress: &dyn Progress,
     ) -> Result<Duration, Error> {
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pinned_module_holds_the_versions_that_are_documented() {
+    fn the_pinned_module_has_the_documented_versions() {
         let staging = KUBERNETES_VERSION.replacen("v1", "v0", 1);
 
         assert!(GO_MOD.contains(&format!("k8s.io/kubernetes {KUBERNETES_VERSION} ")));

@@ -13,14 +13,18 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::{Error, connection::Slot, describe, pool::Pool};
+use super::{
+    Error,
+    connection::{ConnectionOwner, Slot},
+    error::describe,
+};
 
 /// Body of a response of the API server.
 pub struct ResponseBody {
     incoming: Incoming,
     host: Arc<str>,
     // Dropped with the body: the stream's place on its connection, or the pool for HTTP/1.1.
-    held: Option<Held>,
+    held: Option<ConnectionHold>,
     deadline: Option<Deadline>,
 }
 
@@ -29,11 +33,11 @@ struct Deadline {
     // Fires when the body must be complete, or when more of it must have arrived.
     sleep: Pin<Box<Sleep>>,
     error: Error,
-    progress: Option<Progress>,
+    progress: Option<Arrival>,
 }
 
 /// Limits of a body that may take longer while it keeps arriving.
-struct Progress {
+struct Arrival {
     /// Longest pause between two frames.
     pause: Duration,
     end: Instant,
@@ -44,16 +48,16 @@ struct Progress {
 }
 
 /// Owner of a body's connection.
-pub(super) enum Held {
+pub(super) enum ConnectionHold {
     /// Place of the stream on an HTTP/2 connection.
     Slot(#[expect(dead_code, reason = "held for its drop")] Slot),
     /// Pool, which ends its connections when it is dropped.
-    Pool(#[expect(dead_code, reason = "held for its drop")] Arc<Pool>),
+    Pool(#[expect(dead_code, reason = "held for its drop")] ConnectionOwner),
 }
 
 impl ResponseBody {
     /// Creates a body that holds its connection until its end.
-    pub(super) fn new(incoming: Incoming, host: Arc<str>, held: Held) -> Self {
+    pub(super) fn new(incoming: Incoming, host: Arc<str>, held: ConnectionHold) -> Self {
         Self { incoming, host, held: Some(held), deadline: None }
     }
 
@@ -83,7 +87,7 @@ impl Deadline {
     fn arriving(pause: Duration, paused: Error, end: Instant, late: Error) -> Self {
         let now = Instant::now();
         let sleep = Box::pin(sleep_until(end.min(now + pause)));
-        let progress = Progress { pause, end, error: late, arrived: Some(now) };
+        let progress = Arrival { pause, end, error: late, arrived: Some(now) };
         Self { sleep, error: paused, progress: Some(progress) }
     }
 
@@ -189,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn time_until_the_reader_asks_for_more_does_not_count() {
+    async fn time_between_reads_does_not_count() {
         let mut deadline = deadline();
         for _ in 0..9 {
             // The reader is busy, then it waits.
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_that_keeps_arriving_ends_in_the_end() {
+    async fn body_that_keeps_arriving_ends_at_the_limit() {
         let mut deadline = deadline();
         for _ in 0..29 {
             deadline.asked();

@@ -1,6 +1,7 @@
 //! State of one connection: being opened, open, or closed to new streams.
 
 use std::{
+    any::Any,
     fmt,
     sync::{
         Arc,
@@ -12,7 +13,7 @@ use hyper::client::conn::http2;
 use kube::client::Body;
 use tokio::sync::{Notify, watch};
 
-use super::{Error, pool::Pool};
+use super::Error;
 
 /// Added to the number of streams of a retired connection. Larger than any limit of streams, so
 /// that no place is ever free again.
@@ -20,7 +21,7 @@ const RETIRED: usize = usize::MAX / 2;
 
 /// Connection as the pool and its streams see it; the task that drives it is in `dialer.rs`.
 pub(super) struct Connection {
-    state: watch::Sender<State>,
+    state: watch::Sender<ConnectionState>,
     // Number of streams with a place; RETIRED or more once the connection accepts no more.
     streams: AtomicUsize,
     limit: AtomicUsize,
@@ -39,7 +40,7 @@ pub(super) struct Origin {
 }
 
 #[derive(Clone)]
-enum State {
+enum ConnectionState {
     Opening,
     Http2(http2::SendRequest<Body>),
     /// The server does not speak HTTP/2.
@@ -62,7 +63,7 @@ impl Connection {
     pub(super) fn opening(limit: usize, origin: Origin) -> Self {
         Self {
             origin,
-            state: watch::Sender::new(State::Opening),
+            state: watch::Sender::new(ConnectionState::Opening),
             streams: AtomicUsize::new(0),
             limit: AtomicUsize::new(limit),
             emptied: Notify::new(),
@@ -70,7 +71,7 @@ impl Connection {
     }
 
     /// Takes a place for a stream; `None` if all are taken.
-    pub(super) fn slot(self: &Arc<Self>, pool: &Arc<Pool>) -> Option<Slot> {
+    pub(super) fn slot(self: &Arc<Self>, owner: &ConnectionOwner) -> Option<Slot> {
         let limit = self.limit.load(Ordering::Acquire);
         let streams = &self.streams;
         streams
@@ -78,7 +79,7 @@ impl Connection {
                 (streams < limit).then_some(streams + 1)
             })
             .ok()?;
-        Some(Slot { connection: self.clone(), _pool: pool.clone() })
+        Some(Slot { connection: self.clone(), _owner: owner.clone() })
     }
 
     /// Generation of the client certificate with which it was opened.
@@ -96,9 +97,9 @@ impl Connection {
     pub(super) fn opened(&self, sender: http2::SendRequest<Body>, limit: usize) {
         self.limit(limit);
         self.state.send_if_modified(|state| {
-            let opening = matches!(state, State::Opening);
+            let opening = matches!(state, ConnectionState::Opening);
             if opening {
-                *state = State::Http2(sender);
+                *state = ConnectionState::Http2(sender);
             }
             opening
         });
@@ -111,20 +112,20 @@ impl Connection {
 
     /// Records that the server speaks only HTTP/1.1.
     pub(super) fn is_http1(&self) {
-        self.end(State::Http1);
+        self.end(ConnectionState::Http1);
     }
 
     /// Records that the connection could not be opened.
     pub(super) fn failed(&self, error: Error) {
-        self.end(State::Failed(error));
+        self.end(ConnectionState::Failed(error));
     }
 
     /// Retires the connection: it accepts no more streams, and those that it has continue.
     pub(super) fn retire(&self) {
-        self.end(State::Closed);
+        self.end(ConnectionState::Closed);
     }
 
-    fn end(&self, state: State) {
+    fn end(&self, state: ConnectionState) {
         // Places that are held stay counted above RETIRED, so returning them cannot revive the
         // connection.
         let retire = |streams: usize| (streams < RETIRED).then(|| streams + RETIRED);
@@ -138,7 +139,7 @@ impl Connection {
         let retired =
             self.streams.compare_exchange(0, RETIRED, Ordering::AcqRel, Ordering::Acquire).is_ok();
         if retired {
-            self.state.send_replace(State::Closed);
+            self.state.send_replace(ConnectionState::Closed);
         }
         retired
     }
@@ -149,11 +150,14 @@ impl Connection {
     }
 }
 
-/// Place of one stream on a connection, returned when dropped. Keeps the pool, and thereby the
+/// Owner of connections, the pool, which ends them when it is dropped.
+pub(super) type ConnectionOwner = Arc<dyn Any + Send + Sync>;
+
+/// Place of one stream on a connection, returned when dropped. Keeps the owner, and thereby the
 /// connection, alive.
 pub(super) struct Slot {
     connection: Arc<Connection>,
-    _pool: Arc<Pool>,
+    _owner: ConnectionOwner,
 }
 
 impl Slot {
@@ -164,16 +168,18 @@ impl Slot {
     /// The error with which opening failed.
     pub(super) async fn opened(&self) -> Result<Opened, Error> {
         let mut state = self.connection.state.subscribe();
-        let state = state.wait_for(|state| !matches!(state, State::Opening)).await;
+        let state = state.wait_for(|state| !matches!(state, ConnectionState::Opening)).await;
         match state.as_deref() {
-            Ok(State::Http2(sender)) => {
+            Ok(ConnectionState::Http2(sender)) => {
                 let limit = self.connection.limit.load(Ordering::Acquire);
                 let crowded = self.connection.streams.load(Ordering::Acquire) > limit;
                 Ok(if crowded { Opened::Elsewhere } else { Opened::Http2(sender.clone()) })
             }
-            Ok(State::Http1) => Ok(Opened::Http1),
-            Ok(State::Failed(error)) => Err(error.clone()),
-            Ok(State::Opening | State::Closed) | Err(_) => Ok(Opened::Elsewhere),
+            Ok(ConnectionState::Http1) => Ok(Opened::Http1),
+            Ok(ConnectionState::Failed(error)) => Err(error.clone()),
+            Ok(ConnectionState::Opening | ConnectionState::Closed) | Err(_) => {
+                Ok(Opened::Elsewhere)
+            }
         }
     }
 

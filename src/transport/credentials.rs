@@ -4,6 +4,7 @@
 //! certificates once, does not react to a 401 and sets no time limit on a plugin. Basic
 //! authentication, a literal token and the legacy `auth-provider` stay with kube's layer.
 
+mod credential;
 mod exec;
 mod files;
 mod issuer;
@@ -14,57 +15,16 @@ use std::{
     time::Duration,
 };
 
-use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::future::BoxFuture;
-use http::{HeaderValue, Request, Response, StatusCode, header::AUTHORIZATION};
+use http::{Request, Response, StatusCode, header::AUTHORIZATION};
 use kube::{
     Config,
-    client::ConfigExt,
     config::{AuthInfo, ExecConfig},
 };
-use rustls::client::ResolvesClientCert;
 use tower::{BoxError, Service, ServiceExt};
 
-use self::{exec::Plugin, files::Files, issuer::Issuer};
+use self::{credential::Credential, exec::Plugin, files::Files, issuer::Issuer};
 use super::{Error, identity::Identity, tasks::Tasks};
-
-/// Credential that one source has issued.
-#[derive(Clone, Debug, PartialEq)]
-struct Credential {
-    authorization: Option<HeaderValue>,
-    certificate: Option<Certificate>,
-}
-
-/// Client certificate with its key.
-#[derive(Clone, Debug)]
-struct Certificate(Arc<dyn ResolvesClientCert>);
-
-impl PartialEq for Certificate {
-    fn eq(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-}
-
-impl Certificate {
-    /// Parses the client certificate and the key of a kubeconfig's user that holds both as data.
-    fn parse(user: AuthInfo) -> Result<Self, Error> {
-        let mut config = Config::new(http::Uri::from_static("https://localhost"));
-        // No roots: only the client's half of the configuration is used.
-        config.root_cert = Some(Vec::new());
-        config.auth_info = user;
-        let tls = config.rustls_client_config().map_err(|error| Error::Config(Arc::new(error)))?;
-        Ok(Self(tls.client_auth_cert_resolver))
-    }
-
-    /// Parses a client certificate and its key, both PEM.
-    fn of_pem(certificate: &[u8], key: &[u8]) -> Result<Self, Error> {
-        Self::parse(AuthInfo {
-            client_certificate_data: Some(STANDARD.encode(certificate)),
-            client_key_data: Some(STANDARD.encode(key).into()),
-            ..AuthInfo::default()
-        })
-    }
-}
 
 /// Credentials of one transport.
 #[derive(Clone)]
@@ -188,12 +148,4 @@ where
             Ok(response)
         })
     }
-}
-
-/// Returns the value of `Authorization` for a token.
-fn bearer(token: &str) -> Result<HeaderValue, String> {
-    let mut value = HeaderValue::try_from(format!("Bearer {token}"))
-        .map_err(|_| "the token has characters that a header cannot hold".to_owned())?;
-    value.set_sensitive(true);
-    Ok(value)
 }

@@ -27,10 +27,11 @@ use tracing::debug;
 use super::{
     Error, Lane, TransportOptions,
     connection::Connection,
-    describe, host,
+    error::describe,
     tasks::{Tasks, Watched},
     tunnel::Tunnel,
 };
+use crate::redaction;
 
 pub(super) type Connector = HttpsConnector<Tunnel>;
 
@@ -207,4 +208,9 @@ impl Drop for Ending {
     fn drop(&mut self) {
         self.0.retire();
     }
+}
+
+/// Returns host and port of a server. Its user and password would become a label of every metric.
+pub(super) fn host(server: &Uri) -> String {
+    server.authority().map(redaction::url).unwrap_or_default()
 }

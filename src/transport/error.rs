@@ -14,7 +14,7 @@ pub enum Error {
     #[error("setting up the connection to the API server: {}", redaction::error(&**.0))]
     Config(Arc<kube::Error>),
     /// The server name in the configuration is none; correct `tls-server-name`.
-    #[error("tls-server-name {name:?} is no server name: {message}")]
+    #[error("tls-server-name {name:?} is not a valid server name: {message}")]
     ServerName {
         /// Name as configured.
         name: String,
@@ -93,4 +93,9 @@ pub enum Error {
     /// The transport was closed; create another one.
     #[error("the connection to the API server has been closed")]
     Closed,
+}
+
+/// Formats an error with all its causes: hyper's errors alone say only "client error".
+pub(super) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    redaction::error(error)
 }

@@ -1,22 +1,14 @@
 //! Metrics of requests to the API server, under client-go's names.
 
-use std::{
-    fmt::Write,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{fmt::Write, sync::Arc, time::Duration};
 
-use futures::future::BoxFuture;
-use http::{Method, Request, Response};
+use http::{Method, StatusCode};
 use prometheus_client::{
     encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder},
     metrics::{counter::Counter, family::Family, histogram::Histogram},
     registry::Registry,
 };
-use tokio::time::Instant;
-use tower::{BoxError, Service};
 
-use super::body::ResponseBody;
 use crate::owner_gauge::{OwnerGauge, Part};
 
 /// Buckets of the duration in seconds; client-go's.
@@ -51,14 +43,30 @@ impl TransportMetrics {
         );
         registry.register(
             "rest_client_request_duration_seconds",
-            "Time until the head of the answer, by method and host",
+            "Time until the headers of the answer, by method and host",
             self.duration.clone(),
         );
         registry.register(
             "pilotlight_connection_tasks",
-            "Tasks alive that drive connections to the API server, by host",
+            "Live tasks that drive connections to the API server, by host",
             self.tasks.clone(),
         );
+    }
+
+    /// Counts a request that took so long, with the status of its answer, if any.
+    pub(super) fn observe(
+        &self,
+        method: Method,
+        host: Arc<str>,
+        status: Option<StatusCode>,
+        took: Duration,
+    ) {
+        let verb = VerbLabel(method);
+        self.duration
+            .get_or_create(&DurationLabels { verb: verb.clone(), host: host.clone() })
+            .observe(took.as_secs_f64());
+        let code = CodeLabel(status.map(|status| status.as_u16()));
+        self.requests.get_or_create(&RequestLabels { code, method: verb, host }).inc();
     }
 
     /// Gauge of the tasks of the connections to a host.
@@ -74,22 +82,22 @@ pub(super) struct HostLabels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RequestLabels {
-    code: Code,
-    method: Verb,
+    code: CodeLabel,
+    method: VerbLabel,
     host: Arc<str>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DurationLabels {
-    verb: Verb,
+    verb: VerbLabel,
     host: Arc<str>,
 }
 
 /// Status code, or `<error>` as client-go writes it if there was no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Code(Option<u16>);
+struct CodeLabel(Option<u16>);
 
-impl EncodeLabelValue for Code {
+impl EncodeLabelValue for CodeLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         match self.0 {
             Some(code) => write!(encoder, "{code}"),
@@ -99,55 +107,10 @@ impl EncodeLabelValue for Code {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Verb(Method);
+struct VerbLabel(Method);
 
-impl EncodeLabelValue for Verb {
+impl EncodeLabelValue for VerbLabel {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         encoder.write_str(self.0.as_str())
-    }
-}
-
-/// Middleware that counts requests and their duration.
-#[derive(Clone, Debug)]
-pub(super) struct Metered<S> {
-    inner: S,
-    metrics: TransportMetrics,
-    host: Arc<str>,
-}
-
-impl<S> Metered<S> {
-    pub(super) fn new(inner: S, metrics: TransportMetrics, host: &str) -> Self {
-        Self { inner, metrics, host: host.into() }
-    }
-}
-
-impl<S, B> Service<Request<B>> for Metered<S>
-where
-    S: Service<Request<B>, Response = Response<ResponseBody>, Error = BoxError>,
-    S::Future: Send + 'static,
-{
-    type Response = Response<ResponseBody>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        self.inner.poll_ready(context)
-    }
-
-    fn call(&mut self, request: Request<B>) -> Self::Future {
-        let verb = Verb(request.method().clone());
-        let (metrics, host) = (self.metrics.clone(), self.host.clone());
-        let began = Instant::now();
-        let answer = self.inner.call(request);
-        Box::pin(async move {
-            let answer = answer.await;
-            let code = Code(answer.as_ref().ok().map(|response| response.status().as_u16()));
-            metrics
-                .duration
-                .get_or_create(&DurationLabels { verb: verb.clone(), host: host.clone() })
-                .observe(began.elapsed().as_secs_f64());
-            metrics.requests.get_or_create(&RequestLabels { code, method: verb, host }).inc();
-            answer
-        })
     }
 }

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_of_no_proxy_names_hosts_as_it_does_for_go() {
+    fn entries_of_no_proxy_match_hosts_as_in_go() {
         check("", "api.example.com", false);
         check("", "localhost:6443", true);
         check("", "127.0.0.5:6443", true);
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_counts_where_the_kubeconfig_names_no_proxy() {
+    fn environment_applies_if_the_kubeconfig_has_no_proxy() {
         let server = "https://api.example.com:6443";
         let one = ("HTTPS_PROXY", "http://one:3128/");
         let other = ("https_proxy", "http://other:3128/");

@@ -21,10 +21,10 @@ use tracing::{debug, info};
 
 use super::{
     Error, Lane,
-    body::{Held, ResponseBody},
-    connection::{Connection, Opened, Origin, Slot},
-    describe,
+    body::{ConnectionHold, ResponseBody},
+    connection::{Connection, ConnectionOwner, Opened, Origin, Slot},
     dialer::{Bounded, Dialer},
+    error::describe,
     identity::Identity,
     tasks::Tasks,
 };
@@ -35,8 +35,8 @@ use crate::redaction;
 /// once.
 const ATTEMPTS: usize = 5;
 
-/// Time after which HTTP/2 is tried again with a server that spoke only HTTP/1.1: a proxy or an old
-/// server may have been in its place for a while.
+/// Time before HTTP/2 is tried again with a server that has spoken only HTTP/1.1. A proxy or an older
+/// server may have answered for it temporarily.
 const HTTP1_FOR: Duration = Duration::from_secs(300);
 
 /// Connections to one server. Their tasks end when the pool is dropped.
@@ -124,15 +124,16 @@ impl Pool {
             old.retire();
         }
         connections.retain(|connection| connection.usable());
+        let owner: ConnectionOwner = self.clone();
         // Earlier connections are filled first, so that later ones become idle and are closed.
-        if let Some(slot) = connections.iter().find_map(|connection| connection.slot(self)) {
+        if let Some(slot) = connections.iter().find_map(|connection| connection.slot(&owner)) {
             return slot;
         }
         let dialer = self.dialer.clone();
         let origin = Origin { serial: self.begun.fetch_add(1, Ordering::Relaxed), identity };
         let connection =
             Arc::new(Connection::opening(dialer.allowed.load(Ordering::Relaxed), origin));
-        let slot = connection.slot(self).expect("a new connection has a place");
+        let slot = connection.slot(&owner).expect("a new connection has a place");
         let driver = dialer.drive(lane, connection.clone(), self.tasks.clone());
         debug!(lane = lane.word(), connections = connections.len() + 1, "opening a connection");
         connections.push(connection);
@@ -146,7 +147,7 @@ impl Pool {
         mut request: Request<Body>,
     ) -> Result<Response<ResponseBody>, Error> {
         let lane = Lane::of(&request);
-        let mut last = self.dialer.error("closed as soon as it was open".to_owned());
+        let mut last = self.dialer.error("closed before its first request".to_owned());
         let there = self.begun.load(Ordering::Relaxed);
         let mut attempts = 0;
         while attempts < ATTEMPTS {
@@ -159,7 +160,7 @@ impl Pool {
                     true => self.dialer.error(describe(&error)),
                     false => self.broken(&error),
                 })?;
-                let (host, held) = (self.dialer.host.clone(), Held::Pool(self));
+                let (host, held) = (self.dialer.host.clone(), ConnectionHold::Pool(self));
                 return Ok(response.map(|body| ResponseBody::new(body, host, held)));
             }
             let slot = self.slot(lane);
@@ -177,7 +178,7 @@ impl Pool {
             let copy = copy(&request);
             let mut error = match sender.try_send_request(request).await {
                 Ok(response) => {
-                    let (host, held) = (self.dialer.host.clone(), Held::Slot(slot));
+                    let (host, held) = (self.dialer.host.clone(), ConnectionHold::Slot(slot));
                     return Ok(response.map(|body| ResponseBody::new(body, host, held)));
                 }
                 Err(error) => error,

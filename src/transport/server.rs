@@ -21,9 +21,11 @@ use http_body::Frame;
 use hyper::{body::Incoming, server::conn, service::service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use kube::Config;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, CertifiedKey, DnType, IsCa, KeyPair,
+};
 use tokio::{
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     sync::watch,
     task::JoinSet,
     time::{Sleep, sleep},
@@ -61,6 +63,15 @@ pub(super) struct Received {
 
 pub(super) struct Server {
     config: Config,
+    shared: Shared,
+    authority: CertifiedIssuer<'static, KeyPair>,
+    _accepting: JoinSet<()>,
+}
+
+/// State that a server shares with its connections.
+#[derive(Clone)]
+struct Shared {
+    max_streams: u32,
     received: Arc<Mutex<Vec<Received>>>,
     /// True while TLS handshakes wait.
     held: watch::Sender<bool>,
@@ -72,41 +83,20 @@ pub(super) struct Server {
     order: watch::Sender<Order>,
     tls: Arc<Mutex<rustls::ServerConfig>>,
     unauthorized: Arc<Mutex<HashSet<String>>>,
-    authority: CertifiedIssuer<'static, KeyPair>,
-    _accepting: JoinSet<()>,
 }
 
 impl Server {
     pub(super) async fn start(protocols: &[&[u8]], max_streams: u32) -> Self {
         let key = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let mut clients = RootCertStore::empty();
-        clients.add(authority.der().clone()).unwrap();
-        let verifier =
-            WebPkiClientVerifier::builder_with_provider(Arc::new(clients), provider.clone())
-                .allow_unauthenticated()
-                .build()
-                .unwrap();
-        let mut tls = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(
-                vec![key.cert.der().clone()],
-                key.signing_key.serialize_der().try_into().unwrap(),
-            )
-            .unwrap();
-        tls.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut config = Config::new(format!("https://{address}").parse().unwrap());
         config.root_cert = Some(vec![key.cert.der().to_vec()]);
-
-        let server = Self {
-            config,
+        let shared = Shared {
+            max_streams,
             received: Arc::default(),
             held: watch::Sender::new(false),
             waiting: watch::Sender::new(0),
@@ -114,78 +104,20 @@ impl Server {
             refused: Arc::default(),
             open: watch::Sender::new(0),
             order: watch::Sender::new(Order::Serve),
-            tls: Arc::new(Mutex::new(tls)),
+            tls: Arc::new(Mutex::new(tls(&key, &authority, protocols))),
             unauthorized: Arc::default(),
-            authority,
-            _accepting: JoinSet::new(),
         };
-        let (opened, open) = (server.opened.clone(), server.open.clone());
-        let order = server.order.clone();
-        let refused = server.refused.clone();
-        let (tls, unauthorized) = (server.tls.clone(), server.unauthorized.clone());
-        let (held, waiting) = (server.held.clone(), server.waiting.clone());
-        let received = server.received.clone();
-        let mut accepting = JoinSet::new();
-        accepting.spawn(async move {
+
+        let accepting = shared.clone();
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let acceptor = TlsAcceptor::from(Arc::new(tls.lock().unwrap().clone()));
-                let (opened, open) = (opened.clone(), open.clone());
-                let (refused, unauthorized) = (refused.clone(), unauthorized.clone());
-                let mut order = order.subscribe();
-                order.mark_unchanged();
-                let (mut held, waiting) = (held.subscribe(), waiting.clone());
-                let received = received.clone();
-                connections.spawn(async move {
-                    waiting.send_modify(|waiting| *waiting += 1);
-                    // The sender lives as long as the server.
-                    drop(held.wait_for(|held| !held).await);
-                    waiting.send_modify(|waiting| *waiting -= 1);
-                    let Ok(stream) = acceptor.accept(stream).await else { return };
-                    opened.fetch_add(1, Ordering::SeqCst);
-                    open.send_modify(|open| *open += 1);
-                    let certificate = stream.get_ref().1.peer_certificates();
-                    let refusing = Arc::new(AtomicBool::new(false));
-                    let peer = Peer {
-                        certificate: certificate
-                            .map(|chain| String::from_utf8_lossy(&chain[0]).into_owned()),
-                        received,
-                        refused,
-                        refusing: refusing.clone(),
-                        unauthorized,
-                    };
-                    let answer = service_fn(move |request| answer(request, peer.clone()));
-                    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
-                    let stream = TokioIo::new(stream);
-                    if h2 {
-                        let mut builder = conn::http2::Builder::new(TokioExecutor::new());
-                        builder.max_concurrent_streams(max_streams);
-                        let mut serving = std::pin::pin!(builder.serve_connection(stream, answer));
-                        loop {
-                            tokio::select! {
-                                _ = &mut serving => break,
-                                Ok(()) = order.changed() => {
-                                    let order = *order.borrow_and_update();
-                                    match order {
-                                        Order::GoAway => serving.as_mut().graceful_shutdown(),
-                                        Order::Break => break,
-                                        Order::RefuseStreams => {
-                                            refusing.store(true, Ordering::SeqCst);
-                                        }
-                                        Order::Serve => {}
-                                    }
-                                }
-                            }
-                        }
-                    } else {
-                        drop(conn::http1::Builder::new().serve_connection(stream, answer).await);
-                    }
-                    open.send_modify(|open| *open -= 1);
-                });
+                connections.spawn(accepting.serve(stream));
             }
         });
-        Self { _accepting: accepting, ..server }
+        Self { config, shared, authority, _accepting: tasks }
     }
 
     pub(super) fn config(&self) -> Config {
@@ -194,7 +126,7 @@ impl Server {
 
     /// Requests ever received, in their order.
     pub(super) fn received(&self) -> Vec<Received> {
-        self.received.lock().unwrap().clone()
+        self.shared.received.lock().unwrap().clone()
     }
 
     /// Waits until a request with this line has been received.
@@ -206,54 +138,54 @@ impl Server {
 
     /// Finishes no TLS handshake from now on, until [`Server::resume_handshakes`].
     pub(super) fn hold_handshakes(&self) {
-        self.held.send_replace(true);
+        self.shared.held.send_replace(true);
     }
 
     pub(super) fn resume_handshakes(&self) {
-        self.held.send_replace(false);
+        self.shared.held.send_replace(false);
     }
 
     /// Waits until so many connections wait for their TLS handshake.
     pub(super) async fn waiting(&self, wanted: usize) {
-        self.waiting.subscribe().wait_for(|waiting| *waiting == wanted).await.unwrap();
+        self.shared.waiting.subscribe().wait_for(|waiting| *waiting == wanted).await.unwrap();
     }
 
     /// Streams ever refused.
     pub(super) fn refused(&self) -> usize {
-        self.refused.load(Ordering::SeqCst)
+        self.shared.refused.load(Ordering::SeqCst)
     }
 
     /// Total number of connections accepted.
     pub(super) fn opened(&self) -> usize {
-        self.opened.load(Ordering::SeqCst)
+        self.shared.opened.load(Ordering::SeqCst)
     }
 
     /// Waits until exactly `wanted` connections are open.
     pub(super) async fn open(&self, wanted: usize) {
-        self.open.subscribe().wait_for(|open| *open == wanted).await.unwrap();
+        self.shared.open.subscribe().wait_for(|open| *open == wanted).await.unwrap();
     }
 
     pub(super) fn go_away(&self) {
-        self.order.send_replace(Order::GoAway);
+        self.shared.order.send_replace(Order::GoAway);
     }
 
     pub(super) fn break_all(&self) {
-        self.order.send_replace(Order::Break);
+        self.shared.order.send_replace(Order::Break);
     }
 
     pub(super) fn refuse_streams(&self) {
-        self.order.send_replace(Order::RefuseStreams);
+        self.shared.order.send_replace(Order::RefuseStreams);
     }
 
     /// Sets the protocols that are offered on new connections.
     pub(super) fn speak(&self, protocols: &[&[u8]]) {
-        self.tls.lock().unwrap().alpn_protocols =
+        self.shared.tls.lock().unwrap().alpn_protocols =
             protocols.iter().map(|protocol| protocol.to_vec()).collect();
     }
 
     /// Answers 401 to this value of `Authorization` from now on.
     pub(super) fn refuse(&self, authorization: &str) {
-        self.unauthorized.lock().unwrap().insert(authorization.to_owned());
+        self.shared.unauthorized.lock().unwrap().insert(authorization.to_owned());
     }
 
     /// Issues a client certificate with this common name, which the server accepts.
@@ -263,6 +195,86 @@ impl Server {
         let key = KeyPair::generate().unwrap();
         let certificate = params.signed_by(&key, &self.authority).unwrap();
         ClientPem { certificate: certificate.pem(), key: key.serialize_pem() }
+    }
+}
+
+/// Returns the configuration of a server with this certificate, which accepts client certificates of
+/// the authority.
+fn tls(
+    key: &CertifiedKey<KeyPair>,
+    authority: &CertifiedIssuer<'static, KeyPair>,
+    protocols: &[&[u8]],
+) -> rustls::ServerConfig {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let mut clients = RootCertStore::empty();
+    clients.add(authority.der().clone()).unwrap();
+    let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(clients), provider.clone())
+        .allow_unauthenticated()
+        .build()
+        .unwrap();
+    let mut tls = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![key.cert.der().clone()],
+            key.signing_key.serialize_der().try_into().unwrap(),
+        )
+        .unwrap();
+    tls.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
+    tls
+}
+
+impl Shared {
+    /// Serves one connection until it ends. Orders that were given earlier do not apply to it.
+    fn serve(&self, stream: TcpStream) -> impl Future<Output = ()> + Send + use<> {
+        let (shared, acceptor) =
+            (self.clone(), TlsAcceptor::from(Arc::new(self.tls.lock().unwrap().clone())));
+        let (mut order, mut held) = (self.order.subscribe(), self.held.subscribe());
+        async move {
+            shared.waiting.send_modify(|waiting| *waiting += 1);
+            // The sender lives as long as the server.
+            drop(held.wait_for(|held| !held).await);
+            shared.waiting.send_modify(|waiting| *waiting -= 1);
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            shared.opened.fetch_add(1, Ordering::SeqCst);
+            shared.open.send_modify(|open| *open += 1);
+            let certificate = stream.get_ref().1.peer_certificates();
+            let refusing = Arc::new(AtomicBool::new(false));
+            let peer = Peer {
+                certificate: certificate
+                    .map(|chain| String::from_utf8_lossy(&chain[0]).into_owned()),
+                received: shared.received,
+                refused: shared.refused,
+                refusing: refusing.clone(),
+                unauthorized: shared.unauthorized,
+            };
+            let answer = service_fn(move |request| answer(request, peer.clone()));
+            let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+            let stream = TokioIo::new(stream);
+            if h2 {
+                let mut builder = conn::http2::Builder::new(TokioExecutor::new());
+                builder.max_concurrent_streams(shared.max_streams);
+                let mut serving = std::pin::pin!(builder.serve_connection(stream, answer));
+                loop {
+                    tokio::select! {
+                        _ = &mut serving => break,
+                        Ok(()) = order.changed() => {
+                            let order = *order.borrow_and_update();
+                            match order {
+                                Order::GoAway => serving.as_mut().graceful_shutdown(),
+                                Order::Break => break,
+                                Order::RefuseStreams => refusing.store(true, Ordering::SeqCst),
+                                Order::Serve => {}
+                            }
+                        }
+                    }
+                }
+            } else {
+                drop(conn::http1::Builder::new().serve_connection(stream, answer).await);
+            }
+            shared.open.send_modify(|open| *open -= 1);
+        }
     }
 }
 

@@ -63,7 +63,7 @@ async fn a_write_does_not_wait_behind_any_number_of_watches() {
 }
 
 #[tokio::test]
-async fn a_server_that_allows_few_streams_gets_no_more_of_them() {
+async fn number_of_streams_stays_within_the_servers_limit() {
     let server = Server::start(H2, 7).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -75,7 +75,7 @@ async fn a_server_that_allows_few_streams_gets_no_more_of_them() {
 }
 
 #[tokio::test]
-async fn a_place_is_free_again_when_its_body_is_dropped() {
+async fn stream_is_released_when_its_body_is_dropped() {
     let server = Server::start(H2, 100).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -89,7 +89,7 @@ async fn a_place_is_free_again_when_its_body_is_dropped() {
 }
 
 #[tokio::test]
-async fn nothing_new_is_sent_on_a_connection_that_is_going_away() {
+async fn no_request_is_sent_on_a_connection_after_goaway() {
     let server = Server::start(H2, 100).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -125,7 +125,7 @@ async fn a_broken_connection_ends_its_streams_and_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_server_never_looked_at_is_sent_again() {
+async fn request_that_the_server_did_not_process_is_sent_again() {
     let server = Server::start(H2, 100).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -138,7 +138,7 @@ async fn a_request_that_the_server_never_looked_at_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_not_answered_ends_at_its_deadline() {
+async fn unanswered_request_ends_at_its_deadline() {
     let server = Server::start(H2, 100).await;
     let options = TransportOptions {
         request_timeout: Duration::from_millis(100),
@@ -174,7 +174,7 @@ async fn a_list_may_take_long_while_it_keeps_arriving() {
 }
 
 #[tokio::test]
-async fn a_list_that_arrives_for_ever_ends_at_its_deadline() {
+async fn endless_list_ends_at_its_deadline() {
     let server = Server::start(H2, 100).await;
     let options = TransportOptions {
         // Long enough for a machine with other work to open the connection.
@@ -211,7 +211,7 @@ async fn a_watch_outlives_the_deadline_of_requests() {
 }
 
 #[tokio::test]
-async fn watches_that_nobody_reads_hold_up_no_other() {
+async fn unread_watches_do_not_delay_other_requests() {
     let server = Server::start(H2, 100).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -241,7 +241,7 @@ async fn an_idle_connection_is_closed() {
 }
 
 #[tokio::test]
-async fn a_server_without_http_2_is_spoken_to_in_http_1() {
+async fn server_without_http_2_gets_http_1() {
     let server = Server::start(&[b"http/1.1"], 100).await;
     let transport = transport(&server);
     let client = transport.client().unwrap();
@@ -269,7 +269,7 @@ async fn a_closed_transport_fails_every_request() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_not_there_is_named() {
+async fn unreachable_server_is_named() {
     let config = Config::new("https://127.0.0.1:1".parse().unwrap());
     let client = client(config, TransportOptions::default()).unwrap();
 

@@ -19,7 +19,7 @@ use tokio::{
 };
 use tower::{BoxError, Service, ServiceExt};
 
-use super::{Error, describe};
+use super::{Error, error::describe};
 
 /// Longest head of a proxy's answer, in bytes.
 const MAX_HEAD_BYTES: usize = 8 * 1024;
@@ -91,9 +91,9 @@ impl Proxy {
         let status = ask(&mut stream, &target, self.authorization.as_ref()).await;
         match status.map_err(|error| failed(error.to_string()))? {
             200..300 => Ok(stream.into_inner()),
-            407 => {
-                Err(failed("it wants a user and a password in its URL, or others (407)".into()))?
-            }
+            407 => Err(failed(
+                "it requires a user and a password in its URL, or refuses them (407)".into(),
+            ))?,
             status => Err(failed(format!("it answered {status} to CONNECT {target}")))?,
         }
     }
@@ -144,7 +144,7 @@ async fn ask(
     // The server behind the proxy does not send first, so nothing follows this head.
     while !answer.ends_with(b"\r\n\r\n") {
         if answer.len() >= MAX_HEAD_BYTES {
-            return Err(io::Error::other("its answer has too long a head"));
+            return Err(io::Error::other("the header of its answer is too long"));
         }
         answer.push(stream.read_u8().await?);
     }
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn user_and_password_are_taken_out_of_the_address_and_decoded() {
+    fn user_and_password_are_removed_from_the_address_and_decoded() {
         check("http://proxy:3128", "http://proxy:3128/", None);
         check("proxy:3128", "http://proxy:3128/", None);
         check("http://me:secret@proxy:3128", "http://proxy:3128/", Some("me:secret"));

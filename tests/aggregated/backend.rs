@@ -66,7 +66,7 @@ impl Backend {
         Self { address, health, _tasks: tasks }
     }
 
-    pub(crate) fn turns(&self, health: Health) {
+    pub(crate) fn set_health(&self, health: Health) {
         self.health.send_replace(health);
     }
 }

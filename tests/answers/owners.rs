@@ -31,7 +31,7 @@ fn hide_parents(bench: &Bench) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_adopted_for_a_parent_that_is_going_or_was_replaced_unseen() {
+async fn nothing_is_adopted_for_a_terminating_or_replaced_parent() {
     let get = |bench: &Bench, api_version, kind, name| {
         bench.server.get(api_version, kind, "default", name).unwrap()
     };
@@ -94,7 +94,7 @@ async fn a_child_that_is_released_keeps_its_other_owners() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_named() {
+async fn child_of_another_owner_is_not_changed_and_its_owner_is_named() {
     let bench = Bench::start().await;
     let owner = bench.server.apply(config_map("owner")).unwrap();
     let mut theirs = config_map("p-0");
@@ -115,7 +115,7 @@ async fn a_child_that_belongs_to_somebody_else_is_left_alone_and_its_owner_is_na
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_is_about() {
+async fn status_is_not_written_to_a_replacement_of_its_parent() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.settled(&["p"], 1, "one").await;
@@ -140,7 +140,7 @@ async fn a_status_is_not_written_to_a_parent_that_took_the_place_of_the_one_it_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adopted() {
+async fn orphan_that_appears_during_the_first_hook_call_is_adopted() {
     let bench = Bench::start().await;
     bench.parent("p", 0, "one");
     bench.settled(&["p"], 0, "one").await;
@@ -177,7 +177,7 @@ async fn an_orphan_that_comes_while_the_hook_is_asked_for_the_first_time_is_adop
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_child_in_another_namespace_is_none_whoever_it_names_as_its_owner() {
+async fn object_in_another_namespace_is_no_child_whatever_its_owner_reference() {
     let bench = Bench::start().await;
     bench.parent("p", 1, "one");
     bench.settled(&["p"], 1, "one").await;

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn children_follow_their_parent_and_go_with_it() {
+async fn children_follow_their_parent_and_are_deleted_with_it() {
     let supervised = Supervised::start("children").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();

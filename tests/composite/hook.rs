@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn a_hook_is_asked_as_metacontroller_asks() {
+async fn a_hook_request_is_that_of_metacontroller() {
     let supervised = Supervised::start("requests").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -47,7 +47,7 @@ async fn a_hook_is_asked_as_metacontroller_asks() {
 }
 
 #[tokio::test]
-async fn parents_are_synced_again_when_they_or_their_hook_want_it() {
+async fn parents_are_synced_again_after_a_change_or_the_requested_time() {
     let supervised = Supervised::start("resync").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -79,7 +79,7 @@ async fn parents_are_synced_again_when_they_or_their_hook_want_it() {
 }
 
 #[tokio::test]
-async fn a_busy_hook_is_left_alone_for_as_long_as_it_asks() {
+async fn busy_hook_is_not_called_before_its_retry_after() {
     let supervised = Supervised::start("busy").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -104,7 +104,7 @@ async fn a_busy_hook_is_left_alone_for_as_long_as_it_asks() {
 }
 
 #[tokio::test]
-async fn a_hook_that_hangs_holds_up_its_own_parents_alone() {
+async fn hanging_hook_delays_only_its_own_parents() {
     let supervised = Supervised::start("hanging").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();
@@ -165,7 +165,7 @@ async fn a_hook_that_hangs_holds_up_its_own_parents_alone() {
 }
 
 #[tokio::test]
-async fn a_hook_sees_at_once_that_its_call_is_given_up() {
+async fn a_hook_sees_at_once_that_its_call_is_cancelled() {
     let supervised = Supervised::start("given-up").await;
     let harness = &supervised.harness;
     let crd = harness.widgets();

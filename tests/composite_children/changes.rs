@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn in_place_keeps_what_others_wrote_and_removes_what_is_wanted_no_more() {
+async fn in_place_keeps_fields_of_others_and_removes_undesired_ones() {
     let harness = Harness::start(
         "composite-inplace",
         "InPlace",
@@ -93,7 +93,7 @@ async fn an_orphan_that_matches_is_adopted_and_a_child_that_does_not_is_released
 }
 
 #[tokio::test]
-async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
+async fn object_of_another_owner_is_reported_and_delays_no_other() {
     let harness = Harness::start(
         "composite-alien",
         "InPlace",
@@ -117,9 +117,9 @@ async fn somebody_elses_object_is_reported_and_holds_up_no_other() {
 }
 
 #[tokio::test]
-async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
+async fn child_is_not_deleted_for_a_replacement_that_the_server_refuses() {
     let harness = Harness::start(
-        "composite-rehearsal",
+        "composite-dry-run",
         "Recreate",
         |_| json!({"children": [child("a", "one", "old")]}),
     )
@@ -133,7 +133,7 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
         Ok(json!({"children": [wrong]}))
     });
     harness.touch("a").await;
-    let event = harness.event("SyncError", "the old one stays").await;
+    let event = harness.event("SyncError", "the old object is kept").await;
     assert!(event.message.unwrap().contains("no/key"), "the reason is the server's");
     let kept = harness.config_map("one").await.unwrap();
     assert_eq!((kept.uid(), value(&kept)), (before.uid(), Some("old")));
@@ -148,17 +148,17 @@ async fn a_child_is_not_lost_for_one_that_the_server_refuses() {
 }
 
 #[tokio::test]
-async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
+async fn hook_whose_answer_changes_on_every_call_is_limited() {
     let random = || fastrand::u64(..).to_string();
     let harness = Harness::start("composite-flapping", "InPlace", move |_| {
         let children = [child("a", "one", &random())];
         json!({"status": {"random": random()}, "children": children})
     })
     .await;
-    let mark = Harness::mark();
+    let position = Harness::position();
 
     harness.create_thing("a").await;
-    harness.event("Flapping", "changes again and again").await;
+    harness.event("Flapping", "changes repeatedly").await;
     let conditions = eventually("the condition", async || {
         let status = harness.controllers().get(&harness.scope.namespace).await.unwrap().status?;
         let healthy = |it: &StatusCondition| it.type_ == "HooksHealthy" && it.reason == "Flapping";
@@ -167,7 +167,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
     conditions.await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     // Child and status each have a burst of twenty writes, then one every three seconds.
-    let written = harness.requests_since(mark, "update").await;
+    let written = harness.requests_since(position, "update").await;
     assert!((20..=50).contains(&written), "{written} writes");
 
     harness.answers(|_| Ok(json!({"status": {}, "children": [child("a", "one", "fixed")]})));
@@ -179,7 +179,7 @@ async fn a_hook_that_changes_its_mind_on_every_call_is_held_back() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
+async fn child_that_the_server_normalizes_is_not_reported_as_flapping() {
     let harness = Harness::start("composite-spelling", "InPlace", |_| {
         let mut spelled = child("a", "one", "same");
         // The server stores null as an empty text.
@@ -189,7 +189,7 @@ async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
     .await;
     harness.create_thing("a").await;
     let before = eventually("the child", async || harness.config_map("one").await).await;
-    let mark = Harness::mark();
+    let position = Harness::position();
 
     for _ in 0..25 {
         let asked = harness.asked();
@@ -204,7 +204,7 @@ async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
     .await;
 
     assert_ne!(changed.resource_version(), before.resource_version());
-    assert!(harness.requests_since(mark, "update").await > 20, "each sync tried");
+    assert!(harness.requests_since(position, "update").await > 20, "each sync tried");
     let events: Api<Event> = Api::namespaced(harness.scope.client(), &harness.scope.namespace);
     let events = events.list(&ListParams::default()).await.unwrap().items;
     assert!(events.iter().all(|event| event.reason.as_deref() != Some("Flapping")), "{events:?}");
@@ -212,7 +212,7 @@ async fn a_child_that_the_server_spells_differently_is_not_called_flapping() {
 }
 
 #[tokio::test]
-async fn a_child_that_the_server_spells_differently_is_not_recreated() {
+async fn child_that_the_server_normalizes_is_not_recreated() {
     let scope = shared().plane.scope("composite-respelling").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
     scope.install_crd(&crd).await.unwrap();

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test]
-async fn an_unusable_answer_deletes_nothing_and_is_told() {
+async fn unusable_answer_deletes_nothing_and_is_reported() {
     let harness = Harness::start(
         "composite-bad",
         "InPlace",
@@ -45,7 +45,7 @@ async fn an_unusable_answer_deletes_nothing_and_is_told() {
 }
 
 #[tokio::test]
-async fn a_failure_that_goes_on_is_one_event_with_a_count() {
+async fn a_repeated_failure_is_one_event_with_a_count() {
     let harness = Harness::start("composite-repeat", "InPlace", |_| json!("")).await;
 
     harness.create_thing("a").await;
@@ -63,7 +63,7 @@ async fn a_failure_that_goes_on_is_one_event_with_a_count() {
 }
 
 #[tokio::test]
-async fn a_busy_hook_is_asked_again_without_an_event() {
+async fn busy_hook_is_called_again_without_an_event() {
     let harness = Harness::start("composite-busy", "InPlace", |_| json!({})).await;
     let calls = Mutex::new(0);
     harness.answers(move |_| {
@@ -144,7 +144,7 @@ async fn a_parent_without_a_status_subresource_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
+async fn status_that_the_schema_prunes_is_not_written_endlessly() {
     let scope = shared().plane.scope("composite-pruned").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
     let mut pruning = crd.build();
@@ -164,7 +164,7 @@ async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
     })
     .await;
 
-    let mark = Harness::mark();
+    let position = Harness::position();
     for _ in 0..3 {
         let asked = harness.asked();
         harness.touch("a").await;
@@ -172,12 +172,12 @@ async fn a_status_that_the_schema_prunes_is_not_written_for_ever() {
     }
 
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert_eq!(harness.requests_since(mark, "update").await, 0);
+    assert_eq!(harness.requests_since(position, "update").await, 0);
     harness.stop().await;
 }
 
 #[tokio::test]
-async fn a_controller_that_waits_says_so_in_an_event() {
+async fn waiting_controller_is_reported_in_an_event() {
     let scope = shared().plane.scope("composite-waiting").await.unwrap();
     let crd = CrdBuilder::new(&scope.group, "Thing").version("v1");
 

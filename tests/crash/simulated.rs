@@ -51,7 +51,7 @@ async fn a_crash_at_any_request_loses_nothing_on_the_simulated_server() {
     assert!(calm.requests >= 30, "the workload changes a lot: {}", calm.requests);
 }
 
-struct Outcome {
+struct CrashOutcome {
     recording: Recording,
     /// Number of the first process's writes.
     requests: usize,
@@ -61,7 +61,7 @@ struct Outcome {
 }
 
 /// Runs the workload with at most one crash.
-async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
+async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
     fastrand::seed(seed);
     let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
@@ -88,7 +88,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> Outcome {
     }
     process.end().await;
     tasks.assert_baseline(&nobody).await;
-    Outcome {
+    CrashOutcome {
         recording: recorder.finish().await.unwrap(),
         requests: wire.changes.load(Ordering::SeqCst),
         crashed: wire.dead.is_cancelled(),

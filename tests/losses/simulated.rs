@@ -62,7 +62,7 @@ async fn the_same_seed_is_the_same_run() {
     assert_ne!(one.fired, recorded(SEED, Some(8)).await.fired);
 }
 
-struct Outcome {
+struct FaultOutcome {
     recording: Recording,
     /// Fired faults, in order.
     fired: Vec<String>,
@@ -73,7 +73,7 @@ fn drawn() -> Profile {
     Profile { rules: 60, verbs: [profile.verbs, vec![Verb::Get]].concat(), ..profile }
 }
 
-async fn recorded(seed: u64, faulty: Option<u64>) -> Outcome {
+async fn recorded(seed: u64, faulty: Option<u64>) -> FaultOutcome {
     fastrand::seed(seed);
     let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
@@ -93,5 +93,5 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> Outcome {
     process.end().await;
     tasks.assert_baseline(&nobody).await;
     let fired = faults.fired().iter().map(ToString::to_string).collect();
-    Outcome { recording: recorder.finish().await.unwrap(), fired }
+    FaultOutcome { recording: recorder.finish().await.unwrap(), fired }
 }

@@ -28,11 +28,11 @@ use super::{
     many::most_lists_at_once,
 };
 use crate::support::{
-    Carrier, Embedded, PATIENCE, Recorder, Server, eventually, metrics_text, type_of,
+    Carrier, Embedded, PATIENCE, RecordingReconciler, Server, eventually, metrics_text, type_of,
 };
 
 scenarios! {
-    1 a_type_that_is_absent_is_waited_for both:
+    1 a_controller_waits_for_an_absent_type both:
         "Waiting for TypeAbsent, the manager ready; no request about the type";
     2 a_type_that_appears_starts_its_controller both:
         "Running once the type is established; each existing object is reconciled once";
@@ -48,7 +48,7 @@ scenarios! {
         both:
         "Waiting for InvalidCABundle with the server's message, and no request for the type; \
          starts when the bundle is fixed";
-    6 a_version_that_is_not_served_is_waited_for both:
+    6 a_controller_waits_for_an_unserved_version both:
         "Waiting for VersionNotServed, which names the served versions; a controller of any \
          version runs at once";
     7 a_thousand_types_in_one_burst_start_in_turn
@@ -62,12 +62,12 @@ scenarios! {
     9 an_optional_type_joins_a_running_controller both:
         "Running and Degraded without the optional type; when it is installed, one watch is added \
          without a restart";
-    10 a_type_that_goes_during_its_first_list_is_given_up both:
+    10 a_type_removed_during_its_first_list_cancels_the_start both:
         "the start is cancelled at once, leaves nothing running, and the controller is Waiting \
          again";
 }
 
-async fn a_type_that_is_absent_is_waited_for(server: Server<'static>) {
+async fn a_controller_waits_for_an_absent_type(server: Server<'static>) {
     let testbed = Testbed::on(server, "appear-absent").await;
     let crd = testbed.widgets();
 
@@ -262,11 +262,11 @@ fn is_not_established(unmet: &Unmet) -> bool {
     unmet.reason == "NotEstablished"
 }
 
-async fn a_version_that_is_not_served_is_waited_for(server: Server<'static>) {
+async fn a_controller_waits_for_an_unserved_version(server: Server<'static>) {
     let testbed = Testbed::on(server, "appear-version").await;
     let crd = testbed.widgets().version("v2").unserved_version("v1");
     let strict = testbed.controller("strict", &crd).await;
-    let lenient = Recorder::new(type_of(&crd, "v1").any_version());
+    let lenient = RecordingReconciler::new(type_of(&crd, "v1").any_version());
     Embedded.add(&testbed, "lenient", &lenient).await;
 
     testbed.scope.install_crd(&crd).await.unwrap();
@@ -312,7 +312,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
         testbed.controller(&name(number), &crd(number)).await;
     }
     testbed.cluster.types.synced().await;
-    let (mark, updates) = (testbed.mark(), updates(&testbed));
+    let (position, updates) = (testbed.position(), updates(&testbed));
 
     let is_widget = |info: &RequestInfo| info.resource.starts_with("widget");
     let burst = async {
@@ -329,7 +329,7 @@ async fn a_thousand_types_in_one_burst_start_in_turn(server: Server<'static>) {
     let (took, most) = most_lists_at_once(&testbed.faults, is_widget, burst).await;
 
     assert!(most <= LISTS, "{most} lists at once");
-    let mut events = testbed.events(mark).await;
+    let mut events = testbed.events(position).await;
     let discovery: Vec<_> = events.iter().filter(|event| event.resource.is_empty()).collect();
     assert!(discovery.is_empty(), "{discovery:#?}");
     events.retain(|event| event.verb == "list" && event.resource.starts_with("widget"));
@@ -388,7 +388,7 @@ async fn a_controller_of_three_types_starts_after_the_last(server: Server<'stati
     let testbed = Testbed::on(server, "appear-three").await;
     let crds = ["Widget", "Part", "Tool"].map(|kind| CrdBuilder::new(&testbed.scope.group, kind));
     let [widgets, parts, tools] = &crds;
-    let recorder = Recorder::new(type_of(widgets, "v1"));
+    let recorder = RecordingReconciler::new(type_of(widgets, "v1"));
     let controller = Controller::builder("three")
         .for_type(type_of(widgets, "v1"))
         .conditional()
@@ -472,7 +472,7 @@ async fn an_optional_type_joins_a_running_controller(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn a_type_that_goes_during_its_first_list_is_given_up(server: Server<'static>) {
+async fn a_type_removed_during_its_first_list_cancels_the_start(server: Server<'static>) {
     let testbed = Testbed::on(server, "appear-list").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("list", &crd).await;

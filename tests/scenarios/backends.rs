@@ -23,18 +23,18 @@ use super::{
 };
 use crate::{
     aggregated::{Backend, Discovery, Health, install},
-    support::{Act, Carrier, Embedded, Recorder, Server, about, type_of, until},
+    support::{Act, Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
     unknown::assert_undisturbed,
 };
 
 scenarios! {
-    29 a_conversion_webhook_that_is_down_holds_up_its_own_version_alone both:
+    29 a_failing_conversion_webhook_affects_only_its_own_version both:
         "the type is served, so the controller of that version is Starting, with the reason ConversionFailed and the webhook's error, and backs off; those of the stored version and of other types run, the cluster is Running; it runs once the webhook answers";
-    30 a_conversion_webhook_that_goes_down_leaves_the_cache_behind both:
+    30 a_conversion_webhook_that_fails_later_leaves_a_stale_cache both:
         "the controller continues with its last cache, marked stale, with the reason \
          ConversionFailed; nothing is purged, stopped or started; objects changed meanwhile are \
          reconciled when the webhook answers";
-    31 an_aggregated_service_that_is_down_is_unknown_and_not_gone both:
+    31 an_aggregated_service_that_is_down_is_unknown_and_not_absent both:
         "its type is Unknown, its controller continues with the cache and is stale, a new \
          controller waits for TypeUnknown; types of CRDs are neither listed nor watched again on \
          the recovery";
@@ -114,7 +114,7 @@ impl Outage {
     }
 }
 
-async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server: Server<'static>) {
+async fn a_failing_conversion_webhook_affects_only_its_own_version(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-conversion").await;
     let crd = converted(&testbed);
     testbed.install(&crd).await;
@@ -124,7 +124,7 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     let outage = Outage::begins(&testbed, &crd).await;
 
     let stored = testbed.controller("stored", &crd).await;
-    let other = Recorder::new(type_of(&crd, "v2"));
+    let other = RecordingReconciler::new(type_of(&crd, "v2"));
     Embedded.add(&testbed, "converted", &other).await;
 
     let failed = |it: &RunnableStatus| it.reason == "ConversionFailed";
@@ -158,14 +158,14 @@ async fn a_conversion_webhook_that_is_down_holds_up_its_own_version_alone(server
     testbed.finish().await;
 }
 
-async fn a_conversion_webhook_that_goes_down_leaves_the_cache_behind(server: Server<'static>) {
+async fn a_conversion_webhook_that_fails_later_leaves_a_stale_cache(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-unconverted").await;
     let crd = converted(&testbed);
     testbed.install(&crd).await;
     testbed.scope.wait_served(&crd, "v2").await.unwrap();
     testbed.create(&crd, "kept", 1).await;
     testbed.create(&crd, "deleted", 1).await;
-    let recorder = Recorder::new(type_of(&crd, "v2"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v2"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
     Embedded.add(&testbed, "converted", &recorder).await;
     testbed.running("converted", 1).await;
@@ -233,9 +233,9 @@ impl Service {
         Self::Simulated
     }
 
-    fn turns(&self, testbed: &Testbed, group: &str, health: Health) {
+    fn set_health(&self, testbed: &Testbed, group: &str, health: Health) {
         match self {
-            Self::Real(backend) => backend.turns(health),
+            Self::Real(backend) => backend.set_health(health),
             Self::Simulated => {
                 let script = testbed.server.script().unwrap();
                 script.set_available(&format!("v1.{group}"), health == Health::Well);
@@ -244,7 +244,7 @@ impl Service {
     }
 }
 
-async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Server<'static>) {
+async fn an_aggregated_service_that_is_down_is_unknown_and_not_absent(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-aggregated").await;
     let widgets = testbed.widgets();
     testbed.install(&widgets).await;
@@ -254,14 +254,14 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     let group = format!("gauges.{}", testbed.scope.group);
     let service = Service::starts(&testbed, &group).await;
     let gauges = TypeRef::resource(&group, "v1", "gauges");
-    let recorder = Recorder::new(gauges.clone());
+    let recorder = RecordingReconciler::new(gauges.clone());
     recorder.act("pressure", Act::Again(Duration::from_millis(100)));
     Embedded.add(&testbed, "gauges", &recorder).await;
     testbed.running("gauges", 1).await;
     recorder.saw("pressure", 1).await;
-    let (mark, watched) = (testbed.mark(), watches(&testbed, &widgets));
+    let (position, watched) = (testbed.position(), watches(&testbed, &widgets));
 
-    service.turns(&testbed, &group, Health::Ill);
+    service.set_health(&testbed, &group, Health::Ill);
     let stale = testbed.until("gauges", "is stale", |it| it.report.stale).await;
     assert_eq!((stale.state, stale.epoch), (ControllerState::Running, 1), "{stale:#?}");
     reconciles_stale(&recorder).await;
@@ -270,7 +270,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     // The real API server checks its services every 30 seconds; `tests/aggregated.rs` waits for
     // that.
     let is_known_to_be_down = testbed.server.is_simulated();
-    let late = Recorder::new(gauges.clone());
+    let late = RecordingReconciler::new(gauges.clone());
     if is_known_to_be_down {
         let unknown = |state: &TypeState| matches!(state, TypeState::Unknown(Some(last)) if **last == TypeState::Served);
         testbed.type_state(&gauges, "is unknown", unknown).await;
@@ -279,7 +279,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
         assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 0));
     }
 
-    service.turns(&testbed, &group, Health::Well);
+    service.set_health(&testbed, &group, Health::Well);
     testbed.until("gauges", "is current", |it| it.reason == "Running").await;
     testbed.type_state(&gauges, "is served", |it| *it == TypeState::Served).await;
     if is_known_to_be_down {
@@ -289,7 +289,7 @@ async fn an_aggregated_service_that_is_down_is_unknown_and_not_gone(server: Serv
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "gauges");
     assert_unmoved(&testbed, "widgets", &running);
-    assert_eq!(lists(&testbed, &widgets, mark).await, 0, "no other type is listed again");
+    assert_eq!(lists(&testbed, &widgets, position).await, 0, "no other type is listed again");
     assert_eq!(watches(&testbed, &widgets), watched, "no other type is watched again");
     testbed.finish().await;
 }

@@ -20,7 +20,7 @@ use tokio::{sync::watch, time};
 
 use super::{Testbed, testbed::InProcessHook};
 use crate::{
-    support::{Carrier, Embedded, Recorder, Server, about, type_of, until},
+    support::{Carrier, Embedded, RecordingReconciler, Server, about, type_of, until},
     unknown::{assert_undisturbed, hits},
 };
 
@@ -28,7 +28,7 @@ scenarios! {
     23 a_schema_edit_is_no_lifecycle_event both:
         "nothing stops or starts and no status changes; three controllers of the type cost one \
          relist, and reconcile only the objects that have changed meanwhile";
-    24 a_version_that_is_served_no_more_stops_its_controller both:
+    24 a_version_that_is_no_longer_served_stops_its_controller both:
         "a controller of that version stops and waits for VersionNotServed, which names the \
          served versions; a controller of any version starts again at the other version, or moves \
          there without a stop if its watch is plain; no event is missed, and no request is sent \
@@ -36,11 +36,11 @@ scenarios! {
     25 a_switch_of_the_stored_version_is_no_lifecycle_event both:
         "nothing stops or starts; the migration of the stored objects costs at most one reconcile \
          of each";
-    26 a_status_subresource_that_comes_is_used_by_the_next_write both:
+    26 a_new_status_subresource_is_used_by_the_next_write both:
         "an embedded controller writes the next status through the subresource, and without it \
          again when it is removed, in the same epoch; a declared one waits for SubresourceMissing \
          while it is missing, and starts when it is added";
-    27 churn_of_metadata_on_a_crd_causes_no_work both:
+    27 frequent_metadata_changes_of_a_crd_cause_no_work both:
         "no transition, no change of a status, no reconcile, no request";
     28 printer_columns_cause_no_work both:
         "no transition, no change of a status, no reconcile, though the server ends the watch";
@@ -82,12 +82,12 @@ pub(super) fn watches(testbed: &Testbed, crd: &CrdBuilder) -> usize {
     seen.filter(|info| info.verb == Verb::Watch).count()
 }
 
-/// Number of lists of the type that the server has answered since the mark, including streaming
+/// Number of lists of the type that the server has answered since the position, including streaming
 /// lists.
 pub(super) async fn lists(
     testbed: &Testbed,
     crd: &CrdBuilder,
-    since: crate::support::Mark,
+    since: crate::support::Position,
 ) -> usize {
     let events = testbed.requests(crd, since).await;
     let is_list = |uri: &str, verb: &str| verb == "list" || uri.contains("sendInitialEvents");
@@ -108,7 +108,7 @@ pub(super) fn assert_unmoved(testbed: &Testbed, name: &str, before: &RunnableSta
     assert_undisturbed(testbed, name);
 }
 
-fn names_of(recorder: &Recorder) -> Vec<String> {
+fn names_of(recorder: &RecordingReconciler) -> Vec<String> {
     recorder.all().into_iter().map(|seen| seen.name).collect()
 }
 
@@ -127,7 +127,7 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
         sharers.push((name, recorder, status));
     }
     watched_again(&testbed, &crd, 0).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
     sharers.iter().for_each(|(_, recorder, _)| recorder.clear());
 
     // The edit ends the watch; the next watch is held until an object has changed.
@@ -156,13 +156,13 @@ async fn a_schema_edit_is_no_lifecycle_event(server: Server<'static>) {
         assert_eq!(names_of(recorder), ["b", "d"], "{name}: nothing else has changed");
         assert_unmoved(&testbed, name, status);
     }
-    let lists = lists(&testbed, &crd, mark).await;
+    let lists = lists(&testbed, &crd, position).await;
     assert!(lists <= 1, "{lists} lists for three controllers");
     testbed.finish().await;
 }
 
 /// Adds a controller with an unconditional watch, which keeps running while its type is absent.
-async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
+async fn add_plain(testbed: &Testbed, name: &str, recorder: &RecordingReconciler) {
     let controller = Controller::builder(name)
         .for_type(recorder.type_ref().clone())
         .build(&testbed.cluster, recorder.clone())
@@ -170,15 +170,15 @@ async fn add_plain(testbed: &Testbed, name: &str, recorder: &Recorder) {
     testbed.add(name, Arc::new(controller)).await;
 }
 
-async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'static>) {
+async fn a_version_that_is_no_longer_served_stops_its_controller(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-version").await;
     let crd = testbed.widgets().version("v1").version("v2");
     testbed.install(&crd).await;
     testbed.scope.wait_served(&crd, "v2").await.unwrap();
     testbed.create(&crd, "early", 1).await;
-    let pinned = Recorder::new(type_of(&crd, "v2"));
-    let any = Recorder::new(type_of(&crd, "v2").any_version());
-    let plain = Recorder::new(type_of(&crd, "v2").any_version());
+    let pinned = RecordingReconciler::new(type_of(&crd, "v2"));
+    let any = RecordingReconciler::new(type_of(&crd, "v2").any_version());
+    let plain = RecordingReconciler::new(type_of(&crd, "v2").any_version());
     Embedded.add(&testbed, "pinned", &pinned).await;
     Embedded.add(&testbed, "any", &any).await;
     add_plain(&testbed, "plain", &plain).await;
@@ -207,7 +207,7 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     }
     plain.saw("meanwhile", 1).await;
     assert_eq!(&*version(), "v1");
-    let mark = testbed.mark();
+    let position = testbed.position();
     pinned.clear();
     testbed.resize(&crd, "early", 2).await;
     for recorder in [&any, &plain] {
@@ -215,7 +215,7 @@ async fn a_version_that_is_served_no_more_stops_its_controller(server: Server<'s
     }
     assert!(plain.all().iter().all(|seen| seen.uid.is_some()), "no object appeared deleted");
     assert_undisturbed(&testbed, "plain");
-    let mut noise = testbed.requests(&crd, mark).await;
+    let mut noise = testbed.requests(&crd, position).await;
     noise.retain(|event| event.version == "v2");
     assert!(noise.is_empty(), "requests at a version that is not served: {noise:#?}");
     assert!(pinned.all().is_empty(), "a waiting controller does not reconcile");
@@ -241,7 +241,7 @@ async fn a_switch_of_the_stored_version_is_no_lifecycle_event(server: Server<'st
     }
     let mut recorders = Vec::new();
     for version in ["v1", "v2"] {
-        let recorder = Recorder::new(type_of(&crd, version));
+        let recorder = RecordingReconciler::new(type_of(&crd, version));
         Embedded.add(&testbed, version, &recorder).await;
         let status = testbed.running(version, 1).await;
         recorder.count(3, |seen| seen.uid.is_some()).await;
@@ -325,7 +325,7 @@ impl Reconciler for StatusWriter {
     }
 }
 
-async fn a_status_subresource_that_comes_is_used_by_the_next_write(server: Server<'static>) {
+async fn a_new_status_subresource_is_used_by_the_next_write(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-status").await;
     let crd = testbed.widgets().without_status();
     testbed.install(&crd).await;
@@ -424,7 +424,7 @@ async fn set_status(testbed: &Testbed, crd: &CrdBuilder, there: bool) {
 }
 
 /// Adds a controller of this type without pending work; returns its recorder and its status.
-async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableStatus>) {
+async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (RecordingReconciler, Arc<RunnableStatus>) {
     testbed.install(crd).await;
     testbed.create(crd, "gear", 1).await;
     let recorder = testbed.controller("calm", crd).await;
@@ -434,13 +434,13 @@ async fn calm(testbed: &Testbed, crd: &CrdBuilder) -> (Recorder, Arc<RunnableSta
     (recorder, status)
 }
 
-async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
+async fn frequent_metadata_changes_of_a_crd_cause_no_work(server: Server<'static>) {
     let testbed = Testbed::on(server, "change-churn").await;
     let crd = testbed.widgets();
     let (recorder, status) = calm(&testbed, &crd).await;
     let mut type_status = testbed.cluster.types.subscribe(&type_of(&crd, "v1"));
     type_status.mark_unchanged();
-    let mark = testbed.mark();
+    let position = testbed.position();
     recorder.clear();
 
     for number in 0..20 {
@@ -460,9 +460,9 @@ async fn churn_of_metadata_on_a_crd_causes_no_work(server: Server<'static>) {
     assert_unmoved(&testbed, "calm", &status);
     assert!(recorder.all().is_empty(), "{:#?}", recorder.all());
     let asked = match testbed.server.is_simulated() {
-        true => testbed.events(mark).await,
+        true => testbed.events(position).await,
         // Other tests create and delete APIServices on this server.
-        false => testbed.requests(&crd, mark).await,
+        false => testbed.requests(&crd, position).await,
     };
     assert!(asked.is_empty(), "{asked:#?}");
     testbed.finish().await;
@@ -473,7 +473,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     let crd = testbed.widgets();
     let (recorder, status) = calm(&testbed, &crd).await;
     let before = watches(&testbed, &crd);
-    let mark = testbed.mark();
+    let position = testbed.position();
     recorder.clear();
 
     change_crd(&testbed, &crd, |crd| {
@@ -494,7 +494,7 @@ async fn printer_columns_cause_no_work(server: Server<'static>) {
     recorder.saw("after", 1).await;
     assert_eq!(names_of(&recorder), ["after"], "nothing else is reconciled");
     assert_unmoved(&testbed, "calm", &status);
-    let lists = lists(&testbed, &crd, mark).await;
+    let lists = lists(&testbed, &crd, position).await;
     // The server accepts the names in a second step and ends the watch once more.
     assert!(lists <= 2, "{lists} lists");
     testbed.finish().await;

@@ -1,7 +1,6 @@
-//! Scenarios 11 to 22: types are removed.
+//! Scenarios 11 to 14 and 19 to 22: types are removed.
 
 use std::{
-    collections::BTreeSet,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -12,9 +11,8 @@ use pilotlight::{
     controller::{Context, Controller, Outcome, ReconcileError, Reconciler, Request},
     discovery::TypeState,
     informer::Store,
-    kind::{Scope, TypeRef},
-    manager::{ControllerState, DoneReason, RestartBackoff, RunnableOptions},
-    testing::{Action, CrdBuilder, RequestInfo, Rule, RuleId, Verb, simulated::Delays},
+    manager::{ControllerState, DoneReason, RunnableOptions},
+    testing::{Action, CrdBuilder, RequestInfo, Rule, RuleId, Verb},
 };
 use serde_json::json;
 use tokio::{
@@ -24,62 +22,47 @@ use tokio::{
 
 use super::{
     Testbed,
-    change::{StatusWriter, watched_again},
+    change::watched_again,
     testbed::{InProcessHook, one_config_map},
 };
 use crate::{
-    flaps::install_as_soon_as_possible,
-    support::{
-        Act, Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Server, about, eventually,
-        type_of, until,
-    },
+    support::{Act, PATIENCE, RecordingReconciler, Server, about, eventually, type_of, until},
     unknown::hits,
 };
 
 scenarios! {
-    11 a_type_that_goes_takes_its_cache_and_its_reconciles_along both:
+    11 a_removed_type_ends_its_cache_and_its_reconciles both:
         "runs and sees every deletion while the type terminates; after the removal, reconciles \
          are cancelled, late ones are aborted after the grace, the cache and its indexes are \
          empty, and done is announced exactly once, after the last reconcile";
-    12 a_controller_finishes_its_finalizers_before_its_type_goes both:
+    12 a_controller_finishes_its_finalizers_before_its_type_is_removed both:
         "Running while the type terminates, until the last finalizer is removed; the CRD goes, \
          without a deadlock";
     13 a_type_whose_hook_is_down_stays_terminating pending("finalize"):
         "the CRD stays Terminating, the status says which objects block it, and no finalizer is \
          removed by force";
-    14 a_type_that_went_unseen_is_gone_at_the_next_look both:
+    14 a_type_removed_while_unwatched_is_absent_after_the_next_list both:
         "Running until the CRDs are listed again; then done for TypeGone";
-    15 a_type_that_was_replaced_is_another_type both:
-        "a full stop and a new epoch, by the uid; the old cache is empty, and the new epoch sees \
-         no object of the old type";
-    16 a_type_that_flaps_leaves_its_last_state both:
-        "one epoch at a time, and no more than the limit of flaps allows; the last state holds";
-    17 a_type_of_another_scope_is_asked_for_at_its_own_paths both:
-        "nothing of the old type is known while it is absent; a new epoch lists, watches and \
-         writes at the new paths, and sends no request in a namespace to a cluster-scoped type";
-    18 a_kind_under_another_plural_is_bound_anew both:
-        "a controller that names the kind runs on the new plural; a controller that names the old \
-         plural waits for TypeAbsent";
-    19 a_hook_call_is_given_up_when_its_type_goes both:
+    19 a_hook_call_is_cancelled_when_its_type_is_removed both:
         "the call of 30 s is cancelled at once, and nothing is written after done";
     20 a_controller_that_waits_for_its_first_list_is_removed_at_once both:
         "removed at once, with its tasks, watches and requests";
     21 a_controller_that_never_led_registers_nothing_later pending("leader election"):
         "stopped before the leader's start has run, it registers nothing afterwards";
-    22 a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead both:
+    22 a_watch_that_joins_during_a_stop_belongs_to_no_ended_epoch both:
         "an optional type that is installed while another one is removed is watched by the next \
          epoch or not at all: no informer has a subscriber of a finished epoch";
 }
 
 /// Asserts that the cache is empty, including its indexes for this namespace.
-fn assert_emptied(store: &Store, namespace: &str) {
+pub(super) fn assert_emptied(store: &Store, namespace: &str) {
     assert_eq!((store.len(), store.bytes()), (0, 0), "the cache is emptied");
     let indexed = [store.in_namespace(namespace), store.orphans(None), store.list()];
     assert!(indexed.iter().all(Vec::is_empty), "an index keeps {indexed:?}");
 }
 
 /// Asserts that no informer, registry entry or metric series of a removed type is left.
-fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
+pub(super) fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
     let (type_ref, name) = (type_of(crd, "v1"), crd.name());
     let informers = testbed.cluster.informers.types().borrow().clone();
     let mut informers = informers.keys().map(|it| it.group_resource().to_string());
@@ -101,7 +84,7 @@ fn assert_forgotten(testbed: &Testbed, crd: &CrdBuilder) {
 
 /// Reconciler that delays its end for a few objects.
 struct Stubborn {
-    recorder: Recorder,
+    recorder: RecordingReconciler,
     /// End of each delayed reconcile: its object and the time.
     ends: Arc<Mutex<Vec<(&'static str, Instant)>>>,
 }
@@ -145,13 +128,13 @@ impl Reconciler for Stubborn {
     }
 }
 
-async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Server<'static>) {
+async fn a_removed_type_ends_its_cache_and_its_reconciles(server: Server<'static>) {
     let grace = Duration::from_secs(1);
     let objects = if server.is_simulated() { 10_000 } else { 300 };
     let script = server.script().cloned();
     let testbed = Testbed::on(server, "leave-busy").await;
     let crd = testbed.widgets();
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     let ends = Arc::default();
     let stubborn = Stubborn { recorder: recorder.clone(), ends: Arc::clone(&ends) };
     let controller = Controller::builder("busy")
@@ -222,7 +205,7 @@ async fn a_type_that_goes_takes_its_cache_and_its_reconciles_along(server: Serve
     testbed.finish().await;
 }
 
-async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Server<'static>) {
+async fn a_controller_finishes_its_finalizers_before_its_type_is_removed(server: Server<'static>) {
     let testbed = Testbed::on(server, "leave-finalizer").await;
     let crd = testbed.widgets();
     let recorder = testbed.controller("finisher", &crd).await;
@@ -263,7 +246,7 @@ async fn a_controller_finishes_its_finalizers_before_its_type_goes(server: Serve
 
 /// Cuts the watch of a type and holds every later request, so that changes of its objects stay
 /// unseen.
-async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
+pub(super) async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     let resource = crd.api_resource("v1");
     watched_again(testbed, crd, 0).await;
     let rule = Rule::new(Action::Hang).resource(resource.group, resource.plural);
@@ -273,7 +256,7 @@ async fn hide_changes(testbed: &Testbed, crd: &CrdBuilder) -> RuleId {
     rule
 }
 
-async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static>) {
+async fn a_type_removed_while_unwatched_is_absent_after_the_next_list(server: Server<'static>) {
     let simulated = server.is_simulated();
     let testbed = Testbed::on(server, "leave-unseen").await;
     let crd = testbed.widgets();
@@ -313,170 +296,7 @@ async fn a_type_that_went_unseen_is_gone_at_the_next_look(server: Server<'static
     testbed.finish().await;
 }
 
-async fn a_type_that_was_replaced_is_another_type(server: Server<'static>) {
-    let script = server.script().cloned();
-    let testbed = Testbed::on(server, "leave-replaced").await;
-    let crd = testbed.widgets();
-    let recorder = testbed.controller("anew", &crd).await;
-    testbed.install(&crd).await;
-    let old = testbed.create(&crd, "same", 1).await;
-    recorder.saw("same", 1).await;
-    let before = testbed.cluster.types.served(recorder.type_ref()).unwrap();
-    let store = recorder.store(1).unwrap();
-    let hidden = hide_changes(&testbed, &crd).await;
-    assert_eq!(store.len(), 1);
-
-    match &script {
-        // Delete and create, with no time for a reaction in between.
-        Some(script) => {
-            script.set_delays(Delays::none());
-            script.uninstall(&crd.name()).unwrap();
-            script.install(&crd.build()).unwrap();
-        }
-        None => {
-            testbed.scope.delete_crd(&crd).await.unwrap();
-            install_as_soon_as_possible(&testbed, &crd).await;
-        }
-    }
-
-    assert_eq!(testbed.done("anew", 1).await, DoneReason::TypeGone);
-    assert_emptied(&store, &testbed.scope.namespace);
-    testbed.faults.remove(hidden);
-    testbed.running("anew", 2).await;
-    let after = testbed.cluster.types.served(recorder.type_ref()).unwrap();
-    assert_ne!(before.identity.uid, after.identity.uid);
-    let new = testbed.create(&crd, "same", 2).await;
-    assert_eq!(recorder.saw("same", 2).await.uid, Some(new));
-    let ghosts = recorder.all().into_iter().filter(|it| it.epoch == 2);
-    assert_eq!(ghosts.filter(|it| it.uid.as_ref() == Some(&old)).count(), 0, "no old object");
-    assert_eq!(testbed.assert_orderly("anew"), 1);
-    drop(store);
-    testbed.finish().await;
-}
-
-async fn a_type_that_flaps_leaves_its_last_state(server: Server<'static>) {
-    let (flaps, bucket) = if server.is_simulated() { (100, 10) } else { (20, 5) };
-    let script = server.script().cloned();
-    let restart_backoff = RestartBackoff { flaps: bucket, ..RestartBackoff::default() };
-    let options = HarnessOptions { restart_backoff, ..HarnessOptions::default() };
-    let testbed = Testbed::with(server, "leave-flaps", options).await;
-    let crd = testbed.widgets();
-    let recorder = testbed.controller("flapping", &crd).await;
-    let begun = Instant::now();
-
-    for _ in 0..flaps {
-        match &script {
-            Some(script) => {
-                script.set_delays(Delays::none());
-                script.install(&crd.build()).unwrap();
-                time::sleep(Duration::from_millis(5)).await;
-                script.uninstall(&crd.name()).unwrap();
-                time::sleep(Duration::from_millis(5)).await;
-            }
-            None => {
-                install_as_soon_as_possible(&testbed, &crd).await;
-                testbed.scope.delete_crd(&crd).await.unwrap();
-            }
-        }
-    }
-    install_as_soon_as_possible(&testbed, &crd).await;
-    let flapped = begun.elapsed();
-
-    testbed.scope.wait_established(&crd).await.unwrap();
-    let last = testbed.create(&crd, "last", 1).await;
-    let seen = recorder.until("the last object", |seen| seen.uid.as_ref() == Some(&last)).await;
-    let status = testbed.state("flapping", ControllerState::Running).await;
-    assert_eq!(status.epoch, seen.epoch);
-    // The burst, one epoch for each second after it, and the last one.
-    let allowed = u64::from(bucket) + flapped.as_secs() + 3;
-    assert!(status.epoch <= allowed, "{} epochs in {flapped:?}", status.epoch);
-    if script.is_some() {
-        assert_eq!(flapped.as_secs(), 1, "a hundred flaps in a second");
-        assert!(status.epoch > 1, "the controller started in between");
-    }
-    assert_eq!(testbed.assert_orderly("flapping"), status.epoch - 1, "one at a time");
-    assert_eq!(testbed.open_watches(&crd).await, 1);
-    testbed.finish().await;
-}
-
-async fn a_type_of_another_scope_is_asked_for_at_its_own_paths(server: Server<'static>) {
-    // With a restriction to a namespace, the paths of lists and watches show the scope, as those of
-    // writes do.
-    let options = HarnessOptions { restricted: true, ..HarnessOptions::default() };
-    let testbed = Testbed::with(server, "leave-scope", options).await;
-    let namespaced = testbed.widgets();
-    let cluster_scoped = testbed.widgets().cluster_scoped();
-    let recorder = testbed.controller("scope", &namespaced).await;
-    let (settled, mut written) = watch::channel(0);
-    let writer = StatusWriter { type_ref: recorder.type_ref().clone(), settled };
-    let controller = Controller::builder("writer").for_type(recorder.type_ref().clone());
-    let controller = controller.conditional().build(&testbed.cluster, writer).unwrap();
-    testbed.add("writer", Arc::new(controller)).await;
-    let mut writes = async |size: i64| {
-        let settled = timeout(PATIENCE, written.wait_for(|it| *it == size)).await;
-        drop(settled.expect("its status is written in time").unwrap());
-    };
-    testbed.install(&namespaced).await;
-    testbed.create(&namespaced, "gear", 1).await;
-    recorder.saw("gear", 1).await;
-    writes(1).await;
-    let sent = testbed.requests(&namespaced, testbed.begin).await;
-    assert!(sent.iter().all(|event| event.namespace == testbed.scope.namespace), "{sent:#?}");
-
-    testbed.uninstall(&namespaced).await;
-    for name in ["scope", "writer"] {
-        assert_eq!(testbed.done(name, 1).await, DoneReason::TypeGone);
-        testbed.until(name, "waits", |it| it.reason == "TypeAbsent").await;
-    }
-    assert_forgotten(&testbed, &namespaced);
-    let mark = testbed.mark();
-    testbed.install(&cluster_scoped).await;
-
-    for name in ["scope", "writer"] {
-        testbed.running(name, 2).await;
-    }
-    let served = testbed.cluster.types.served(recorder.type_ref()).unwrap();
-    assert_eq!(served.identity.scope, Scope::Cluster);
-    let created = testbed.create(&cluster_scoped, "gear", 2).await;
-    let seen = recorder.saw("gear", 2).await;
-    assert_eq!(seen.uid, Some(created));
-    writes(2).await;
-    let sent = testbed.requests(&cluster_scoped, mark).await;
-    let verbs: BTreeSet<_> = sent.iter().map(|event| event.verb.as_str()).collect();
-    assert!(verbs.is_superset(&["list", "patch", "watch"].into()), "{verbs:?}");
-    assert!(sent.iter().all(|event| event.namespace.is_empty()), "{sent:#?}");
-    testbed.finish().await;
-}
-
-async fn a_kind_under_another_plural_is_bound_anew(server: Server<'static>) {
-    let testbed = Testbed::on(server, "leave-plural").await;
-    let old = testbed.widgets();
-    let new = testbed.widgets().plural("gadgets");
-    let by_plural = testbed.controller("plural", &old).await;
-    let by_kind = Recorder::new(TypeRef::kind(&testbed.scope.group, "v1", "Widget"));
-    Embedded.add(&testbed, "kind", &by_kind).await;
-    testbed.install(&old).await;
-    testbed.create(&old, "gear", 1).await;
-    for recorder in [&by_plural, &by_kind] {
-        recorder.saw("gear", 1).await;
-    }
-
-    testbed.uninstall(&old).await;
-    testbed.install(&new).await;
-
-    for name in ["plural", "kind"] {
-        assert_eq!(testbed.done(name, 1).await, DoneReason::TypeGone);
-    }
-    testbed.running("kind", 2).await;
-    let created = testbed.create(&new, "gear", 2).await;
-    assert_eq!(by_kind.saw("gear", 2).await.uid, Some(created));
-    let waiting = testbed.until("plural", "waits", |it| it.reason == "TypeAbsent").await;
-    assert_eq!((waiting.state, waiting.epoch), (ControllerState::Waiting, 1));
-    assert_eq!((testbed.open_watches(&old).await, testbed.open_watches(&new).await), (0, 1));
-    testbed.finish().await;
-}
-
-async fn a_hook_call_is_given_up_when_its_type_goes(server: Server<'static>) {
+async fn a_hook_call_is_cancelled_when_its_type_is_removed(server: Server<'static>) {
     let simulated = server.is_simulated();
     let testbed = Testbed::on(server, "leave-hook").await;
     let crd = testbed.widgets();
@@ -559,9 +379,7 @@ async fn a_controller_that_waits_for_its_first_list_is_removed_at_once(server: S
     testbed.finish().await;
 }
 
-async fn a_watch_that_joins_while_its_controller_stops_belongs_to_nobody_dead(
-    server: Server<'static>,
-) {
+async fn a_watch_that_joins_during_a_stop_belongs_to_no_ended_epoch(server: Server<'static>) {
     let rounds = if server.is_simulated() { 20 } else { 5 };
     let testbed = Testbed::on(server, "leave-joins").await;
     let widgets = testbed.widgets();

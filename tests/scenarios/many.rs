@@ -27,7 +27,7 @@ use super::{
     server_faults::{assert_nothing_purged, reconciles_stale, status},
 };
 use crate::{
-    support::{Act, HarnessOptions, Recorder, Server, eventually},
+    support::{Act, HarnessOptions, RecordingReconciler, Server, eventually},
     unknown::assert_undisturbed,
 };
 
@@ -104,7 +104,7 @@ async fn most_lists_of_a_type<T>(
 /// Types with one object and one controller each.
 struct Many {
     crds: Vec<CrdBuilder>,
-    recorders: Vec<Recorder>,
+    recorders: Vec<RecordingReconciler>,
 }
 
 impl Many {
@@ -200,7 +200,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         false => &[("outage", Duration::ZERO, 1)],
     };
     for (size, (event, longest, most_lists)) in (2..).zip(events.iter().copied()) {
-        let mut mark = testbed.mark();
+        let mut position = testbed.position();
         let before: Vec<_> = many.crds.iter().map(|crd| watches(&testbed, crd)).collect();
         let happens = async {
             match event {
@@ -213,7 +213,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
                     }
                     // Requests that were in flight when the real server was killed have no end in
                     // its record.
-                    mark = testbed.start_server().await;
+                    position = testbed.start_server().await;
                 }
                 "restart" => testbed.server.script().unwrap().restart(),
                 _ => {
@@ -234,7 +234,7 @@ async fn a_server_that_restarts_or_goes_back_stops_nothing(server: Server<'stati
         assert!(most <= CAP, "{event}: {most} lists at once");
         assert!(of_one <= 1, "{event}: {of_one} lists of one type at once");
         for crd in &many.crds {
-            let lists = lists(&testbed, crd, mark).await;
+            let lists = lists(&testbed, crd, position).await;
             assert!(lists <= most_lists, "{event}: {lists} lists of {}", crd.name());
         }
         many.assert_undisturbed(&testbed);
@@ -273,7 +273,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
     if let Some(script) = testbed.server.script() {
         script.set_delays(Delays { latency, ..Delays::default() });
     }
-    let (mark, is_about) = (testbed.mark(), many.is_about());
+    let (position, is_about) = (testbed.position(), many.is_about());
 
     let storm = async {
         let begin = Instant::now();
@@ -302,7 +302,7 @@ async fn a_storm_of_410_keeps_to_the_cap_of_lists(server: Server<'static>) {
         assert!(took < latency * (share + 10), "{took:?}");
     }
     for crd in &many.crds {
-        assert_eq!(lists(&testbed, crd, mark).await, 1, "{}", crd.name());
+        assert_eq!(lists(&testbed, crd, position).await, 1, "{}", crd.name());
     }
     many.assert_undisturbed(&testbed);
     let mut informers = testbed.cluster.informers.status();

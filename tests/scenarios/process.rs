@@ -31,12 +31,12 @@ use tokio::time::timeout;
 
 use super::{Testbed, testbed::InProcessHook};
 use crate::support::{
-    Act, HarnessOptions, PATIENCE, Recorder, Rule, Server, install_own_crds_on, metrics_text,
-    type_of, until,
+    Act, HarnessOptions, PATIENCE, RecordingReconciler, Rule, Server, install_own_crds_on,
+    metrics_text, type_of, until,
 };
 
 scenarios! {
-    47 the_leader_is_lost_in_mid_start pending("leader election"):
+    47 leadership_is_lost_during_a_start pending("leader election"):
         "the start is cancelled and nothing is written after the deadline; the standby starts \
          with warm caches";
     48 termination_with_hundreds_of_controllers both:
@@ -50,7 +50,7 @@ scenarios! {
     50 no_right_to_read_crds both:
         "types are found by polling; the registry and the status of waiting controllers report \
          the polling and the missing right, until the right is granted";
-    51 one_controllers_type_is_made_by_another both:
+    51 a_controller_creates_the_type_of_another both:
         "the second controller drains and stops with the type that the first removes, then the \
          first";
     52 a_thousand_lifecycle_events
@@ -113,10 +113,10 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         testbed.install(crd).await;
         testbed.create(crd, "first", 1).await;
     }
-    let recorder = Recorder::new(type_of(&crds[0], "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crds[0], "v1"));
     let ended = Arc::<AtomicUsize>::default();
     for number in 0..controllers {
-        let recorder = Recorder::new(type_of(&crds[number % crds.len()], "v1"));
+        let recorder = RecordingReconciler::new(type_of(&crds[number % crds.len()], "v1"));
         let name = format!("c{number}");
         let controller = Controller::builder(name.as_str())
             .for_type(recorder.type_ref().clone())
@@ -147,7 +147,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
         }
     })
     .await;
-    let (mark, user) = (testbed.mark(), testbed.user.clone());
+    let (position, user) = (testbed.position(), testbed.user.clone());
     let declared = testbed.declared_name("declared");
     let took = testbed.terminate().await;
 
@@ -155,7 +155,7 @@ async fn termination_with_hundreds_of_controllers(server: Server<'static>) {
     let late = Duration::from_millis(if server.is_simulated() { 100 } else { 10_000 });
     assert!(took < GRACE + late, "{took:?}");
     assert_eq!(ended.load(Ordering::SeqCst), controllers, "each ends once, within its grace");
-    let mut written = server.events(mark).await;
+    let mut written = server.events(position).await;
     let reads = ["get", "list", "watch"];
     written.retain(|event| event.user == user && !reads.contains(&event.verb.as_str()));
     assert!(written.is_empty(), "{written:#?}");
@@ -357,7 +357,7 @@ impl Reconciler for Maker {
     }
 }
 
-async fn one_controllers_type_is_made_by_another(server: Server<'static>) {
+async fn a_controller_creates_the_type_of_another(server: Server<'static>) {
     let testbed = Testbed::on(server, "process-chain").await;
     let makers = CrdBuilder::new(&testbed.scope.group, "Maker");
     let made = CrdBuilder::new(&testbed.scope.group, "Made");

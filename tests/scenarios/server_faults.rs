@@ -19,14 +19,14 @@ use super::{
 };
 use crate::{
     support::{
-        Act, Carrier, Embedded, HarnessOptions, PATIENCE, Recorder, Rule as Right, Server, about,
-        eventually, type_of, until,
+        Act, Carrier, Embedded, HarnessOptions, PATIENCE, RecordingReconciler, Rule as Right,
+        Server, about, eventually, type_of, until,
     },
     unknown::{assert_undisturbed, hits},
 };
 
 scenarios! {
-    32 discovery_that_answers_in_part_or_nothing_takes_nothing_away both:
+    32 partial_or_empty_discovery_removes_nothing both:
         "served types stay served or become Unknown, an empty answer is an error in the health; \
          nothing stops, starts or is listed";
     33 a_transient_404_is_no_proof_of_absence both:
@@ -39,13 +39,13 @@ scenarios! {
          the object proves its absence";
     36 a_streaming_list_without_an_end_is_followed_by_pages both:
         "after 10 s of silence the type is listed by pages; other types are not affected";
-    38 a_server_that_asks_for_patience_gets_it both:
+    38 a_throttling_server_gets_no_request_before_retry_after both:
         "no request about the type before Retry-After has passed; nothing stops or starts";
-    39 rights_that_are_taken_away_show_and_cost_nothing both:
+    39 revoked_rights_are_reported_and_cost_nothing both:
         "Forbidden at the next watch, with the missing rule; the cache is kept and stale, the \
          request is retried three times and then every 30 s; Running soon after the right is \
          granted";
-    40 an_object_that_cannot_be_decoded_is_told_of_and_left_out both:
+    40 an_object_that_cannot_be_decoded_is_reported_and_skipped both:
         "the object and the field are named in the informer's status, or in the controller's as \
          the error of the reconcile; every other object is reconciled, and this one when it is \
          fixed";
@@ -64,10 +64,10 @@ pub(super) fn status(code: u16, reason: &str, message: &str) -> Action {
 
 /// Installs the type, adds a controller of it that requeues its object every 100 ms, and waits
 /// until it runs.
-async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
+async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> RecordingReconciler {
     testbed.install(crd).await;
     testbed.create(crd, "kept", 1).await;
-    let recorder = Recorder::new(type_of(crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(crd, "v1"));
     recorder.act("kept", Act::Again(Duration::from_millis(100)));
     Embedded.add(testbed, name, &recorder).await;
     testbed.running(name, 1).await;
@@ -79,7 +79,7 @@ async fn at_work(testbed: &Testbed, name: &str, crd: &CrdBuilder) -> Recorder {
 /// Type without faults, with assertions that its controller works.
 pub(super) struct Bystander {
     crd: CrdBuilder,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
     status: std::sync::Arc<pilotlight::manager::RunnableStatus>,
 }
 
@@ -101,18 +101,18 @@ impl Bystander {
 }
 
 /// Waits until a reconcile has read a cached object and is flagged stale.
-pub(super) async fn reconciles_stale(recorder: &Recorder) {
+pub(super) async fn reconciles_stale(recorder: &RecordingReconciler) {
     recorder.clear();
     let stale = recorder.until("a stale reconcile", |seen| seen.stale).await;
     assert!(stale.uid.is_some(), "the cache is kept");
 }
 
-pub(super) fn assert_nothing_purged(recorder: &Recorder) {
+pub(super) fn assert_nothing_purged(recorder: &RecordingReconciler) {
     let purged: Vec<_> = recorder.all().into_iter().filter(|seen| seen.uid.is_none()).collect();
     assert!(purged.is_empty(), "{purged:#?}");
 }
 
-async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Server<'static>) {
+async fn partial_or_empty_discovery_removes_nothing(server: Server<'static>) {
     let answers = [
         ("partial", Action::Partial { missing: vec!["apps".to_owned()], stale: Vec::new() }),
         ("stale", Action::Partial { missing: Vec::new(), stale: vec!["apps".to_owned()] }),
@@ -133,11 +133,11 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
     ];
     let mut running = Vec::new();
     for (name, type_ref) in &types {
-        Embedded.add(&testbed, name, &Recorder::new(type_ref.clone())).await;
+        Embedded.add(&testbed, name, &RecordingReconciler::new(type_ref.clone())).await;
         running.push((*name, testbed.running(name, 1).await));
     }
     watched_again(&testbed, &crd, 0).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     for (fault, action) in answers {
         let rule = testbed.faults.add(Rule::new(action).verb(Verb::Get).path_is("/apis"));
@@ -170,7 +170,7 @@ async fn discovery_that_answers_in_part_or_nothing_takes_nothing_away(server: Se
         if health.error.is_none() { Ok(()) } else { Err(format!("{health:?}")) }
     });
     health.await;
-    assert!(testbed.requests(&crd, mark).await.is_empty(), "no new list or watch");
+    assert!(testbed.requests(&crd, position).await.is_empty(), "no new list or watch");
     testbed.finish().await;
 }
 
@@ -180,7 +180,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     let recorder = at_work(&testbed, "widgets", &crd).await;
     let bystander = Bystander::arrives(&testbed).await;
     let asked_discovery = |info: &RequestInfo| info.path == "/apis" || info.path == "/api";
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     let missing = Action::Reply(Reply::text(404, "404 page not found\n"));
     let rule = testbed.faults.add(reads(missing, &crd));
@@ -209,7 +209,7 @@ async fn a_transient_404_is_no_proof_of_absence(server: Server<'static>) {
     testbed.within(Duration::from_secs(3), recovers).await;
     assert_nothing_purged(&recorder);
     assert_undisturbed(&testbed, "widgets");
-    assert_eq!(lists(&testbed, &crd, mark).await, 0, "the watch resumes where it ended");
+    assert_eq!(lists(&testbed, &crd, position).await, 0, "the watch resumes where it ended");
     testbed.finish().await;
 }
 
@@ -332,7 +332,7 @@ async fn a_streaming_list_without_an_end_is_followed_by_pages(server: Server<'st
     testbed.finish().await;
 }
 
-async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
+async fn a_throttling_server_gets_no_request_before_retry_after(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-429").await;
     let crd = testbed.widgets();
     let recorder = at_work(&testbed, "widgets", &crd).await;
@@ -362,7 +362,7 @@ async fn a_server_that_asks_for_patience_gets_it(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static>) {
+async fn revoked_rights_are_reported_and_cost_nothing(server: Server<'static>) {
     let mut options = HarnessOptions::unprivileged();
     // For the pooled connections, which are opened before the baseline.
     options.rights.push(Right::to_watch("", "namespaces"));
@@ -408,7 +408,7 @@ async fn rights_that_are_taken_away_show_and_cost_nothing(server: Server<'static
     testbed.finish().await;
 }
 
-async fn an_object_that_cannot_be_decoded_is_told_of_and_left_out(server: Server<'static>) {
+async fn an_object_that_cannot_be_decoded_is_reported_and_skipped(server: Server<'static>) {
     let testbed = Testbed::on(server, "faults-undecodable").await;
     let crd = testbed.widgets();
     testbed.install(&crd).await;

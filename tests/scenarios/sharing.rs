@@ -23,13 +23,13 @@ use tokio::{
 };
 
 use super::Testbed;
-use crate::support::{PATIENCE, Recorder, Server, type_of, until};
+use crate::support::{PATIENCE, RecordingReconciler, Server, type_of, until};
 
 scenarios! {
-    41 one_of_two_that_share_a_watch_stops both:
+    41 one_of_two_controllers_that_share_a_watch_stops both:
         "the other controller sees every change once: no gap, no replay, no request, and the same \
          watch";
-    42 one_joins_while_the_last_user_leaves both:
+    42 a_subscriber_joins_while_the_last_one_leaves both:
         "at any moment, the new subscriber gets a live watch: the existing objects and the next \
          change";
     43 a_late_joiner_gets_a_snapshot_and_then_events both:
@@ -56,7 +56,7 @@ async fn watched(testbed: &Testbed, crd: &CrdBuilder) {
     .await;
 }
 
-async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
+async fn one_of_two_controllers_that_share_a_watch_stops(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-stop").await;
     let crd = testbed.widgets();
     let ones = testbed.controller("one", &crd).await;
@@ -68,7 +68,7 @@ async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
     ones.saw("first", 1).await;
     others.saw("first", 1).await;
     watched(&testbed, &crd).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     for number in 0..10 {
         testbed.create(&crd, &format!("gapless-{number}"), 1).await;
@@ -83,7 +83,7 @@ async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
     let seen: Vec<_> = others.all().into_iter().map(|seen| seen.name).collect();
     let once: BTreeSet<_> = seen.iter().collect();
     assert_eq!((seen.len(), once.len()), (11, 11), "each once: {seen:?}");
-    let requests = testbed.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, position).await;
     assert!(requests.is_empty(), "{requests:#?}");
     assert_eq!(testbed.open_watches(&crd).await, 1);
     assert_eq!(testbed.cluster.informers.status()[0].subscribers, 1);
@@ -91,7 +91,7 @@ async fn one_of_two_that_share_a_watch_stops(server: Server<'static>) {
     testbed.finish().await;
 }
 
-async fn one_joins_while_the_last_user_leaves(server: Server<'static>) {
+async fn a_subscriber_joins_while_the_last_one_leaves(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-join").await;
     let crd = testbed.widgets();
     testbed.controller("user-0", &crd).await;
@@ -138,7 +138,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
         testbed.delete(&crd, &format!("gear-{number}")).await;
     }
     watched(&testbed, &crd).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     let served = testbed.cluster.types.served(&type_of(&crd, "v1")).unwrap();
     let key = InformerKey::new(served.identity.clone());
@@ -176,7 +176,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
     let there = listed.items.into_iter().map(|object| object.metadata);
     let there = there.map(|it| (it.name.unwrap(), it.resource_version.unwrap()));
     assert_eq!(view, there.collect::<BTreeMap<_, _>>());
-    let requests = testbed.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, position).await;
     assert!(requests.is_empty(), "{requests:#?}");
     late.release(Linger::Default).await;
     testbed.uninstall(&crd).await;
@@ -186,7 +186,7 @@ async fn a_late_joiner_gets_a_snapshot_and_then_events(server: Server<'static>) 
 /// Holds each request until the test releases it.
 struct Slow {
     held: watch::Receiver<bool>,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
 }
 
 impl Reconciler for Slow {
@@ -205,7 +205,7 @@ async fn a_slow_controller_on_a_shared_type(server: Server<'static>) {
     let testbed = Testbed::on(server, "share-slow").await;
     let crd = testbed.widgets();
     let (held, holding) = watch::channel(true);
-    let slow = Recorder::new(type_of(&crd, "v1"));
+    let slow = RecordingReconciler::new(type_of(&crd, "v1"));
     let controller = Controller::builder("slow")
         .for_type(type_of(&crd, "v1"))
         .conditional()
@@ -311,12 +311,12 @@ async fn different_keys_on_one_type_do_not_share(server: Server<'static>) {
     };
     // The label selector of one key matches no object.
     metrics(5, 4).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
     let mut seconds: Vec<_> = keys.iter().map(&subscribe).collect();
     for (key, second) in keys.iter().zip(&mut seconds) {
         assert_eq!(synced(second).await, usize::from(key.labels.is_none()), "{key:?}");
     }
-    let requests = testbed.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, position).await;
     assert!(requests.is_empty(), "equal keys share: {requests:#?}");
     let status = testbed.cluster.informers.status();
     let subscribers: BTreeMap<_, _> =
@@ -350,8 +350,8 @@ enum Failing {
 impl Runnable for Failing {
     fn start(&self, _epoch: Epoch) -> BoxFuture<'static, RunResult> {
         match self {
-            Self::Panicking => Box::pin(async { panic!("told to panic at the start") }),
-            Self::Returning => Box::pin(async { Err("told to fail at the start".into()) }),
+            Self::Panicking => Box::pin(async { panic!("injected panic at the start") }),
+            Self::Returning => Box::pin(async { Err("injected failure at the start".into()) }),
         }
     }
 }
@@ -388,14 +388,14 @@ async fn one_controller_panics(server: Server<'static>) {
     testbed.create(&crd, "first", 1).await;
     others.saw("first", 1).await;
     watched(&testbed, &crd).await;
-    let mark = testbed.mark();
+    let position = testbed.position();
 
     let failures =
-        [("broken", Failing::Panicking, "panic"), ("failed", Failing::Returning, "fail")];
+        [("broken", Failing::Panicking, "panic"), ("failed", Failing::Returning, "failure")];
     let mut broken = Vec::new();
-    for (name, failure, verb) in failures {
+    for (name, failure, failure_name) in failures {
         testbed.add(name, Arc::new(failure)).await;
-        broken.push((name, format!("told to {verb} at the start")));
+        broken.push((name, format!("injected {failure_name} at the start")));
     }
     for (name, _) in &broken {
         let fails =
@@ -416,7 +416,7 @@ async fn one_controller_panics(server: Server<'static>) {
     }
     let other = testbed.status("other");
     assert_eq!((other.state, other.epoch, other.failures), (ControllerState::Running, 1, 0));
-    let requests = testbed.requests(&crd, mark).await;
+    let requests = testbed.requests(&crd, position).await;
     assert!(requests.is_empty(), "{requests:#?}");
     testbed.uninstall(&crd).await;
     testbed.finish().await;

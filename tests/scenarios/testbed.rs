@@ -30,8 +30,8 @@ use serde_json::{Value, json};
 use tokio::time::{self, Instant};
 
 use crate::support::{
-    Carrier, Embedded, Harness, HarnessOptions, Mark, PATIENCE, Recorder, Server, eventually,
-    install_own_crds_on, type_of, until,
+    Carrier, Embedded, Harness, HarnessOptions, PATIENCE, Position, RecordingReconciler, Server,
+    eventually, install_own_crds_on, type_of, until,
 };
 
 /// Label that selects the declared controllers of one scenario.
@@ -48,7 +48,7 @@ pub(crate) struct Testbed {
     /// Number of tasks alive before the harness was created.
     tasks_before: usize,
     /// Start of the record of a server that was restarted after a kill.
-    restarted: Mutex<Option<Mark>>,
+    restarted: Mutex<Option<Position>>,
     end: End,
 }
 
@@ -95,8 +95,8 @@ impl Testbed {
     }
 
     /// Adds an embedded controller of a CRD's objects and returns its recorder.
-    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> Recorder {
-        let recorder = Recorder::new(type_of(crd, "v1"));
+    pub(crate) async fn controller(&self, name: &str, crd: &CrdBuilder) -> RecordingReconciler {
+        let recorder = RecordingReconciler::new(type_of(crd, "v1"));
         Embedded.add(self, name, &recorder).await;
         recorder
     }
@@ -108,8 +108,8 @@ impl Testbed {
         name: &str,
         crd: &CrdBuilder,
         optional: &CrdBuilder,
-    ) -> Recorder {
-        let recorder = Recorder::new(type_of(crd, "v1"));
+    ) -> RecordingReconciler {
+        let recorder = RecordingReconciler::new(type_of(crd, "v1"));
         let controller = Controller::builder(name)
             .for_type(type_of(crd, "v1"))
             .conditional()
@@ -152,12 +152,12 @@ impl Testbed {
         join_all(removals).await;
         let Self { harness, mut leaks, baseline, tasks_before, restarted, mut end } = self;
         end.is_judged = true;
-        if let Some(mark) = restarted.into_inner().unwrap() {
+        if let Some(position) = restarted.into_inner().unwrap() {
             // Only watches since the restart count: the record of the killed server lacks the ends
             // of the earlier ones.
             leaks = leaks.expect_more("watches", "");
             until("every watch is closed", async || {
-                let events = harness.events(mark).await;
+                let events = harness.events(position).await;
                 let mut open = open_watches(&events);
                 open.retain(|event| event.group.ends_with(&harness.scope.group));
                 if open.is_empty() { Ok(()) } else { Err(format!("{open:#?}")) }
@@ -197,18 +197,18 @@ impl Testbed {
 
     /// Starts the API server again and returns the start of its new record. The record of a killed
     /// server lacks the ends of its watches.
-    pub(crate) async fn start_server(&self) -> Mark {
+    pub(crate) async fn start_server(&self) -> Position {
         match self.server.script() {
             Some(script) => {
-                let mark = self.mark();
+                let position = self.position();
                 script.start();
-                mark
+                position
             }
             None => {
                 self.plane().start_api_server().await.unwrap();
-                let mark = self.mark();
-                *self.restarted.lock().unwrap() = Some(mark);
-                mark
+                let position = self.position();
+                *self.restarted.lock().unwrap() = Some(position);
+                position
             }
         }
     }

@@ -50,7 +50,7 @@ fn without_numbers(text: &str) -> String {
 }
 
 #[test]
-fn no_part_of_a_time_is_left() {
+fn every_part_of_a_time_is_masked() {
     let said = "conflict with \"x\" using v1 at 2026-11-21T18:05:57Z: .data.Z";
 
     assert_eq!(without_numbers(said), "conflict with \"x\" using v1 at #:#:#: .data.Z");

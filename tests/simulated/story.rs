@@ -14,7 +14,7 @@ use serde_json::json;
 use tokio::{task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{PATIENCE, Recorder, type_of};
+use crate::support::{PATIENCE, RecordingReconciler, type_of};
 
 async fn until(
     manager: &ManagerHandle,
@@ -46,7 +46,7 @@ fn watching_types() -> BTreeMap<String, usize> {
 async fn a_controller_lives_and_dies_with_its_type_on_the_simulated_server() {
     let server = SimulatedServer::new();
     let crd = CrdBuilder::new("story.test", "Widget");
-    let recorder = Recorder::new(type_of(&crd, "v1"));
+    let recorder = RecordingReconciler::new(type_of(&crd, "v1"));
     let (cluster, runnable) = Cluster::new(server.client(), ClusterOptions::default());
     let controller = Controller::builder("story")
         .for_type(recorder.type_ref().clone())

@@ -15,7 +15,7 @@ use pilotlight::{
 };
 use tokio::task::JoinSet;
 
-use super::{Harness, Mark, PATIENCE, about, eventually, metrics};
+use super::{Harness, PATIENCE, Position, about, eventually, metrics};
 
 /// Turns of the scheduler that let every ready task run before the remaining tasks are counted.
 const TURNS: usize = 100;
@@ -32,7 +32,7 @@ const GAUGES: &[&str] = &[
 #[must_use = "call `end` to check the absence"]
 pub(crate) struct Absence {
     crd: CrdBuilder,
-    begin: Mark,
+    begin: Position,
     since: Timestamp,
 }
 
@@ -114,7 +114,7 @@ impl Harness<'_> {
     pub(crate) async fn assert_absent(&self, crd: &CrdBuilder, tasks: usize) -> Absence {
         // Checked without a wait, because done promises these at once.
         let since = self.server.clock();
-        let begin = self.mark();
+        let begin = self.position();
         self.faults.forget_seen();
         let is_about = about(crd);
         let mut open = self.faults.open();

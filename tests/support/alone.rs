@@ -46,7 +46,7 @@ fn quoted(output: &str) -> String {
 }
 
 #[test]
-fn the_result_of_a_process_of_its_own_is_none_of_the_harness() {
+fn result_of_a_child_process_is_not_printed_as_one_of_the_harness() {
     let output = "failures:\n    a::b\n\ntest result: FAILED. 0 passed; 1 failed\n";
 
     let quoted = quoted(output);

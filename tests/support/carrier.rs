@@ -13,13 +13,18 @@ use pilotlight::{
     testing::LeakOracle,
 };
 
-use super::{Harness, Recorder};
+use super::{Harness, RecordingReconciler};
 
 /// Kind of controller.
 pub(crate) trait Carrier {
     /// Adds a controller that runs while the recorder's type is served and records its objects.
     /// Returns its name in the manager.
-    async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String;
+    async fn add(
+        &self,
+        harness: &Harness<'_>,
+        name: &str,
+        recorder: &RecordingReconciler,
+    ) -> String;
 
     /// Removes a controller and waits until it is gone.
     async fn remove(&self, harness: &Harness<'_>, name: &str) {
@@ -36,7 +41,12 @@ pub(crate) trait Carrier {
 pub(crate) struct Embedded;
 
 impl Carrier for Embedded {
-    async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String {
+    async fn add(
+        &self,
+        harness: &Harness<'_>,
+        name: &str,
+        recorder: &RecordingReconciler,
+    ) -> String {
         let controller = Controller::builder(name)
             .for_type(recorder.type_ref().clone())
             .conditional()
@@ -51,7 +61,12 @@ impl Carrier for Embedded {
 pub(crate) struct Listening;
 
 impl Carrier for Listening {
-    async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String {
+    async fn add(
+        &self,
+        harness: &Harness<'_>,
+        name: &str,
+        recorder: &RecordingReconciler,
+    ) -> String {
         let listener = Listener {
             types: harness.cluster.types.clone(),
             informers: harness.cluster.informers.clone(),
@@ -65,7 +80,7 @@ impl Carrier for Listening {
 struct Listener {
     types: TypeRegistry,
     informers: InformerSet,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
 }
 
 impl Runnable for Listener {

@@ -26,7 +26,7 @@ use pilotlight::{
 use serde_json::{Value, json};
 
 use super::{
-    Carrier, Harness, Recorder,
+    Carrier, Harness, RecordingReconciler,
     supervised::{LABEL, install_own_crds},
 };
 
@@ -37,7 +37,12 @@ pub(crate) struct Declared {
 }
 
 impl Carrier for Declared {
-    async fn add(&self, harness: &Harness<'_>, name: &str, recorder: &Recorder) -> String {
+    async fn add(
+        &self,
+        harness: &Harness<'_>,
+        name: &str,
+        recorder: &RecordingReconciler,
+    ) -> String {
         if harness.manager.status_of(SUPERVISOR).is_none() {
             self.supervise(harness).await;
         }
@@ -104,7 +109,7 @@ fn controllers(harness: &Harness<'_>) -> Api<DynamicObject> {
     Api::all_with(harness.scope.client(), &resource)
 }
 
-fn object(name: &str, scope: &str, recorder: &Recorder) -> DynamicObject {
+fn object(name: &str, scope: &str, recorder: &RecordingReconciler) -> DynamicObject {
     let parent = recorder.type_ref();
     let version = parent.version.as_deref().unwrap();
     let TypeName::Resource(resource) = &parent.name else { panic!("{parent:?} has no plural") };
@@ -130,7 +135,7 @@ struct Recording {
     manager: ManagerHandle,
     types: TypeRegistry,
     informers: InformerSet,
-    recorder: Recorder,
+    recorder: RecordingReconciler,
 }
 
 impl Recording {

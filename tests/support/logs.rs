@@ -131,7 +131,7 @@ where
 }
 
 #[test]
-fn a_line_that_another_thread_has_come_to_first_is_captured() {
+fn a_line_that_another_thread_logged_first_is_captured() {
     let line = || tracing::warn!(target: "pilotlight::nobody", "nobody came here before");
     let logs = Logs::capture();
 

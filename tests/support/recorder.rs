@@ -50,7 +50,7 @@ pub(crate) enum Act {
 
 /// Records seen objects. Clones share the record.
 #[derive(Clone, Debug)]
-pub(crate) struct Recorder {
+pub(crate) struct RecordingReconciler {
     type_ref: TypeRef,
     seen: watch::Sender<Vec<Seen>>,
     acts: Arc<Mutex<BTreeMap<String, Act>>>,
@@ -70,7 +70,7 @@ pub(crate) struct WidgetSpec {
     pub(crate) size: Option<i64>,
 }
 
-impl Recorder {
+impl RecordingReconciler {
     /// Creates a recorder for objects of this type.
     pub(crate) fn new(type_ref: TypeRef) -> Self {
         Self {
@@ -171,7 +171,7 @@ impl Recorder {
     }
 }
 
-impl Recorder {
+impl RecordingReconciler {
     async fn release(
         &self,
         request: &Request,
@@ -191,7 +191,7 @@ impl Recorder {
     }
 }
 
-impl Reconciler for Recorder {
+impl Reconciler for RecordingReconciler {
     async fn reconcile(
         &self,
         request: Request,
@@ -208,7 +208,7 @@ impl Reconciler for Recorder {
         match act {
             None => {}
             Some(Act::Again(after)) => return Ok(Outcome::RequeueAfter(after)),
-            Some(Act::Panic) => panic!("told to panic at {request}"),
+            Some(Act::Panic) => panic!("injected panic at {request}"),
             Some(Act::Release) => self.release(&request, object.as_ref(), &context).await?,
         }
         Ok(Outcome::Done)

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::MicroTime, jiff::Timestamp};
 use pilotlight::testing::{
-    AuditEvent, AuditMark, AuditStage, ControlPlane, ControlPlaneOptions, LeakOracle, TestScope,
+    AuditEvent, AuditPosition, AuditStage, ControlPlane, ControlPlaneOptions, LeakOracle,
+    TestScope,
     simulated::{SimulatedRequest, SimulatedServer},
 };
 
@@ -18,8 +19,8 @@ pub(crate) enum Server<'plane> {
 
 /// Position in a server's record of requests.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Mark {
-    Audit(AuditMark),
+pub(crate) enum Position {
+    Audit(AuditPosition),
     /// Number of earlier requests.
     Count(usize),
 }
@@ -75,10 +76,10 @@ impl<'plane> Server<'plane> {
     }
 
     /// Current position in the record of requests.
-    pub(crate) fn mark(&self) -> Mark {
+    pub(crate) fn position(&self) -> Position {
         match self {
-            Self::Real(plane) => Mark::Audit(plane.audit().unwrap().mark().unwrap()),
-            Self::Simulated(server) => Mark::Count(server.requests().len()),
+            Self::Real(plane) => Position::Audit(plane.audit().unwrap().position().unwrap()),
+            Self::Simulated(server) => Position::Count(server.requests().len()),
         }
     }
 
@@ -91,28 +92,28 @@ impl<'plane> Server<'plane> {
         }
     }
 
-    /// All requests since the mark.
-    pub(crate) async fn events(&self, since: Mark) -> Vec<AuditEvent> {
+    /// All requests since the position.
+    pub(crate) async fn events(&self, since: Position) -> Vec<AuditEvent> {
         match (self, since) {
-            (Self::Real(plane), Mark::Audit(mark)) => {
+            (Self::Real(plane), Position::Audit(position)) => {
                 plane.audit_settled().await.unwrap();
-                plane.audit().unwrap().since(mark).unwrap()
+                plane.audit().unwrap().since(position).unwrap()
             }
-            (Self::Simulated(server), Mark::Count(before)) => {
+            (Self::Simulated(server), Position::Count(before)) => {
                 let all = server.requests().into_iter().enumerate().skip(before);
                 all.map(|(number, request)| event(number, request)).collect()
             }
-            (Self::Real(_), Mark::Count(_)) | (Self::Simulated(_), Mark::Audit(_)) => {
-                panic!("a mark of another server")
+            (Self::Real(_), Position::Count(_)) | (Self::Simulated(_), Position::Audit(_)) => {
+                panic!("a position of another server")
             }
         }
     }
 
     /// Adds a probe for the server's open watches to the oracle.
-    pub(crate) fn watched(&self, oracle: LeakOracle, user: &str, since: Mark) -> LeakOracle {
+    pub(crate) fn watched(&self, oracle: LeakOracle, user: &str, since: Position) -> LeakOracle {
         match (self, since) {
-            (Self::Real(plane), Mark::Audit(mark)) => {
-                oracle.watches(plane.audit().unwrap(), user, mark)
+            (Self::Real(plane), Position::Audit(position)) => {
+                oracle.watches(plane.audit().unwrap(), user, position)
             }
             (Self::Simulated(server), _) => {
                 let server = server.clone();
@@ -121,7 +122,7 @@ impl<'plane> Server<'plane> {
                     open.map(|(name, number)| (name, number as u64)).collect::<BTreeMap<_, _>>()
                 })
             }
-            (Self::Real(_), Mark::Count(_)) => panic!("a mark of another server"),
+            (Self::Real(_), Position::Count(_)) => panic!("a position of another server"),
         }
     }
 }

@@ -16,7 +16,7 @@ use kube::{
 use pilotlight::{
     meta::{self, LAST_APPLIED, api::CompositeController},
     testing::{
-        CrdBuilder, Mask, ObjectKey, Recorder, Recording,
+        CrdBuilder, Mask, RecordedKey, Recorder, Recording,
         simulated::{SimulatedOptions, SimulatedServer},
     },
 };
@@ -314,7 +314,7 @@ pub(crate) fn mask(one: &Recording, other: &Recording) -> Mask {
 }
 
 /// Children that exist at the end, with their last state.
-fn ends_of_children(recording: &Recording) -> impl Iterator<Item = (&ObjectKey, &Value)> {
+fn ends_of_children(recording: &Recording) -> impl Iterator<Item = (&RecordedKey, &Value)> {
     let ends = recording.objects.iter().filter_map(|(key, it)| Some((key, it.end.as_ref()?)));
     ends.filter(|(key, _)| !key.of_type.starts_with("widgets"))
 }

@@ -132,8 +132,8 @@ impl Rules<'_> {
             (Scope::Cluster, Some(_), _) => Err(wrong(
                 "",
                 format!(
-                    "{} is cluster-scoped, and a parent in a namespace has children in its own \
-                     alone",
+                    "{} is cluster-scoped; a namespaced parent has children only in its own \
+                     namespace",
                     served.kind
                 ),
             )),
@@ -145,7 +145,7 @@ impl Rules<'_> {
                 if let Some(wanted) = wanted.filter(|wanted| **wanted != **own) {
                     return Err(wrong(
                         FIELD,
-                        format!("{:?} is not the parent's, which is {own:?}", shown(&wanted)),
+                        format!("must be {own:?}, as the parent's, not {:?}", shown(&wanted)),
                     ));
                 }
                 Ok(Some(own.clone()))
@@ -268,7 +268,7 @@ impl<'de> Deserialize<'de> for Head {
                     };
                     if part.len() > most {
                         return Err(A::Error::custom(format!(
-                            "{field} has {} bytes, and no more than {most} are read",
+                            "{field} has {} bytes; the limit is {most}",
                             part.len()
                         )));
                     }

@@ -113,7 +113,7 @@ fn a_child_without_namespace_gets_its_parents() {
 }
 
 #[test]
-fn a_cluster_scoped_parent_says_where_its_children_are() {
+fn child_of_a_cluster_scoped_parent_must_name_its_namespace() {
     let parent = parent(None);
 
     assert!(checked(&parent, &[], vec![config_map("a")]).unwrap_err().contains("is required"));
@@ -139,7 +139,7 @@ fn children_of_a_missing_optional_type_are_left_out() {
 }
 
 #[test]
-fn what_a_hook_was_shown_it_may_send_back() {
+fn hook_may_return_observed_children_unchanged() {
     let mut shown = config_map("a");
     shown["metadata"]["namespace"] = json!("ns");
     shown["metadata"]["uid"] = json!("u");
@@ -150,7 +150,7 @@ fn what_a_hook_was_shown_it_may_send_back() {
 }
 
 #[test]
-fn label_of_a_refused_child_is_not_repeated() {
+fn label_of_a_refused_child_is_not_quoted() {
     for labels in [json!({"app": "x", "hush": 1}), json!({"app": "hush"})] {
         let wrong = refusal("/metadata/labels", labels);
 
@@ -231,7 +231,7 @@ fn stored(step: &Step) -> Child {
 }
 
 #[test]
-fn a_new_child_is_owned_and_remembers_what_was_wanted() {
+fn new_child_has_an_owner_and_the_last_applied_annotation() {
     let steps = plan(UpdateMethod::OnDelete, &[], vec![config_map("a")]);
 
     let [Step::Create(created)] = &steps[..] else { panic!("{steps:?}") };
@@ -250,7 +250,7 @@ fn a_new_child_is_owned_and_remembers_what_was_wanted() {
 }
 
 #[test]
-fn a_child_that_is_as_wanted_is_left_alone() {
+fn child_in_its_desired_state_is_not_written() {
     for strategy in [UpdateMethod::OnDelete, UpdateMethod::Recreate, UpdateMethod::InPlace] {
         let created = plan(strategy, &[], vec![config_map("a")]);
 
@@ -261,7 +261,7 @@ fn a_child_that_is_as_wanted_is_left_alone() {
 }
 
 #[test]
-fn a_child_that_differs_is_brought_there_by_its_strategy() {
+fn child_that_differs_is_updated_by_its_strategy() {
     let observed = stored(&plan(UpdateMethod::InPlace, &[], vec![config_map("a")])[0]);
     let mut changed = config_map("a");
     changed["data"] = json!({"k": "v"});
@@ -276,7 +276,7 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
     assert_eq!(
         [Step::Create(created.clone())],
         plan(UpdateMethod::Recreate, &[], vec![changed.clone()])[..],
-        "what is rehearsed is what will be created"
+        "the dry run creates the same object"
     );
     let updates = steps(UpdateMethod::InPlace);
     let [Step::Update(update)] = &updates[..] else { panic!("{updates:?}") };
@@ -289,7 +289,7 @@ fn a_child_that_differs_is_brought_there_by_its_strategy() {
 }
 
 #[test]
-fn what_is_wanted_no_more_is_deleted_first() {
+fn children_that_are_not_desired_are_deleted_first() {
     let observed = |name: &str| {
         let mut object = config_map(name);
         object["metadata"]["namespace"] = json!("ns");
@@ -316,7 +316,7 @@ fn what_is_wanted_no_more_is_deleted_first() {
 }
 
 #[test]
-fn what_is_being_deleted_is_left_alone() {
+fn terminating_children_are_not_written() {
     let mut going = config_map("a");
     going["metadata"]["namespace"] = json!("ns");
     going["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -351,7 +351,7 @@ fn a_child_that_cannot_be_read_is_an_error_that_names_it() {
 }
 
 #[test]
-fn child_that_its_annotation_has_no_room_for_is_an_error_before_it_is_built() {
+fn child_too_large_for_its_annotation_is_an_error_before_it_is_built() {
     let (parent, groups, selector) =
         (parent(Some("ns")), groups(UpdateMethod::OnDelete), selector());
     let rules = Rules {
@@ -377,11 +377,11 @@ fn child_that_its_annotation_has_no_room_for_is_an_error_before_it_is_built() {
     let Ok(Some(Step::Create(created))) = step(MAX_REMEMBERED_BYTES) else { panic!("it fits") };
     assert_eq!(object(&created)["status"]["text"].as_str().map(str::len), Some(256 * 1024));
     let error = step(MAX_REMEMBERED_BYTES + 1).unwrap_err();
-    assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, and its annotation"), "{error}");
+    assert!(error.starts_with("ConfigMap ns/a has 262145 bytes, too many for its"), "{error}");
 }
 
 #[test]
-fn message_about_a_child_does_not_repeat_it() {
+fn message_about_a_child_does_not_quote_it() {
     let mut child = config_map("a");
     child["kind"] = "é".repeat(100_000).into();
 

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_owners_of_an_object_that_cannot_be_read_are_left_alone() {
+    fn owners_of_an_unreadable_object_are_not_changed() {
         for json in ["{", "", r#"{"metadata": {}}"#] {
             let error = owners_patch("ConfigMap", config_map().header(), json.as_bytes(), |_| {});
 

@@ -1,15 +1,19 @@
 //! Executes the plan for the children of one parent.
 
+use serde_json::value::RawValue;
+
 use super::{
-    CONFLICTS_BEFORE_ERROR, Composite, SyncError, dry_run_create,
+    Composite, SyncError,
+    dry_run_create::dry_run_create,
     dry_run_update::{DryRunUpdate, dry_run_update},
+    sync_error::CONFLICTS_BEFORE_ERROR,
 };
 use crate::{
     controller::Context,
     informer::ObjectKey,
     meta::{
         Selector,
-        children::{Desired, Parent, Rules, Step, Write},
+        children::{Desired, Parent, Planned, Rules, Step, Write},
         protocol::bounded,
         resource::{Resource, Stored, is_already_there, is_conflict, is_gone},
     },
@@ -26,116 +30,25 @@ impl Composite {
         desired: Vec<Desired>,
         context: &Context,
     ) -> Result<(), SyncError> {
-        let Rules { parent, groups, selector, .. } = *rules;
         let mut failed = Failures::default();
         let mut behind = None;
         for planned in rules.plan(desired) {
             if context.is_cancelled() {
                 return Err(SyncError::Cancelled);
             }
-            let (group, key) = planned.target();
-            let (served, key) = (&groups[group].served, &key.clone());
-            let step = {
-                let _turn = self.budget.turn(planned.size()).await;
-                rules.step(planned)
-            };
-            let step = match step {
-                Ok(Some(step)) => step,
-                Ok(None) => continue,
-                Err(message) => {
-                    failed.push(message);
-                    continue;
-                }
-            };
-            let what = format!("{} {key}", served.kind);
-            // Deletions are not limited.
-            let is_delete = matches!(step, Step::Delete { .. });
-            if !is_delete && !self.parents.writes.may_write(&parent.key, &what) {
-                continue;
-            }
-            let resource = Resource::new(context.client(), served);
-            let (verb, result) = match &step {
-                Step::Delete { uid, .. } => match resource.delete(key, uid).await {
-                    // Gone, or replaced by another object of that name.
-                    Err(error) if is_gone(&error) || is_conflict(&error) => continue,
-                    result => ("deleting", result.map(|()| false)),
-                },
-                Step::Recreate { uid, created, observed, merged } => {
-                    let answer = resource.dry_run_update(key, merged.clone()).await;
-                    match dry_run_update(observed, &answer) {
-                        DryRunUpdate::Unchanged => continue,
-                        DryRunUpdate::Cancelled => return Err(SyncError::Cancelled),
-                        DryRunUpdate::Throttled(after) => {
-                            let message = format!("comparing {what}: the server asks to wait");
-                            return Err(SyncError::Throttled { message, after });
-                        }
-                        // A cache that never catches up must not block a replacement for ever.
-                        DryRunUpdate::Conflict if context.attempt() < CONFLICTS_BEFORE_ERROR => {
-                            behind = Some(format!("comparing {what}: the cache is behind"));
-                            continue;
-                        }
-                        DryRunUpdate::Conflict | DryRunUpdate::Changed => {}
-                    }
-                    match dry_run_create::dry_run_create(&resource, served, created).await {
-                        Ok(()) => {}
-                        Err(SyncError::Failed(message)) => {
-                            failed.push(message);
-                            continue;
-                        }
-                        Err(other) => return Err(other),
-                    }
-                    match resource.delete(key, uid).await {
-                        Err(error) if is_gone(&error) || is_conflict(&error) => continue,
-                        result => ("replacing", result.map(|()| false)),
-                    }
-                }
-                Step::Create(Write { body, .. }) => {
-                    ("creating", resource.create(key, body.clone()).await.map(|_| true))
-                }
-                Step::Update(Write { body, replaces, .. }) => {
-                    // The server may store an equal value: `0.5` and `500m` are one quantity.
-                    let changed = |stored: Stored| stored.version() != replaces.as_deref();
-                    ("updating", resource.update(key, body.clone()).await.map(changed))
-                }
-            };
-            let error = match result {
-                Ok(changed) => {
-                    tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
-                    if changed {
-                        self.parents.writes.wrote(&parent.key, what);
-                    }
-                    continue;
-                }
-                Err(error) => error,
-            };
-            let doing = format!("{verb} {what}");
-            let error = if is_already_there(&error) {
-                explain_existing(parent, selector, &resource, key, &doing).await
-            } else if is_gone(&error) && matches!(step, Step::Update(_)) {
-                SyncError::Behind(format!("{doing}: it is gone"))
-            } else if is_conflict(&error) && matches!(step, Step::Update(_)) {
-                self.parents.writes.conflicted(&parent.key, &what);
-                let error = SyncError::of_write(&doing, &error);
-                // The request for the other writer's name is only worth it once the error is
-                // reported.
-                if context.attempt() < CONFLICTS_BEFORE_ERROR {
-                    error
-                } else {
-                    with_other_writer(error, &resource, key).await
-                }
-            } else {
-                SyncError::of_write(&doing, &error)
-            };
-            match error {
-                SyncError::Behind(message) => behind = Some(message),
-                SyncError::Failed(message) => failed.push(message),
+            match self.write_child(rules, planned, context).await {
+                Ok(()) => {}
+                Err(SyncError::Behind(message)) => behind = Some(message),
+                Err(SyncError::Failed(message)) => failed.push(message),
                 // The other requests would be refused as well, and add to the load.
-                other @ (SyncError::Throttled { .. }
-                | SyncError::Cancelled
-                | SyncError::Busy(_)
-                | SyncError::HookDown(_)
-                | SyncError::TooDeep(_)
-                | SyncError::Hook(_)) => return Err(other),
+                Err(
+                    other @ (SyncError::Throttled { .. }
+                    | SyncError::Cancelled
+                    | SyncError::Busy(_)
+                    | SyncError::HookDown(_)
+                    | SyncError::TooDeep(_)
+                    | SyncError::Hook(_)),
+                ) => return Err(other),
             }
         }
         match (failed.text(), behind) {
@@ -143,6 +56,104 @@ impl Composite {
             (None, Some(message)) => Err(SyncError::Behind(message)),
             (None, None) => Ok(()),
         }
+    }
+
+    /// Writes one child, unless it is in its desired state or its writes are limited.
+    async fn write_child(
+        &self,
+        rules: &Rules<'_>,
+        planned: Planned<'_>,
+        context: &Context,
+    ) -> Result<(), SyncError> {
+        let parent = rules.parent;
+        let (group, key) = planned.target();
+        let (served, key) = (&rules.groups[group].served, &key.clone());
+        let step = {
+            let _permit = self.budget.decode_permit(planned.size()).await;
+            rules.step(planned).map_err(SyncError::Failed)?
+        };
+        let Some(step) = step else { return Ok(()) };
+        let what = format!("{} {key}", served.kind);
+        // Deletions are not limited.
+        let is_limited = !matches!(step, Step::Delete { .. });
+        if is_limited && !self.parents.writes.may_write(&parent.key, &what) {
+            return Ok(());
+        }
+        let resource = Resource::new(context.client(), served);
+        let (verb, result) = match &step {
+            Step::Delete { uid, .. } => {
+                ("deleting", resource.delete(key, uid).await.map(|()| false))
+            }
+            Step::Recreate { uid, created, observed, merged } => {
+                let answer = resource.dry_run_update(key, merged.clone()).await;
+                if !differs(observed, &answer, &what, context.attempt())? {
+                    return Ok(());
+                }
+                dry_run_create(&resource, served, created).await?;
+                ("replacing", resource.delete(key, uid).await.map(|()| false))
+            }
+            Step::Create(Write { body, .. }) => {
+                ("creating", resource.create(key, body.clone()).await.map(|_| true))
+            }
+            Step::Update(Write { body, replaces, .. }) => {
+                // The server may store an equal value: `0.5` and `500m` are one quantity.
+                let changed = |stored: Stored| stored.version() != replaces.as_deref();
+                ("updating", resource.update(key, body.clone()).await.map(changed))
+            }
+        };
+        let error = match result {
+            Ok(changed) => {
+                tracing::debug!(kind = %served.kind, name = %key, verb, "child written");
+                if changed {
+                    self.parents.writes.wrote(&parent.key, what);
+                }
+                return Ok(());
+            }
+            Err(error) => error,
+        };
+        let doing = format!("{verb} {what}");
+        let (gone, conflict) = (is_gone(&error), is_conflict(&error));
+        Err(match step {
+            // Deleted already, or replaced by another object of that name.
+            Step::Delete { .. } | Step::Recreate { .. } if gone || conflict => return Ok(()),
+            _ if is_already_there(&error) => {
+                explain_existing(parent, rules.selector, &resource, key, &doing).await
+            }
+            Step::Update(_) if gone => {
+                SyncError::Behind(format!("{doing}: the object no longer exists"))
+            }
+            Step::Update(_) if conflict => {
+                self.parents.writes.conflicted(&parent.key, &what);
+                let error = SyncError::of_write(&doing, &error);
+                with_other_writer(error, &resource, key, context.attempt()).await
+            }
+            Step::Delete { .. } | Step::Recreate { .. } | Step::Create(_) | Step::Update(_) => {
+                SyncError::of_write(&doing, &error)
+            }
+        })
+    }
+}
+
+/// Returns whether the server would store another object than the observed one, from the answer to
+/// a dry run.
+fn differs(
+    observed: &[u8],
+    answer: &Result<Box<RawValue>, kube::Error>,
+    what: &str,
+    attempt: u32,
+) -> Result<bool, SyncError> {
+    match dry_run_update(observed, answer) {
+        DryRunUpdate::Unchanged => Ok(false),
+        DryRunUpdate::Cancelled => Err(SyncError::Cancelled),
+        DryRunUpdate::Throttled(after) => {
+            let message = format!("comparing {what}: the API server throttles requests");
+            Err(SyncError::Throttled { message, after })
+        }
+        // A cache that never catches up must not block a replacement for ever.
+        DryRunUpdate::Conflict if attempt < CONFLICTS_BEFORE_ERROR => {
+            Err(SyncError::Behind(format!("comparing {what}: the cache is behind")))
+        }
+        DryRunUpdate::Conflict | DryRunUpdate::Changed => Ok(true),
     }
 }
 
@@ -172,16 +183,21 @@ impl Failures {
     }
 }
 
-/// Adds the field manager that keeps writing the object, if the server names one.
+/// Adds the field manager that keeps writing the object, if the server names one. Only a conflict
+/// that is about to be reported is worth this request.
 async fn with_other_writer(
     error: SyncError,
     resource: &Resource<'_>,
     key: &ObjectKey,
+    attempt: u32,
 ) -> SyncError {
+    if attempt < CONFLICTS_BEFORE_ERROR {
+        return error;
+    }
     let SyncError::Behind(message) = error else { return error };
     let live = resource.get(key).await.ok();
-    SyncError::Behind(match live.and_then(|live| live.rival()) {
-        Some(rival) => format!("{message}; {rival} keeps writing it"),
+    SyncError::Behind(match live.and_then(|live| live.other_writer()) {
+        Some(writer) => format!("{message}; {writer} keeps writing it"),
         None => message,
     })
 }
@@ -197,7 +213,9 @@ async fn explain_existing(
     let live = match resource.get(key).await {
         Ok(live) => live,
         Err(error) if is_gone(&error) => {
-            return SyncError::Behind(format!("{doing}: it was there"));
+            return SyncError::Behind(format!(
+                "{doing}: the object existed and was deleted meanwhile"
+            ));
         }
         Err(error) => return SyncError::of_write(doing, &error),
     };
@@ -216,7 +234,7 @@ async fn explain_existing(
             "{doing}: it exists already and belongs to {} {}",
             owner.kind, owner.name
         )),
-        None if going => SyncError::Behind(format!("{doing}: the old one is being deleted")),
+        None if going => SyncError::Behind(format!("{doing}: the old object is being deleted")),
         None if selector.matches(&labels) => {
             SyncError::Behind(format!("{doing}: it is about to be adopted"))
         }

@@ -34,7 +34,7 @@ pub(super) async fn dry_run_create(
         DryRunCreate::Acceptable => Ok(()),
         DryRunCreate::Cancelled => Err(SyncError::Cancelled),
         DryRunCreate::Refused => Err(SyncError::Failed(format!(
-            "replacing {} {}: the old one stays, since the new one is refused: {}",
+            "replacing {} {}: the old object is kept, since the new one is refused: {}",
             served.kind,
             created.key,
             explain(&error)
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn the_old_child_goes_only_for_one_that_can_be_created() {
+    fn old_child_is_deleted_only_if_the_new_one_can_be_created() {
         use DryRunCreate::{Acceptable, Refused};
 
         check(409, "AlreadyExists", "configmaps \"a\" already exists", Acceptable);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_old_child_holds_is_free_for_the_new_one() {
+    fn ports_and_quota_of_the_old_child_do_not_prevent_its_replacement() {
         let port =
             "spec.ports[0].nodePort: Invalid value: 30080: provided port is already allocated";
         check(422, "Invalid", port, DryRunCreate::Acceptable);
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_webhook_that_takes_part_in_no_dry_run_stops_no_replacement() {
+    fn webhook_without_dry_runs_does_not_prevent_a_replacement() {
         let message = "admission webhook \"x.y\" does not support dry run";
         check(400, "BadRequest", message, DryRunCreate::Acceptable);
     }

@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_differs_only_where_the_server_would_keep_something_else() {
+    fn child_differs_only_where_the_server_would_store_another_value() {
         let as_it_is = json!({
             "kind": "ResourceQuota",
             "metadata": { "name": "a", "uid": "u", "resourceVersion": "7", "generation": 1 },

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_ends_at_another_type_at_one_that_is_gone_and_goes_round_no_circle() {
+    fn chain_ends_at_another_type_a_deleted_owner_or_a_cycle() {
         check(&[thing("a", Some(("Other", "b"))), thing("b", Some(("Thing", "a")))], 0, 0);
         check(&[thing("a", Some(("Thing", "gone")))], 0, 1);
         check(&[thing("a", Some(("Thing", "b"))), thing("b", Some(("Thing", "a")))], 0, 5);

@@ -61,7 +61,7 @@ impl Composite {
                     Err(error) if is_gone(&error) => return Ok(()),
                     Err(error) => return Err(SyncError::of_write("reading the parent", &error)),
                 };
-                other = live.rival();
+                other = live.other_writer();
                 if status_of(live.json())? == Some(wanted.fingerprint) {
                     return Ok(());
                 }
@@ -82,8 +82,8 @@ impl Composite {
                 Err(error) => return Err(SyncError::of_write("writing the status", &error)),
             }
         }
-        let rival = other.as_deref().unwrap_or("another client");
-        Err(SyncError::Behind(format!("writing the status: {rival} keeps writing the parent")))
+        let writer = other.as_deref().unwrap_or("another client");
+        Err(SyncError::Behind(format!("writing the status: {writer} keeps writing the parent")))
     }
 }
 
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn status_is_written_with_the_generation_that_it_is_about() {
+    fn status_is_written_with_its_observed_generation() {
         let parent = br#"{"kind":"Thing","metadata":{"generation":7},"status":{"old":1}}"#;
         for (status, expected) in [
             (None, r#"{"observedGeneration":7}"#),

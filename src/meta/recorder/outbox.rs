@@ -6,10 +6,10 @@ use std::{collections::VecDeque, sync::Arc};
 use parking_lot::{Mutex, MutexGuard};
 /// Queue of pending Events; Events that do not fit are dropped. Clones share it.
 #[derive(Debug)]
-pub(super) struct Outbox<T>(Arc<Mutex<State<T>>>);
+pub(super) struct Outbox<T>(Arc<Mutex<OutboxState<T>>>);
 
 #[derive(Debug)]
-struct State<T> {
+struct OutboxState<T> {
     waiting: VecDeque<T>,
     // True while a delivery is active.
     delivered: bool,
@@ -49,7 +49,7 @@ impl<T> Outbox<T> {
         Delivery(Some(self.clone()))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, OutboxState<T>> {
         self.0.lock()
     }
 }
@@ -61,7 +61,7 @@ impl<T> Delivery<T> {
         let mut state = self.0.as_ref()?.lock();
         let next = state.waiting.pop_front();
         if next.is_none() {
-            *state = State::default();
+            *state = OutboxState::default();
             drop(state);
             self.0 = None;
         }
@@ -73,12 +73,12 @@ impl<T> Drop for Delivery<T> {
     /// Drops the remaining entries of a cancelled delivery: their epoch is over.
     fn drop(&mut self) {
         if let Some(outbox) = self.0.take() {
-            *outbox.lock() = State::default();
+            *outbox.lock() = OutboxState::default();
         }
     }
 }
 
-impl<T> Default for State<T> {
+impl<T> Default for OutboxState<T> {
     fn default() -> Self {
         Self { waiting: VecDeque::new(), delivered: false, dropped: 0 }
     }
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_put_is_delivered_in_its_order_by_one() {
+    fn items_are_delivered_in_order_by_one_delivery() {
         let outbox = Outbox::default();
         assert_eq!(outbox.put(1, 8), Put::Begins);
         let mut delivery = outbox.delivery();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_counted() {
+    fn items_beyond_the_limit_are_dropped_and_counted() {
         let outbox = Outbox::default();
         let put: Vec<_> = (0..4).map(|number| outbox.put(number, 2)).collect();
 
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_leaves_nothing_to_the_next_one() {
+    fn items_of_a_dropped_delivery_do_not_reach_the_next_one() {
         let outbox = Outbox::default();
         outbox.put("old", 8);
         outbox.put("older", 8);

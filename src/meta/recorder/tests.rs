@@ -55,7 +55,7 @@ async fn end(context: &Context, reason: StopReason) -> Duration {
     begin.elapsed()
 }
 
-fn tell(recorder: &EventRecorder, context: &Context, message: &str) {
+fn publish(recorder: &EventRecorder, context: &Context, message: &str) {
     recorder.publish(context, &subject("u"), Severity::Warning, "SyncError", message);
 }
 
@@ -69,14 +69,14 @@ fn subject(uid: &str) -> Subject {
     }
 }
 
-fn note(memory: &Memory, uid: &str, message: &str) -> Option<Write> {
+fn note(memory: &EventMemory, uid: &str, message: &str) -> Option<EventWrite> {
     let now = Timestamp::now();
     memory.count_and_limit(&subject(uid), Severity::Warning, "SyncError", message, now)
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_that_goes_on_is_one_event_with_a_count() {
-    let memory = Memory::default();
+async fn a_repeated_failure_is_one_event_with_a_count() {
+    let memory = EventMemory::default();
 
     let first = note(&memory, "u", "bad").unwrap();
     let second = note(&memory, "u", "bad").unwrap();
@@ -87,7 +87,7 @@ async fn a_failure_that_goes_on_is_one_event_with_a_count() {
 
 #[tokio::test(start_paused = true)]
 async fn a_flood_is_counted_and_not_written() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     let written = (0..1000).filter(|_| note(&memory, "u", "bad").is_some()).count();
     assert_eq!(written, 25);
@@ -100,7 +100,7 @@ async fn a_flood_is_counted_and_not_written() {
 
 #[tokio::test(start_paused = true)]
 async fn messages_that_differ_each_time_are_combined() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     let names: std::collections::BTreeSet<_> = (0..20)
         .filter_map(|index| note(&memory, "u", &format!("bad {index}")))
@@ -113,7 +113,7 @@ async fn messages_that_differ_each_time_are_combined() {
 
 #[tokio::test(start_paused = true)]
 async fn memory_is_bounded() {
-    let memory = Memory::default();
+    let memory = EventMemory::default();
 
     for index in 0..SUBJECTS + 100 {
         note(&memory, &index.to_string(), "bad");
@@ -129,12 +129,12 @@ fn long_messages_are_cut_between_characters() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_told_of_one_object_is_written_in_its_order() {
+async fn events_of_one_object_are_written_in_order() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(usize::MAX);
 
     for message in ["one", "two", "one"] {
-        tell(&recorder, &context, message);
+        publish(&recorder, &context, message);
     }
     end(&context, StopReason::Cancelled).await;
 
@@ -144,14 +144,14 @@ async fn what_is_told_of_one_object_is_written_in_its_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_tells_does_not_wait_for_a_server_that_takes_nothing() {
+async fn publishing_an_event_does_not_wait_for_the_server() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
     let other = recorder.apart();
 
-    tell(&recorder, &context, "hangs");
-    tell(&recorder, &context, "waits");
-    tell(&other, &context, "of another runnable");
+    publish(&recorder, &context, "hangs");
+    publish(&recorder, &context, "waits");
+    publish(&other, &context, "of another runnable");
     sleep(Duration::from_secs(1)).await;
     assert_eq!(sent.messages(), ["hangs", "of another runnable"]);
 
@@ -161,7 +161,7 @@ async fn who_tells_does_not_wait_for_a_server_that_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
+async fn an_epoch_that_ends_has_half_a_second_for_waiting_events() {
     for (reason, grace) in [
         (StopReason::Cancelled, LAST_WRITES),
         (StopReason::Superseded, LAST_WRITES),
@@ -170,7 +170,7 @@ async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
         let sent = Sent::default();
         let (recorder, context) = sent.recorder(2);
         for message in ["one", "two", "hangs", "never"] {
-            tell(&recorder, &context, message);
+            publish(&recorder, &context, message);
         }
 
         let took = end(&context, reason).await;
@@ -186,22 +186,22 @@ async fn an_epoch_that_ends_has_half_a_second_for_what_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_an_epoch_could_not_tell_is_nothing_to_the_next_one() {
+async fn events_that_an_epoch_could_not_write_do_not_reach_the_next_one() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
-    tell(&recorder, &context, "hangs");
-    tell(&recorder, &context, "never");
+    publish(&recorder, &context, "hangs");
+    publish(&recorder, &context, "never");
     end(&context, StopReason::TypeGone).await;
 
     let next = Context::new(Epoch::new("a", 2, Duration::from_secs(5)), &recorder.client);
-    tell(&recorder, &next, "next");
+    publish(&recorder, &next, "next");
     end(&next, StopReason::Cancelled).await;
 
     assert_eq!(sent.messages(), ["hangs", "next"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_waits_is_bounded() {
+async fn number_of_waiting_events_is_bounded() {
     let sent = Sent::default();
     let (recorder, context) = sent.recorder(0);
     let recorder = recorder.apart();
@@ -216,8 +216,8 @@ async fn what_waits_is_bounded() {
 }
 
 #[test]
-fn a_failure_is_news_once_for_each_cause() {
-    let memory = Memory::default();
+fn a_failure_is_reported_once_for_each_cause() {
+    let memory = EventMemory::default();
     let api = |reason: &str, causes: Value| {
         let status = json!({ "code": 403, "reason": reason, "details": { "causes": causes } });
         kube::Error::Api(serde_json::from_value::<Box<Status>>(status).unwrap())
@@ -239,7 +239,7 @@ fn a_failure_is_news_once_for_each_cause() {
     assert_eq!(memory.causes.lock().len(), CAUSES);
 }
 
-fn waiting() -> Entry {
-    let write = note(&Memory::default(), "u", "bad").unwrap();
-    Entry { subject: subject("u"), severity: Severity::Normal, reason: "Started", write }
+fn waiting() -> PendingEvent {
+    let write = note(&EventMemory::default(), "u", "bad").unwrap();
+    PendingEvent { subject: subject("u"), severity: Severity::Normal, reason: "Started", write }
 }

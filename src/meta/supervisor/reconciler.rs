@@ -121,7 +121,7 @@ impl DeclarationReconciler {
         let generation = header.generation;
         let judged = Judged { judgement, generation, parent: parent_of(object) };
         declared.judged = Some(judged.clone());
-        // Before anything else is waited for: what runs must not be forgotten.
+        // Stored before the next await, so that a cancelled reconcile forgets no running controller.
         self.changes.put(name, declared.clone());
         if nothing_declared
             && self.manager.status_of(runnable_name(name)).is_some()
@@ -169,7 +169,7 @@ impl DeclarationReconciler {
         let changed = {
             // A weak reference: the callback is part of the run, which `changes` holds.
             let (name, changes) = (Arc::<str>::from(name), Arc::downgrade(&self.changes));
-            move || changes.upgrade().into_iter().for_each(|changes| changes.mark(&name))
+            move || changes.upgrade().into_iter().for_each(|changes| changes.enqueue(&name))
         };
         let built = CompositeRunnable::new(
             runnable.clone(),

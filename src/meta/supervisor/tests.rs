@@ -181,7 +181,7 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
+async fn controller_that_is_missing_after_its_crd_returned_is_removed_after_a_minute() {
     let harness = Harness::start().await;
     harness.declare("back", good());
     harness.declare("lost", good());
@@ -213,7 +213,7 @@ async fn what_does_not_come_back_with_its_crd_is_removed_after_a_minute() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
+async fn rejected_edit_keeps_the_old_run_and_a_rejected_new_object_ends_it() {
     let harness = Harness::start().await;
     harness.declare("a", good());
     harness.running("a", 1).await;
@@ -236,7 +236,7 @@ async fn a_rejected_edit_leaves_what_ran_and_a_rejected_new_object_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_that_somebody_else_removed_is_there_again_at_once() {
+async fn controller_that_other_code_removed_is_added_again_at_once() {
     let harness = Harness::start().await;
     harness.declare("a", good());
     harness.running("a", 1).await;
@@ -250,7 +250,7 @@ async fn one_that_somebody_else_removed_is_there_again_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controllers_without_a_resync_period_have_that_of_all() {
+async fn controllers_without_a_resync_period_have_the_default_one() {
     let harness = Harness::start().await;
     let mut own = good();
     own["resyncPeriodSeconds"] = json!(7);
@@ -265,7 +265,7 @@ async fn controllers_without_a_resync_period_have_that_of_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
+async fn edit_that_took_over_leaves_nothing_of_the_previous_run() {
     let harness = Harness::start().await;
     harness.declare("a", good());
     harness.running("a", 1).await;
@@ -283,7 +283,7 @@ async fn an_edit_that_has_taken_over_leaves_nothing_of_what_ran_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
+async fn manager_that_ends_leaves_no_declared_controller() {
     let harness = Harness::start().await;
     harness.declare("a", good());
     harness.running("a", 1).await;
@@ -297,7 +297,7 @@ async fn a_manager_that_ends_leaves_nothing_of_what_was_declared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute() {
+async fn status_that_the_server_did_not_store_is_written_again_after_a_minute() {
     let harness = Harness::start().await;
     // As in Metacontroller's own CRD, the schema has no place for the status.
     for mut crd in crds() {
@@ -323,7 +323,7 @@ async fn a_status_that_the_server_did_not_keep_is_offered_again_after_a_minute()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
+async fn rejected_edit_cancels_an_earlier_pending_one() {
     let harness = Harness::start().await;
     harness.declare("a", good());
     harness.running("a", 1).await;
@@ -343,7 +343,7 @@ async fn a_rejected_edit_calls_off_an_earlier_one_that_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn judgements_are_listed_as_their_objects_say_them() {
+async fn list_has_the_same_statuses_as_the_objects() {
     let harness = Harness::start().await;
     harness.declare("runs", good());
     harness.declare("rejected", rejected());

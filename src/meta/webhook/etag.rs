@@ -111,14 +111,14 @@ struct Answers {
     // The oldest entries are evicted to stay within it.
     budget: ControllerBudget,
     bytes: usize,
-    by_parent: HashMap<ObjectKey, Entry>,
+    by_parent: HashMap<ObjectKey, CachedAnswer>,
     // The smallest number is the oldest entry, and the first to expire.
     by_age: BTreeMap<u64, ObjectKey>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CachedAnswer {
     // A parent that was created anew has another uid.
     uid: Box<str>,
     kept: Kept,
@@ -166,7 +166,7 @@ impl Answers {
         self.next += 1;
         self.bytes += bytes;
         self.by_age.insert(number, parent.clone());
-        let entry = Entry { uid: uid.into(), kept, since: now, number, bytes };
+        let entry = CachedAnswer { uid: uid.into(), kept, since: now, number, bytes };
         self.by_parent.insert(parent.clone(), entry);
     }
 
@@ -190,7 +190,7 @@ impl Answers {
         *self = Self::new(self.lifetime, self.budget.clone());
     }
 
-    fn expired(&self, entry: &Entry, now: Instant) -> bool {
+    fn expired(&self, entry: &CachedAnswer, now: Instant) -> bool {
         self.lifetime.is_some_and(|lifetime| now.duration_since(entry.since) >= lifetime)
     }
 }

@@ -23,14 +23,14 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
     Some(match error {
         rustls::Error::InvalidCertificate(certificate) => of_certificate(certificate)?,
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
-            format!("what listens on its port speaks no TLS; is its URL http? ({error})")
+            format!("the server does not speak TLS; check whether the URL should be http ({error})")
         }
         rustls::Error::PeerIncompatible(PeerIncompatible::ServerDoesNotSupportTls12Or13)
         | rustls::Error::PeerIncompatible(
             PeerIncompatible::ServerTlsVersionIsDisabledByOurConfig,
         )
         | rustls::Error::AlertReceived(AlertDescription::ProtocolVersion) => {
-            format!("it speaks neither TLS 1.2 nor 1.3 ({error})")
+            format!("the server speaks neither TLS 1.2 nor 1.3 ({error})")
         }
         _ => return None,
     })
@@ -43,7 +43,7 @@ pub(super) fn explain(error: &(dyn Error + 'static)) -> Option<String> {
 fn of_certificate(error: &CertificateError) -> Option<String> {
     Some(match error {
         CertificateError::UnknownIssuer => {
-            "its certificate is of an unknown issuer: no authority that this machine trusts has \
+            "its certificate has an unknown issuer: no authority that this machine trusts has \
              signed it"
                 .to_owned()
         }
@@ -85,15 +85,15 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_certificate_is_told_of_in_the_same_words_each_time() {
-        let told = explained(expired(1_700_000_000)).unwrap();
+    fn expired_certificate_has_the_same_message_each_time() {
+        let message = explained(expired(1_700_000_000)).unwrap();
 
-        assert_eq!(told, "its certificate expired at 2001-09-09T01:46:40Z");
-        assert_eq!(explained(expired(1_700_000_001)).unwrap(), told);
+        assert_eq!(message, "its certificate expired at 2001-09-09T01:46:40Z");
+        assert_eq!(explained(expired(1_700_000_001)).unwrap(), message);
     }
 
     #[test]
-    fn what_says_enough_is_left_as_it_is() {
+    fn clear_errors_are_not_reworded() {
         assert_eq!(explained(rustls::Error::DecryptError), None);
         assert_eq!(explain(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
     }

@@ -6,7 +6,7 @@ use http::Request;
 use kube::{Client, Config};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::ControlPlaneOptions;
+use super::options::ControlPlaneOptions;
 use crate::testing::{
     AuditLog, Binary, BinarySources, Error, ProgressEvent,
     certificates::Authority,
@@ -14,7 +14,7 @@ use crate::testing::{
     kubeconfig::{Credentials, Endpoint},
     private_directory,
     process::Process,
-    supervisor::Supervisor,
+    supervisor::ProcessSupervisor,
 };
 
 /// Number of attempts to start with free ports, since another process may take one first.
@@ -32,7 +32,7 @@ pub(super) struct Cluster {
     /// Declared before the supervisor, so that children are killed and awaited before their data is
     /// removed.
     processes: Mutex<Vec<Process>>,
-    supervisor: Mutex<Supervisor>,
+    supervisor: Mutex<ProcessSupervisor>,
     /// Lock that allows one start or stop of the API server at a time.
     pub(super) lifecycle: tokio::sync::Mutex<()>,
     options: ControlPlaneOptions,
@@ -78,7 +78,7 @@ impl Cluster {
     /// Creates everything except the processes.
     fn prepare(options: ControlPlaneOptions, paths: Paths) -> Result<Self, Error> {
         let name = format!("pilotlight-{}", process::id());
-        let supervisor = Supervisor::start(private_directory::unpredictable(&name))?;
+        let supervisor = ProcessSupervisor::start(private_directory::unpredictable(&name))?;
         let ports = Ports::free()?;
         let authority = Authority::new()?;
         let files = Files::write(supervisor.data(), &authority)?;
@@ -197,7 +197,7 @@ impl Cluster {
         self.processes.lock()
     }
 
-    fn supervisor(&self) -> MutexGuard<'_, Supervisor> {
+    fn supervisor(&self) -> MutexGuard<'_, ProcessSupervisor> {
         self.supervisor.lock()
     }
 }

@@ -158,7 +158,7 @@ impl Debug for Action {
 /// As data: `{code: 429, reason: TooManyRequests, message: later, retryAfter: 1}` is a failure in
 /// the form of the API server, `{code: 404, contentType: text/plain, body: no}` is any other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", from = "Written")]
+#[serde(rename_all = "camelCase", from = "ReplyText")]
 pub struct Reply {
     /// HTTP status code; an invalid one becomes 500.
     pub code: u16,
@@ -174,7 +174,7 @@ pub struct Reply {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Written {
+struct ReplyText {
     code: u16,
     content_type: Option<String>,
     retry_after: Option<u64>,
@@ -185,9 +185,9 @@ struct Written {
     message: String,
 }
 
-impl From<Written> for Reply {
-    fn from(written: Written) -> Self {
-        let Written { code, content_type, retry_after, body, reason, message } = written;
+impl From<ReplyText> for Reply {
+    fn from(written: ReplyText) -> Self {
+        let ReplyText { code, content_type, retry_after, body, reason, message } = written;
         let mut reply = match body {
             None => Self::status(code, &reason, &message),
             Some(body) => Self { code, body: body.into(), ..Self::json(&Value::Null) },

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_comes_twice_or_once_more_later() {
+    fn an_event_is_repeated_at_once_or_later() {
         check(Action::duplicate(1), &["a\nb\n"], "a\n*a\nb\n");
         check(Action::duplicate(2), &["a\nb", "b\nc\n"], "a\nbb\n*bb\nc\n");
         check(Action::Repeat { event: 1, after: 3 }, &["a\nb\nc\nd\n"], "a\nb\nc\n*a\nd\n");

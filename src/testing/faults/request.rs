@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_taken_apart() {
+    fn paths_are_parsed() {
         let watch = (Verb::Watch, "x.test", "widgets", "", "", "");
         check(Method::GET, "https://h:1/apis/x.test/v1/widgets?watch=true&timeoutSeconds=9", watch);
         let list = (Verb::List, "", "pods", "a", "", "");

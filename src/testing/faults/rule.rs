@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_matches_what_it_is_narrowed_down_to() {
+    fn a_rule_matches_only_its_requests() {
         check(
             hang()
                 .verb(Verb::List)

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_of_nothing_draws_nothing() {
+    fn an_empty_profile_draws_no_fault() {
         let profile = Profile { verbs: Vec::new(), ..Profile::default() };
 
         assert!(Schedule::random(1, &profile).rules.is_empty());

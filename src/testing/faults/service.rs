@@ -96,45 +96,8 @@ where
 {
     let acting = acting.as_ref();
     let action = acting.map(|it| &it.action);
-    match action {
-        Some(Action::Reply(reply)) => {
-            open.happened();
-            return Ok(respond(reply.clone()));
-        }
-        Some(Action::Fail(message)) => {
-            open.happened();
-            return Err(message.clone().into());
-        }
-        Some(Action::Delay(delay)) => {
-            open.happened();
-            time::sleep(*delay).await;
-        }
-        Some(Action::Hang) => {
-            open.happened();
-            faults.released(acting).await;
-        }
-        Some(Action::Stale) => {
-            if let Some((head, body)) = acting.and_then(|it| faults.remembered(it.rule, &open.info))
-            {
-                open.happened();
-                return Ok(Response::from_parts(head, FaultBody::full(body)));
-            }
-        }
-        None
-        | Some(
-            Action::Cut { .. }
-            | Action::End { .. }
-            | Action::Stall { .. }
-            | Action::Drip { .. }
-            | Action::Repeat { .. }
-            | Action::Garbage { .. }
-            | Action::Behind { .. }
-            | Action::Partial { .. }
-            | Action::Withhold
-            | Action::Lose
-            | Action::Instead(_)
-            | Action::Edit(_),
-        ) => {}
+    if let Some(response) = before_the_server(faults, acting, &open).await? {
+        return Ok(response);
     }
     let response = {
         let mut inner = inner.lock().await;
@@ -158,22 +121,12 @@ where
     }
     open.answered();
     let (mut head, body) = response.into_parts();
-    if let Some(Action::Edit(_) | Action::Partial { .. }) = action {
+    let edit = action.filter(|it| matches!(it, Action::Edit(_) | Action::Partial { .. }));
+    if let Some(edit) = edit {
         let body = body.collect().await.map_err(Into::into)?.to_bytes();
-        let mut value = serde_json::from_slice(&body)?;
-        let changed = match action {
-            Some(Action::Partial { missing, stale }) => make_partial(&mut value, missing, stale),
-            Some(Action::Edit(edit)) => {
-                edit(&mut value);
-                true
-            }
-            Some(_) | None => false,
-        };
-        if changed {
-            open.happened();
-        }
+        let body = edited(edit, &body, &open)?;
         head.headers.remove(header::CONTENT_LENGTH);
-        return Ok(Response::from_parts(head, FaultBody::full(value.to_string().into())));
+        return Ok(Response::from_parts(head, FaultBody::full(body)));
     }
     if head.status.is_success() && faults.remembers(&open) {
         let body = body.collect().await.map_err(Into::into)?.to_bytes();
@@ -197,6 +150,72 @@ where
         Some(_) | None => Hold::None,
     };
     Ok(Response::from_parts(head, FaultBody::new(body, effect, held, open)))
+}
+
+/// Delays a request, or answers it in place of the server.
+async fn before_the_server(
+    faults: &Faults,
+    acting: Option<&Acting>,
+    open: &OpenGuard,
+) -> Result<Option<Response<FaultBody>>, BoxError> {
+    match acting.map(|it| &it.action) {
+        Some(Action::Reply(reply)) => {
+            open.happened();
+            return Ok(Some(respond(reply.clone())));
+        }
+        Some(Action::Fail(message)) => {
+            open.happened();
+            return Err(message.clone().into());
+        }
+        Some(Action::Delay(delay)) => {
+            open.happened();
+            time::sleep(*delay).await;
+        }
+        Some(Action::Hang) => {
+            open.happened();
+            faults.released(acting).await;
+        }
+        Some(Action::Stale) => {
+            if let Some((head, body)) = acting.and_then(|it| faults.remembered(it.rule, &open.info))
+            {
+                open.happened();
+                return Ok(Some(Response::from_parts(head, FaultBody::full(body))));
+            }
+        }
+        None
+        | Some(
+            Action::Cut { .. }
+            | Action::End { .. }
+            | Action::Stall { .. }
+            | Action::Drip { .. }
+            | Action::Repeat { .. }
+            | Action::Garbage { .. }
+            | Action::Behind { .. }
+            | Action::Partial { .. }
+            | Action::Withhold
+            | Action::Lose
+            | Action::Instead(_)
+            | Action::Edit(_),
+        ) => {}
+    }
+    Ok(None)
+}
+
+/// Returns a JSON body as the action changes it.
+fn edited(action: &Action, body: &[u8], open: &OpenGuard) -> Result<Bytes, serde_json::Error> {
+    let mut value = serde_json::from_slice(body)?;
+    let changed = if let Action::Partial { missing, stale } = action {
+        make_partial(&mut value, missing, stale)
+    } else if let Action::Edit(edit) = action {
+        edit(&mut value);
+        true
+    } else {
+        false
+    };
+    if changed {
+        open.happened();
+    }
+    Ok(value.to_string().into())
 }
 
 fn respond(reply: Reply) -> Response<FaultBody> {
@@ -239,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_no_rule_matches_passes_and_is_recorded() {
+    async fn unmatched_request_passes_and_is_recorded() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Fail("down".to_owned())).verb(Verb::Watch));
 
@@ -374,7 +393,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_old_list_comes_again() {
+    async fn an_old_list_is_repeated() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Stale).skip(1).verb(Verb::List));
         let list = async |uri: &str| body(ask(&faults, uri).await).await.unwrap();
@@ -389,7 +408,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_fault_is_in_the_log_when_it_has_happened() {
+    async fn a_fault_is_logged_after_it_has_happened() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Cut { after_bytes: 3 }).every(2));
         faults.add(Rule::new(Action::duplicate(2)).verb(Verb::Watch));
@@ -426,7 +445,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_is_withheld_or_lost_after_the_server_gave_it() {
+    async fn answer_of_the_server_is_delayed_or_lost() {
         let faults = Faults::default();
         let rule = faults.add(Rule::new(Action::Withhold));
         let mut request = pin!(ask(&faults, "/api/v1/pods"));
@@ -441,7 +460,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_request_that_is_answered_by_something_else_is_carried_out() {
+    async fn request_with_a_replaced_answer_is_executed() {
         let faults = Faults::default();
         let reply = Reply::status(504, "Timeout", "the server did not answer");
         let rule = faults.add(Rule::new(Action::Instead(reply)));
@@ -460,7 +479,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_events_of_a_type_come_behind_those_of_another() {
+    async fn events_of_a_type_are_delayed_behind_those_of_another() {
         let faults = Faults::default();
         let at_most = Duration::from_secs(60);
         let behind = |resource: &str| Action::Behind {

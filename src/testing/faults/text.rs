@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_that_could_not_be_written_again_is_refused() {
+    fn duration_without_a_text_form_is_refused() {
         for text in ["1us", "1.0005s", "0.5ms"] {
             assert!(read(text).unwrap_err().contains("milliseconds"), "{text}");
         }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_more_has_grown() {
+    fn only_larger_counts_have_grown() {
         check(&[("tasks", "a", 1)], &[("tasks", "a", 1)], "");
         check(&[("tasks", "a", 2)], &[("tasks", "a", 1)], "");
         check(&[("tasks", "a", 2)], &[], "");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_of_two_is_what_both_have() {
+    fn minimum_of_two_measures_is_their_common_part() {
         let (one, other) = (
             measure(&[("tasks", "a", 3), ("tasks", "b", 1)]),
             measure(&[("tasks", "a", 2), ("tasks", "c", 1)]),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn tasks_and_timers_are_sorts_of_their_own_with_their_owners() {
+    fn tasks_and_timers_are_counted_by_owner() {
         let text = "pilotlight_informer_tasks{resource=\"widgets\"} 2\n\
                     pilotlight_queue_waiting{controller=\"a\"} 3.0\n\
                     pilotlight_queue_waiting{controller=\"b\"} 0.0\n";

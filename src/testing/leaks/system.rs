@@ -22,7 +22,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn this_process_has_memory_and_a_socket_more_once_it_listens() {
+    fn this_process_has_memory_and_a_listener_adds_a_socket() {
         assert!(resident_kib() > 0);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
 

@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slope_is_that_of_least_squares_with_its_standard_error() {
+    fn slope_is_fitted_by_least_squares_with_its_standard_error() {
         check(&[7.0, 7.0, 7.0, 7.0], 0.0, 0.0);
         check(&[1.0, 3.0, 5.0], 2.0, 0.0);
         check(&[5.0, 3.0, 1.0], -2.0, 0.0);

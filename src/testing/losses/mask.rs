@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{History, ObjectKey, Recording};
+use super::{History, RecordedKey, Recording};
 
 /// Paths in objects that are not compared, as JSON pointers; `*` stands for any element.
 ///
@@ -41,35 +41,35 @@ impl Default for Mask {
 /// Difference between two recordings.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Difference {
+pub struct RecordingDifference {
     /// Object.
-    pub object: ObjectKey,
+    pub object: RecordedKey,
     /// Subject of the difference: `creates`, `deletes`, or a path in the final object.
-    pub what: String,
+    pub subject: String,
     /// Value without faults.
     pub expected: Value,
     /// Value with faults.
     pub found: Value,
 }
 
-impl fmt::Display for Difference {
+impl fmt::Display for RecordingDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { object, what, expected, found } = self;
-        write!(f, "{object}: {what} is {found}, and {expected} without faults")
+        let Self { object, subject, expected, found } = self;
+        write!(f, "{object}: {subject} is {found}, and {expected} without faults")
     }
 }
 
 /// All differences; an error when there should be none.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Differences(pub Vec<Difference>);
+pub struct RecordingDifferences(pub Vec<RecordingDifference>);
 
-impl fmt::Display for Differences {
+impl fmt::Display for RecordingDifferences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|difference| writeln!(f, "  {difference}"))
     }
 }
 
-impl std::error::Error for Differences {}
+impl std::error::Error for RecordingDifferences {}
 
 impl Mask {
     /// Creates a mask that hides nothing.
@@ -90,8 +90,8 @@ impl Mask {
         let Err(differences) = self.compare(one, other) else { return self };
         for difference in differences.0 {
             // The number of creates does not depend on chance.
-            if difference.what.starts_with('/') {
-                self.paths.insert(difference.what);
+            if difference.subject.starts_with('/') {
+                self.paths.insert(difference.subject);
             }
         }
         self
@@ -103,7 +103,11 @@ impl Mask {
     /// # Errors
     ///
     /// The differences.
-    pub fn compare(&self, without: &Recording, with: &Recording) -> Result<(), Differences> {
+    pub fn compare(
+        &self,
+        without: &Recording,
+        with: &Recording,
+    ) -> Result<(), RecordingDifferences> {
         let mut differences = Vec::new();
         let nothing = History::default();
         let keys: BTreeSet<_> = without.objects.keys().chain(with.objects.keys()).collect();
@@ -112,9 +116,9 @@ impl Mask {
                 without.objects.get(object).unwrap_or(&nothing),
                 with.objects.get(object).unwrap_or(&nothing),
             );
-            let mut differs = |what: String, expected: Value, found: Value| {
+            let mut differs = |subject: String, expected: Value, found: Value| {
                 let object = object.clone();
-                differences.push(Difference { object, what, expected, found });
+                differences.push(RecordingDifference { object, subject, expected, found });
             };
             if expected.creates != found.creates {
                 differs("creates".to_owned(), expected.creates.into(), found.creates.into());
@@ -139,7 +143,7 @@ impl Mask {
                 }
             }
         }
-        if differences.is_empty() { Ok(()) } else { Err(Differences(differences)) }
+        if differences.is_empty() { Ok(()) } else { Err(RecordingDifferences(differences)) }
     }
 
     /// Asserts that a workload without and with faults has the same result.
@@ -212,7 +216,7 @@ mod tests {
 
     fn recording(objects: &[(&str, usize, usize, Option<Value>)]) -> Recording {
         let one = |(name, creates, deletes, end): &(&str, usize, usize, Option<Value>)| {
-            let key = ObjectKey {
+            let key = RecordedKey {
                 of_type: "widgets".to_owned(),
                 namespace: String::new(),
                 name: (*name).to_owned(),
@@ -260,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_values_are_masked_and_the_rest_is_learnt() {
+    fn generated_values_are_masked_and_others_are_learnt() {
         let run = |uid: &str, port: u64, size: u64| {
             let owner = json!([{ "uid": uid, "name": "p" }]);
             let end = json!({
@@ -281,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_that_is_missing_or_empty_is_not_the_same() {
+    fn missing_field_differs_from_an_empty_one() {
         let end = |value: Value| recording(&[("a", 1, 0, Some(value))]);
         let full = end(json!({ "data": { "x/y": 1 } }));
 
@@ -297,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_that_is_json_is_compared_by_what_it_says() {
+    fn annotation_with_json_is_compared_by_value() {
         let run = |text: &str| {
             let end = json!({ "metadata": { "annotations": { "x/last": text } } });
             recording(&[("a", 1, 0, Some(end))])

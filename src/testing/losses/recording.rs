@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Object of a name, at any uid.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ObjectKey {
+pub struct RecordedKey {
     /// Plural name of the type and its group, `configmaps` or `widgets.example.com`.
     pub of_type: String,
     /// Namespace; empty for a cluster-scoped object.
@@ -19,7 +19,7 @@ pub struct ObjectKey {
     pub name: String,
 }
 
-impl fmt::Display for ObjectKey {
+impl fmt::Display for RecordedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.namespace.as_str() {
             "" => write!(f, "{} {}", self.of_type, self.name),
@@ -45,9 +45,9 @@ pub struct History {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recording {
     /// Changes by object.
-    pub objects: BTreeMap<ObjectKey, History>,
+    pub objects: BTreeMap<RecordedKey, History>,
     /// Latest version seen of each object.
-    pub(super) seen: BTreeMap<ObjectKey, u64>,
+    pub(super) seen: BTreeMap<RecordedKey, u64>,
 }
 
 impl Recording {
@@ -104,7 +104,7 @@ impl Recording {
     ) -> bool {
         let of_type = of_type(resource);
         let keys: Vec<_> = listed.iter().map(|object| key(resource, object)).collect();
-        let seen = |key: &ObjectKey| self.seen.get(key).copied().unwrap_or_default();
+        let seen = |key: &RecordedKey| self.seen.get(key).copied().unwrap_or_default();
         // An object that is not on the list was deleted, which is not seen yet, or is newer.
         let mut here = self.objects.iter().filter(|(key, history)| {
             key.of_type == of_type && history.end.is_some() && !keys.contains(key)
@@ -122,7 +122,7 @@ impl Recording {
             aliases.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
         };
         let objects = self.objects.into_iter().map(|(key, history)| {
-            let key = ObjectKey {
+            let key = RecordedKey {
                 of_type: rename(&key.of_type),
                 namespace: rename(&key.namespace),
                 name: rename(&key.name),
@@ -152,8 +152,8 @@ fn renamed(value: Value, rename: &impl Fn(&str) -> String) -> Value {
     }
 }
 
-fn key(resource: &ApiResource, object: &DynamicObject) -> ObjectKey {
-    ObjectKey {
+fn key(resource: &ApiResource, object: &DynamicObject) -> RecordedKey {
+    RecordedKey {
         of_type: of_type(resource),
         namespace: object.namespace().unwrap_or_default(),
         name: object.name_any(),
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_changes_are_found_by_comparing() {
+    fn missed_changes_are_found_by_comparison() {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.existed(&types, &widget("1", 1));
         check(&recording, (0, 0, 0), true);
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_one_run_are_those_of_every_run() {
+    fn types_are_renamed_for_comparison_between_runs() {
         let (types, mut recording) = (widgets(), Recording::default());
         recording.applied(&types, &widget("uid-of-a", 1));
 

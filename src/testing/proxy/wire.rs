@@ -84,12 +84,12 @@ pub(super) struct Wire {
 
 #[derive(Debug, Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<WireState>,
     fired: watch::Sender<Vec<WireFault>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct WireState {
     /// Rules, each with the number of connections that it has seen.
     rules: Vec<(WireRule, usize)>,
     last_id: u64,
@@ -149,7 +149,7 @@ impl Wire {
         self.shared.fired.send_modify(|fired| fired.push(fault));
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, WireState> {
         self.shared.state.lock()
     }
 }

@@ -7,9 +7,11 @@ use super::{
     cluster::Cluster,
     refusal::Refusal,
     resource::Resource,
-    script::SCRIPT,
 };
 use crate::testing::{RequestInfo, Verb};
+
+/// User of the script, to which no access rules apply.
+pub(super) const SCRIPT: &str = "system:script";
 
 /// Rule that allows or denies requests. The first rule that matches decides; a request without a
 /// matching rule is allowed.
@@ -251,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_fits_what_it_names() {
+    fn a_rule_grants_only_its_requests() {
         let rule = AccessRule::deny().verbs(["list", "watch"]).resources(["widgets.x.test"]);
         check(&rule, Method::GET, "/apis/x.test/v1/widgets", true);
         check(&rule, Method::GET, "/apis/x.test/v1/namespaces/a/widgets?watch=1", true);

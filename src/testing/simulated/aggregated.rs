@@ -9,11 +9,11 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{API_SERVICES, Cluster},
-    history::{Entry, Key},
+    cluster::Cluster,
+    history::{Key, ObjectChange},
     object,
     refusal::Refusal,
-    resource::{Resource, Storage, qualified},
+    resource::{API_SERVICES, Resource, Storage, qualified},
 };
 use crate::testing::{CrdBuilder, RequestInfo};
 
@@ -118,7 +118,7 @@ impl Cluster {
         self.update_api_service(name);
     }
 
-    pub(super) fn notice_api_service(&mut self, entry: &Entry) {
+    pub(super) fn notice_api_service(&mut self, entry: &ObjectChange) {
         let name = &entry.key.1;
         let service = &entry.last["spec"]["service"];
         let registered = entry.after.is_some() && service.is_object();
@@ -138,7 +138,7 @@ impl Cluster {
     }
 
     /// Updates the APIServices that name a changed Service.
-    pub(super) fn notice_service(&mut self, entry: &Entry) {
+    pub(super) fn notice_service(&mut self, entry: &ObjectChange) {
         let (namespace, name) = &entry.key;
         let names_it = |service: &Value| {
             let asked = &service["spec"]["service"];
@@ -259,7 +259,7 @@ impl Cluster {
     /// Creates and deletes the APIServices of the served CRD versions.
     pub(super) fn sync_api_services(&mut self) {
         let mut wanted = BTreeSet::new();
-        for (_, crd) in self.history.all(super::cluster::CRDS) {
+        for (_, crd) in self.history.all(super::resource::CRDS) {
             let served = super::custom::group_versions(crd).into_iter();
             wanted.extend(served.map(|(version, group)| (version.to_owned(), group.to_owned())));
         }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     decode::{self, Body},
     refusal::Refusal,
+    render::Shape,
     resource::Resource,
     watches::WatchId,
 };
@@ -291,13 +292,6 @@ fn clauses(accept: &str) -> Vec<Clause<'_>> {
     clauses
 }
 
-/// Shape in which an object is returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    Whole,
-    Metadata,
-}
-
 /// Error text of the JSON decoder; an unexpected end has Go's text.
 #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes the error by value")]
 fn said(error: serde_json::Error) -> String {
@@ -353,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_form_that_is_known_is_taken() {
+    fn first_supported_media_type_is_chosen() {
         let mut call = Call::new("alice", &Method::GET, &"/api/v1/pods".parse().unwrap());
         let all = crate::testing::simulated::resource::built_in();
         let widgets = all.iter().find(|it| it.plural == "pods").unwrap();

@@ -19,18 +19,15 @@ use super::{
     call::{Answer, Call, Reply},
     collector::Owners,
     custom::Custom,
-    history::{Entry, History, Key},
+    history::{History, Key, ObjectChange},
+    job::Job,
     object,
     options::Delays,
     refusal::Refusal,
-    resource::{self, Resource, Storage},
-    watches::{WatchId, Watches},
+    resource::{self, API_SERVICES, CRDS, NAMESPACES, Resource, Storage},
+    watches::Watches,
 };
 use crate::testing::Verb;
-
-pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
-pub(super) const API_SERVICES: &str = "apiservices.apiregistration.k8s.io";
-pub(super) const NAMESPACES: &str = "namespaces";
 
 /// State of the server.
 #[derive(Debug)]
@@ -51,24 +48,6 @@ pub(super) struct Cluster {
     pub(super) warnings: Vec<String>,
     jobs: BTreeMap<(Duration, u64), Job>,
     last_job: u64,
-}
-
-/// Background work of the control plane.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Job {
-    /// Decides which names a CRD gets.
-    AcceptNames(String),
-    Establish(String),
-    /// Begins to delete the instances of a CRD.
-    DeleteInstances(String),
-    /// Removes a CRD without instances, or checks again later.
-    AwaitInstances(String),
-    /// Ends the watches of a type that were open when its CRD changed: all up to this one.
-    EndWatches(Storage, WatchId),
-    /// Empties a namespace.
-    Drain(String),
-    /// Checks an object whose owners or dependents may be deleted.
-    Collect(Storage, Key),
 }
 
 impl Cluster {
@@ -261,7 +240,7 @@ impl Cluster {
         Some(entry.last)
     }
 
-    fn notice(&mut self, entry: &Entry) {
+    fn notice(&mut self, entry: &ObjectChange) {
         let suspects = self.owners.note(entry);
         for (storage, key) in suspects {
             self.schedule(self.delays.garbage_collection, Job::Collect(storage, key));

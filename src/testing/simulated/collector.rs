@@ -8,11 +8,12 @@ use std::{
 use serde_json::Value;
 
 use super::{
-    cluster::{Cluster, Job},
-    history::{Entry, Key},
+    cluster::Cluster,
+    delete::{Deletion, Propagation},
+    history::{Key, ObjectChange},
+    job::Job,
     object,
     resource::Storage,
-    write::{Deletion, Propagation},
 };
 
 /// Ownership index by uid.
@@ -40,7 +41,7 @@ enum Owner {
 
 impl Owners {
     /// Records a change and returns the objects that may have lost an owner or a dependent.
-    pub(super) fn note(&mut self, entry: &Entry) -> Vec<(Storage, Key)> {
+    pub(super) fn note(&mut self, entry: &ObjectChange) -> Vec<(Storage, Key)> {
         let place = (Arc::clone(&entry.storage), entry.key.clone());
         let mut suspects = Vec::new();
         let owners = |object: &Option<Arc<Value>>| -> BTreeSet<String> {

@@ -9,13 +9,14 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{CRDS, Cluster, Job},
-    history::{Entry, Key},
+    cluster::Cluster,
+    delete::Deletion,
+    history::{Key, ObjectChange},
+    job::Job,
     object,
     refusal::{FieldFault, Refusal},
-    resource::{Resource, Scale, Storage, qualified},
+    resource::{CRDS, Resource, Scale, Storage, qualified},
     schema,
-    write::Deletion,
 };
 
 const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
@@ -258,7 +259,7 @@ impl Cluster {
         (!hold.is_zero() && age < hold).then_some(hold)
     }
 
-    pub(super) fn notice_crd(&mut self, entry: &Entry) {
+    pub(super) fn notice_crd(&mut self, entry: &ObjectChange) {
         let name = &entry.key.1;
         let storage: Storage = name.as_str().into();
         if let Some(before) = &entry.before {

@@ -6,15 +6,17 @@ use serde_json::{Value, json};
 
 use super::{
     call::{Answer, Call, Reply},
-    cluster::{CRDS, Cluster, NAMESPACES},
+    cluster::Cluster,
     history::Key,
-    namespaces::UNDELETABLE,
     object,
     refusal::{FieldFault, Refusal},
     render::render,
-    resource::{Resource, Storage},
+    resource::{CRDS, NAMESPACES, Resource, Storage},
     watches::Filter,
 };
+
+/// Namespaces that cannot be deleted.
+pub(super) const UNDELETABLE: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// Treatment of the dependents of a deleted object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -276,13 +278,15 @@ pub(super) fn list_of(
     remaining: Option<usize>,
 ) -> Value {
     let (api_version, kind) = match filter.shape {
-        super::call::Shape::Whole => {
+        super::render::Shape::Whole => {
             (filter.resource.api_version(), filter.resource.list_kind.as_str())
         }
-        super::call::Shape::Metadata => ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList"),
+        super::render::Shape::Metadata => {
+            ("meta.k8s.io/v1".to_owned(), "PartialObjectMetadataList")
+        }
     };
     let mut metadata = json!({ "resourceVersion": version.to_string() });
-    if filter.resource.custom && filter.shape == super::call::Shape::Whole {
+    if filter.resource.custom && filter.shape == super::render::Shape::Whole {
         // Lists of custom types contain the field even if it is empty.
         metadata["continue"] = "".into();
     }

@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 
 use super::{
     call::{Call, Form, Reply},
-    cluster::{Cluster, NAMESPACES},
+    cluster::Cluster,
     groups::Group,
     refusal::Refusal,
-    resource::{REVIEWS, Resource},
+    resource::{NAMESPACES, REVIEWS, Resource},
 };
 use crate::testing::{KUBERNETES_VERSION, Verb};
 

@@ -3,9 +3,9 @@
 use std::{cmp::Reverse, collections::BTreeMap, sync::Arc};
 
 use super::{
-    cluster::{API_SERVICES, Cluster},
+    cluster::Cluster,
     custom::Custom,
-    resource::Resource,
+    resource::{API_SERVICES, Resource},
 };
 
 /// Group of APIServices; it has no APIService itself and precedes all others.

@@ -21,7 +21,7 @@ const KEPT: usize = 200_000;
 pub(super) struct History {
     version: u64,
     objects: BTreeMap<Storage, BTreeMap<Key, Arc<Value>>>,
-    log: VecDeque<Entry>,
+    log: VecDeque<ObjectChange>,
     /// Version below which lists have expired.
     compacted: u64,
     /// Versions before which watches of a collection cannot begin.
@@ -30,7 +30,7 @@ pub(super) struct History {
 
 /// Change of one object.
 #[derive(Clone, Debug)]
-pub(super) struct Entry {
+pub(super) struct ObjectChange {
     pub(super) version: u64,
     pub(super) storage: Storage,
     pub(super) key: Key,
@@ -65,7 +65,7 @@ impl History {
     }
 
     /// Writes an object under a new version.
-    pub(super) fn put(&mut self, storage: &Storage, mut object: Value) -> Entry {
+    pub(super) fn put(&mut self, storage: &Storage, mut object: Value) -> ObjectChange {
         self.version += 1;
         object::metadata(&mut object)
             .insert("resourceVersion".to_owned(), self.version.to_string().into());
@@ -76,7 +76,7 @@ impl History {
             .entry(Arc::clone(storage))
             .or_default()
             .insert(key.clone(), Arc::clone(&object));
-        self.note(Entry {
+        self.note(ObjectChange {
             version: self.version,
             storage: Arc::clone(storage),
             key,
@@ -87,13 +87,13 @@ impl History {
     }
 
     /// Removes an object; returns `None` if it does not exist.
-    pub(super) fn remove(&mut self, storage: &Storage, key: &Key) -> Option<Entry> {
+    pub(super) fn remove(&mut self, storage: &Storage, key: &Key) -> Option<ObjectChange> {
         let before = self.objects.get_mut(storage)?.remove(key)?;
         self.version += 1;
         let mut last = Value::clone(&before);
         object::metadata(&mut last)
             .insert("resourceVersion".to_owned(), self.version.to_string().into());
-        Some(self.note(Entry {
+        Some(self.note(ObjectChange {
             version: self.version,
             storage: Arc::clone(storage),
             key: key.clone(),
@@ -103,7 +103,7 @@ impl History {
         }))
     }
 
-    fn note(&mut self, entry: Entry) -> Entry {
+    fn note(&mut self, entry: ObjectChange) -> ObjectChange {
         self.log.push_back(entry.clone());
         if self.log.len() > KEPT
             && let Some(oldest) = self.log.pop_front()
@@ -138,7 +138,7 @@ impl History {
     }
 
     /// Changes of a collection after a version.
-    pub(super) fn since(&self, storage: &str, version: u64) -> impl Iterator<Item = &Entry> {
+    pub(super) fn since(&self, storage: &str, version: u64) -> impl Iterator<Item = &ObjectChange> {
         let begin = self.log.partition_point(|entry| entry.version <= version);
         self.log.range(begin..).filter(move |entry| *entry.storage == *storage)
     }
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_can_be_read_as_it_was() {
+    fn collection_can_be_read_at_an_older_version() {
         let storage = Storage::from("widgets.x.test");
         let mut history = History::default();
         history.put(&storage, widget("a", 1));

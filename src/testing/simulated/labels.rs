@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_selected_as_the_api_server_does() {
+    fn labels_are_selected_as_by_the_api_server() {
         check("", true);
         check("app=a", true);
         check("app==a,tier=2", true);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_makes_no_sense_is_a_bad_request() {
+    fn invalid_selector_is_a_bad_request() {
         for selector in ["app in", "a b", "app in (a", "=x"] {
             assert_eq!(Labels::parse(selector).unwrap_err().code, 400, "{selector}");
         }

@@ -25,7 +25,7 @@ pub(super) struct Writer<'a> {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct ManagedEntry {
     manager: String,
     operation: String,
     api_version: String,
@@ -34,7 +34,7 @@ struct Entry {
     fields: Set,
 }
 
-impl Entry {
+impl ManagedEntry {
     fn is(&self, writer: Writer<'_>, operation: &str) -> bool {
         self.manager == writer.manager
             && self.operation == operation
@@ -86,7 +86,7 @@ pub(super) fn record(before: Option<&Value>, after: &mut Value, writer: Writer<'
                     entry.fields.extend(changed);
                     entry.time = writer.now.into();
                 }
-                None => entries.push(Entry::new(writer, "Update", changed)),
+                None => entries.push(ManagedEntry::new(writer, "Update", changed)),
             }
         }
     }
@@ -106,7 +106,8 @@ pub(super) fn apply(
         let mut rest = members(live);
         rest.retain(|path| path[0] != "f:status");
         let unknown = Writer { manager: "before-first-apply", subresource: "", ..writer };
-        entries.push(Entry { time: Value::Null, ..Entry::new(unknown, "Update", rest) });
+        entries
+            .push(ManagedEntry { time: Value::Null, ..ManagedEntry::new(unknown, "Update", rest) });
     }
     let mut merged = live.clone();
     merge(&mut merged, wanted, &mut Vec::new());
@@ -139,7 +140,7 @@ pub(super) fn apply(
     let stays = |path: &Path| !is_gone(path) || emptied.contains(path);
     entries.iter_mut().for_each(|entry| entry.fields.retain(stays));
     let fields = named.into_iter().filter(|path| !is_of_the_schema(wanted, path)).collect();
-    let mut entry = Entry::new(writer, "Apply", fields);
+    let mut entry = ManagedEntry::new(writer, "Apply", fields);
     if let Some(before) = before
         && before.fields == entry.fields
     {
@@ -206,7 +207,7 @@ fn refuse(conflicts: &[(String, String)]) -> Refusal {
     refusal
 }
 
-fn described(entry: &Entry) -> String {
+fn described(entry: &ManagedEntry) -> String {
     let mut text = format!("{:?}", entry.manager);
     if !entry.subresource.is_empty() {
         text.push_str(&format!(" with subresource {:?}", entry.subresource));
@@ -358,14 +359,14 @@ fn merge(live: &mut Value, wanted: &Value, path: &mut Path) {
 
 // --- the wire format
 
-fn read(object: &Value) -> Vec<Entry> {
+fn read(object: &Value) -> Vec<ManagedEntry> {
     let entries = object["metadata"]["managedFields"].as_array().into_iter().flatten();
     let text = |entry: &Value, field: &str| entry[field].as_str().unwrap_or_default().to_owned();
     entries
         .map(|entry| {
             let mut fields = Set::new();
             decode(&entry["fieldsV1"], &mut Vec::new(), &mut fields);
-            Entry {
+            ManagedEntry {
                 manager: text(entry, "manager"),
                 operation: text(entry, "operation"),
                 api_version: text(entry, "apiVersion"),
@@ -408,9 +409,9 @@ fn encode(fields: &Set) -> Value {
     encoded
 }
 
-fn write(object: &mut Value, mut entries: Vec<Entry>) {
+fn write(object: &mut Value, mut entries: Vec<ManagedEntry>) {
     entries.retain(|entry| !entry.fields.is_empty());
-    let order = |it: &Entry| {
+    let order = |it: &ManagedEntry| {
         let time = it.time.as_str().unwrap_or_default().to_owned();
         let names = (it.manager.clone(), it.api_version.clone(), it.subresource.clone());
         (it.operation.clone(), time, names)
@@ -487,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_that_holds_nothing_any_more_goes_with_what_it_held() {
+    fn map_without_fields_is_removed_with_its_last_one() {
         let first = json!({ "spec": { "a": { "b": { "c": 1 } }, "kept": {} } });
         let live = apply(&json!({}), &first, writer("alice"), false).unwrap();
 

@@ -5,15 +5,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    cluster::{Cluster, Job, NAMESPACES},
-    history::{Entry, Key},
+    cluster::Cluster,
+    delete::Deletion,
+    history::{Key, ObjectChange},
+    job::Job,
     object,
+    resource::NAMESPACES,
     resource::Storage,
-    write::Deletion,
 };
-
-/// Namespaces that cannot be deleted.
-pub(super) const UNDELETABLE: [&str; 3] = ["default", "kube-public", "kube-system"];
 
 /// Interval between two checks of a terminating namespace when no delay is set.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -56,7 +55,7 @@ impl Cluster {
         self.commit(&NAMESPACES.into(), namespace);
     }
 
-    pub(super) fn notice_namespace(&mut self, entry: &Entry) {
+    pub(super) fn notice_namespace(&mut self, entry: &ObjectChange) {
         let ends = |object: &Option<Arc<Value>>| object.as_deref().is_some_and(object::is_deleting);
         if ends(&entry.after) && !ends(&entry.before) {
             let job = Job::Drain(entry.key.1.clone());

@@ -3,16 +3,18 @@
 use serde_json::Value;
 
 use super::{
-    cluster::{CRDS, Cluster, Job},
+    cluster::Cluster,
     custom::{condition, is_true},
-    history::Entry,
+    history::ObjectChange,
+    job::Job,
     object,
+    resource::CRDS,
 };
 
 impl Cluster {
     /// Decides the names of the other CRDs of the group again, since a change or deletion may have
     /// released some.
-    pub(super) fn recheck_other_names(&mut self, entry: &Entry) {
+    pub(super) fn recheck_other_names(&mut self, entry: &ObjectChange) {
         for other in self.crds_of_group(&entry.last["spec"]["group"]) {
             if other != entry.key.1 {
                 self.schedule(self.delays.names_accepted, Job::AcceptNames(other));

@@ -14,7 +14,8 @@ use super::{
     render::{render, stored},
     resource::Resource,
     scale,
-    write::{require_version, writer},
+    update::require_version,
+    write::writer,
 };
 
 impl Cluster {
@@ -38,7 +39,7 @@ impl Cluster {
                 let mut object = if is_scale {
                     scale::scale_of(resource, &live)?
                 } else {
-                    render(resource, &live, super::call::Shape::Whole)
+                    render(resource, &live, super::render::Shape::Whole)
                 };
                 // A patch without a version applies to the live one.
                 let patch = call.json().map_err(undecodable)?;

@@ -2,7 +2,14 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{call::Shape, object, resource::Resource};
+use super::{object, resource::Resource};
+
+/// Shape in which an object is returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Whole,
+    Metadata,
+}
 
 /// Renders an object that is returned alone.
 pub(super) fn render(resource: &Resource, stored: &Value, shape: Shape) -> Value {

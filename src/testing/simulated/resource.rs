@@ -2,6 +2,11 @@
 
 use std::sync::Arc;
 
+// Storages of types that the server itself reads.
+pub(super) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+pub(super) const API_SERVICES: &str = "apiservices.apiregistration.k8s.io";
+pub(super) const NAMESPACES: &str = "namespaces";
+
 /// Type at one served version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Resource {

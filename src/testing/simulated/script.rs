@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tokio::time;
 
 use super::{
-    access::AccessRule,
+    access::{AccessRule, SCRIPT},
     call::{Answer, Call},
     cluster::Cluster,
     options::Delays,
@@ -21,9 +21,6 @@ use super::{
     shared::{Shared, SimulatedRequest},
 };
 use crate::testing::{CrdBuilder, Verb};
-
-/// User of the script, to which no access rules apply.
-pub(super) const SCRIPT: &str = "system:script";
 pub(super) const ADMIN: &str = "system:admin";
 
 /// Error of an operation of the script.

@@ -54,13 +54,13 @@ impl SimulatedRequest {
 
 /// Shared state behind all handles, clients and bodies of a server.
 pub(super) struct Shared {
-    state: Mutex<State>,
+    state: Mutex<ServerState>,
     begin: Instant,
     /// Counter of visible changes.
     changes: watch::Sender<u64>,
 }
 
-struct State {
+struct ServerState {
     cluster: Cluster,
     wakers: BTreeMap<WatchId, Waker>,
     requests: BTreeMap<u64, SimulatedRequest>,
@@ -90,7 +90,7 @@ impl Debug for Shared {
 
 impl Shared {
     pub(super) fn new(cluster: Cluster) -> Arc<Self> {
-        let state = State {
+        let state = ServerState {
             cluster,
             wakers: BTreeMap::new(),
             requests: BTreeMap::new(),
@@ -102,7 +102,7 @@ impl Shared {
         Arc::new(Self { state: Mutex::new(state), begin: Instant::now(), changes })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ServerState> {
         self.state.lock()
     }
 
@@ -182,7 +182,7 @@ impl Shared {
             let mut state = self.lock();
             state.cluster.watches.forget(id);
             state.wakers.remove(&id);
-            // Its reader may have held the timer of the next job.
+            // The reader of the watch may have held the timer of the next job.
             state.timer_waker()
         };
         waker.into_iter().for_each(Waker::wake);
@@ -232,7 +232,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl ServerState {
     /// Returns the waker of one reader, which sets its timer again.
     fn timer_waker(&self) -> Option<Waker> {
         self.wakers.values().next().cloned()
@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_oldest_request_that_is_at_its_end_is_forgotten() {
+    fn oldest_finished_request_is_evicted() {
         let path = Uri::from_static("/api/v1/pods");
         let request = |ended: Option<u64>| SimulatedRequest {
             user: "alice".to_owned(),

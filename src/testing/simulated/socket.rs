@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_client_talks_to_it_over_a_socket() {
+    async fn a_client_connects_over_a_socket() {
         let server = SimulatedServer::new();
         let socket = server.serve(SocketAddr::from(([127, 0, 0, 1], 0))).await.unwrap();
 

@@ -108,7 +108,7 @@ fn type_and_name(event: &Value) -> (&str, &str) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dependents_go_with_their_owner() {
+async fn dependents_are_deleted_with_their_owner() {
     let asker = Asker::with_widgets();
     let owner = asker.created(widget("a", json!({}))).await;
     let reference = json!({
@@ -160,7 +160,7 @@ async fn dependents_of_an_unserved_type_are_collected_once_it_is_served() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_namespace_ends_after_what_is_in_it() {
+async fn a_namespace_ends_after_its_objects() {
     let asker = Asker::with_widgets();
     asker.post("/api/v1/namespaces", json!({ "metadata": { "name": "n" } })).await;
     let maps = "/api/v1/namespaces/n/configmaps";
@@ -183,7 +183,7 @@ async fn a_namespace_ends_after_what_is_in_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rules_forbid_in_the_servers_words() {
+async fn forbidden_requests_have_the_servers_message() {
     let asker = Asker::with_widgets();
     let rule = AccessRule::deny().users(["alice"]).resources(["widgets.x.test"]).verbs(["list"]);
     asker.server.set_rbac([rule]);
@@ -205,7 +205,7 @@ async fn rules_forbid_in_the_servers_words() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_aggregated_api_answers_while_its_service_does() {
+async fn an_aggregated_api_answers_while_its_service_answers() {
     let asker = Asker::new();
     let name = "v1.y.test";
     let gears = CrdBuilder::new("y.test", "Gear");
@@ -228,7 +228,7 @@ async fn an_aggregated_api_answers_while_its_service_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restart_breaks_watches_and_loses_their_past() {
+async fn a_restart_breaks_watches_and_compacts_the_history() {
     let asker = Asker::with_widgets();
     asker.created(widget("a", json!({}))).await;
     let then = asker.server.resource_version();
@@ -250,7 +250,7 @@ async fn a_restart_breaks_watches_and_loses_their_past() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_request_is_on_record() {
+async fn every_request_is_recorded() {
     let asker = Asker::with_widgets();
     asker.get(ALL_WIDGETS).await;
     let watch = asker.watch(&format!("{ALL_WIDGETS}?watch=1")).await;
@@ -274,7 +274,7 @@ async fn every_request_is_on_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_feature_that_is_not_simulated_is_refused_with_a_sentence() {
+async fn a_feature_that_is_not_simulated_is_refused_with_a_message() {
     let asker = Asker::new();
     let pod = "/api/v1/namespaces/default/pods";
     asker.post(pod, json!({ "metadata": { "name": "p" } })).await;
@@ -327,7 +327,7 @@ async fn unchanged_discovery_is_answered_without_a_content_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_kube_client_is_content() {
+async fn the_kube_client_accepts_every_answer() {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::{
         Api,

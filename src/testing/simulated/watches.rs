@@ -10,12 +10,11 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::{
-    call::Shape,
-    history::Entry,
+    history::ObjectChange,
     labels::Labels,
     object,
     refusal::Refusal,
-    render::render,
+    render::{Shape, render},
     resource::{Resource, Storage},
     selector::Fields,
 };
@@ -144,7 +143,7 @@ impl Watches {
     }
 
     /// Delivers a change to the watches of its collection.
-    pub(super) fn deliver(&mut self, entry: &Entry) {
+    pub(super) fn deliver(&mut self, entry: &ObjectChange) {
         let Some(ids) = self.by_storage.get(&entry.storage) else { return };
         for id in ids {
             if let Some(watch) = self.open.get_mut(id)
@@ -157,7 +156,7 @@ impl Watches {
     }
 
     /// Delivers an older change to one watch.
-    pub(super) fn replay(&mut self, id: WatchId, entry: &Entry) {
+    pub(super) fn replay(&mut self, id: WatchId, entry: &ObjectChange) {
         if let Some(watch) = self.open.get_mut(&id) {
             watch.push(entry);
         }
@@ -216,7 +215,7 @@ impl Watch {
         (self.bookmarks && next > now).then_some(next)
     }
 
-    fn push(&mut self, entry: &Entry) -> bool {
+    fn push(&mut self, entry: &ObjectChange) -> bool {
         let matches = |object: &Option<Arc<Value>>| {
             object.as_ref().filter(|object| self.filter.matches(object)).cloned()
         };

@@ -1,4 +1,4 @@
-//! Creates and updates.
+//! Creates, and what they share with updates: pruning, defaults and validation.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     call::{Answer, Call, Reply},
-    cluster::{CRDS, Cluster, NAMESPACES},
+    cluster::Cluster,
     custom::{default_crd, refuse_unsupported, validate_crd},
     decode::Body,
     history::Key,
@@ -17,13 +17,11 @@ use super::{
     object,
     refusal::{FieldFault, Refusal},
     render::{render, stored},
-    resource::{Resource, Storage},
-    scale, schema,
+    resource::{CRDS, NAMESPACES, Resource},
+    schema,
 };
 
 use crate::testing::Verb;
-
-pub(super) use super::delete::{Deletion, Propagation};
 
 impl Cluster {
     pub(super) fn new_uid(&mut self) -> String {
@@ -176,7 +174,7 @@ impl Cluster {
     }
 
     /// Checks that a body is of the type and the namespace of the request.
-    fn decode(
+    pub(super) fn decode(
         &self,
         resource: &Resource,
         mut object: Value,
@@ -279,7 +277,12 @@ impl Cluster {
         unknown.iter().map(|path| format!("unknown field {path:?}")).collect()
     }
 
-    fn default_object(&self, resource: &Resource, object: &mut Value, before: Option<&Value>) {
+    pub(super) fn default_object(
+        &self,
+        resource: &Resource,
+        object: &mut Value,
+        before: Option<&Value>,
+    ) {
         match (&*resource.storage, before) {
             (CRDS, _) => default_crd(object),
             // An update does not contain the finalizers of a namespace.
@@ -295,7 +298,7 @@ impl Cluster {
         }
     }
 
-    fn validate(
+    pub(super) fn validate(
         &self,
         resource: &Resource,
         object: &Value,
@@ -330,210 +333,27 @@ impl Cluster {
         Err(Refusal::invalid(&resource.group, &resource.kind, object::name(object), &faults))
     }
 
-    fn warn(&mut self, resource: &Resource, object: &Value, before: Option<&Value>) {
+    pub(super) fn warn(&mut self, resource: &Resource, object: &Value, before: Option<&Value>) {
         if resource.custom {
             self.warnings.extend(names::warnings(object, before));
         }
     }
 
-    fn record(&self, resource: &Resource, before: Option<&Value>, after: &mut Value, call: &Call) {
+    pub(super) fn record(
+        &self,
+        resource: &Resource,
+        before: Option<&Value>,
+        after: &mut Value,
+        call: &Call,
+    ) {
         let (now, api_version) = (self.timestamp(), resource.api_version());
         let writer = writer(call, &api_version, &now);
         managed::record(before, after, writer);
     }
 
-    pub(super) fn update(
-        &mut self,
-        resource: &Arc<Resource>,
-        call: &Call,
-    ) -> Result<Answer, Refusal> {
-        let shape = call.shape(resource)?;
-        if call.info.subresource == "scale" {
-            let body = call.object("Scale")?;
-            return self.update_scale(resource, call, body);
-        }
-        let body = call.object(&resource.kind)?;
-        let key = Self::key_of(resource, call);
-        let updated = self.update_object(resource, &key, body, call)?;
-        Ok(Answer::Done(Reply::json(200, &render(resource, &updated, shape))))
-    }
-
-    pub(super) fn update_object(
-        &mut self,
-        resource: &Arc<Resource>,
-        key: &Key,
-        body: Body,
-        call: &Call,
-    ) -> Result<Arc<Value>, Refusal> {
-        let Body { object, duplicates } = body;
-        let mut object = self.decode(resource, object, &key.0)?;
-        self.prune(resource, &mut object, duplicates, call)?;
-        if object::name(&object) != key.1 {
-            let given = object::name(&object);
-            let message = if given.is_empty() {
-                format!(
-                    "the name of the object ({} based on URL) was undeterminable: name must be \
-                     provided",
-                    key.1
-                )
-            } else {
-                format!(
-                    "the name of the object ({given}) does not match the name on the URL ({})",
-                    key.1
-                )
-            };
-            return Err(Refusal::bad_request(message));
-        }
-        let live = self.live(resource, key)?;
-        let version = object::text(&object, "resourceVersion");
-        require_version(resource, version, &key.1)?;
-        self.replace(resource, &live, object, call, None)
-    }
-
-    /// Replaces the live object, as far as the subresource allows; an equal state changes nothing.
-    pub(super) fn replace(
-        &mut self,
-        resource: &Arc<Resource>,
-        live: &Arc<Value>,
-        mut object: Value,
-        call: &Call,
-        applied: Option<Value>,
-    ) -> Result<Arc<Value>, Refusal> {
-        let dry_run = call.is_dry_run();
-        let name = object::name(live).to_owned();
-        let uid = object::uid(&object);
-        if !uid.is_empty() && uid != object::uid(live) {
-            let path = [&resource.group, &resource.plural, object::namespace(live), &name];
-            let path: Vec<_> = path.into_iter().filter(|part| !part.is_empty()).collect();
-            let why = format!(
-                "StorageError: invalid object, Code: 4, Key: /registry/{}, ResourceVersion: 0, \
-                 AdditionalErrorMsg: Precondition failed: UID in precondition: {uid}, UID in \
-                 object meta: {}",
-                path.join("/"),
-                object::uid(live)
-            );
-            return Err(Refusal::conflict(resource, &name, &why));
-        }
-        let version = object::text(&object, "resourceVersion");
-        let live_version = object::text(live, "resourceVersion");
-        if !version.is_empty() && version.parse::<u64>().is_err() {
-            let message = format!("strconv.ParseUint: parsing {version:?}: invalid syntax");
-            return Err(Refusal::new(500, "", message));
-        }
-        if !version.is_empty() && version != "0" && version != live_version {
-            return Err(Refusal::modified(resource, &name));
-        }
-        if call.info.subresource == "status" {
-            let mut next = Value::clone(live);
-            match object.get("status") {
-                Some(status) => {
-                    object::fields(&mut next).insert("status".to_owned(), status.clone());
-                }
-                None => {
-                    object::fields(&mut next).remove("status");
-                }
-            }
-            if !resource.custom {
-                // A status update of a built-in type may change labels and annotations.
-                let metadata = object::metadata(&mut next);
-                for field in ["labels", "annotations"] {
-                    object::keep(metadata, &object, field);
-                }
-            }
-            object = next;
-        } else if resource.status {
-            let fields = object::fields(&mut object);
-            match live.get("status") {
-                Some(status) => fields.insert("status".to_owned(), status.clone()),
-                None => fields.remove("status"),
-            };
-        }
-        if object::is_deleting(&object) && !object::is_deleting(live) {
-            let given = &object["metadata"]["deletionTimestamp"];
-            let why = "field is immutable";
-            let faults = twice(FieldFault::invalid("metadata.deletionTimestamp", given, why));
-            return Err(Refusal::invalid(&resource.group, &resource.kind, &name, &faults));
-        }
-        let managed = managed::given(live, &object);
-        let metadata = object::metadata(&mut object);
-        match managed {
-            Some(managed) => metadata.insert("managedFields".to_owned(), managed),
-            None => metadata.remove("managedFields"),
-        };
-        for field in [
-            "uid",
-            "resourceVersion",
-            "creationTimestamp",
-            "deletionTimestamp",
-            "deletionGracePeriodSeconds",
-            "generation",
-            "generateName",
-            "namespace",
-        ] {
-            object::keep(metadata, live, field);
-        }
-        metadata.remove("selfLink");
-        object::tidy(&mut object);
-        self.default_object(resource, &mut object, Some(live));
-        self.validate(resource, &object, Some(live))?;
-        self.warn(resource, &object, Some(live));
-        if wants_differ(resource, live, &object)
-            && let Some(generation) = live["metadata"]["generation"].as_u64()
-        {
-            object["metadata"]["generation"] = (generation + 1).into();
-        }
-        match applied {
-            Some(managed) => {
-                object::metadata(&mut object).insert("managedFields".to_owned(), managed);
-                object::tidy(&mut object);
-            }
-            None => self.record(resource, Some(live), &mut object, call),
-        }
-        // An update from another version writes nothing if the rest is equal, unless the storage
-        // version has changed.
-        for field in ["apiVersion", "kind"] {
-            if let Some(value) = live.get(field) {
-                object[field] = value.clone();
-            }
-        }
-        if let Some(stored) = self.stored_version(resource) {
-            object["apiVersion"] = stored;
-        }
-        if object == **live && !finishes(&object) {
-            return Ok(Arc::clone(live));
-        }
-        if dry_run {
-            return Ok(Arc::new(object));
-        }
-        Ok(self.commit_or_finish(&resource.storage, object))
-    }
-
     /// Returns the `apiVersion` in which objects of a CRD are stored.
-    fn stored_version(&self, resource: &Resource) -> Option<Value> {
+    pub(super) fn stored_version(&self, resource: &Resource) -> Option<Value> {
         Some(self.custom.get(&resource.storage)?.stored.as_str().into())
-    }
-
-    /// Writes an object, or removes it if its last finalizer was removed.
-    pub(super) fn commit_or_finish(&mut self, storage: &Storage, object: Value) -> Arc<Value> {
-        if !finishes(&object) {
-            return self.commit(storage, object);
-        }
-        let key = (object::namespace(&object).to_owned(), object::name(&object).to_owned());
-        self.erase(storage, &key);
-        Arc::new(object)
-    }
-
-    fn update_scale(
-        &mut self,
-        resource: &Arc<Resource>,
-        call: &Call,
-        body: Body,
-    ) -> Result<Answer, Refusal> {
-        let key = Self::key_of(resource, call);
-        let live = self.live(resource, &key)?;
-        let object = scale::scaled(resource, &live, &body.object)?;
-        let updated = self.replace(resource, &live, object, call, None)?;
-        Ok(Answer::Done(Reply::json(200, &scale::scale_of(resource, &updated)?)))
     }
 }
 
@@ -547,54 +367,12 @@ fn encode_secret(secret: &mut Value) {
     object::fields(secret).entry("type").or_insert_with(|| "Opaque".into());
 }
 
-/// The rules of each type repeat the general ones for updates, which were checked before.
-fn twice(fault: FieldFault) -> [FieldFault; 2] {
-    [fault.clone(), fault]
-}
-
-/// Custom types cannot be updated without a resource version.
-pub(super) fn require_version(
-    resource: &Resource,
-    version: &str,
-    name: &str,
-) -> Result<(), Refusal> {
-    if !resource.custom || !matches!(version, "" | "0") {
-        return Ok(());
-    }
-    let why = "must be specified for an update";
-    let fault = FieldFault::invalid("metadata.resourceVersion", &0.into(), why);
-    Err(Refusal::invalid(&resource.group, &resource.plural, name, &[fault]))
-}
-
 pub(super) fn writer<'a>(call: &'a Call, api_version: &'a str, now: &'a str) -> Writer<'a> {
     let subresource = &call.info.subresource;
     Writer { manager: call.manager(), api_version, subresource, now }
 }
 
-/// Returns true if nothing delays the removal of a deleted object.
-fn finishes(object: &Value) -> bool {
-    let spec_finalizers = object["kind"] == "Namespace"
-        && object["spec"]["finalizers"].as_array().is_some_and(|it| !it.is_empty());
-    object::is_deleting(object)
-        && object::finalizers(object).next().is_none()
-        && !spec_finalizers
-        && object["metadata"]["deletionGracePeriodSeconds"].as_u64().unwrap_or(0) == 0
-}
-
-/// Returns true if more differs than the metadata and, if it is a subresource, the status.
-fn wants_differ(resource: &Resource, before: &Value, after: &Value) -> bool {
-    if !resource.generation {
-        return false;
-    }
-    let relevant = |name: &String| match name.as_str() {
-        "metadata" | "apiVersion" | "kind" => false,
-        "status" => !resource.status,
-        _ => true,
-    };
-    let parts = |object: &Value| -> Vec<(String, Value)> {
-        let fields = object.as_object().into_iter().flatten();
-        let parts = fields.filter(|(name, _)| relevant(name));
-        parts.map(|(name, value)| (name.clone(), value.clone())).collect()
-    };
-    parts(before) != parts(after)
+/// The rules of each type repeat the general ones for updates, which were checked before.
+pub(super) fn twice(fault: FieldFault) -> [FieldFault; 2] {
+    [fault.clone(), fault]
 }

@@ -17,9 +17,10 @@ use tokio::{
 };
 
 use super::{
-    Certificate, Credential, Error, bearer,
-    issuer::{Issued, Source},
+    credential::{Certificate, Credential, bearer},
+    issuer::{CredentialSource, Issued},
 };
+use crate::transport::Error;
 
 /// Longest output of a plugin, in bytes; a credential has a few kilobytes.
 const MAX_OUTPUT_BYTES: u64 = 1024 * 1024;
@@ -36,13 +37,13 @@ pub(super) struct Plugin {
 
 /// Part of an `ExecCredential` that a plugin fills in.
 #[derive(Deserialize)]
-struct Answer {
-    status: Option<Status>,
+struct ExecCredential {
+    status: Option<ExecCredentialStatus>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Status {
+struct ExecCredentialStatus {
     expiration_timestamp: Option<String>,
     token: Option<String>,
     client_certificate_data: Option<String>,
@@ -119,7 +120,7 @@ impl Plugin {
 
     fn read(output: &[u8]) -> Result<Issued, String> {
         // The parser's error is dropped, because it may quote its input, which is secret.
-        let answer: Answer = serde_saphyr::from_slice(output)
+        let answer: ExecCredential = serde_saphyr::from_slice(output)
             .map_err(|_| "its output is not an ExecCredential".to_owned())?;
         let status = answer.status.ok_or("its ExecCredential has no status")?;
         let authorization = status
@@ -172,7 +173,7 @@ fn before_expiry(left: Duration) -> Duration {
     left - RENEW_BEFORE.min(left / 5)
 }
 
-impl Source for Plugin {
+impl CredentialSource for Plugin {
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
         Box::pin(async {
             let issued = match self.run().await {
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_knows_what_it_is_asked_and_may_answer_in_yaml() {
+    async fn a_plugin_receives_its_request_and_may_answer_in_yaml() {
         let plugin = plugin(
             "echo kind: ExecCredential; echo status:; \
              echo \"  token: $GREETING-$(echo \"$KUBERNETES_EXEC_INFO\" | tr -dc a-zA-Z)\"",
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_says_what_is_wrong_and_shows_no_output() {
+    async fn an_error_names_the_cause_without_the_output() {
         for (script, expected) in [
             ("echo secret; exit 3", "/bin/sh: it ended with exit status: 3"),
             ("echo '{\"secret\": '", "its output is not an ExecCredential"),
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_credential_is_renewed_a_minute_before_it_expires_and_a_short_one_later() {
+    fn credential_is_renewed_a_minute_before_its_expiry_and_a_short_one_later() {
         let seconds = Duration::from_secs;
 
         assert_eq!(before_expiry(seconds(3600)), seconds(3540));

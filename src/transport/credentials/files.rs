@@ -9,9 +9,10 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
-    Certificate, Credential, Error, bearer,
-    issuer::{Issued, Source},
+    credential::{Certificate, Credential, bearer},
+    issuer::{CredentialSource, Issued},
 };
+use crate::transport::Error;
 
 /// Time between two reads of the files while requests are sent. If a rotator writes a new
 /// certificate at least this long before the old one expires, no request fails.
@@ -98,7 +99,7 @@ impl Files {
     }
 }
 
-impl Source for Files {
+impl CredentialSource for Files {
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
         Box::pin(async { self.read() })
     }

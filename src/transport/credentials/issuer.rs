@@ -10,7 +10,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
-use super::{Credential, Error, Tasks};
+use super::credential::Credential;
+use crate::transport::{Error, tasks::Tasks};
 
 /// Pause after a failed run, so that a thousand requests do not start a thousand plugins.
 const RETRY_GAP: Duration = Duration::from_secs(5);
@@ -24,7 +25,7 @@ const REFUSED_GAP: Duration = Duration::from_secs(5);
 const UNSEEN: Duration = Duration::from_secs(30);
 
 /// Source of credentials.
-pub(super) trait Source: Send + Sync + 'static {
+pub(super) trait CredentialSource: Send + Sync + 'static {
     /// Obtains credentials; may take long.
     fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>>;
 }
@@ -41,13 +42,13 @@ pub(super) struct Issued {
 
 /// Current credential of one source.
 pub(super) struct Issuer {
-    source: Box<dyn Source>,
+    source: Box<dyn CredentialSource>,
     tasks: Tasks,
-    state: Mutex<State>,
+    state: Mutex<IssuerState>,
 }
 
 #[derive(Default)]
-struct State {
+struct IssuerState {
     credential: Option<Arc<Credential>>,
     expires: Option<Instant>,
     renew: Option<Instant>,
@@ -70,8 +71,12 @@ enum Look {
 
 impl Issuer {
     /// Creates an issuer, with a credential if one has been issued already. Runs belong to `tasks`.
-    pub(super) fn new(source: impl Source, issued: Option<Issued>, tasks: Tasks) -> Arc<Self> {
-        let mut state = State::default();
+    pub(super) fn new(
+        source: impl CredentialSource,
+        issued: Option<Issued>,
+        tasks: Tasks,
+    ) -> Arc<Self> {
+        let mut state = IssuerState::default();
         if let Some(issued) = issued {
             state.take(issued);
         }
@@ -136,7 +141,7 @@ impl Issuer {
         }
     }
 
-    fn start(self: &Arc<Self>, state: &mut State) -> CancellationToken {
+    fn start(self: &Arc<Self>, state: &mut IssuerState) -> CancellationToken {
         let run = CancellationToken::new();
         let (issuer, ended) = (self.clone(), run.clone().drop_guard());
         self.tasks.execute(async move {
@@ -148,12 +153,12 @@ impl Issuer {
         run
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, IssuerState> {
         self.state.lock()
     }
 }
 
-impl State {
+impl IssuerState {
     fn valid(&self, now: Instant) -> Option<Arc<Credential>> {
         let expired = self.expires.is_some_and(|expires| expires <= now);
         self.credential.clone().filter(|_| !expired)
@@ -218,7 +223,7 @@ mod tests {
         }
     }
 
-    impl Source for Script {
+    impl CredentialSource for Script {
         fn issue(&self) -> BoxFuture<'_, Result<Issued, Error>> {
             self.0.runs.fetch_add(1, Ordering::SeqCst);
             Box::pin(async {
@@ -264,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn all_that_wait_share_one_run_and_a_run_outlives_them() {
+    async fn waiting_requests_share_one_run_that_outlives_them() {
         let (script, issuer) = issuer();
 
         for _ in 0..3 {
@@ -279,7 +284,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_credential_is_renewed_before_it_expires_and_used_meanwhile() {
+    async fn credential_is_renewed_before_its_expiry_and_used_meanwhile() {
         let (script, issuer) = issuer();
         script.answer(Ok(issued("a")));
         issuer.current().await.unwrap();
@@ -298,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_that_fails_is_repeated_and_the_old_credential_serves_until_it_expires() {
+    async fn failed_renewal_is_retried_and_the_old_credential_is_used_until_its_expiry() {
         let (script, issuer) = issuer();
         script.answer(Ok(issued("a")));
         issuer.current().await.unwrap();

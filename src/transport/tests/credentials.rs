@@ -183,7 +183,7 @@ async fn a_token_file_is_read_again_when_its_token_is_refused() {
 }
 
 #[tokio::test]
-async fn a_plugin_that_hangs_is_started_once_for_all_that_wait() {
+async fn hanging_plugin_is_started_once_for_all_requests() {
     let server = Server::start(H2, 100).await;
     let plugin = Plugin::new();
     plugin.answer(&json!({ "token": "old", "expirationTimestamp": "2020-01-01T00:00:00Z" }));
@@ -207,7 +207,7 @@ async fn a_plugin_that_hangs_is_started_once_for_all_that_wait() {
 }
 
 #[tokio::test]
-async fn a_plugin_without_a_limit_is_waited_for() {
+async fn plugin_without_a_timeout_may_take_long() {
     let server = Server::start(H2, 100).await;
     let plugin = Plugin::new();
     plugin.answer(&json!({ "token": "late" }));

@@ -36,14 +36,14 @@ impl Runnable for Lent {
 }
 
 /// A manager with one epoch, which the test ends.
-struct Rig {
+struct ManagedEpoch {
     epoch: Epoch,
     end: Arc<Notify>,
     handle: ManagerHandle,
     _tasks: JoinSet<()>,
 }
 
-impl Rig {
+impl ManagedEpoch {
     async fn start() -> Self {
         let (sender, mut epochs) = mpsc::unbounded_channel();
         let end = Arc::new(Notify::new());
@@ -95,13 +95,13 @@ async fn check(
     open: impl FnOnce(),
 ) {
     let client = transport.client().unwrap();
-    let rig = Rig::start().await;
-    let fenced = rig.epoch.client(&client);
+    let managed = ManagedEpoch::start().await;
+    let fenced = managed.epoch.client(&client);
     let mut detached = JoinSet::new();
     let escaped = fenced.clone();
     detached.spawn(async move { escaped.send(post("/detached")).await.map(drop) });
     let mut unpolled = Box::pin(fenced.send(post("/unpolled")));
-    while rig.epoch.fence().under_way() < 2 {
+    while managed.epoch.fence().under_way() < 2 {
         assert!(futures::poll!(&mut unpolled).is_pending());
         sleep(Duration::from_millis(1)).await;
     }
@@ -115,10 +115,10 @@ async fn check(
     timeout(PATIENCE, waiting).await.expect("both wait");
     let before = lines(server);
 
-    let done = rig.done().await;
+    let done = managed.done().await;
     open();
     assert_eq!(text(&client, "/after").await, "ok");
-    let end = timeout(PATIENCE, detached.join_next()).await.expect("its caller is told");
+    let end = timeout(PATIENCE, detached.join_next()).await.expect("its caller gets an error");
     // The server has seen all that was sent on a connection when the connection has ended.
     transport.close().await;
     timeout(PATIENCE, server.open(0)).await.expect("no connection is left");
@@ -176,12 +176,12 @@ async fn no_request_that_waits_for_credentials_is_sent_after_done() {
 }
 
 #[tokio::test]
-async fn what_was_sent_before_done_is_cut_and_its_write_is_unknown() {
+async fn request_sent_before_done_is_aborted_and_its_write_is_unknown() {
     for protocols in [H2, &[b"http/1.1"]] {
         let server = Server::start(protocols, 100).await;
         let transport = transport(&server);
-        let rig = Rig::start().await;
-        let client = rig.epoch.client(&transport.client().unwrap());
+        let managed = ManagedEpoch::start().await;
+        let client = managed.epoch.client(&transport.client().unwrap());
         let mut watch = watch(&client).await;
         let mut read = client.send(get("/flood")).await.unwrap().into_body();
         read.frame().await.unwrap().unwrap();
@@ -194,7 +194,7 @@ async fn what_was_sent_before_done_is_cut_and_its_write_is_unknown() {
         };
         timeout(PATIENCE, received).await.expect("it is sent");
 
-        let done = rig.done().await;
+        let done = managed.done().await;
 
         assert_eq!(done.unknown_requests, 1, "the write, and no read");
         for body in [&mut watch, &mut read] {

@@ -19,7 +19,7 @@ async fn a_request_survives_any_number_of_connections_that_drain() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn http_2_is_asked_for_again_after_a_time() {
+async fn http_2_is_tried_again_after_a_while() {
     tokio::time::resume();
     let server = Server::start(&[b"http/1.1"], 100).await;
     let transport = transport(&server);

@@ -15,7 +15,7 @@ fn impatient() -> TransportOptions {
 }
 
 #[tokio::test]
-async fn a_log_that_is_followed_outlives_the_deadline_of_reads() {
+async fn followed_log_outlives_the_deadline_of_reads() {
     let server = Server::start(H2, 100).await;
     let client = client(server.config(), impatient()).unwrap();
     let mut body = client.send(get(FOLLOWED)).await.unwrap().into_body();
@@ -27,7 +27,7 @@ async fn a_log_that_is_followed_outlives_the_deadline_of_reads() {
 }
 
 #[tokio::test]
-async fn a_log_without_a_first_line_is_followed_all_the_same() {
+async fn log_without_a_first_line_is_followed() {
     // A kubelet sends the head with the first line.
     let server = Server::start(H2, 100).await;
     let client = client(server.config(), impatient()).unwrap();
@@ -58,7 +58,7 @@ async fn an_upgrade_is_refused_before_it_is_sent() {
 }
 
 #[tokio::test]
-async fn limits_without_an_end_are_taken() {
+async fn unlimited_durations_are_accepted() {
     let server = Server::start(H2, 100).await;
     let options = TransportOptions {
         connect_timeout: Duration::MAX,
@@ -78,7 +78,7 @@ async fn limits_without_an_end_are_taken() {
 }
 
 #[tokio::test]
-async fn a_log_is_given_up_when_its_connection_cannot_be_opened() {
+async fn log_request_ends_when_its_connection_cannot_be_opened() {
     for protocols in [H2, &[b"http/1.1"]] {
         let server = Server::start(protocols, 100).await;
         let options = TransportOptions {

@@ -41,7 +41,7 @@ async fn requests(product: Option<&str>) -> Vec<Received> {
 }
 
 #[tokio::test]
-async fn each_sort_of_request_names_the_program_behind_the_embedders_product() {
+async fn each_kind_of_request_has_both_products_in_its_user_agent() {
     let library = format!("pilotlight/{} (", env!("CARGO_PKG_VERSION"));
     for (product, expected) in
         [(None, library.clone()), (Some("myoperator/1.0"), format!("myoperator/1.0 {library}"))]

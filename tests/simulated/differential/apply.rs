@@ -71,7 +71,7 @@ const MAP: Target = Target {
 };
 
 #[tokio::test]
-async fn what_is_applied_to_custom_types_is_owned_and_taken_away_alike() {
+async fn fields_applied_to_custom_types_are_owned_and_removed_alike() {
     let with = |metadata: Value| {
         let mut object = widget("a", json!({}));
         object["metadata"] = metadata;
@@ -130,7 +130,7 @@ async fn what_is_applied_to_custom_types_is_owned_and_taken_away_alike() {
 }
 
 #[tokio::test]
-async fn a_record_that_a_client_forgets_begins_anew_with_the_next_apply() {
+async fn removed_managed_fields_are_recorded_again_by_the_next_apply() {
     let forgotten = json!([{ "op": "replace", "path": "/metadata/managedFields", "value": [{}] }]);
     agree(
         "differential-forgotten",
@@ -149,7 +149,7 @@ async fn a_record_that_a_client_forgets_begins_anew_with_the_next_apply() {
 }
 
 #[tokio::test]
-async fn what_is_applied_to_built_in_types_is_owned_and_taken_away_alike() {
+async fn fields_applied_to_built_in_types_are_owned_and_removed_alike() {
     agree(
         "differential-map-apply",
         vec![

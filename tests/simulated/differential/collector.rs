@@ -54,7 +54,7 @@ fn owners(list: &Value, name: &str) -> usize {
 }
 
 #[tokio::test]
-async fn dependents_share_the_fate_of_their_owners() {
+async fn dependents_are_deleted_or_kept_with_their_owners() {
     let free = |name: &str| {
         let path = format!("{MAPS}/{name}");
         patch(MERGE, &path, json!({ "metadata": { "finalizers": null } }))
@@ -96,7 +96,7 @@ async fn dependents_share_the_fate_of_their_owners() {
 }
 
 #[tokio::test]
-async fn an_owner_is_whom_all_of_its_reference_names() {
+async fn an_owner_matches_every_field_of_its_reference() {
     let steps = vec![
         map("owner", &[], json!([])).keep("owner"),
         map("right", &[("ConfigMap", "owner", "$uid.owner")], json!([])),

@@ -153,7 +153,7 @@ fn installed() -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn discovery_says_the_same_in_each_of_its_forms() {
+async fn discovery_has_the_same_content_in_each_form() {
     let mut steps = installed();
     steps.extend([
         get("/apis").only(legacy),

@@ -102,11 +102,11 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn metadata_of_custom_types_is_judged_in_the_same_words() {
+async fn metadata_of_custom_types_is_refused_with_the_same_messages() {
     agree("differential-metadata", with_widgets(of(WIDGETS, widget))).await;
 }
 
 #[tokio::test]
-async fn metadata_of_built_in_types_is_judged_in_the_same_words() {
+async fn metadata_of_built_in_types_is_refused_with_the_same_messages() {
     agree("differential-map-metadata", of(MAPS, bare)).await;
 }

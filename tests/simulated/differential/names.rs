@@ -50,7 +50,7 @@ fn conflicts(crd: &Value, _: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_name_that_is_taken_is_refused_until_its_holder_goes() {
+async fn a_taken_name_is_refused_until_its_holder_is_deleted() {
     let widgets = crd(
         "widgets",
         json!({

@@ -13,7 +13,7 @@ fn names_a_condition(namespace: &Value, kind: &str, status: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
+async fn a_namespace_ends_when_its_objects_have_no_finalizers() {
     let held = |name: &str, finalizers: Value| {
         let mut map = map(name, json!({ "k": "1" }));
         map["metadata"]["finalizers"] = finalizers;
@@ -24,7 +24,7 @@ async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
     let release = json!({ "metadata": { "finalizers": null } });
     let by = format!("{MAPS}/applied?fieldManager=alice");
     agree_alone(
-        "namespaces::a_namespace_ends_when_nothing_holds_what_is_in_it",
+        "namespaces::a_namespace_ends_when_its_objects_have_no_finalizers",
         "differential-ends",
         with_widgets(vec![
             get(NAMESPACE).keep("ns"),
@@ -61,9 +61,9 @@ async fn a_namespace_ends_when_nothing_holds_what_is_in_it() {
 }
 
 #[tokio::test]
-async fn namespaces_that_may_not_end_are_kept() {
+async fn protected_namespaces_are_kept() {
     agree_alone(
-        "namespaces::namespaces_that_may_not_end_are_kept",
+        "namespaces::protected_namespaces_are_kept",
         "differential-kept",
         vec![
             delete("/api/v1/namespaces/default", Value::Null),

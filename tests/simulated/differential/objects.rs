@@ -67,7 +67,7 @@ async fn built_in_objects_are_treated_alike() {
 }
 
 #[tokio::test]
-async fn what_a_secret_is_given_as_text_is_kept_alike() {
+async fn string_data_of_a_secret_is_stored_alike() {
     let all = "/api/v1/namespaces/$ns/secrets";
     let one = "/api/v1/namespaces/$ns/secrets/a";
     let texts = json!({ "metadata": { "name": "a" }, "stringData": { "a": "1", "b": "ü" } });

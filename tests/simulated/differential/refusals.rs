@@ -95,7 +95,7 @@ fn of(path: &str, object: fn(&str, Value) -> Value) -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn nonsense_about_custom_types_is_refused_in_the_same_words() {
+async fn invalid_requests_for_custom_types_are_refused_with_the_same_messages() {
     let mut steps = vec![post(WIDGETS, widget("a", json!({ "size": 1 }))).keep("a").brief()];
     steps.extend(of(WIDGETS, widget));
     steps.push(patch(STRATEGIC, &format!("{WIDGETS}/a"), json!({})));
@@ -103,14 +103,14 @@ async fn nonsense_about_custom_types_is_refused_in_the_same_words() {
 }
 
 #[tokio::test]
-async fn nonsense_about_built_in_types_is_refused_in_the_same_words() {
+async fn invalid_requests_for_built_in_types_are_refused_with_the_same_messages() {
     let mut steps = vec![post(MAPS, map("a", json!({ "k": "1" }))).keep("a").brief()];
     steps.extend(of(MAPS, map));
     agree("differential-map-nonsense", steps).await;
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_missed_in_the_same_words() {
+async fn missing_objects_are_reported_with_the_same_messages() {
     let steps = vec![
         // Unknown groups, versions, types and names.
         get("/apis/nowhere.test/v1/things"),
@@ -194,7 +194,7 @@ async fn unknown_fields_are_dropped_warned_of_or_refused() {
 }
 
 #[tokio::test]
-async fn types_that_make_no_sense_are_refused() {
+async fn invalid_types_are_refused() {
     let with = |pointer: &str, value: Value| {
         let mut crd = crd();
         *crd.pointer_mut(pointer).unwrap() = value;

@@ -39,7 +39,7 @@ fn allowed(review: Value, _: &str) -> Value {
 }
 
 #[tokio::test]
-async fn who_has_no_rights_is_refused_in_the_same_words() {
+async fn users_without_rights_are_refused_with_the_same_messages() {
     let review = |attributes: Value| {
         post(
             REVIEWS,
@@ -73,7 +73,7 @@ async fn who_has_no_rights_is_refused_in_the_same_words() {
 }
 
 #[tokio::test]
-async fn a_right_reaches_as_far_as_it_was_granted() {
+async fn a_right_has_the_same_extent() {
     let path = format!("{WIDGETS}/a");
     let steps = vec![
         post(WIDGETS, widget("a", json!({ "size": 1 }))).brief(),

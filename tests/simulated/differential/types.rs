@@ -6,7 +6,7 @@ use super::{ALL_WIDGETS, CRD, CRDS, MAPS, WIDGETS, agree, crd, widget, with_widg
 use crate::simulated::sequence::{JSON, MERGE, delete, events, get, patch, post, put};
 
 #[tokio::test]
-async fn a_crds_life_is_the_same() {
+async fn a_crd_has_the_same_life_cycle() {
     let held = json!({
         "apiVersion": "$group/v1", "kind": "Widget",
         "metadata": { "name": "held", "finalizers": ["x.test/hold"] } });

@@ -89,7 +89,7 @@ fn watches(path: &str) -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn a_resource_version_asks_the_same_of_custom_types() {
+async fn a_resource_version_means_the_same_for_custom_types() {
     let mut steps: Vec<Step> = ["a", "b", "c"]
         .into_iter()
         .map(|name| post(WIDGETS, widget(name, json!({ "size": 1 }))).keep(name).brief())
@@ -98,12 +98,12 @@ async fn a_resource_version_asks_the_same_of_custom_types() {
     steps.push(patch(MERGE, &format!("{WIDGETS}/a"), label).brief());
     steps.extend(lists(WIDGETS));
     steps.extend(watches(ALL_WIDGETS));
-    let test = "versions::a_resource_version_asks_the_same_of_custom_types";
+    let test = "versions::a_resource_version_means_the_same_for_custom_types";
     agree_alone(test, "differential-versions", with_widgets(steps)).await;
 }
 
 #[tokio::test]
-async fn a_resource_version_asks_the_same_of_built_in_types() {
+async fn a_resource_version_means_the_same_for_built_in_types() {
     let mut steps: Vec<Step> = ["a", "b", "c"]
         .into_iter()
         .map(|name| post(MAPS, map(name, json!({ "k": "1" }))).keep(name).brief())
@@ -113,7 +113,7 @@ async fn a_resource_version_asks_the_same_of_built_in_types() {
     steps.extend(lists(MAPS));
     steps.extend(watches(MAPS));
     // The oldest available version depends on the age of the server.
-    let test = "versions::a_resource_version_asks_the_same_of_built_in_types";
+    let test = "versions::a_resource_version_means_the_same_for_built_in_types";
     agree_alone(test, "differential-map-versions", steps).await;
 }
 

@@ -24,7 +24,7 @@ fn begun() -> Vec<Step> {
 }
 
 #[tokio::test]
-async fn a_change_of_the_spec_ends_a_watch_after_it_told_what_came_at_once() {
+async fn change_of_the_spec_ends_a_watch_after_its_pending_events() {
     let described = json!([{
         "op": "add", "path": "/spec/versions/0/schema/openAPIV3Schema/description", "value": "x" }]);
     let mut steps = begun();
@@ -44,7 +44,7 @@ async fn a_change_of_the_spec_ends_a_watch_after_it_told_what_came_at_once() {
 }
 
 #[tokio::test]
-async fn what_changes_no_spec_leaves_the_watches_open() {
+async fn changes_outside_the_spec_keep_watches_open() {
     let mut steps = begun();
     steps.extend([
         patch(MERGE, CRD, json!({ "metadata": { "labels": { "app": "x" } } })).brief(),
@@ -61,7 +61,7 @@ async fn what_changes_no_spec_leaves_the_watches_open() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_after_it_told_of_the_deletions_that_come_with_the_type() {
+async fn watch_ends_after_the_deletions_of_its_type() {
     let mut held = widget("held", json!({ "size": 1 }));
     held["metadata"]["finalizers"] = json!(["x.test/hold"]);
     let mut steps = begun();
@@ -83,7 +83,7 @@ async fn a_watch_ends_after_it_told_of_the_deletions_that_come_with_the_type() {
 }
 
 #[tokio::test]
-async fn a_watch_ends_when_its_version_is_served_no_longer() {
+async fn a_watch_ends_when_its_version_is_no_longer_served() {
     let serve = |at: usize, served: bool| {
         let path = format!("/spec/versions/{at}/served");
         patch(JSON, CRD, json!([{ "op": "replace", "path": path, "value": served }])).brief()

@@ -63,7 +63,7 @@ fn an_answer_is_about_one_object_and_not_about_its_name() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_confirmed_takes_the_former_away() {
+fn answer_without_a_usable_etag_evicts_the_former_one() {
     let cache = EtagCache::new(EtagRule::default(), budget(10_000));
     let now = Instant::now();
     let body = Bytes::from_static(b"{}");
@@ -94,7 +94,7 @@ fn an_answer_that_cannot_be_confirmed_takes_the_former_away() {
 }
 
 #[test]
-fn beyond_the_budget_the_oldest_give_way() {
+fn oldest_answers_are_evicted_beyond_the_budget() {
     let mut answers = Answers::new(None, budget(3 * (ENTRY_BYTES + 1000)));
     let now = Instant::now();
     let large = |bytes: usize| Some(kept("t", vec![b'x'; bytes]));
@@ -150,7 +150,7 @@ fn the_smallest_answers_are_bounded_in_number() {
 
 proptest! {
     #[test]
-    fn whatever_happens_the_account_is_right_and_within_the_budget(
+    fn accounted_bytes_are_exact_and_within_the_budget(
         deeds in proptest::collection::vec((0..5_u8, 0..6_u8, 0..1500_usize, 0..20_u64), 0..100)
     ) {
         let mut answers = Answers::new(Some(seconds(60)), budget(4000));
@@ -180,7 +180,7 @@ proptest! {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_has_expired_is_removed_though_nobody_asks() {
+async fn expired_answers_are_removed_without_a_request() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(4)) };
     let cache = EtagCache::new(rule, budget(10_000));
     let mut sweeping = Box::pin(cache.clone().sweep_every(cache.sweep_period().unwrap()));
@@ -196,7 +196,7 @@ async fn what_has_expired_is_removed_though_nobody_asks() {
 }
 
 #[test]
-fn nothing_is_swept_that_does_not_expire() {
+fn answers_that_do_not_expire_are_not_swept() {
     for (lifetime, sweep, expected) in
         [(None, Some(5), None), (Some(5), None, None), (Some(5), Some(7), Some(seconds(7)))]
     {
@@ -291,7 +291,7 @@ async fn an_answer_that_the_hook_confirms_is_the_one_that_it_sent() {
 }
 
 #[tokio::test]
-async fn a_tag_is_named_for_as_long_as_its_answer_may_be_confirmed() {
+async fn etag_is_sent_while_its_answer_may_be_confirmed() {
     let scene = scene(EtagRule::default(), |named| tagged("x", named)).await;
     scene.ask("a", "u").await.unwrap();
 
@@ -314,7 +314,7 @@ async fn a_tag_is_named_for_as_long_as_its_answer_may_be_confirmed() {
 }
 
 #[tokio::test]
-async fn each_status_means_its_own_for_what_is_kept() {
+async fn each_status_keeps_or_evicts_the_cached_answer() {
     let refused = |code: u16| Err(HookError::Status { code, body: String::new() });
     let nothing = |code: u16| Err(HookError::NothingToConfirm { code });
     let tagged = "200 OK\r\nETag: t";
@@ -354,7 +354,7 @@ async fn each_status_means_its_own_for_what_is_kept() {
 }
 
 #[tokio::test]
-async fn an_answer_that_expires_while_it_is_confirmed_is_the_answer() {
+async fn answer_that_expires_during_its_confirmation_is_used() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: None };
     let scene = scene(rule, |named| tagged("one", named)).await;
     scene.ask("a", "u").await.unwrap();
@@ -369,7 +369,7 @@ async fn an_answer_that_expires_while_it_is_confirmed_is_the_answer() {
 }
 
 #[tokio::test]
-async fn the_sweeping_ends_when_the_hook_is_released() {
+async fn sweep_ends_when_the_hook_is_released() {
     let rule = EtagRule { lifetime: Some(seconds(10)), sweep: Some(seconds(10)) };
     let scene = scene(rule, |named| tagged("one", named)).await;
     scene.ask("a", "u").await.unwrap();

@@ -23,7 +23,7 @@ async fn an_object_gets_its_metadata_from_the_server() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn creates_that_make_no_sense_are_refused() {
+async fn invalid_creates_are_refused() {
     let asker = Asker::with_widgets();
     for (path, body, code) in [
         (WIDGETS, widget("A_", json!({})), 422),
@@ -71,7 +71,7 @@ async fn an_update_needs_the_version_that_it_changes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_status_is_written_apart() {
+async fn the_status_is_written_through_its_subresource() {
     let asker = Asker::with_widgets();
     let mut object = widget("a", json!({ "size": 1 }));
     object["status"] = json!({ "ready": true });
@@ -136,7 +136,7 @@ async fn apply_creates_merges_and_conflicts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn finalizers_hold_what_is_deleted() {
+async fn finalizers_delay_a_deletion() {
     let asker = Asker::with_widgets();
     let mut object = widget("a", json!({}));
     object["metadata"]["finalizers"] = json!(["x.test/hold"]);
@@ -156,7 +156,7 @@ async fn finalizers_hold_what_is_deleted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_deletion_may_demand_an_identity_and_a_version() {
+async fn a_deletion_may_have_preconditions_of_uid_and_version() {
     let asker = Asker::with_widgets();
     let created = asker.created(widget("a", json!({}))).await;
     let path = format!("{WIDGETS}/a");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_cut_into_pages_of_one_moment() {
+async fn pages_of_a_list_have_one_version() {
     let asker = Asker::with_widgets();
     for name in ["a", "b", "c", "d", "e"] {
         asker.created(widget(name, json!({}))).await;
@@ -26,7 +26,7 @@ async fn a_list_is_cut_into_pages_of_one_moment() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_is_of_the_version_that_is_asked_for() {
+async fn a_list_has_the_requested_version() {
     let asker = Asker::with_widgets();
     asker.created(widget("a", json!({}))).await;
     let then = asker.server.resource_version();
@@ -109,7 +109,7 @@ async fn a_streaming_list_ends_with_the_annotated_bookmark() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_gets_bookmarks_and_ends_at_its_time() {
+async fn a_watch_gets_bookmarks_and_ends_at_its_timeout() {
     let asker = Asker::with_widgets();
     let query = "watch=1&allowWatchBookmarks=true&timeoutSeconds=100";
     let watch = asker.watch(&format!("{ALL_WIDGETS}?{query}")).await;
@@ -123,7 +123,7 @@ async fn a_watch_gets_bookmarks_and_ends_at_its_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_watch_from_what_was_compacted_fails_inside_the_stream() {
+async fn watch_from_a_compacted_version_fails_inside_the_stream() {
     let asker = Asker::with_widgets();
     asker.created(widget("a", json!({}))).await;
     let then = asker.server.resource_version();

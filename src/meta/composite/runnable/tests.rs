@@ -1,4 +1,4 @@
-//! Tests of the runnable, and of the outcomes of failed syncs.
+//! Tests of the runnable.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,7 +10,9 @@ use super::*;
 use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
-    meta::{AnswerBudget, HookMetrics, children::fixtures::parent},
+    meta::{
+        AnswerBudget, HookError, HookMetrics, children::fixtures::parent, hook_health::Failure,
+    },
 };
 
 /// Hook whose release takes time, and is counted.
@@ -72,7 +74,7 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_that_ends_by_itself_lets_go_of_its_hook_once() {
+async fn a_run_that_ends_by_itself_releases_its_hook_once() {
     let hook = Arc::new(Slow::default());
     let runnable = runnable(hook.clone());
     let epoch = Epoch::new("a", 1, Duration::ZERO);
@@ -99,7 +101,7 @@ impl Hook for Clinging {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hook_that_never_lets_go_delays_done_until_the_grace_is_over_and_is_reported() {
+async fn a_hook_whose_release_never_ends_delays_done_until_the_grace_is_over_and_is_reported() {
     let grace = Duration::from_secs(5);
     for dropped in [false, true] {
         let (epoch, begin) = (Epoch::new("a", 1, grace), tokio::time::Instant::now());
@@ -129,21 +131,7 @@ async fn a_hook_that_never_lets_go_delays_done_until_the_grace_is_over_and_is_re
 }
 
 #[test]
-fn a_cache_that_never_catches_up_becomes_an_error() {
-    let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
-
-    for failures in 0..CONFLICTS_BEFORE_ERROR {
-        assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
-    }
-    for failures in [CONFLICTS_BEFORE_ERROR, CONFLICTS_BEFORE_ERROR + 1, u32::MAX] {
-        let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
-        assert!(message.contains("the cache is behind"), "{message}");
-        assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
-    }
-}
-
-#[test]
-fn a_parent_that_fails_is_synced_as_often_as_one_that_is_well() {
+fn failing_parent_is_resynced_as_often_as_a_healthy_one() {
     let longest = |seconds: Option<u64>| backoff(seconds.map(Duration::from_secs)).delay(u32::MAX);
 
     assert_eq!(longest(Some(1)), Duration::from_secs(1));
@@ -169,7 +157,7 @@ fn version_of_a_parent(metadata: Value) -> Object {
 }
 
 #[test]
-fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_is_ignored() {
+fn change_of_a_parent_causes_a_sync_unless_only_its_ignored_status_changed() {
     let selector = Selector::label("app", "x");
     let check = |old: Option<Value>, new: Option<Value>, worth: bool, if_ignored: bool| {
         let [old, new] = [old, new].map(|it| it.map(version_of_a_parent));
@@ -197,27 +185,4 @@ fn a_change_of_a_parent_is_worth_a_sync_unless_only_its_status_changed_and_that_
     check(other(), as_before(), true, true);
     check(other(), other(), false, false);
     check(None, other(), false, false);
-}
-
-#[test]
-fn what_a_refused_write_means_is_told_by_its_answer() {
-    let of = |code: u16, reason: &str, details: Value| {
-        let status = json!({ "code": code, "reason": reason, "details": details });
-        let error = kube::Error::Api(serde_json::from_value(status).unwrap());
-        SyncError::of_write("creating", &error)
-    };
-    let named = || json!({ "name": "ns" });
-
-    assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
-    // A server that answers everything with 404 proves nothing.
-    assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
-    assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
-    assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));
-    assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
-    assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
-    let after = json!({ "retryAfterSeconds": 7 });
-    let SyncError::Throttled { after, .. } = of(429, "TooManyRequests", after) else {
-        panic!("it asks to wait")
-    };
-    assert_eq!(after, Duration::from_secs(7));
 }

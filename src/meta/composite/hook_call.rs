@@ -1,0 +1,81 @@
+//! Call of the sync hook for one parent: request within the budget, and check of the response.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{Composite, SyncError};
+use crate::{
+    controller::Context,
+    informer::Object,
+    meta::{
+        children::{Desired, Rules},
+        hook,
+        hook_metrics::CallOutcome,
+        protocol,
+    },
+};
+
+/// Response of the hook, checked as a whole. Its parts are slices of the response.
+pub(super) struct CheckedResponse {
+    /// Desired children.
+    pub(super) desired: Vec<Desired>,
+    /// Status of the parent.
+    pub(super) status: Option<Bytes>,
+    /// Time until the next sync.
+    pub(super) resync_after: Option<Duration>,
+}
+
+impl Composite {
+    /// Calls the hook, and checks its response.
+    pub(super) async fn call_hook(
+        &self,
+        object: &Object,
+        rules: &Rules<'_>,
+        context: &Context,
+    ) -> Result<CheckedResponse, SyncError> {
+        let Rules { parent, groups, observed, .. } = *rules;
+        let definition = &*self.definition;
+        let bytes = protocol::sync_request_bytes(&definition.controller, object.json(), observed);
+        let room = context.epoch().token().run_until_cancelled(self.budget.request(bytes)).await;
+        let room = room.ok_or(SyncError::Cancelled)?;
+        let request = protocol::sync_request(
+            definition.sync.version,
+            &definition.controller,
+            parent,
+            object.json(),
+            groups,
+            observed,
+        );
+        // The reservation is released after the request was sent.
+        let request = match room {
+            Some(room) => room.hold_all(request),
+            None => request.into(),
+        };
+        let (answer, call) =
+            hook::call(&*self.hook, &self.series, context.epoch(), parent, request).await?;
+        for waiting in self.parents.hook.responded(&parent.key) {
+            context.enqueue(waiting);
+        }
+        let checked = {
+            // Decodes the metadata of one child at a time.
+            let _permit = self.budget.decode_permit(answer.len()).await;
+            check(&answer, definition.sync.strict, rules)
+        };
+        // Status and children hold their slices of the response.
+        drop(answer);
+        call.end(if checked.is_ok() { CallOutcome::Answered } else { CallOutcome::Invalid });
+        checked.map_err(|message| {
+            // A kept response would be confirmed by its ETag again and stay unusable.
+            self.hook.forget(&parent.key);
+            SyncError::answer(message)
+        })
+    }
+}
+
+fn check(answer: &Bytes, strict: bool, rules: &Rules<'_>) -> Result<CheckedResponse, String> {
+    let response = protocol::sync_response(answer, strict)?;
+    let desired = rules.check(response.children);
+    let desired = desired.map_err(|wrong| format!("hook answer is unusable: {wrong}"))?;
+    Ok(CheckedResponse { desired, status: response.status, resync_after: response.resync_after })
+}

@@ -1,0 +1,64 @@
+//! Observed state of one parent: the served types of its children, and its children.
+
+use super::{Composite, SyncError};
+use crate::{
+    controller::Context,
+    informer::Object,
+    kind::{Scope, TypeRef},
+    meta::{
+        Selector,
+        children::{Child, Group, Parent},
+    },
+};
+
+/// Types and children of one parent at the beginning of a sync.
+pub(super) struct ObservedState {
+    /// Declared types that are served.
+    pub(super) groups: Vec<Group>,
+    /// Declared optional types that are not served.
+    pub(super) missing: Vec<TypeRef>,
+    /// Children of the parent, after adopting and releasing.
+    pub(super) children: Vec<Child>,
+}
+
+impl Composite {
+    /// Reads the children of a parent from the caches, and claims them.
+    pub(super) async fn observe(
+        &self,
+        parent: &Parent,
+        selector: &Selector,
+        context: &Context,
+    ) -> Result<ObservedState, SyncError> {
+        let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        for rule in &self.definition.children {
+            match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
+                (Some(served), Some(store)) => {
+                    groups.push(Group { served, strategy: rule.strategy });
+                    stores.push(store);
+                }
+                _ if rule.optional => missing.push(rule.type_ref.clone()),
+                // A required type is gone, so the epoch is about to stop.
+                _ => return Err(SyncError::Cancelled),
+            }
+        }
+        let mut candidates = Vec::new();
+        for (group, store) in stores.iter().enumerate() {
+            let own = parent.key.namespace.as_deref();
+            if own.is_some() && groups[group].served.identity.scope == Scope::Cluster {
+                continue;
+            }
+            let owned = store.controlled_by(&parent.uid).into_iter();
+            let owned = owned.filter(|child| own.is_none_or(|own| in_namespace(child, own)));
+            candidates.extend(owned.map(|child| (group, child)));
+            if !parent.terminating {
+                candidates.extend(store.orphans(own).into_iter().map(|child| (group, child)));
+            }
+        }
+        let children = self.claim(parent, selector, &groups, candidates, context).await?;
+        Ok(ObservedState { groups, missing, children })
+    }
+}
+
+fn in_namespace(object: &Object, namespace: &str) -> bool {
+    object.key().namespace.as_deref() == Some(namespace)
+}

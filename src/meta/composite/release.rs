@@ -1,0 +1,89 @@
+//! Release of a hook after a run.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{runtime::Handle, time::sleep};
+use tracing::warn;
+
+use crate::{
+    guard,
+    manager::Epoch,
+    meta::{Hook, Parents},
+};
+
+/// Time after the grace in which a hook may release its resources. Shorter than the time after which
+/// an epoch counts as stuck.
+const RELEASE_SLACK: Duration = Duration::from_millis(500);
+
+/// Cleans up after a run. Dropping it cleans up too, when the run is dropped after its grace
+/// period.
+pub(super) struct Cleanup {
+    parents: Arc<Parents>,
+    // `None` once the hook is released.
+    hook: Option<Arc<dyn Hook>>,
+    epoch: Epoch,
+}
+
+/// Failed release of a hook, which may still hold connections or cached answers.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReleaseError {
+    /// Resolve `Hook::release` sooner, or raise the grace.
+    #[error("the hook was not released within the grace")]
+    Late,
+    /// Mend `Hook::release`.
+    #[error("the hook panicked during its release: {0}")]
+    Panicked(String),
+}
+
+impl Cleanup {
+    pub(super) fn new(parents: Arc<Parents>, hook: Arc<dyn Hook>, epoch: Epoch) -> Self {
+        Self { parents, hook: Some(hook), epoch }
+    }
+
+    pub(super) async fn run(mut self) -> Result<(), ReleaseError> {
+        self.parents.clear();
+        let released = match &self.hook {
+            Some(hook) => release(&**hook, &self.epoch).await,
+            None => Ok(()),
+        };
+        self.hook = None;
+        released
+    }
+}
+
+/// Releases a hook; drops the release shortly after the grace of the epoch.
+async fn release(hook: &dyn Hook, epoch: &Epoch) -> Result<(), ReleaseError> {
+    let over = async {
+        epoch.grace_over().await;
+        sleep(RELEASE_SLACK).await;
+    };
+    tokio::select! {
+        biased;
+        released = guard::future(async { hook.release().await }) => {
+            released.map_err(ReleaseError::Panicked)
+        }
+        () = over => Err(ReleaseError::Late),
+    }
+}
+
+pub(super) fn warn_of(epoch: &Epoch, error: &ReleaseError) {
+    let (controller, epoch) = (epoch.controller(), epoch.number());
+    warn!(%controller, epoch, %error, "hook not released");
+}
+
+impl Drop for Cleanup {
+    fn drop(&mut self) {
+        let Some(hook) = self.hook.take() else { return };
+        self.parents.clear();
+        // The epoch awaits the task, and so is not done before the hook is released.
+        if let Ok(runtime) = Handle::try_current() {
+            let epoch = self.epoch.clone();
+            let release = async move {
+                if let Err(error) = release(&*hook, &epoch).await {
+                    warn_of(&epoch, &error);
+                }
+            };
+            drop(self.epoch.tracker().spawn_on(release, &runtime));
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Reasons why a sync did not complete.
+
+use std::time::Duration;
+
+use crate::meta::{
+    HookError,
+    hook_health::Failure,
+    resource::{asks_to_wait, explain, is_conflict, is_fenced, is_gone, is_not_found},
+};
+
+/// Number of failures in a row after which a conflict or a cache that lags behind counts as an
+/// error.
+pub(super) const CONFLICTS_BEFORE_ERROR: u32 = 5;
+
+/// Reason why a sync did not complete.
+#[derive(Debug)]
+pub(super) enum SyncError {
+    /// The epoch is over.
+    Cancelled,
+    /// The hook is busy and requests a later retry.
+    Busy(Duration),
+    /// Another client wrote first, or the cache lags behind. Retried soon, without an Event.
+    Behind(String),
+    /// The hook is down: the failure is not known to be specific to this parent.
+    HookDown(Failure),
+    /// The response of the hook is not usable.
+    Hook(Failure),
+    /// The API server throttled a request.
+    Throttled { message: String, after: Duration },
+    /// The chain of owners of the parent's type is too long for children of that type.
+    TooDeep(String),
+    /// Any other failure; reported as an Event.
+    Failed(String),
+}
+
+impl SyncError {
+    pub(super) fn of_write(doing: &str, error: &kube::Error) -> Self {
+        if is_fenced(error) {
+            Self::Cancelled
+        } else if is_conflict(error) || is_not_found(error) && !is_gone(error) {
+            Self::Behind(format!("{doing}: {}", explain(error)))
+        } else {
+            let message = format!("{doing}: {}", explain(error));
+            match asks_to_wait(error) {
+                Some(after) => Self::Throttled { message, after },
+                None => Self::Failed(message),
+            }
+        }
+    }
+
+    /// Returns the error after this many failures in a row. A cache that never catches up becomes a
+    /// failure that is reported.
+    pub(super) fn after(self, failures: u32) -> Self {
+        match self {
+            Self::Behind(message) if failures >= CONFLICTS_BEFORE_ERROR => Self::Failed(message),
+            Self::Cancelled
+            | Self::Busy(_)
+            | Self::Behind(_)
+            | Self::HookDown(_)
+            | Self::Hook(_)
+            | Self::Throttled { .. }
+            | Self::TooDeep(_)
+            | Self::Failed(_) => self,
+        }
+    }
+
+    pub(super) fn answer(message: String) -> Self {
+        Self::Hook(Failure { reason: "HookAnswerInvalid", message })
+    }
+}
+
+impl From<HookError> for Failure {
+    fn from(error: HookError) -> Self {
+        Self { reason: error.reason(), message: error.to_string() }
+    }
+}
+
+impl From<HookError> for SyncError {
+    fn from(error: HookError) -> Self {
+        match error {
+            HookError::Cancelled => Self::Cancelled,
+            HookError::Busy(after) => Self::Busy(after),
+            HookError::Timeout(_)
+            | HookError::Transport(_)
+            | HookError::Status { code: 500.., .. } => Self::HookDown(Failure::from(error)),
+            // The hook responded: the budget that is exhausted is that of this process.
+            HookError::NoBudget { .. }
+            | HookError::Status { .. }
+            | HookError::NothingToConfirm { .. }
+            | HookError::TooLarge { .. }
+            | HookError::Encoded(_) => Self::Hook(Failure::from(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_cache_that_never_catches_up_becomes_an_error() {
+        let behind = || SyncError::Behind("creating Pod ns/a: the cache is behind".to_owned());
+
+        for failures in 0..CONFLICTS_BEFORE_ERROR {
+            assert!(matches!(behind().after(failures), SyncError::Behind(_)), "{failures}");
+        }
+        for failures in [CONFLICTS_BEFORE_ERROR, CONFLICTS_BEFORE_ERROR + 1, u32::MAX] {
+            let SyncError::Failed(message) = behind().after(failures) else { panic!("{failures}") };
+            assert!(message.contains("the cache is behind"), "{message}");
+            assert!(matches!(SyncError::Cancelled.after(failures), SyncError::Cancelled));
+        }
+    }
+
+    #[test]
+    fn refused_write_is_classified_by_its_answer() {
+        let of = |code: u16, reason: &str, details: Value| {
+            let status = json!({ "code": code, "reason": reason, "details": details });
+            let error = kube::Error::Api(serde_json::from_value(status).unwrap());
+            SyncError::of_write("creating", &error)
+        };
+        let named = || json!({ "name": "ns" });
+
+        assert!(matches!(of(404, "NotFound", named()), SyncError::Failed(_)), "it is not there");
+        // A server that answers everything with 404 proves nothing.
+        assert!(matches!(of(404, "NotFound", Value::Null), SyncError::Behind(_)));
+        assert!(matches!(of(404, "", Value::Null), SyncError::Behind(_)));
+        assert!(matches!(of(409, "Conflict", named()), SyncError::Behind(_)));
+        assert!(matches!(of(409, "AlreadyExists", named()), SyncError::Failed(_)));
+        assert!(matches!(of(422, "Invalid", named()), SyncError::Failed(_)));
+        let after = json!({ "retryAfterSeconds": 7 });
+        let SyncError::Throttled { after, .. } = of(429, "TooManyRequests", after) else {
+            panic!("it requests a later retry")
+        };
+        assert_eq!(after, Duration::from_secs(7));
+    }
+}

@@ -1,0 +1,189 @@
+//! Imports between rooms: each room imports exactly the rooms that its row names.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Each room, with the rooms that it imports besides the [`SMALL`] ones.
+const ROOMS: [(&str, &[&str]); 17] = [
+    ("kind", &[]),
+    ("duration", &[]),
+    ("redaction", &[]),
+    ("guard", &[]),
+    ("owner_gauge", &[]),
+    ("token_bucket", &[]),
+    ("list_page", &[]),
+    ("signals", &[]),
+    ("discovery", &[]),
+    ("manager", &["discovery"]),
+    ("informer", &[]),
+    ("controller", &["discovery", "manager", "informer"]),
+    ("meta", &["discovery", "manager", "informer", "controller", "transport"]),
+    ("transport", &[]),
+    ("testing", &[]),
+    ("fuzzing", &["discovery", "informer", "meta"]),
+    (
+        "cli",
+        &[
+            "discovery",
+            "manager",
+            "informer",
+            "controller",
+            "meta",
+            "transport",
+            "signals",
+            "testing",
+        ],
+    ),
+];
+
+/// Rooms that every room may import.
+const SMALL: [&str; 7] =
+    ["kind", "duration", "redaction", "guard", "owner_gauge", "token_bucket", "list_page"];
+
+/// Rooms that only the test modules of a room import.
+const OF_TESTS: [(&str, &[&str]); 3] = [
+    ("controller", &["testing"]),
+    ("meta", &["testing"]),
+    // A fence and its epoch; a request of discovery.
+    ("transport", &["discovery", "manager"]),
+];
+
+/// Rooms with a number, in their order.
+const NUMBERED: [&str; 5] = ["discovery", "manager", "informer", "controller", "meta"];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn sources(room: &str) -> Vec<PathBuf> {
+    let root = root().join("src");
+    let mut folders = vec![root.join(room)];
+    let mut files = vec![root.join(format!("{room}.rs"))];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(folder) else { continue };
+        for entry in entries {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files
+}
+
+/// Rooms that a source names: `library::room` anywhere, and `room::` inside `use library::{…}`.
+fn imported(source: &str, library: &str) -> BTreeSet<&'static str> {
+    let mut text: String = source
+        .lines()
+        .filter(|line| !line.trim_start().starts_with("//"))
+        .collect::<Vec<_>>()
+        .join(" ");
+    let mut named = BTreeSet::new();
+    let opening = format!("use {library}::{{");
+    while let Some(begin) = text.find(&opening) {
+        let (mut depth, mut end) = (0, begin);
+        for (at, letter) in text[begin..].char_indices() {
+            match letter {
+                '{' => depth += 1,
+                '}' if depth == 1 => {
+                    end = begin + at;
+                    break;
+                }
+                '}' => depth -= 1,
+                _ => {}
+            }
+        }
+        let tree = text[begin + opening.len()..end].to_owned();
+        let mut depth = 0;
+        let mut top = String::new();
+        for letter in tree.chars() {
+            match letter {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                _ if depth == 0 => top.push(letter),
+                _ => {}
+            }
+        }
+        for part in top.split(',') {
+            let first = part.trim().split("::").next().unwrap_or_default();
+            named.extend(ROOMS.iter().map(|(room, _)| *room).filter(|room| *room == first));
+        }
+        text.replace_range(begin..end, "");
+    }
+    for (room, _) in ROOMS {
+        let path = format!("{library}::{room}");
+        if text.contains(&format!("{path}::")) || text.contains(&format!("{path};")) {
+            named.insert(room);
+        }
+    }
+    named
+}
+
+#[test]
+fn imports_never_run_backwards() {
+    let mut wrong = Vec::new();
+    for (room, allowed) in ROOMS {
+        let of_tests = OF_TESTS.iter().find(|(of, _)| *of == room).map_or(&[][..], |row| row.1);
+        // The binary is a crate of its own.
+        let library = if room == "cli" { "pilotlight" } else { "crate" };
+        let (mut used, mut used_by_tests) = (BTreeSet::new(), BTreeSet::new());
+        for file in sources(room) {
+            let source = fs::read_to_string(&file).unwrap();
+            let place = file.strip_prefix(root()).unwrap().with_extension("");
+            let is_test = place.iter().any(|part| part == "tests");
+            for other in imported(&source, library) {
+                if other == room || SMALL.contains(&other) {
+                    continue;
+                }
+                if allowed.contains(&other) {
+                    used.insert(other);
+                } else if is_test && of_tests.contains(&other) {
+                    used_by_tests.insert(other);
+                } else {
+                    wrong.push(format!("{} imports {other}", file.display()));
+                }
+            }
+        }
+        let unused = allowed.iter().filter(|it| !used.contains(*it));
+        let unused = unused.chain(of_tests.iter().filter(|it| !used_by_tests.contains(*it)));
+        wrong.extend(unused.map(|other| format!("{room} does not import {other}")));
+    }
+
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_map_states_the_imports_of_each_room() {
+    let design = fs::read_to_string(root().join("DESIGN.md")).unwrap();
+    for (at, room) in NUMBERED.into_iter().enumerate() {
+        let (_, imports) = ROOMS.into_iter().find(|(name, _)| *name == room).unwrap();
+        let last = imports.iter().filter_map(|it| NUMBERED.iter().position(|name| name == it));
+        let mut stated: Vec<_> = match last.max() {
+            None => Vec::new(),
+            Some(0) => vec!["1".to_owned()],
+            Some(last) => vec![format!("1–{}", last + 1)],
+        };
+        let others = imports.iter().filter(|it| !NUMBERED.contains(it));
+        stated.extend(others.map(|other| format!("`{other}`")));
+        let stated = if stated.is_empty() { "–".to_owned() } else { stated.join(", ") };
+        let begin = format!("| {} {room} |", at + 1);
+        let row = design.lines().find(|line| line.starts_with(&begin)).unwrap();
+        let cell = row.trim_end_matches(" |").rsplit(" | ").next();
+
+        assert_eq!(cell, Some(&*stated), "{room}");
+    }
+}
+
+#[test]
+fn an_import_is_found_wherever_it_stands() {
+    let source = "use crate::{\n kind::{A, B},\n manager::{C, tree::{D}},\n};\nlet x = crate::meta::y();\n// crate::informer::z";
+
+    assert_eq!(imported(source, "crate"), ["kind", "manager", "meta"].into());
+    let source = "use pilotlight::{meta::A, signals};";
+    assert_eq!(imported(source, "pilotlight"), ["meta", "signals"].into());
+}
