@@ -25,7 +25,7 @@ use crate::{
     controller::{Context, Request},
     duration::doubled,
     kind::TypeRef,
-    manager::{Write, WriteObserver},
+    manager::{Write, WriteEnd, WriteObserver},
 };
 
 /// Retention of the unconfirmed writes of a name without a controller, ten minutes since the last
@@ -101,7 +101,11 @@ impl UnconfirmedWrites {
                 Ok(request) => vec![request],
                 Err(_) => unconfirmed.state().active.iter().cloned().collect(),
             };
-            Box::new(move || unconfirmed.add(requests, write))
+            Box::new(move |end| {
+                if end == WriteEnd::Unknown {
+                    unconfirmed.add(requests, write);
+                }
+            })
         })
     }
 
