@@ -116,7 +116,7 @@
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
-//!    (`src/controller/run.rs::spawn`). Unconfirmed writes of the request are confirmed first
+//!    (`src/controller/run.rs::spawn`), once the caches hold what the request wrote before
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
 //!    the composite sync (`src/meta/composite.rs::sync`):
@@ -169,7 +169,7 @@
 //! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run.rs::settle` |
-//! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
+//! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook.rs::read_body` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |

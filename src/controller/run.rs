@@ -112,7 +112,7 @@ impl Run {
         for delayed in spec.carried_over.take() {
             queue.restore(delayed);
         }
-        // Requests with unconfirmed writes are reconciled even without a change.
+        // Requests with a write of unknown outcome are reconciled even without a change.
         for request in spec.carried_over.unconfirmed.requests() {
             queue.add(request);
         }
@@ -229,6 +229,7 @@ impl Run {
         loop {
             let capacity = self.workers.len() < self.spec.workers;
             let due = self.streak.due();
+            let expiry = self.spec.carried_over.unconfirmed.expiry();
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -240,6 +241,9 @@ impl Run {
                     self.streak.report();
                     warn!(controller = %self.spec.name, "no reconcile has succeeded for a minute");
                     self.epoch.report(|report| report.failing = true);
+                }
+                () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
+                    self.spec.carried_over.unconfirmed.expire();
                 }
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
@@ -257,7 +261,7 @@ impl Run {
         let receipt = self.deliveries.receipt(&item.key);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
-            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unconfirmed());
+            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown());
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,

@@ -29,6 +29,7 @@ const WIDGETS: &str = "/apis/example.com/v1/widgets";
 const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
+mod answered_writes;
 mod cluster;
 mod durations;
 mod flapping;

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use http::Method;
 use serde::Deserialize;
 
 use super::Request;
-use crate::{informer::ObjectKey, kind::ServedType, manager::Write};
+use crate::{
+    controller::run::input_status::Attached, informer::ObjectKey, kind::ServedType, manager::Write,
+};
 
 /// Object or collection that a write addressed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,13 +35,17 @@ struct Name {
 }
 
 impl Target {
-    /// Returns the target of a write; `None` if its path names no object and no collection.
-    pub(super) fn of(write: Write) -> Option<Self> {
+    /// Returns the target of a write; `None` if its path names no object and no collection. A
+    /// created object has the name in the answer or, without an answer, in the request.
+    pub(super) fn of(write: &Write, answered: Option<String>) -> Option<Self> {
         let mut target = Self::at(write.path())?;
-        if target.name.is_none() {
-            let named = write.body().and_then(|body| serde_json::from_slice::<Named>(&body).ok());
-            let name = named.unwrap_or_default().metadata.name;
-            target.name = name.filter(|name| !name.is_empty()).map(Arc::from);
+        if target.name.is_none() && *write.method() == Method::POST {
+            let sent = || {
+                let named = serde_json::from_slice::<Named>(&write.body()?).ok()?;
+                named.metadata.name
+            };
+            let name = answered.or_else(sent).filter(|name| !name.is_empty());
+            target.name = name.map(Arc::from);
         }
         Some(target)
     }
@@ -58,10 +65,16 @@ impl Target {
         Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
     }
 
-    /// Returns whether the target includes an object.
-    pub(super) fn includes(&self, key: &ObjectKey) -> bool {
-        self.name.as_ref().is_none_or(|name| *name == key.name)
-            && self.namespace.as_ref().is_none_or(|it| key.namespace.as_ref() == Some(it))
+    /// Returns the key of a single object; `None` for a collection.
+    pub(super) fn key(&self) -> Option<ObjectKey> {
+        let name = Arc::clone(self.name.as_ref()?);
+        Some(ObjectKey { namespace: self.namespace.clone(), name })
+    }
+
+    /// Returns whether a cache of the type can hold the target: it may be of another namespace.
+    pub(super) fn may_be_in(&self, cache: &Attached) -> bool {
+        let only = cache.key.namespace.as_ref();
+        only.is_none_or(|only| self.namespace.as_ref().is_none_or(|it| it == only))
     }
 
     /// Returns the target of an API path; the path of a subresource addresses its object.
