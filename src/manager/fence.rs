@@ -23,7 +23,7 @@ use tracing::debug;
 use self::exchange::{Exchange, Slot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
-use self::write::Answer;
+use self::write::AnswerBody;
 pub(crate) use self::{
     ask::ask,
     refusal::retry_after,
@@ -73,7 +73,7 @@ pub(crate) struct Passage {
     // Of a write whose end its observer does not know.
     on_end: Option<OnEnd>,
     // Present while the answer of a successful write arrives.
-    answer: Answer,
+    answer: AnswerBody,
 }
 
 impl Passage {
@@ -122,7 +122,7 @@ impl Fence {
             fence: self.clone(),
             answered: false,
             on_end: None,
-            answer: Answer::default(),
+            answer: AnswerBody::default(),
         })
     }
 

@@ -23,7 +23,7 @@ use tokio::{task_local, time::Instant};
 
 use self::{
     expectation::{Expectation, Unconfirmed},
-    state::Answer,
+    state::WriteAnswer,
     target::Target,
 };
 
@@ -50,10 +50,10 @@ task_local! {
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct UnconfirmedWrites(Mutex<State>);
+pub(in crate::controller) struct UnconfirmedWrites(Mutex<TrackedWrites>);
 
 #[derive(Debug, Default)]
-struct State {
+struct TrackedWrites {
     open: HashMap<Request, RequestWrites>,
     // Requests in reconcile.
     active: HashSet<Request>,
@@ -160,8 +160,8 @@ impl UnconfirmedWrites {
 
     fn add(&self, requests: Vec<Request>, write: &Write, end: WriteEnd) {
         let (unknown, answer) = match end {
-            WriteEnd::Answered(body) => (false, Answer::decode(write.method(), &body)),
-            WriteEnd::Unknown => (true, Answer::default()),
+            WriteEnd::Answered(body) => (false, WriteAnswer::decode(write.method(), &body)),
+            WriteEnd::Unknown => (true, WriteAnswer::default()),
         };
         let target = Target::of(write, answer.name);
         let mut state = self.state();
@@ -179,7 +179,7 @@ impl UnconfirmedWrites {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TrackedWrites> {
         self.0.lock()
     }
 }

@@ -28,9 +28,9 @@ pub(crate) enum WriteEnd {
     Unknown,
 }
 
-/// Answer to a write, as far as it has arrived.
+/// AnswerBody to a write, as far as it has arrived.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct AnswerBody {
     frames: Vec<Bytes>,
     length: usize,
 }
@@ -62,7 +62,7 @@ impl Write {
     }
 }
 
-impl Answer {
+impl AnswerBody {
     /// Adds a part of the body. Bytes are shared, not copied.
     pub(super) fn push(&mut self, data: &Bytes) {
         self.length += data.len();

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::{
     read::{self, ReadError},
-    state::{Comparison, State},
+    state::{Comparison, ObjectState},
     target::Target,
 };
 use crate::{
@@ -28,15 +28,15 @@ const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
 #[derive(Debug)]
 pub(super) struct Expectation {
     // As the answer reported it; `None` if the server has to be read.
-    pub(super) answered: Option<State>,
+    pub(super) answered: Option<ObjectState>,
     // Newer than the answer. By cache, since each read applies the selectors of one.
-    reads: HashMap<InformerKey, Read>,
+    reads: HashMap<InformerKey, LiveRead>,
     since: Instant,
 }
 
 #[derive(Debug)]
-struct Read {
-    state: State,
+struct LiveRead {
+    state: ObjectState,
     next: Instant,
 }
 
@@ -67,7 +67,7 @@ impl Unconfirmed {
 
 impl Expectation {
     /// Creates the expectation of a write; without a state, the server has to be read.
-    pub(super) fn new(answered: Option<State>) -> Self {
+    pub(super) fn new(answered: Option<ObjectState>) -> Self {
         Self { answered, reads: HashMap::new(), since: Instant::now() }
     }
 
@@ -103,7 +103,7 @@ impl Expectation {
         cache: &Attached,
         client: &Client,
         waited: Duration,
-    ) -> Result<Vec<(ObjectKey, State)>, Unconfirmed> {
+    ) -> Result<Vec<(ObjectKey, ObjectState)>, Unconfirmed> {
         let resource = || cache.served.identity.clone();
         let unread = |source| Unconfirmed::Unread { resource: resource(), source };
         let Some(key) = target.key() else {
@@ -124,7 +124,7 @@ impl Expectation {
             let state = read::object(target, &key, cache, client).await.map_err(unread)?;
             let comparison = state.compare(&key, cache);
             let next = Instant::now() + waited.clamp(PATIENCE, LONGEST_PATIENCE);
-            self.reads.insert(cache.key.clone(), Read { state, next });
+            self.reads.insert(cache.key.clone(), LiveRead { state, next });
             if comparison == Comparison::Held {
                 return Ok(Vec::new());
             }

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use tokio::time::timeout;
 
 use super::{
-    state::{Comparison, State},
+    state::{Comparison, ObjectState},
     target::Target,
 };
 use crate::{
@@ -55,9 +55,9 @@ pub(super) async fn object(
     key: &ObjectKey,
     cache: &Attached,
     client: &Client,
-) -> Result<State, ReadError> {
+) -> Result<ObjectState, ReadError> {
     let (mut states, version) = list(target, cache, client).await?;
-    Ok(states.remove(key).unwrap_or(State::Absent { version }))
+    Ok(states.remove(key).unwrap_or(ObjectState::Absent { version }))
 }
 
 /// Reads a collection as metadata. Returns the objects that a cache does not hold.
@@ -65,17 +65,18 @@ pub(super) async fn missing(
     target: &Target,
     cache: &Attached,
     client: &Client,
-) -> Result<Vec<(ObjectKey, State)>, ReadError> {
+) -> Result<Vec<(ObjectKey, ObjectState)>, ReadError> {
     let (mut states, version) = list(target, cache, client).await?;
     let cached = match &target.namespace {
         Some(namespace) => cache.store.in_namespace(namespace),
         None => cache.store.list(),
     };
     for cached in cached {
-        let absent = || State::Absent { version: Arc::clone(&version) };
+        let absent = || ObjectState::Absent { version: Arc::clone(&version) };
         states.entry(cached.key().clone()).or_insert_with(absent);
     }
-    let is_missing = |(key, state): &(_, State)| state.compare(key, cache) != Comparison::Held;
+    let is_missing =
+        |(key, state): &(_, ObjectState)| state.compare(key, cache) != Comparison::Held;
     Ok(states.into_iter().filter(is_missing).collect())
 }
 
@@ -84,7 +85,7 @@ async fn list(
     target: &Target,
     cache: &Attached,
     client: &Client,
-) -> Result<(HashMap<ObjectKey, State>, Arc<str>), ReadError> {
+) -> Result<(HashMap<ObjectKey, ObjectState>, Arc<str>), ReadError> {
     let namespace = target.namespace.as_deref().or(cache.key.namespace.as_deref());
     let path = cache.served.identity.path(namespace);
     let by_name = target.name.as_ref().map(|name| format!("metadata.name={name}"));
@@ -115,7 +116,7 @@ async fn list(
                 Ok(object) => {
                     states.insert(object.key().clone(), stored(object, whole));
                 }
-                Err(error) => states.extend(error.key.map(|key| (key, State::Unreadable))),
+                Err(error) => states.extend(error.key.map(|key| (key, ObjectState::Unreadable))),
             }
         }
         if parameters.continue_token.is_none() {
@@ -124,9 +125,9 @@ async fn list(
     }
 }
 
-fn stored(object: Object, whole: bool) -> State {
+fn stored(object: Object, whole: bool) -> ObjectState {
     let header = object.header();
     let (uid, version) = (Arc::clone(&header.uid), Arc::clone(&header.resource_version));
     let content = (whole && version.is_empty()).then_some(object);
-    State::Stored { uid, version, content }
+    ObjectState::Stored { uid, version, content }
 }

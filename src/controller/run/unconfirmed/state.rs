@@ -13,7 +13,7 @@ use crate::{
 
 /// State of an object on the server.
 #[derive(Clone, Debug)]
-pub(super) enum State {
+pub(super) enum ObjectState {
     /// The object exists at a version. An object without a version is compared by its content.
     Stored { uid: Arc<str>, version: Arc<str>, content: Option<Object> },
     /// The object has been deleted, so that it is gone or terminating.
@@ -37,44 +37,44 @@ pub(super) enum Comparison {
 
 /// Content of the answer to a write.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct WriteAnswer {
     /// Name of the object, which the server may have generated.
     pub(super) name: Option<String>,
     /// State of the object; `None` if the answer does not report it.
-    pub(super) state: Option<State>,
+    pub(super) state: Option<ObjectState>,
 }
 
-/// Body of an answer, decoded as far as the identity of the object.
+/// AnswerFields of an answer, decoded as far as the identity of the object.
 #[derive(Default, Deserialize)]
-struct Body {
+struct AnswerFields {
     #[serde(default)]
     kind: String,
-    metadata: Option<Identity>,
+    metadata: Option<AnsweredObject>,
     // In the `Status` that answers a deletion.
-    details: Option<Identity>,
+    details: Option<AnsweredObject>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Identity {
+struct AnsweredObject {
     name: Option<String>,
     uid: Option<String>,
     resource_version: Option<String>,
 }
 
-impl Answer {
+impl WriteAnswer {
     /// Decodes the body of a success.
     pub(super) fn decode(method: &Method, body: &[u8]) -> Self {
-        let body = serde_json::from_slice::<Body>(body).unwrap_or_default();
+        let body = serde_json::from_slice::<AnswerFields>(body).unwrap_or_default();
         let is_status = body.kind == "Status";
         let identity = if is_status { body.details } else { body.metadata };
-        let Identity { name, uid, resource_version } = identity.unwrap_or_default();
+        let AnsweredObject { name, uid, resource_version } = identity.unwrap_or_default();
         let known = |text: Option<String>| text.filter(|it| !it.is_empty()).map(Arc::from);
         let (uid, version) = (known(uid), known(resource_version));
         let state = match (uid, version) {
-            (Some(uid), _) if *method == Method::DELETE => Some(State::Deleted { uid }),
+            (Some(uid), _) if *method == Method::DELETE => Some(ObjectState::Deleted { uid }),
             (Some(uid), Some(version)) if !is_status => {
-                Some(State::Stored { uid, version, content: None })
+                Some(ObjectState::Stored { uid, version, content: None })
             }
             _ => None,
         };
@@ -82,7 +82,7 @@ impl Answer {
     }
 }
 
-impl State {
+impl ObjectState {
     /// Returns the version; empty if there is none.
     pub(super) fn version(&self) -> &str {
         match self {
@@ -141,21 +141,26 @@ mod tests {
         widget(json!({"name": "a", "uid": uid, "resourceVersion": version}))
     }
 
-    fn stored(uid: &str, version: &str) -> State {
-        State::Stored { uid: uid.into(), version: version.into(), content: None }
+    fn stored(uid: &str, version: &str) -> ObjectState {
+        ObjectState::Stored { uid: uid.into(), version: version.into(), content: None }
     }
 
-    fn absent(version: &str) -> State {
-        State::Absent { version: version.into() }
+    fn absent(version: &str) -> ObjectState {
+        ObjectState::Absent { version: version.into() }
     }
 
     #[track_caller]
-    fn check(state: State, cached: Option<Object>, expected: Comparison) {
+    fn check(state: ObjectState, cached: Option<Object>, expected: Comparison) {
         check_by(VersionOrder::Comparable, state, cached, expected);
     }
 
     #[track_caller]
-    fn check_by(order: VersionOrder, state: State, cached: Option<Object>, expected: Comparison) {
+    fn check_by(
+        order: VersionOrder,
+        state: ObjectState,
+        cached: Option<Object>,
+        expected: Comparison,
+    ) {
         assert_eq!(state.compare_object(cached.as_ref(), order), expected, "{state:?}");
     }
 
@@ -168,7 +173,7 @@ mod tests {
         check(absent("10"), None, Comparison::Held);
         // Created after the read.
         check(absent("10"), Some(object("a", "11")), Comparison::Held);
-        check(State::Unreadable, Some(object("a", "6")), Comparison::Held);
+        check(ObjectState::Unreadable, Some(object("a", "6")), Comparison::Held);
     }
 
     #[test]
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn deleted_object_is_gone_or_terminating() {
-        let deleted = || State::Deleted { uid: "a".into() };
+        let deleted = || ObjectState::Deleted { uid: "a".into() };
         let terminating = json!({
             "name": "a", "uid": "a", "resourceVersion": "9",
             "deletionTimestamp": "2020-01-01T00:00:00Z",
@@ -205,7 +210,7 @@ mod tests {
             widget(json!({"name": "a", "uid": "a", "resourceVersion": "", "labels": labels}))
         };
         let (plain, labelled) = (bare(json!({})), bare(json!({"x": "y"})));
-        let state = |content: &Object| State::Stored {
+        let state = |content: &Object| ObjectState::Stored {
             uid: "a".into(),
             version: "".into(),
             content: Some(content.clone()),
@@ -216,11 +221,11 @@ mod tests {
 
     #[track_caller]
     fn check_answer(method: Method, body: Value, name: Option<&str>, expected: &str) {
-        let answer = Answer::decode(&method, body.to_string().as_bytes());
+        let answer = WriteAnswer::decode(&method, body.to_string().as_bytes());
 
         let state = match answer.state {
-            Some(State::Stored { uid, version, .. }) => format!("{uid} at {version}"),
-            Some(State::Deleted { uid }) => format!("{uid} deleted"),
+            Some(ObjectState::Stored { uid, version, .. }) => format!("{uid} at {version}"),
+            Some(ObjectState::Deleted { uid }) => format!("{uid} deleted"),
             Some(other) => panic!("{other:?}"),
             None => "read".to_owned(),
         };

@@ -54,7 +54,7 @@ async fn answered_write_is_removed_after_ten_minutes_and_one_of_unknown_outcome_
 async fn newer_of_two_answers_counts_and_a_lost_one_is_read_in_any_case() {
     let stored = |version: &str| {
         let (uid, version) = ("u".into(), version.into());
-        Expectation::new(Some(state::State::Stored { uid, version, content: None }))
+        Expectation::new(Some(state::ObjectState::Stored { uid, version, content: None }))
     };
     for (old, new, expected) in [
         (stored("7"), stored("9"), Some("9")),
@@ -67,6 +67,6 @@ async fn newer_of_two_answers_counts_and_a_lost_one_is_read_in_any_case() {
 
         expectation.replace(new);
 
-        assert_eq!(expectation.answered.as_ref().map(state::State::version), expected);
+        assert_eq!(expectation.answered.as_ref().map(state::ObjectState::version), expected);
     }
 }
