@@ -81,7 +81,10 @@ impl Expectation {
     /// A target that has to be read stays so. Of two answers to concurrent writes, the newer version
     /// counts, which may not be the one that arrived last.
     pub(super) fn replace(&mut self, new: Self) {
-        let Some(old) = &self.answered else { return *self = Self::new(None) };
+        let Some(old) = &self.answered else {
+            *self = Self::new(None);
+            return;
+        };
         let is_older = new
             .answered
             .as_ref()

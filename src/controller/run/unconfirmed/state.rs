@@ -101,24 +101,29 @@ impl ObjectState {
     }
 
     fn compare_object(&self, cached: Option<&Object>, order: VersionOrder) -> Comparison {
-        let held = match (self, cached) {
-            (Self::Unreadable, _) | (Self::Deleted { .. } | Self::Absent { .. }, None) => true,
-            (Self::Stored { .. }, None) => false,
+        match (self, cached) {
+            (Self::Unreadable, _) | (Self::Deleted { .. } | Self::Absent { .. }, None) => {
+                Comparison::Held
+            }
+            (Self::Stored { .. }, None) => Comparison::Behind,
             (Self::Deleted { uid }, Some(cached)) => {
                 let cached = cached.header();
-                cached.uid != *uid || cached.deletion_timestamp.is_some()
+                match cached.uid != *uid || cached.deletion_timestamp.is_some() {
+                    true => Comparison::Held,
+                    false => Comparison::Behind,
+                }
             }
             (Self::Stored { .. } | Self::Absent { .. }, Some(cached)) => {
                 let cached_version = &cached.header().resource_version;
                 if self.is_state_of(cached) || order.is_older(self.version(), cached_version) {
-                    return Comparison::Held;
-                } else if !order.is_older(cached_version, self.version()) {
-                    return Comparison::Undecided;
+                    Comparison::Held
+                } else if order.is_older(cached_version, self.version()) {
+                    Comparison::Behind
+                } else {
+                    Comparison::Undecided
                 }
-                false
             }
-        };
-        if held { Comparison::Held } else { Comparison::Behind }
+        }
     }
 
     /// Returns whether a cached object has this state.
