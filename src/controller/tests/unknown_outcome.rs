@@ -143,7 +143,7 @@ async fn create_whose_answer_is_lost_is_not_sent_again_over_a_cache_that_is_behi
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_in_doubt_holds_up_no_other() {
+async fn request_with_an_unknown_write_delays_no_other() {
     let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
 
     for name in ["idle-1", "idle-2", "idle-3"] {
@@ -155,7 +155,7 @@ async fn request_in_doubt_holds_up_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
+async fn next_epoch_waits_for_a_dropped_write_of_the_last_one() {
     let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     let replaced = harness.manager.replace(NAME, harness.maker(false), RunnableOptions::default());
@@ -171,7 +171,7 @@ async fn next_epoch_reads_what_a_dropped_write_of_the_last_one_did() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_that_is_removed_and_added_again_remembers() {
+async fn controller_that_is_removed_and_added_again_waits_for_its_unknown_write() {
     let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
@@ -185,7 +185,7 @@ async fn controller_that_is_removed_and_added_again_remembers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_gone() {
+async fn request_with_an_unknown_write_is_reconciled_in_the_next_epoch_without_its_object() {
     let (harness, silence) = Harness::unconfirmed(Action::Withhold).await;
 
     harness.manager.remove(NAME).await;
@@ -198,7 +198,7 @@ async fn request_in_doubt_is_reconciled_in_the_next_epoch_though_its_object_is_g
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_in_doubt_waits_for_its_own_object_too() {
+async fn request_with_an_unknown_write_waits_for_its_own_object_too() {
     let harness = Harness::with_maker(false).await;
     harness.server.mishap(Action::Withhold);
     harness.server.apply(widget("a", "a"));
@@ -220,7 +220,7 @@ async fn request_in_doubt_waits_for_its_own_object_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_named_is_looked_for_on_every_page() {
+async fn object_with_a_generated_name_is_found_on_any_page() {
     let harness = Harness::with_maker(false).await;
     for number in 0..500 {
         let before_all_names = format!("{number:04}");
@@ -239,7 +239,7 @@ async fn what_the_server_named_is_looked_for_on_every_page() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
+async fn object_with_a_generated_name_costs_one_list_of_metadata() {
     const PARTS: usize = 1200;
     let harness = Harness::with_maker(false).await;
     for number in 0..PARTS {
@@ -271,7 +271,7 @@ async fn what_the_server_named_is_looked_for_in_one_list_of_metadata() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
+async fn object_with_a_generated_name_that_is_deleted_is_not_waited_for() {
     let (harness, silence) = Harness::unconfirmed(Action::Lose).await;
     sleep(Duration::from_secs(60)).await;
     assert_eq!(harness.log().await, [""; 0]);
@@ -286,7 +286,7 @@ async fn what_the_server_named_and_somebody_deleted_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_write_leaves_no_doubt() {
+async fn refused_write_delays_no_reconcile() {
     let harness = Harness::with_maker(false).await;
     let asked = harness.server.asked(PARTS);
     harness.server.apply(object("Part", "b", "b"));
@@ -308,7 +308,7 @@ fn lists_are(refused: Action) -> Rule {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
+async fn read_that_confirms_a_write_waits_as_long_as_the_server_asks() {
     let (harness, silence) = Harness::unconfirmed(Action::Instead(later(503, 20))).await;
     let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
     let before = harness.server.lists("parts");
@@ -338,7 +338,7 @@ async fn what_confirms_a_write_waits_as_long_as_the_server_asks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
+async fn many_unknown_writes_are_confirmed_at_a_bounded_rate_and_sent_once() {
     for refusal in [later(429, 1), Reply::status(500, "InternalError", "it failed")] {
         let harness = Harness::with_maker(false).await;
         let lost = Rule::new(Action::Instead(later(503, 1))).verb(Verb::Create);
@@ -370,7 +370,7 @@ async fn many_writes_in_doubt_are_confirmed_at_a_bounded_rate_and_made_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_does_not_wait_for_what_confirms_a_write() {
+async fn stop_does_not_wait_for_the_read_that_confirms_a_write() {
     let (harness, _silence) = Harness::unconfirmed(Action::Lose).await;
     harness.server.fault(lists_are(Action::Hang));
     sleep(Duration::from_secs(10)).await;

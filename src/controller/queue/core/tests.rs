@@ -108,7 +108,7 @@ fn raised_key_goes_behind_those_that_were_there_before() {
 }
 
 #[test]
-fn key_is_in_the_hands_of_one_worker_and_comes_again_after_it_is_done() {
+fn key_is_processed_by_one_worker_and_is_ready_again_when_done() {
     let mut queue = Bench::new();
     queue.add(1, NOW);
     assert_eq!(queue.pop(), Some(1));
@@ -232,7 +232,7 @@ fn key_that_waits_for_its_own_reconcile_counts_as_normal_too() {
 }
 
 #[test]
-fn queue_that_is_never_empty_keeps_nothing_of_what_was_handed_out() {
+fn queue_that_is_never_empty_keeps_no_outdated_tickets() {
     let mut queue = Bench::new();
     queue.add(0, at(LOW_PRIORITY));
 
@@ -320,7 +320,7 @@ fn delay_of_centuries_is_a_year() {
 }
 
 #[test]
-fn closed_queue_takes_nothing_and_gives_nothing_but_what_was_left() {
+fn closed_queue_returns_only_the_keys_left_in_it() {
     let mut queue = Bench::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, at(4)).add(4, NOW);
     queue.core.pop(queue.now);
@@ -337,7 +337,7 @@ fn closed_queue_takes_nothing_and_gives_nothing_but_what_was_left() {
 }
 
 #[test]
-fn what_one_queue_left_goes_on_in_another() {
+fn keys_left_in_one_queue_are_restored_in_another() {
     let mut queue = Bench::new();
     queue.add(1, after(50)).add(2, FAILED).add(3, NOW);
     let left = queue.core.close(queue.now);
@@ -356,7 +356,7 @@ fn what_one_queue_left_goes_on_in_another() {
 }
 
 #[test]
-fn draining_queue_gives_what_is_ready_and_is_over_when_that_is_done() {
+fn draining_queue_returns_ready_keys_and_finishes_with_the_last() {
     let mut queue = Bench::new();
     queue.add(1, NOW).add(2, NOW).add(3, after(10));
     assert_eq!(queue.pop(), Some(1));
@@ -390,7 +390,7 @@ fn slots_are_used_again() {
 }
 
 #[test]
-fn work_is_told_with_what_waits_for_its_time() {
+fn work_includes_delayed_keys() {
     let mut queue = Bench::new();
     queue.add(1, after(1000)).add(2, after(2000)).add(3, NOW);
     assert_eq!(queue.core.work(queue.now).waiting, 2);
@@ -403,7 +403,7 @@ fn work_is_told_with_what_waits_for_its_time() {
 }
 
 #[test]
-fn unfinished_work_is_told_in_sum_and_the_longest() {
+fn unfinished_work_is_measured_in_sum_and_by_the_longest() {
     let mut queue = Bench::new();
     queue.add(1, NOW).add(2, NOW);
     queue.pop();

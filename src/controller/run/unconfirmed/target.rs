@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_no_target() {
+    fn path_without_an_object_has_no_target() {
         for path in ["/", "/healthz", "/api", "/apis/example.com", "/apis/example.com/v1"] {
             check(path, None);
         }
