@@ -220,6 +220,27 @@ async fn request_with_an_unknown_write_waits_for_its_own_object_too() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn unknown_write_does_not_delay_a_type_that_returns_with_another_scope() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.make(builder().for_type(widgets()).conditional().owns_type(parts()), false).await;
+    harness.server.mishap(Action::Withhold);
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    harness.server.uninstall("widgets");
+    harness.state(ControllerState::Waiting).await;
+
+    harness.server.install(crd("Widget").cluster_scoped(), &["v1"]);
+    harness.state(ControllerState::Running).await;
+    sleep(Duration::from_secs(60)).await;
+
+    assert_eq!(harness.log().await, ["ns/a 1 true"]);
+    assert_eq!((harness.server.creations(), harness.status().report.last_error.clone()), (1, None));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn object_with_a_generated_name_is_found_on_any_page() {
     let harness = Harness::with_maker(false).await;
     for number in 0..500 {

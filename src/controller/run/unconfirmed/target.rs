@@ -7,7 +7,10 @@ use serde::Deserialize;
 
 use super::Request;
 use crate::{
-    controller::run::input_status::Attached, informer::ObjectKey, kind::ServedType, manager::Write,
+    controller::run::input_status::Attached,
+    informer::ObjectKey,
+    kind::{Scope, ServedType},
+    manager::Write,
 };
 
 /// Object or collection that a write addressed.
@@ -71,10 +74,15 @@ impl Target {
         Some(ObjectKey { namespace: self.namespace.clone(), name })
     }
 
-    /// Returns whether a cache of the type can hold the target: it may be of another namespace.
+    /// Returns whether a cache of the type can hold the target. It may be of another namespace, and
+    /// a type may have returned with another scope since the write.
     pub(super) fn may_be_in(&self, cache: &Attached) -> bool {
         let only = cache.key.namespace.as_ref();
-        only.is_none_or(|only| self.namespace.as_ref().is_none_or(|it| it == only))
+        match (cache.served.identity.scope, &self.namespace) {
+            (Scope::Cluster, namespace) => namespace.is_none(),
+            (Scope::Namespaced, None) => self.name.is_none(),
+            (Scope::Namespaced, Some(namespace)) => only.is_none_or(|only| only == namespace),
+        }
     }
 
     /// Returns the target of an API path; the path of a subresource addresses its object.
