@@ -81,7 +81,7 @@
 //! 6. The work queue deduplicates, orders, delays and rate-limits the requests
 //!    (`src/controller/queue/core.rs`).
 //! 7. The run of the epoch starts a reconcile for a request
-//!    (`src/controller/run.rs::spawn`). Unconfirmed writes of the request are confirmed first
+//!    (`src/controller/run.rs::spawn`), once the caches hold what the request wrote before
 //!    (`src/controller/run/unconfirmed.rs`).
 //! 8. The [`Reconciler`](controller::Reconciler) of the user runs. For a declared controller it is
 //!    the composite sync (`src/meta/composite.rs::sync`):
@@ -96,7 +96,7 @@
 //! 9. Each of these requests passes the fence of the epoch, which owns it until its answer has been read
 //!    (`src/manager/fence.rs::pass`, `src/manager/fence/exchange.rs`).
 //! 10. The result decides whether the request is retried, and when
-//!     (`src/controller/run/outcome.rs`, `src/controller/run.rs::settle`).
+//!     (`src/controller/run/outcome.rs`, `src/controller/run/settlement.rs::settle`).
 //!
 //! # Walk of a type that is removed
 //!
@@ -110,7 +110,7 @@
 //!    receives the verdict (`src/manager/owner.rs::on_verdict`).
 //! 5. The state machine of the runnable decides to stop (`src/manager/lifecycle.rs::settle`), and the
 //!    manager signals the epoch (`src/manager/owner/effect.rs::stop`).
-//! 6. The run stops in order (`src/controller/run.rs::stop`): sources, queue, reconciles, tasks,
+//! 6. The run stops in order (`src/controller/run/shutdown.rs::stop`): sources, queue, reconciles, tasks,
 //!    subscriptions.
 //! 7. The propagation of type changes ends the informer of the type
 //!    (`src/controller/type_changes.rs`, `src/informer/set.rs::type_gone`).
@@ -129,13 +129,13 @@
 //! | change of a type since a holder read its identity | `src/discovery/type_change.rs::change_since` |
 //! | condition of a controller is evaluated | `src/manager/condition.rs::verdict`, for a type `src/manager/verdict.rs::of_type` |
 //! | epoch is started or stopped: decision | `src/manager/lifecycle.rs::settle` |
-//! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run.rs::stop`, then `src/manager/run.rs::drive` |
+//! | epoch is stopped: execution | `src/manager/owner/effect.rs::stop`, then `src/controller/run/shutdown.rs::stop`, then `src/manager/run.rs::drive` |
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
-//! | request is retried | `src/controller/run.rs::settle` |
-//! | lost answers are resolved | `src/controller/run/unconfirmed.rs::confirm` |
+//! | request is retried | `src/controller/run/settlement.rs::settle` |
+//! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
 //! | hook is called | `src/meta/hook.rs::call`, over HTTP `src/meta/webhook.rs::exchange` |
 //! | memory of hook answers is bounded | `src/meta/budget.rs`, `src/meta/webhook/body.rs::read_body` |
 //! | children are compared | `src/meta/children.rs::step`, by `src/meta/last_applied.rs::same` after the merge `src/meta/merge.rs::apply` |

@@ -49,7 +49,7 @@ pub use epoch::{Epoch, Report, StopReason, WatchReport};
 pub use fence::FenceClosed;
 #[cfg(feature = "meta")]
 pub(crate) use fence::wait_details;
-pub(crate) use fence::{Fence, Write, WriteObserver, ask, retry_after};
+pub(crate) use fence::{Fence, Write, WriteEnd, WriteObserver, ask, retry_after};
 pub use handle::{AddError, FailurePolicy, ManagerHandle, RunnableOptions};
 pub use lifecycle::RestartPolicy;
 pub use metrics::ManagerMetrics;

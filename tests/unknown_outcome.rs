@@ -1,9 +1,14 @@
-//! A write may have been carried out although its answer is lost: it is not repeated before the
-//! cache shows its effect.
+//! A write is not repeated before the cache shows its effect, whether its answer arrives or is lost.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use pilotlight::testing::{Action, Rule, Verb};
+use tokio::time::sleep;
 
-use crate::support::{Supervised, eventually};
+use crate::support::{Bench, Supervised, eventually, sized};
 
 #[tokio::test]
 async fn child_whose_creation_was_not_answered_is_not_created_again() {
@@ -25,13 +30,13 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     harness.create(&crd, "gear", 1).await;
     supervised.child("gear", 1).await;
 
-    // The controller reads the child repeatedly and does nothing else.
+    // The controller reads the child, less and less often, and does nothing else.
     let looks = || {
         let seen = harness.faults.seen();
         seen.iter().filter(|it| it.query.contains("metadata.name%3Dgear")).count()
     };
     eventually("the child is read from the server", || {
-        if looks() >= 8 { Ok(()) } else { Err(format!("{} looks", looks())) }
+        if looks() >= 4 { Ok(()) } else { Err(format!("{} looks", looks())) }
     })
     .await;
     assert_eq!((harness.faults.hits(cut), supervised.hook.count("gear")), (1, 1));
@@ -45,4 +50,31 @@ async fn child_whose_creation_was_not_answered_is_not_created_again() {
     let created = sent.iter().filter(|event| event.verb == "create").count();
     assert_eq!(created, 1, "created once");
     supervised.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn hook_is_not_called_until_the_cache_holds_the_children_of_its_last_answer() {
+    let bench = Bench::start().await;
+    // Children in each request.
+    let calls = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&calls);
+    bench.hook.answers(move |request| {
+        let children = request["children"]["ConfigMap.v1"].as_object().unwrap().len();
+        log.lock().unwrap().push(children);
+        std::future::ready(Ok(sized(&request)))
+    });
+    let silence = Rule::new(Action::Stall { after_bytes: 0 }).verb(Verb::Watch);
+    let silence = bench.faults.add(silence.resource("", "configmaps"));
+    bench.parent("p", 3, "x");
+    bench.settled(&["p"], 3, "x").await;
+
+    // The status that the controller wrote is a change of the parent.
+    sleep(Duration::from_secs(30)).await;
+
+    assert_eq!(*calls.lock().unwrap(), [0]);
+    bench.faults.remove(silence);
+    bench.faults.cut_open(|info| info.resource == "configmaps");
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(*calls.lock().unwrap(), [0, 3]);
+    bench.end().await;
 }

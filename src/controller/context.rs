@@ -57,11 +57,11 @@ impl Context {
     /// Adds an input with its cache.
     #[must_use]
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
-        let mut row = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
+        let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
-        row.attached = Some(Attached { served, store, key, status: None });
-        row.set(WatchState::Synced, None);
-        self.shared.statuses.push(row);
+        input.attached = Some(Attached { served, store, key, status: None });
+        input.set(WatchState::Synced, None);
+        self.shared.statuses.push(input);
         self
     }
 

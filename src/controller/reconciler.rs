@@ -54,7 +54,9 @@ impl fmt::Display for ReconcileError {
 
 /// Reconciler: brings the state of one object in line with its specification.
 ///
-/// Called for deleted objects too. Two calls for the same request never overlap.
+/// Called for deleted objects too. Two calls for the same request never overlap. Each call finds
+/// what the last one wrote through [`Context::client`] in the caches of the controller's inputs: it
+/// is delayed until they hold it.
 pub trait Reconciler: Send + Sync + 'static {
     /// Reconciles one request.
     ///

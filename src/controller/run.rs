@@ -7,6 +7,8 @@ pub(in crate::controller) mod input;
 pub(in crate::controller) mod input_status;
 pub(in crate::controller) mod last_error;
 pub(in crate::controller) mod outcome;
+mod settlement;
+mod shutdown;
 pub(in crate::controller) mod unconfirmed;
 
 use std::{
@@ -19,28 +21,28 @@ use tokio::{
     select,
     sync::mpsc,
     task::{Id, JoinError, JoinSet},
-    time::{Instant, sleep, sleep_until, timeout, timeout_at},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span, debug, error, info, info_span, warn};
+use tracing::{Instrument, Span, info_span, warn};
 
 use super::{
     Context, Request,
     metrics::Series,
-    queue::retry_gate::{Pace, RetryGate, Wait},
+    queue::retry_gate::RetryGate,
     queue::{Add, Item, Queue},
     run::delivery::{Deliveries, Receipt},
     run::failure_streak::FailureStreak,
     run::input::{Follower, InputEnd},
     run::input_status::{InputMode, InputStatus, InputStatuses},
     run::last_error::LastError,
-    run::outcome::{Attempt, Next},
+    run::outcome::Attempt,
     spec::Spec,
 };
 use crate::{
     guard,
     informer::Subscription,
-    manager::{BoxError, Epoch, RunResult, StopReason},
+    manager::{BoxError, Epoch, RunResult},
 };
 
 /// Error that ends a run.
@@ -112,17 +114,17 @@ impl Run {
         for delayed in spec.carried_over.take() {
             queue.restore(delayed);
         }
-        // Requests with unconfirmed writes are reconciled even without a change.
+        // Requests with a write of unknown outcome are reconciled even without a change.
         for request in spec.carried_over.unconfirmed.requests() {
             queue.add(request);
         }
-        let rows = spec.inputs.iter().enumerate().map(|(number, input)| {
+        let inputs = spec.inputs.iter().enumerate().map(|(number, input)| {
             let type_ref = input.type_ref().cloned();
-            let mut row = InputStatus::new(input.name(), type_ref, input.mode);
-            row.prepared = prepared.remove(&number);
-            row
+            let mut status = InputStatus::new(input.name(), type_ref, input.mode);
+            status.prepared = prepared.remove(&number);
+            status
         });
-        let (statuses, settled) = InputStatuses::new(epoch.clone(), rows.collect());
+        let (statuses, settled) = InputStatuses::new(epoch.clone(), inputs.collect());
         let cancel = epoch.token().child_token();
         let client =
             epoch.fence().observed_client(&spec.client, spec.carried_over.unconfirmed.observer());
@@ -229,6 +231,7 @@ impl Run {
         loop {
             let capacity = self.workers.len() < self.spec.workers;
             let due = self.streak.due();
+            let expiry = self.spec.carried_over.unconfirmed.expiry();
             select! {
                 biased;
                 _ = &mut stopping => return Ok(()),
@@ -240,6 +243,9 @@ impl Run {
                     self.streak.report();
                     warn!(controller = %self.spec.name, "no reconcile has succeeded for a minute");
                     self.epoch.report(|report| report.failing = true);
+                }
+                () = sleep_until(expiry.unwrap_or_else(Instant::now)), if expiry.is_some() => {
+                    self.spec.carried_over.unconfirmed.expire();
                 }
                 Some(item) = self.queue.get_if(capacity) => self.spawn(item),
             }
@@ -257,7 +263,7 @@ impl Run {
         let receipt = self.deliveries.receipt(&item.key);
         let mut reconciling = self.spec.carried_over.unconfirmed.begin(&item.key);
         let context =
-            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unconfirmed());
+            self.context.of_reconcile(&item.key, item.failures, reconciling.has_unknown());
         let span = info_span!(
             "reconcile",
             controller = %self.spec.name,
@@ -317,151 +323,6 @@ impl Run {
         }
         self.settle(item, next);
     }
-
-    /// Requeues or forgets a request after its reconcile.
-    fn settle(&mut self, item: Item<Request>, next: Next) {
-        let Item { key, priority, failures: attempt } = item;
-        let again = Add { priority, ..Add::default() };
-        self.update_gate(&key, &next);
-        match next {
-            Next::Done => {
-                self.queue.forget(&key);
-                self.succeeded(&key);
-            }
-            Next::Gone => {
-                self.queue.forget(&key);
-                self.gone(&key);
-            }
-            Next::After(after) => {
-                self.queue.forget(&key);
-                self.queue.add_with(key.clone(), Add { after, ..again });
-                self.succeeded(&key);
-            }
-            Next::Postponed(after) => {
-                self.queue.forget(&key);
-                self.queue.add_with(key.clone(), Add { after, ..again });
-            }
-            Next::Retry(None) => {
-                debug!(attempt, "conflict, reconciling again");
-                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
-            }
-            Next::Retry(Some(error)) => {
-                self.spec.series.errors.inc();
-                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
-                if self.cancel.is_cancelled() {
-                    debug!(%error, attempt, "reconcile failed while stopping");
-                } else {
-                    warn!(%error, attempt, "reconcile failed");
-                    self.failed(&key, &error, false);
-                }
-            }
-            Next::RetryAfter(error, after) => {
-                self.spec.series.errors.inc();
-                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
-                if self.cancel.is_cancelled() {
-                    debug!(%error, attempt, "reconcile failed while stopping");
-                } else {
-                    warn!(%error, attempt, "reconcile failed");
-                    self.failed(&key, &error, false);
-                }
-            }
-            Next::Throttled(error, at_least) => {
-                info!(%error, attempt, "request throttled by the API server");
-                let backoff = self.spec.queue.backoff.delay(attempt);
-                let after = self.refused(&key, backoff, at_least);
-                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
-                if !self.cancel.is_cancelled() {
-                    self.failed(&key, &error, false);
-                }
-            }
-            Next::GiveUp(error) => {
-                self.spec.series.errors.inc();
-                self.spec.series.terminal.inc();
-                error!(%error, attempt, "reconcile failed and is not repeated");
-                self.failed(&key, &error, true);
-            }
-            Next::Wait(behind) => {
-                debug!(error = %behind, "reconcile waits for the caches");
-                let after = match behind.unanswered() {
-                    // The read is retried through the gate, as are throttled writes.
-                    Some(at_least) => self.refused(&key, behind.after, at_least),
-                    None => behind.after,
-                };
-                self.queue.add_with(key.clone(), Add { after, ..again });
-                if after >= LONG_WAIT {
-                    self.failed(&key, &behind.into(), false);
-                }
-            }
-            Next::Abandon => {
-                debug!("reconcile aborted");
-                self.queue.add_with(key.clone(), again);
-            }
-        }
-        self.queue.done(&key);
-    }
-
-    /// Records that the API server throttled a request; returns the time until the retry.
-    fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
-        let now = Instant::now();
-        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
-        let wait = Wait { backoff, at_least };
-        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
-    }
-
-    /// Records the result in the retry gate: a success may admit throttled requests.
-    fn update_gate(&mut self, key: &Request, next: &Next) {
-        match next {
-            Next::Done | Next::After(_) if self.throttled.holds(key) => {
-                for (next, after) in self.throttled.answered(key, Instant::now()) {
-                    self.queue.add_with(next, Add { after, ..Add::default() });
-                }
-            }
-            Next::Gone
-            | Next::Retry(_)
-            | Next::RetryAfter(..)
-            | Next::GiveUp(_)
-            | Next::Postponed(_) => {
-                self.throttled.forget(key);
-            }
-            Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
-        }
-    }
-
-    fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
-        self.streak.failed(key, Instant::now());
-        if self.last_error.failed(key, last, Instant::now()) {
-            let message = format!("{key}: {error}");
-            self.epoch.report(|report| report.last_error = Some(message));
-        }
-    }
-
-    /// Clears the error of a request, and ends the failure streak.
-    fn succeeded(&mut self, key: &Request) {
-        let was_reported = self.streak.succeeded();
-        self.streak_ended(was_reported);
-        self.clear_error(key);
-    }
-
-    /// Clears the error of a request whose object is gone.
-    fn gone(&mut self, key: &Request) {
-        let was_reported = self.streak.gone(key);
-        self.streak_ended(was_reported);
-        self.clear_error(key);
-    }
-
-    fn streak_ended(&self, was_reported: bool) {
-        if was_reported {
-            info!("reconciles no longer fail");
-            self.epoch.report(|report| report.failing = false);
-        }
-    }
-
-    fn clear_error(&mut self, key: &Request) {
-        if self.last_error.succeeded(key) {
-            self.epoch.report(|report| report.last_error = None);
-        }
-    }
-
     /// Returns whether the epoch ends with the source.
     fn source_ended(&mut self, end: Result<(Id, InputEnd), JoinError>) -> Result<bool, RunError> {
         let id = end.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
@@ -479,106 +340,7 @@ impl Run {
             },
         }
     }
-
-    /// Reports the names of reconciles and sources that have not ended after the grace.
-    fn report_unfinished(&self) {
-        let reconciles = self.active.values().map(|it| format!("reconcile of {}", it.item.key));
-        let sources = self.source_names.values().map(|name| format!("source {name}"));
-        let mut unfinished: Vec<_> = reconciles.chain(sources).collect();
-        unfinished.sort();
-        self.epoch.report(|report| report.unfinished = unfinished);
-    }
-
-    /// Stops in the order that lets nothing of the epoch outlive it.
-    async fn stop(mut self) {
-        // Stops the feed of the sources, and asks the reconciles to end.
-        self.cancel.cancel();
-        let reason = self.epoch.stop_reason();
-        if reason != Some(StopReason::Superseded) {
-            // From now on no request is added again.
-            drop(self.queue.close());
-        }
-        self.drain_workers().await;
-        // Tasks that reconciles have spawned may take the rest of the grace.
-        self.epoch.idle().await;
-        let deadline = Instant::now() + SLACK;
-        while let Ok(Some(end)) = timeout_at(deadline, self.workers.join_next_with_id()).await {
-            self.reconciled(end);
-        }
-        self.join_sources().await;
-        // Sources may write until they have ended.
-        self.epoch.drain().await;
-        self.statuses.clear();
-        // A reconcile that blocks its thread is awaited, because it may still write.
-        self.report_unfinished();
-        while let Some(end) = self.workers.join_next_with_id().await {
-            self.reconciled(end);
-            self.report_unfinished();
-        }
-        if reason == Some(StopReason::Superseded) {
-            self.spec.carried_over.leave(self.queue.close());
-        }
-    }
-
-    /// Releases the sources, and aborts those that have not ended shortly after the grace.
-    async fn join_sources(&mut self) {
-        self.release.cancel();
-        let epoch = self.epoch.clone();
-        let mut deadline = std::pin::pin!(async {
-            epoch.grace_over().await;
-            sleep(SLACK).await;
-        });
-        let mut aborted = false;
-        loop {
-            select! {
-                biased;
-                end = self.sources.join_next_with_id() => {
-                    let Some(end) = end else { return };
-                    if let Err(error) = self.source_ended(end) {
-                        warn!(controller = %self.spec.name, %error, "source failed while stopping");
-                    }
-                    if aborted {
-                        self.report_unfinished();
-                    }
-                }
-                // A custom source may ignore its release.
-                () = &mut deadline, if !aborted => {
-                    aborted = true;
-                    self.sources.abort_all();
-                    // A source that blocks its thread is awaited.
-                    self.report_unfinished();
-                }
-            }
-        }
-    }
-
-    /// Waits for the reconciles until the grace is over, then drops them at their next await.
-    async fn drain_workers(&mut self) {
-        let epoch = self.epoch.clone();
-        let mut grace_over = std::pin::pin!(epoch.grace_over());
-        loop {
-            select! {
-                biased;
-                Some(end) = self.workers.join_next_with_id() => self.reconciled(end),
-                () = &mut grace_over, if !self.workers.is_empty() => break,
-                else => return,
-            }
-        }
-        self.workers.abort_all();
-    }
 }
-
-/// Time that a dropped reconcile may take to reach its next await, before the informers are
-/// released without it.
-const SLACK: Duration = Duration::from_millis(100);
-
-/// Retries of requests that the API server throttled: ten by their own back-offs, then at most one
-/// a second for each controller. No probes, since other clients keep the server informed.
-const THROTTLED: Pace =
-    Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };
-
-/// Pause between comparisons of the caches from which on the last error shows that they are behind.
-const LONG_WAIT: Duration = Duration::from_secs(1);
 
 impl Worker {
     fn new(series: &Arc<Series>) -> Self {

@@ -29,6 +29,7 @@ const WIDGETS: &str = "/apis/example.com/v1/widgets";
 const PARTS: &str = "/apis/example.com/v1/parts";
 const NAME: &str = "widgets";
 
+mod answered_writes;
 mod cluster;
 mod durations;
 mod flapping;
@@ -247,7 +248,7 @@ async fn controller_that_is_built_and_dropped_costs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn mistakes_are_told_when_the_controller_is_built() {
+async fn mistakes_are_errors_of_the_build() {
     let harness = Harness::new();
     let error = |builder: Builder| {
         let log = Log::default();

@@ -249,8 +249,10 @@ impl Reflector {
     }
 
     fn advance(&mut self, version: &str) {
-        if let Some(resume_version) = &mut self.resume_version {
-            resume_version.advance(version);
+        if let Some(resume_version) = &mut self.resume_version
+            && resume_version.advance(version)
+        {
+            self.informer.store.set_version(resume_version.number());
         }
     }
 }

@@ -25,6 +25,14 @@ impl ResumeVersion {
         &self.version
     }
 
+    /// Returns the version as a number; 0 if versions cannot be compared.
+    pub(super) fn number(&self) -> u64 {
+        match self.order {
+            VersionOrder::Comparable => self.version.parse().unwrap_or_default(),
+            VersionOrder::Opaque => 0,
+        }
+    }
+
     /// Returns whether a watch can resume from here.
     pub(super) fn is_position(&self) -> bool {
         !self.version.is_empty()

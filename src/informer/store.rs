@@ -10,7 +10,7 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -119,6 +119,8 @@ struct Shared {
     // Locked for every write, before `objects`, so that building an index sees no partial change.
     indexes: RwLock<Indexes>,
     bytes: AtomicUsize,
+    // Version up to which the objects include every change; 0 if it is not known.
+    version: AtomicU64,
 }
 
 #[derive(Default)]
@@ -218,12 +220,24 @@ impl Store {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
+    /// Returns the resourceVersion up to which the objects include every change; 0 if it is not
+    /// known, as for a type whose versions are opaque.
+    pub(crate) fn version(&self) -> u64 {
+        self.shared.version.load(Ordering::Acquire)
+    }
+
+    /// Sets that version, after the changes have been applied.
+    pub(super) fn set_version(&self, version: u64) {
+        self.shared.version.store(version, Ordering::Release);
+    }
+
     pub(super) fn new() -> Self {
         Self {
             shared: Arc::new(Shared {
                 objects: DashMap::with_shard_amount(SHARDS),
                 indexes: RwLock::default(),
                 bytes: AtomicUsize::new(0),
+                version: AtomicU64::new(0),
             }),
             reader: None,
         }
@@ -286,6 +300,7 @@ impl Store {
             indexes.custom = mem::take(&mut freed.custom);
             indexes.next_reader = freed.next_reader;
             self.shared.bytes.store(0, Ordering::Relaxed);
+            self.set_version(0);
         }
         drop((freed, values, objects));
     }

@@ -10,7 +10,7 @@ mod exchange;
 mod refusal;
 mod write;
 
-use std::{collections::HashMap, fmt, sync::Arc};
+use std::{collections::HashMap, fmt, mem, sync::Arc};
 
 use futures::FutureExt;
 
@@ -23,12 +23,19 @@ use tracing::debug;
 use self::exchange::{Exchange, Slot};
 #[cfg(feature = "meta")]
 pub(crate) use self::refusal::wait_details;
-pub(crate) use self::{ask::ask, refusal::retry_after, write::Write};
+use self::write::AnswerBody;
+pub(crate) use self::{
+    ask::ask,
+    refusal::retry_after,
+    write::{Write, WriteEnd},
+};
 use super::BoxError;
 
 /// Observer of writes. Called before each write, in the task that sends it; the returned function
-/// is called if the outcome of that write stays unknown.
-pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> Box<dyn FnOnce() + Send> + Send + Sync>;
+/// is called at the end of the write, unless the server has refused it.
+pub(crate) type WriteObserver = Arc<dyn Fn(Write) -> OnEnd + Send + Sync>;
+
+type OnEnd = Box<dyn FnOnce(WriteEnd) + Send>;
 
 /// Gate for the requests of an epoch: passes them until it is closed, and counts those under way.
 #[derive(Clone)]
@@ -63,15 +70,25 @@ pub struct FenceClosed;
 pub(crate) struct Passage {
     fence: Fence,
     answered: bool,
-    // Called if the outcome stays unknown.
-    on_unknown: Option<Box<dyn FnOnce() + Send>>,
+    // Of a write whose end its observer does not know.
+    on_end: Option<OnEnd>,
+    // Present while the answer of a successful write arrives.
+    answer: AnswerBody,
 }
 
 impl Passage {
-    /// Records that the request has been answered, or was not sent.
+    /// Records that the request was refused or not sent, or that a read has been answered.
     pub(crate) fn answered(mut self) {
-        self.on_unknown = None;
+        self.on_end = None;
         self.answered = true;
+    }
+
+    /// Records that the whole answer of a successful write has arrived.
+    fn succeeded(mut self) {
+        self.answered = true;
+        if let Some(on_end) = self.on_end.take() {
+            on_end(WriteEnd::Answered(mem::take(&mut self.answer).into_bytes()));
+        }
     }
 
     /// Records that there is an answer, but one that leaves the outcome of the write unknown to the
@@ -101,7 +118,12 @@ impl Fence {
         if !open {
             return Err(FenceClosed);
         }
-        Ok(Passage { fence: self.clone(), answered: false, on_unknown: None })
+        Ok(Passage {
+            fence: self.clone(),
+            answered: false,
+            on_end: None,
+            answer: AnswerBody::default(),
+        })
     }
 
     /// Closes the fence for ever: passes no more requests, and drops those under way and the bodies
@@ -112,7 +134,7 @@ impl Fence {
             if !state.closed {
                 open.extend(state.exchanges.iter().map(|(id, slot)| (*id, Arc::clone(slot))));
             }
-            !std::mem::replace(&mut state.closed, true)
+            !mem::replace(&mut state.closed, true)
         });
         // Outside of the lock: dropping a request calls back into the fence.
         for (id, slot) in open {
@@ -196,14 +218,14 @@ impl Fence {
     /// kube spawns a task for each call of this method to move requests through: clone the returned
     /// client rather than call this again.
     pub(crate) fn client(&self, client: &Client) -> Client {
-        self.observed_client(client, Arc::new(|_write| Box::new(|| {})))
+        self.observed_client(client, Arc::new(|_write| Box::new(|_end| {})))
     }
 
-    /// As [`Fence::client`], with an observer for writes whose outcome is unknown. These include
-    /// writes that ended in a server error (5xx), because the server may have stored the write
-    /// before the error. A 503 with `Retry-After` is no exception: kube-apiserver sends it before
-    /// it handles a request, but a proxy may send the same answer for a request that it has already
-    /// forwarded.
+    /// As [`Fence::client`], with an observer of the writes that the server has carried out or may
+    /// have. A server error (5xx) counts as unknown there, because the server may have stored the
+    /// write before the error. A 503 with `Retry-After` is no exception: kube-apiserver sends it
+    /// before it handles a request, but a proxy may send the same answer for a request that it has
+    /// already forwarded.
     pub(crate) fn observed_client(&self, client: &Client, observer: WriteObserver) -> Client {
         let (fence, inner) = (self.clone(), client.clone());
         // kube offers no handle on its task. The task owns the service, and with it this token,
@@ -213,19 +235,21 @@ impl Fence {
             let _owned = &token;
             let (fence, inner, observer) = (fence.clone(), inner.clone(), Arc::clone(&observer));
             async move {
-                let (write, method) = (Write::of(&request), request.method().clone());
+                let write = Write::of(&request);
                 let about_secrets = refusal::is_about_secrets(request.uri().path());
                 let mut passage = fence.pass()?;
                 match write {
                     Some(write) => {
-                        let path = write.path().to_owned();
-                        let on_unknown = observer(write);
-                        passage.on_unknown = Some(Box::new(move || {
-                            debug!(method = %method, path, "outcome of a write is unknown");
-                            on_unknown();
+                        let (method, path) = (write.method().clone(), write.path().to_owned());
+                        let on_end = observer(write);
+                        passage.on_end = Some(Box::new(move |end| {
+                            if end == WriteEnd::Unknown {
+                                debug!(%method, path, "outcome of a write is unknown");
+                            }
+                            on_end(end);
                         }));
                     }
-                    // A read changes nothing, so its outcome is always known.
+                    // A read or a dry run changes nothing, so its outcome is always known.
                     None => passage.answered = true,
                 }
                 let send = async move {
@@ -254,8 +278,8 @@ impl Drop for Passage {
         let unknown = usize::from(!self.answered);
         // Called while the request still counts as under way: `quiet` resolves after the observer
         // has run.
-        if let Some(on_unknown) = self.on_unknown.take() {
-            on_unknown();
+        if let Some(on_end) = self.on_end.take() {
+            on_end(WriteEnd::Unknown);
         }
         self.fence.state.send_modify(|state| {
             state.under_way -= 1;

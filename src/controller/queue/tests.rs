@@ -33,7 +33,7 @@ async fn delayed_key_is_handed_out_when_its_time_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_getter_hears_of_what_is_added_earlier_than_all_before() {
+async fn waiting_getter_wakes_for_a_key_that_is_due_earlier() {
     let queue = queue();
     let start = Instant::now();
     queue.add_with(1, after(500));

@@ -35,7 +35,7 @@ pub(in crate::controller) struct InputStatuses {
     epoch: Epoch,
     // True once the sync timeout is over.
     overdue: AtomicBool,
-    rows: Mutex<Vec<InputStatus>>,
+    inputs: Mutex<Vec<InputStatus>>,
     // Inputs that are synced or not waited for. Capacity is the number of inputs, since each is
     // sent once.
     settled: mpsc::Sender<usize>,
@@ -78,60 +78,61 @@ impl InputStatuses {
     /// Returns the statuses of an epoch, and a channel of the numbers of settled inputs.
     pub(in crate::controller) fn new(
         epoch: Epoch,
-        rows: Vec<InputStatus>,
+        inputs: Vec<InputStatus>,
     ) -> (Arc<Self>, mpsc::Receiver<usize>) {
-        let (settled, inputs) = mpsc::channel(rows.len().max(1));
+        let (settled, numbers) = mpsc::channel(inputs.len().max(1));
         let statuses =
-            Self { epoch, overdue: AtomicBool::new(false), rows: Mutex::new(rows), settled };
-        statuses.report(&statuses.rows());
-        (Arc::new(statuses), inputs)
+            Self { epoch, overdue: AtomicBool::new(false), inputs: Mutex::new(inputs), settled };
+        statuses.report(&statuses.inputs());
+        (Arc::new(statuses), numbers)
     }
 
     /// Adds an input.
-    pub(in crate::controller) fn push(&self, row: InputStatus) {
-        self.rows().push(row);
+    pub(in crate::controller) fn push(&self, input: InputStatus) {
+        self.inputs().push(input);
     }
 
     /// Changes the status of an input, and reports it.
     pub(in crate::controller) fn change<T>(
         &self,
-        input: usize,
+        number: usize,
         change: impl FnOnce(&mut InputStatus) -> T,
     ) -> T {
-        let mut rows = self.rows();
-        let row = &mut rows[input];
-        let changed = change(row);
-        let settled = match row.mode {
-            _ if row.synced => true,
+        let mut inputs = self.inputs();
+        let input = &mut inputs[number];
+        let changed = change(input);
+        let settled = match input.mode {
+            _ if input.synced => true,
             // An optional input with an error is not waited for.
-            InputMode::Optional => row.error.is_some(),
+            InputMode::Optional => input.error.is_some(),
             InputMode::Required | InputMode::Plain => false,
         };
-        if settled && !mem::replace(&mut row.settled, true) {
+        if settled && !mem::replace(&mut input.settled, true) {
             // Fails only after the run has stopped waiting.
-            self.settled.try_send(input).ok();
+            self.settled.try_send(number).ok();
         }
-        self.report(&rows);
+        self.report(&inputs);
         changed
     }
 
     /// Returns the cache of an input by its declared type or, failing that, by its served type.
     pub(in crate::controller) fn attached(&self, type_ref: &TypeRef) -> Option<Attached> {
-        let rows = self.rows();
-        let named =
-            |row: &&InputStatus| row.attached.is_some() && row.type_ref.as_ref() == Some(type_ref);
-        let found = rows.iter().find(named).or_else(|| {
-            rows.iter().find(|row| {
-                row.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
+        let inputs = self.inputs();
+        let named = |input: &&InputStatus| {
+            input.attached.is_some() && input.type_ref.as_ref() == Some(type_ref)
+        };
+        let found = inputs.iter().find(named).or_else(|| {
+            inputs.iter().find(|input| {
+                input.attached.as_ref().is_some_and(|attached| matches(type_ref, &attached.served))
             })
         });
-        found.and_then(|row| row.attached.clone())
+        found.and_then(|input| input.attached.clone())
     }
 
     /// Returns the caches of a type, at any version.
     pub(in crate::controller) fn caches(&self, group: &str, plural: &str) -> Vec<Attached> {
-        let rows = self.rows();
-        let attached = rows.iter().filter_map(|row| row.attached.as_ref());
+        let inputs = self.inputs();
+        let attached = inputs.iter().filter_map(|input| input.attached.as_ref());
         let is = |it: &&Attached| {
             let identity = &it.served.identity;
             *identity.group == *group && *identity.plural == *plural
@@ -141,60 +142,61 @@ impl InputStatuses {
 
     /// Returns whether a cache is known to be behind.
     pub(in crate::controller) fn stale(&self) -> bool {
-        self.rows().iter().any(InputStatus::stale)
+        self.inputs().iter().any(InputStatus::stale)
     }
 
     /// Returns the reason why an input is not synced.
     pub(in crate::controller) fn why(&self, input: usize) -> String {
-        self.rows()[input].why()
+        self.inputs()[input].why()
     }
 
     /// Records that the sync timeout is over: from now on the report names the late inputs.
     pub(in crate::controller) fn overdue(&self) {
         self.overdue.store(true, Ordering::Relaxed);
-        self.report(&self.rows());
+        self.report(&self.inputs());
     }
 
     /// Drops every cache; contexts that outlive the run cannot read them.
     pub(in crate::controller) fn clear(&self) {
-        let mut rows = self.rows();
-        let held: Vec<_> = rows.iter_mut().map(|row| (row.detach(), row.prepared.take())).collect();
-        drop(rows);
+        let mut inputs = self.inputs();
+        let held: Vec<_> =
+            inputs.iter_mut().map(|input| (input.detach(), input.prepared.take())).collect();
+        drop(inputs);
         drop(held);
     }
 
     pub(in crate::controller) fn mode(&self, input: usize) -> InputMode {
-        self.rows()[input].mode
+        self.inputs()[input].mode
     }
 
-    fn rows(&self) -> MutexGuard<'_, Vec<InputStatus>> {
-        self.rows.lock()
+    fn inputs(&self) -> MutexGuard<'_, Vec<InputStatus>> {
+        self.inputs.lock()
     }
 
-    fn report(&self, rows: &[InputStatus]) {
-        let typed = |row: &InputStatus| row.type_ref.clone();
-        let watches = rows
+    fn report(&self, inputs: &[InputStatus]) {
+        let typed = |input: &InputStatus| input.type_ref.clone();
+        let watches = inputs
             .iter()
-            .filter_map(|row| {
-                let (state, error) = (row.state, row.error.clone());
-                typed(row).map(|type_ref| WatchReport { type_ref, state, error })
+            .filter_map(|input| {
+                let (state, error) = (input.state, input.error.clone());
+                typed(input).map(|type_ref| WatchReport { type_ref, state, error })
             })
             .collect();
-        let stale = rows.iter().any(InputStatus::stale);
+        let stale = inputs.iter().any(InputStatus::stale);
         let errors = |state: State| -> Vec<String> {
-            let rows = rows.iter().filter(|row| row.state == state);
-            rows.filter_map(|row| row.error.clone()).collect()
+            let inputs = inputs.iter().filter(|input| input.state == state);
+            inputs.filter_map(|input| input.error.clone()).collect()
         };
         let forbidden = errors(State::Forbidden);
         let unconverted = errors(State::ConversionFailed);
-        let waited_for = |row: &&InputStatus| !row.settled && row.mode != InputMode::Optional;
+        let waited_for = |input: &&InputStatus| !input.settled && input.mode != InputMode::Optional;
         let late = match self.overdue.load(Ordering::Relaxed) {
-            true => rows.iter().filter(waited_for).map(InputStatus::why).collect(),
+            true => inputs.iter().filter(waited_for).map(InputStatus::why).collect(),
             false => Vec::new(),
         };
-        let missing = rows
+        let missing = inputs
             .iter()
-            .filter(|row| row.mode == InputMode::Optional && row.state == State::Waiting)
+            .filter(|input| input.mode == InputMode::Optional && input.state == State::Waiting)
             .filter_map(typed)
             .collect();
         self.epoch.report(|report| {

@@ -183,7 +183,7 @@ mod tests {
     struct Outer(#[source] kube::Error);
 
     #[test]
-    fn who_is_asked_to_come_back_later_has_neither_failed_nor_succeeded() {
+    fn postponed_reconcile_has_neither_failed_nor_succeeded() {
         let after = Duration::from_secs(3);
         let later = ReconcileError::RetryAfter(Postponed.into(), after);
 

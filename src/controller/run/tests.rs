@@ -31,7 +31,7 @@ use crate::{
     informer::ObjectKey,
     manager::{
         ControllerName, ControllerState, Manager, ManagerError, ManagerOptions, Readiness,
-        Runnable, RunnableGroup, RunnableOptions, Unmet, Verdict,
+        Runnable, RunnableGroup, RunnableOptions, StopReason, Unmet, Verdict,
     },
 };
 

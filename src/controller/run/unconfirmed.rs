@@ -1,14 +1,19 @@
-//! Unconfirmed writes: writes of unknown outcome, by the request whose reconcile sent them.
+//! Unconfirmed writes: writes that the caches may not hold yet, by the request that sent them.
 //!
-//! The server may have applied an unconfirmed write. A reconcile over a cache that does not yet
-//! show it would send the write again. So the next reconcile of that request waits until the caches
-//! have caught up with the server.
+//! Before a request's next reconcile, its caches hold what it wrote. A reconcile over an older cache
+//! would write it again. An answer reports the version written; after a lost answer, one read of the
+//! server does. While a cache is behind, the request waits in the queue.
 
-mod check;
+mod expectation;
+mod read;
+mod state;
 mod target;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{
+        BTreeMap, HashMap, HashSet,
+        btree_map::Entry::{Occupied, Vacant},
+    },
     sync::Arc,
     time::Duration,
 };
@@ -17,21 +22,23 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{task_local, time::Instant};
 
 use self::{
-    check::{Live, Unconfirmed},
+    expectation::{Expectation, Unconfirmed},
+    state::WriteAnswer,
     target::Target,
 };
 
 use crate::{
     controller::{Context, Request},
-    duration::doubled,
     kind::TypeRef,
-    manager::{Write, WriteObserver},
+    manager::{Write, WriteEnd, WriteObserver},
 };
 
-/// Retention of the unconfirmed writes of a name without a controller, ten minutes since the last
-/// write. Informers linger for seconds only, so that a cache which starts later includes them.
+/// Retention of an answered write that no reconcile asks for, and of the writes of a name without a
+/// controller, ten minutes. Informers linger for seconds only, so that a cache which starts later
+/// includes them.
 const RETENTION: Duration = Duration::from_secs(600);
-/// First pause before the caches are compared again; doubles up to [`LONGEST_PAUSE`].
+/// First pause before the caches are compared again. Each pause is as long as the wait so far, so
+/// that the wait doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// Longest pause before the caches are compared again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
@@ -43,24 +50,29 @@ task_local! {
 
 /// Unconfirmed writes of a controller; they outlive its epochs.
 #[derive(Debug, Default)]
-pub(in crate::controller) struct UnconfirmedWrites(Mutex<State>);
+pub(in crate::controller) struct UnconfirmedWrites(Mutex<TrackedWrites>);
 
 #[derive(Debug, Default)]
-struct State {
+struct TrackedWrites {
     open: HashMap<Request, RequestWrites>,
     // Requests in reconcile.
     active: HashSet<Request>,
-    // Time of the last write whose outcome became unknown.
+    // Time of the last write.
     latest: Option<Instant>,
+    // Time of the next removal of old writes; `None` without writes.
+    expiry: Option<Instant>,
 }
 
 /// Unconfirmed writes of one request.
 #[derive(Debug, Default)]
 struct RequestWrites {
-    // Objects or collections written, each with its state on the server if a list has shown it.
-    targets: BTreeMap<Target, Option<Live>>,
-    // Number of comparisons that found the caches behind.
-    waits: u32,
+    targets: BTreeMap<Target, Expectation>,
+    // True if the outcome of one of them is unknown.
+    unknown: bool,
+    // True if the request's own object has to be read: such a write may have changed it.
+    own_object: bool,
+    // Time of the first comparison that found the caches behind, since one has caught up.
+    behind: Option<Instant>,
 }
 
 /// Marks a request as in reconcile until dropped, and holds its unconfirmed writes.
@@ -71,9 +83,9 @@ pub(in crate::controller) struct Reconciling {
     writes: Option<RequestWrites>,
 }
 
-/// The caches are behind the server, or the server could not be read. The request waits.
+/// The caches are behind a write, or the server could not be read. The request waits.
 #[derive(Debug, thiserror::Error)]
-#[error("the outcome of an earlier write is unknown, and {why}")]
+#[error("an earlier write is unconfirmed: {why}")]
 pub(in crate::controller) struct Behind {
     why: Unconfirmed,
     /// Pause before the next comparison.
@@ -89,7 +101,7 @@ impl Behind {
 }
 
 impl UnconfirmedWrites {
-    /// Returns an observer that records each write of unknown outcome for its request.
+    /// Returns an observer that records each write for its request.
     ///
     /// A write from a task without a current request (`tokio::spawn`) counts for every request in
     /// reconcile.
@@ -101,7 +113,7 @@ impl UnconfirmedWrites {
                 Ok(request) => vec![request],
                 Err(_) => unconfirmed.state().active.iter().cloned().collect(),
             };
-            Box::new(move || unconfirmed.add(requests, write))
+            Box::new(move |end| unconfirmed.add(requests, &write, end))
         })
     }
 
@@ -114,9 +126,12 @@ impl UnconfirmedWrites {
         Reconciling { unconfirmed: Arc::clone(self), request: request.clone(), writes }
     }
 
-    /// Returns the requests with unconfirmed writes, which the next epoch reconciles in any case.
+    /// Returns the requests with a write of unknown outcome, which the next epoch reconciles in any
+    /// case.
     pub(in crate::controller) fn requests(&self) -> Vec<Request> {
-        self.state().open.keys().cloned().collect()
+        let state = self.state();
+        let unknown = state.open.iter().filter(|(_, writes)| writes.unknown);
+        unknown.map(|(request, _)| request.clone()).collect()
     }
 
     /// Returns whether a later controller of the same name still needs these writes.
@@ -125,34 +140,61 @@ impl UnconfirmedWrites {
         !state.open.is_empty() && state.latest.is_some_and(|latest| latest.elapsed() < RETENTION)
     }
 
-    fn add(&self, requests: Vec<Request>, write: Write) {
-        let target = Target::of(write);
+    /// Returns the time at which [`UnconfirmedWrites::expire`] is due; `None` without writes.
+    pub(in crate::controller) fn expiry(&self) -> Option<Instant> {
+        self.state().expiry
+    }
+
+    /// Removes answered writes older than ten minutes, unless a request waits for them.
+    pub(in crate::controller) fn expire(&self) {
         let mut state = self.state();
-        state.latest = Some(Instant::now());
+        state.open.retain(|_, writes| {
+            writes.unknown || writes.behind.is_some() || {
+                writes.targets.retain(|_, expected| expected.age() < RETENTION);
+                !writes.targets.is_empty()
+            }
+        });
+        state.open.shrink_to_fit();
+        state.expiry = (!state.open.is_empty()).then(|| Instant::now() + RETENTION);
+    }
+
+    fn add(&self, requests: Vec<Request>, write: &Write, end: WriteEnd) {
+        let (unknown, answer) = match end {
+            WriteEnd::Answered(body) => (false, WriteAnswer::decode(write.method(), &body)),
+            WriteEnd::Unknown => (true, WriteAnswer::default()),
+        };
+        let target = Target::of(write, answer.name);
+        let mut state = self.state();
+        let now = Instant::now();
+        state.latest = Some(now);
+        state.expiry.get_or_insert(now + RETENTION);
         for request in requests {
             // A write without a target is recorded too: the request's own object is compared.
             let writes = state.open.entry(request).or_default();
-            writes.targets.extend(target.clone().map(|target| (target, None)));
+            writes.unknown |= unknown;
+            writes.own_object |= unknown;
+            if let Some(target) = &target {
+                writes.expect(target.clone(), Expectation::new(answer.state.clone()));
+            }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, TrackedWrites> {
         self.0.lock()
     }
 }
 
 impl Reconciling {
     /// Returns whether the outcome of an earlier write is unknown.
-    pub(in crate::controller) fn has_unconfirmed(&self) -> bool {
-        self.writes.is_some()
+    pub(in crate::controller) fn has_unknown(&self) -> bool {
+        self.writes.as_ref().is_some_and(|writes| writes.unknown)
     }
 
-    /// Compares the caches with the server if there are unconfirmed writes; clears those writes
-    /// once the caches have caught up.
+    /// Compares the caches with the unconfirmed writes, and forgets those that the caches hold.
     ///
     /// # Errors
     ///
-    /// [`Behind`] while the caches have not caught up, or the server cannot be read.
+    /// [`Behind`] while a cache does not hold one of them, or the server cannot be read.
     ///
     /// # Cancel safety
     ///
@@ -163,13 +205,19 @@ impl Reconciling {
         primary: Option<&TypeRef>,
     ) -> Result<(), Behind> {
         let Some(writes) = &mut self.writes else { return Ok(()) };
-        // The request's own object is compared too: the write may have changed it.
         let served = primary.and_then(|primary| context.served(primary));
-        let primary = served.map(|served| Target::of_request(&self.request, &served));
-        if let Err(why) = writes.confirm(primary, context).await {
-            let after = doubled(FIRST_PAUSE, writes.waits, LONGEST_PAUSE);
-            writes.waits = writes.waits.saturating_add(1);
-            return Err(Behind { why, after });
+        if let Some(served) = served.filter(|_| writes.own_object) {
+            writes.own_object = false;
+            let own = Target::of_request(&self.request, &served);
+            writes.expect(own, Expectation::new(None));
+        }
+        let count = writes.targets.len();
+        if let Err(why) = writes.confirm(context).await {
+            if writes.targets.len() != count {
+                writes.behind = None;
+            }
+            let waited = writes.behind.get_or_insert_with(Instant::now).elapsed();
+            return Err(Behind { why, after: waited.clamp(FIRST_PAUSE, LONGEST_PAUSE) });
         }
         self.writes = None;
         Ok(())
@@ -182,24 +230,33 @@ impl Reconciling {
 }
 
 impl RequestWrites {
-    /// Compares the targets in sequence.
-    ///
-    /// A target that the caches have caught up with is not compared again. A collection is listed
-    /// once, and is then replaced by those of its objects that the caches lack.
-    async fn confirm(
-        &mut self,
-        primary: Option<Target>,
-        context: &Context,
-    ) -> Result<(), Unconfirmed> {
-        while let Some((target, seen)) = self.targets.first_key_value() {
-            let missed = check::caught_up(target, seen.as_ref(), context).await?;
-            self.targets.pop_first();
-            for (target, seen) in missed {
-                self.targets.entry(target).or_insert(Some(seen));
+    fn expect(&mut self, target: Target, new: Expectation) {
+        match self.targets.entry(target) {
+            Vacant(vacant) => {
+                vacant.insert(new);
             }
+            Occupied(mut old) => old.get_mut().replace(new),
         }
-        if let Some(primary) = primary {
-            check::caught_up(&primary, None, context).await?;
+    }
+
+    /// Compares the targets in sequence, until a cache is behind. A collection is read once, and is
+    /// then replaced by those of its objects that the caches lack.
+    async fn confirm(&mut self, context: &Context) -> Result<(), Unconfirmed> {
+        let waited = self.behind.map(|since| since.elapsed()).unwrap_or_default();
+        while let Some(mut first) = self.targets.first_entry() {
+            let target = first.key().clone();
+            let mut missing = Vec::new();
+            for cache in context.caches(&target.group, &target.plural) {
+                if target.may_be_in(&cache) {
+                    let expected = first.get_mut();
+                    missing
+                        .extend(expected.check(&target, &cache, context.client(), waited).await?);
+                }
+            }
+            first.remove();
+            for (key, state) in missing {
+                self.expect(target.object(key), Expectation::new(Some(state)));
+            }
         }
         Ok(())
     }
@@ -219,11 +276,16 @@ impl Drop for Reconciling {
         state.active.remove(&self.request);
         if let Some(writes) = self.writes.take() {
             let open = state.open.entry(self.request.clone()).or_default();
-            for (target, seen) in writes.targets {
-                // The entry of a newer write wins: its write may have changed the state seen.
-                open.targets.entry(target).or_insert(seen);
+            for (target, expected) in writes.targets {
+                // The entry of a newer write wins: it has changed the object since.
+                open.targets.entry(target).or_insert(expected);
             }
-            open.waits = open.waits.max(writes.waits);
+            open.unknown |= writes.unknown;
+            open.own_object |= writes.own_object;
+            open.behind = writes.behind;
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

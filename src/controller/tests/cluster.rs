@@ -61,7 +61,7 @@ async fn cluster_is_running_once_discovery_has_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cluster_that_is_half_dead_holds_others_up_for_five_seconds() {
+async fn cluster_with_partial_discovery_delays_other_runnables_by_five_seconds() {
     let harness = Harness::new();
     harness.server.forbid("/apis");
     harness.install("Widget");

@@ -24,7 +24,7 @@ async fn changes_of_owned_objects_concern_their_owner() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_owned_object_that_goes_as_soon_as_it_comes_concerns_its_owner() {
+async fn owned_object_that_is_created_and_deleted_at_once_concerns_its_owner() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.install("Part");
@@ -78,7 +78,7 @@ async fn handler_that_panics_loses_one_change_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn predicates_drop_what_none_of_them_wants() {
+async fn predicates_drop_changes_that_none_of_them_accepts() {
     let harness = Harness::new();
     harness.install("Widget");
     // The server raises the generation when the size changes.

@@ -60,7 +60,7 @@ async fn prepared_informers_go_with_a_controller_that_is_never_started() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_was_prepared_is_given_back_when_no_start_comes() {
+async fn prepared_informers_are_released_without_a_start() {
     let harness = Harness::new();
     harness.install("Widget");
     let controller = harness.build(builder().for_type(widgets()));

@@ -6,7 +6,7 @@ use super::*;
 use crate::informer::Index;
 
 #[tokio::test(start_paused = true)]
-async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_built() {
+async fn use_of_a_field_outside_the_projection_is_an_error_of_the_build() {
     let harness = Harness::new();
     let owner = Handler::Owner {
         owner: crate::kind::GroupKind { group: "example.com".into(), kind: "Widget".into() },
@@ -50,7 +50,7 @@ async fn a_use_that_needs_more_than_is_kept_is_an_error_when_the_controller_is_b
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_type_that_is_kept_in_part_is_not_decoded_and_the_error_says_what_to_change() {
+async fn projected_type_is_not_decoded_and_the_error_says_what_to_change() {
     struct Reader;
     impl Reconciler for Reader {
         async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {

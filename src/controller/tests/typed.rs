@@ -98,7 +98,7 @@ async fn harness() -> Harness {
 }
 
 #[tokio::test(start_paused = true)]
-async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
+async fn typed_controller_reads_its_objects_and_gets_requests_for_owned_ones() {
     let harness = harness().await;
 
     harness.server.apply(sized("a", json!(1)));
@@ -112,7 +112,7 @@ async fn typed_controller_reads_its_objects_and_hears_of_what_they_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lister_of_what_nothing_is_known_of_is_an_error_and_not_empty() {
+async fn lister_without_a_cache_is_an_error_and_not_empty() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(sized("a", json!(1)));

@@ -55,7 +55,7 @@ async fn type_that_is_deleted_and_created_at_once_begins_another_epoch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn optional_type_comes_and_goes_within_one_epoch() {
+async fn optional_type_appears_and_disappears_within_one_epoch() {
     let harness = Harness::new();
     harness.install("Part");
     harness.add(parts_and_perhaps_widgets()).await;
@@ -133,7 +133,7 @@ async fn plain_type_that_is_lost_is_reported_and_found_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_that_go_while_a_plain_type_is_not_served_are_told_of_when_it_is_back() {
+async fn deletions_while_a_plain_type_is_not_served_are_reconciled_when_it_returns() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(widget("a", "a"));
@@ -315,7 +315,7 @@ async fn stores_are_empty_and_watches_closed_when_done_fires() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_better_version_restarts_nobody_who_asked_for_any() {
+async fn better_version_restarts_no_controller_of_any_version() {
     let harness = Harness::new();
     let any = widgets().any_version();
     harness.server.install(crd("Widget"), &["v1"]);
@@ -414,7 +414,7 @@ async fn an_optional_type_that_is_served_is_waited_for_at_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn objects_of_an_optional_type_that_comes_are_told_of_when_all_of_them_are_known() {
+async fn objects_of_an_optional_type_that_appears_are_reconciled_after_its_whole_list() {
     let harness = Harness::new();
     harness.install("Part");
     harness.add(parts_and_perhaps_widgets()).await;

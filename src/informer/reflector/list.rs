@@ -119,7 +119,9 @@ impl Reflector {
         self.listing.whole = false;
         self.listing.pages = false;
         self.suspicion = None;
-        self.resume_version = Some(ResumeVersion::new(version, self.order));
+        let resume_version = ResumeVersion::new(version, self.order);
+        self.informer.store.set_version(resume_version.number());
+        self.resume_version = Some(resume_version);
         if version.is_empty() {
             // A server without versions has no watch cache and no streaming lists.
             self.listing.never_stream = true;

@@ -262,6 +262,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn version_of_a_store_follows_events_and_bookmarks() {
+        let mut harness = Harness::new();
+        let (subscription, watch) = harness.synced(&[widget("a", 1)]).await;
+        let store = subscription.store();
+        assert_eq!(store.version(), 10);
+
+        watch.event("MODIFIED", &widget("a", 11));
+        settle().await;
+        assert_eq!(store.version(), 11);
+        watch.bookmark(20);
+        settle().await;
+        assert_eq!(store.version(), 20);
+        watch.event("MODIFIED", &widget("a", 15));
+        settle().await;
+        assert_eq!(store.version(), 20, "old event");
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_watch_cut_at_any_byte_loses_nothing() {
         let event = json!({"type": "MODIFIED", "object": widget("a", 11)}).to_string() + "\n";
         for end in 0..event.len() {

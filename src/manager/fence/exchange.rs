@@ -202,11 +202,15 @@ impl Held {
     ) -> Poll<Option<Result<Frame<Bytes>, kube::Error>>> {
         let Content::Body(body) = &mut self.content else { return Poll::Ready(None) };
         let frame = ready!(Pin::new(&mut *body).poll_frame(context));
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        if let (Some(passage), Some(data)) = (&mut self.passage, data) {
+            passage.answer.push(data);
+        }
         match &frame {
             Some(Ok(_)) if !HttpBody::is_end_stream(body) => return Poll::Ready(frame),
             Some(Ok(_)) | None => {
                 if let Some(passage) = self.passage.take() {
-                    passage.answered();
+                    passage.succeeded();
                 }
             }
             // The body was cut off: dropped without an answer.
@@ -221,7 +225,10 @@ impl Held {
 /// write is known only when its whole answer was read.
 fn of_head(passage: Passage, status: StatusCode, ended: bool) -> Option<Passage> {
     match status {
-        _ if passage.on_unknown.is_some() && status.is_success() && !ended => return Some(passage),
+        _ if passage.on_end.is_some() && status.is_success() => match ended {
+            true => passage.succeeded(),
+            false => return Some(passage),
+        },
         // A gateway answered; the server's own answer is missing.
         StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => drop(passage),
         _ if status.is_server_error() => passage.answered_vaguely(),

@@ -3,6 +3,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use bytes::Bytes;
 use futures::{FutureExt, future::BoxFuture, stream};
 use http::{Method, Request, Response};
 use http_body::Frame;
@@ -51,8 +52,10 @@ async fn check(method: Method, does: Does, expected: (usize, usize)) {
     let observer: WriteObserver = Arc::new(move |write| {
         assert_eq!(write.path(), "/api/v1/namespaces/ns/pods");
         let count = Arc::clone(&count);
-        Box::new(move || {
-            count.fetch_add(1, Ordering::SeqCst);
+        Box::new(move |end| {
+            if end == WriteEnd::Unknown {
+                count.fetch_add(1, Ordering::SeqCst);
+            }
         })
     });
     let client = fence.observed_client(&server(does), observer);
@@ -95,6 +98,51 @@ async fn outcome_of_a_write_is_unknown_unless_it_was_answered_to_the_end() {
             check(method.clone(), Does::Answers(code), expected).await;
         }
     }
+}
+
+/// Sends a request, and returns the ends that the observer gets.
+async fn ends(request: http::request::Builder, sent: &str, frames: Vec<Bytes>) -> Vec<WriteEnd> {
+    let service = service_fn(move |_request: Request<Body>| {
+        let frames = frames.clone().into_iter().map(|data| io::Result::Ok(Frame::data(data)));
+        let body = StreamBody::new(stream::iter(frames));
+        std::future::ready(Ok::<_, io::Error>(Response::new(body)))
+    });
+    let (sender, ends) = std::sync::mpsc::channel();
+    let observer: WriteObserver = Arc::new(move |_write| {
+        let sender = sender.clone();
+        Box::new(move |end| sender.send(end).unwrap())
+    });
+    let client = Fence::new().observed_client(&Client::new(service, "default"), observer);
+    let request = request.body(Body::from(sent.as_bytes().to_vec())).unwrap();
+    client.send(request).await.unwrap().into_body().collect().await.unwrap();
+    ends.try_iter().collect()
+}
+
+#[tokio::test]
+async fn observer_gets_the_whole_answer_to_a_write_unless_it_is_too_long() {
+    let path = "/api/v1/namespaces/ns/pods";
+    let answered = |body: &str| [WriteEnd::Answered(Bytes::from(body.to_owned()))];
+
+    assert_eq!(ends(Request::post(path), "", vec!["{}".into()]).await, answered("{}"));
+    assert_eq!(
+        ends(Request::put(path), "", vec!["{".into(), "".into(), "}".into()]).await,
+        answered("{}")
+    );
+    assert_eq!(ends(Request::delete(path), "", vec![]).await, answered(""));
+    let long = Bytes::from(vec![b' '; 700_000]);
+    assert_eq!(ends(Request::post(path), "", vec![long.clone(), long]).await, answered(""));
+}
+
+#[tokio::test]
+async fn dry_run_is_no_write() {
+    let path = "/api/v1/namespaces/ns/pods/a?fieldManager=x&dryRun=All";
+    for request in [Request::post(path), Request::put(path), Request::delete(path)] {
+        assert_eq!(ends(request, "", vec!["{}".into()]).await, []);
+    }
+    let delete = || Request::delete("/api/v1/namespaces/ns/pods/a");
+    let options = serde_json::json!({ "dryRun": ["All"] }).to_string();
+    assert_eq!(ends(delete(), &options, vec!["{}".into()]).await, []);
+    assert_eq!(ends(delete(), "{}", vec!["{}".into()]).await.len(), 1);
 }
 
 #[tokio::test]

@@ -140,7 +140,7 @@ fn an_outage_is_probed_and_followed_by_all_at_once() {
 }
 
 #[test]
-fn an_end_that_was_none_costs_nobody_the_backoff_of_the_whole_outage() {
+fn single_success_in_an_outage_does_not_delay_requests_by_its_length() {
     let mut simulation = Simulation::new(3);
     let (back, gone, well) = (simulation.at(1200), simulation.at(1220), simulation.at(1230));
 
@@ -159,7 +159,7 @@ fn an_end_that_was_none_costs_nobody_the_backoff_of_the_whole_outage() {
 }
 
 #[test]
-fn waits_beyond_measure_are_bounded() {
+fn very_long_waits_are_bounded() {
     let mut gate = RetryGate::default();
     let wait = Wait { backoff: Duration::MAX, at_least: Duration::MAX };
     let pace = Pace { longest: Duration::MAX, ..PACE };
@@ -170,7 +170,7 @@ fn waits_beyond_measure_are_bounded() {
 }
 
 #[test]
-fn what_fails_for_its_own_reasons_keeps_to_its_own_backoff() {
+fn request_that_fails_alone_keeps_its_own_back_off() {
     let mut simulation = Simulation::new(105);
     let gate = |broken: bool, now: Instant, simulation: &mut Simulation| {
         // The other requests come in all the time and succeed.
@@ -193,7 +193,7 @@ fn what_fails_for_its_own_reasons_keeps_to_its_own_backoff() {
 }
 
 #[test]
-fn success_of_one_is_no_reason_to_try_those_that_are_broken() {
+fn success_of_one_request_does_not_retry_broken_ones() {
     let mut simulation = Simulation::new(3);
     let now = simulation.at(100);
     assert!(simulation.gate.answered(&7, now).is_empty());
@@ -223,7 +223,7 @@ fn a_broken_half_costs_two_tries_for_each_that_recovers() {
 }
 
 #[test]
-fn what_comes_back_and_goes_again_is_not_stormed() {
+fn short_recovery_causes_no_storm() {
     let mut simulation = Simulation::new(1000);
     let (back, out, well) = (simulation.at(300), simulation.at(302), simulation.at(900));
 
@@ -238,7 +238,7 @@ fn what_comes_back_and_goes_again_is_not_stormed() {
 }
 
 #[test]
-fn who_was_asked_to_wait_follows_nobody_before() {
+fn throttled_request_is_not_retried_before_its_time() {
     let (mut gate, now) = (RetryGate::default(), Instant::now() + 100 * SECOND);
     let wait = |seconds: u32| Wait { backoff: Duration::ZERO, at_least: seconds * SECOND };
     for (key, seconds) in [("a", 1), ("b", 60), ("c", 2), ("d", 3)] {
@@ -254,7 +254,7 @@ fn who_was_asked_to_wait_follows_nobody_before() {
 }
 
 #[test]
-fn what_is_forgotten_is_not_tried() {
+fn forgotten_request_is_not_retried() {
     let (mut gate, now) = (RetryGate::default(), Instant::now() + 100 * SECOND);
     let wait = Wait { backoff: SECOND, at_least: Duration::ZERO };
     for key in ["a", "b", "c"] {
@@ -269,7 +269,7 @@ fn what_is_forgotten_is_not_tried() {
 }
 
 #[test]
-fn a_gate_without_probes_is_left_alone_for_as_long_as_the_backoffs_say() {
+fn gate_without_probes_retries_by_the_back_offs_only() {
     let mut simulation = Simulation::new(1);
     let pace = Pace { probe: None, ..PACE };
 

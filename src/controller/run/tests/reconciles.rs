@@ -140,7 +140,7 @@ fn throttled() -> Result<Outcome, ReconcileError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_server_asks_to_wait_with_waits_and_is_no_error() {
+async fn throttled_request_waits_and_is_not_an_error() {
     let (mut harness, log) = ends(vec![throttled]);
     harness.running().await;
     settle().await;
@@ -158,7 +158,7 @@ async fn what_the_server_asks_to_wait_with_waits_and_is_no_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_that_wait_for_the_server_follow_the_first_that_it_takes() {
+async fn throttled_requests_follow_the_first_that_succeeds() {
     let names: Vec<_> = (0..200).map(|number| number.to_string()).collect();
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     let (storm, tries) = (watch::Sender::new(true), Arc::new(AtomicUsize::new(0)));
@@ -184,7 +184,7 @@ async fn those_that_wait_for_the_server_follow_the_first_that_it_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_the_reconciler_names_counts_as_a_failure_and_does_not_double() {
+async fn retry_after_counts_as_a_failure_and_does_not_double() {
     let again: fn() -> _ =
         || Err(ReconcileError::RetryAfter("it is out".into(), Duration::from_secs(1)));
     let (mut harness, log) = ends(vec![again, again, again]);
@@ -198,7 +198,7 @@ async fn a_wait_that_the_reconciler_names_counts_as_a_failure_and_does_not_doubl
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_reconciler_may_call_another_request_out_of_its_wait() {
+async fn reconciler_can_enqueue_a_delayed_request() {
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
     let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
@@ -237,7 +237,7 @@ async fn terminal_failure_is_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn requeue_after_waits_as_told_and_forgets_the_back_off() {
+async fn requeue_after_waits_for_its_time_and_resets_the_back_off() {
     let again: fn() -> _ = || Ok(Outcome::RequeueAfter(Duration::from_secs(1)));
     let (mut harness, log) = ends(vec![failed, again, failed]);
 
@@ -324,7 +324,7 @@ impl std::fmt::Display for Unspeakable {
 impl std::error::Error for Unspeakable {}
 
 #[tokio::test(start_paused = true)]
-async fn error_that_panics_when_it_is_told_is_one_of_its_request_alone() {
+async fn error_that_panics_when_it_is_formatted_affects_its_request_only() {
     let mut harness = make().input(InputMode::Required, Fake::new("fake", &["a", "b"])).run(
         |request, context| {
             let fails = &*request.name == "a" && context.attempt() == 0;
@@ -362,7 +362,7 @@ async fn reconcile_that_outlasts_its_timeout_is_dropped_and_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_existed_is_reconciled_though_changes_come_as_fast_as_they_are_reconciled() {
+async fn existing_objects_are_reconciled_under_constant_changes() {
     const EACH: Duration = Duration::from_millis(100);
     let initial = ["a", "b", "c", "d", "e", "f", "g", "h"];
     let (sender, channel) = ChannelSource::new(1);

@@ -3,7 +3,7 @@
 use super::*;
 
 #[tokio::test(start_paused = true)]
-async fn optional_source_comes_and_goes_without_a_restart() {
+async fn optional_source_starts_and_stops_without_a_restart() {
     let optional = Fake::new("optional", &["o"]).missing();
     let log = Log::default();
     let (notes, start) = (log.clone(), Instant::now());
@@ -46,7 +46,7 @@ async fn unknown_verdict_leaves_a_running_source_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn optional_source_that_never_syncs_holds_nobody_up_for_longer_than_the_timeout() {
+async fn optional_source_that_never_syncs_delays_the_start_by_the_timeout() {
     let mut harness = make()
         .input(InputMode::Optional, Fake::new("optional", &[]).unsynced())
         .run(|_, _| async { ok() });
@@ -277,7 +277,7 @@ async fn required_source_that_is_done_with_its_condition_leaves_the_epoch_to_the
 }
 
 #[tokio::test(start_paused = true)]
-async fn required_source_whose_condition_comes_back_after_it_was_done_ends_the_epoch() {
+async fn required_source_whose_condition_holds_again_after_its_end_ends_the_epoch() {
     let brief = Brief::new(SourceEnd::TypeGone);
     brief.goes_on.send_replace(true);
     let mut harness = make().input(InputMode::Required, brief.clone()).run(|_, _| async { ok() });
@@ -311,7 +311,7 @@ async fn optional_source_that_is_always_done_is_started_again_less_and_less_ofte
 }
 
 #[tokio::test(start_paused = true)]
-async fn plain_source_that_has_nothing_more_to_say_is_left_alone() {
+async fn plain_source_that_has_ended_is_not_started_again() {
     let brief = Brief::new(SourceEnd::Stopped);
     let mut harness = make().input(InputMode::Plain, brief.clone()).run(|_, _| async { ok() });
 

@@ -204,7 +204,7 @@ async fn tasks_of_a_reconcile_may_write_until_the_grace_is_over_and_are_then_abo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_write_of_a_reconciles_task_that_is_given_up_leaves_its_own_request_in_doubt() {
+async fn dropped_write_of_a_reconciles_task_is_unconfirmed_for_its_request() {
     let mut spec = make().workers(2).input(InputMode::Required, Fake::new("fake", &["a", "b"]));
     spec.client = client(pending);
     let mut harness = spec.run(|request, context| async move {

@@ -84,7 +84,7 @@ impl Fed {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_of_an_epoch() {
+async fn delivered_request_without_a_finished_reconcile_survives_every_end_of_an_epoch() {
     for end in ENDS {
         let (sender, channel) = ChannelSource::new(8);
         let mut fed = Fed::by(channel);
@@ -113,7 +113,7 @@ async fn what_a_channel_delivered_and_no_reconcile_finished_outlives_every_end_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_comes_again_during_its_last_reconcile_is_for_the_next_epoch() {
+async fn request_delivered_during_its_last_reconcile_goes_to_the_next_epoch() {
     let (sender, channel) = ChannelSource::new(8);
     let mut fed = Fed::by(channel);
     fed.harness.running().await;

@@ -2,10 +2,16 @@
 
 use std::sync::Arc;
 
+use http::Method;
 use serde::Deserialize;
 
 use super::Request;
-use crate::{informer::ObjectKey, kind::ServedType, manager::Write};
+use crate::{
+    controller::run::input_status::Attached,
+    informer::ObjectKey,
+    kind::{Scope, ServedType},
+    manager::Write,
+};
 
 /// Object or collection that a write addressed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -32,13 +38,17 @@ struct Name {
 }
 
 impl Target {
-    /// Returns the target of a write; `None` if its path names no object and no collection.
-    pub(super) fn of(write: Write) -> Option<Self> {
+    /// Returns the target of a write; `None` if its path names no object and no collection. A
+    /// created object has the name in the answer or, without an answer, in the request.
+    pub(super) fn of(write: &Write, answered: Option<String>) -> Option<Self> {
         let mut target = Self::at(write.path())?;
-        if target.name.is_none() {
-            let named = write.body().and_then(|body| serde_json::from_slice::<Named>(&body).ok());
-            let name = named.unwrap_or_default().metadata.name;
-            target.name = name.filter(|name| !name.is_empty()).map(Arc::from);
+        if target.name.is_none() && *write.method() == Method::POST {
+            let sent = || {
+                let named = serde_json::from_slice::<Named>(&write.body()?).ok()?;
+                named.metadata.name
+            };
+            let name = answered.or_else(sent).filter(|name| !name.is_empty());
+            target.name = name.map(Arc::from);
         }
         Some(target)
     }
@@ -58,10 +68,21 @@ impl Target {
         Self { namespace: key.namespace, name: Some(key.name), ..self.clone() }
     }
 
-    /// Returns whether the target includes an object.
-    pub(super) fn includes(&self, key: &ObjectKey) -> bool {
-        self.name.as_ref().is_none_or(|name| *name == key.name)
-            && self.namespace.as_ref().is_none_or(|it| key.namespace.as_ref() == Some(it))
+    /// Returns the key of a single object; `None` for a collection.
+    pub(super) fn key(&self) -> Option<ObjectKey> {
+        let name = Arc::clone(self.name.as_ref()?);
+        Some(ObjectKey { namespace: self.namespace.clone(), name })
+    }
+
+    /// Returns whether a cache of the type can hold the target. It may be of another namespace, and
+    /// a type may have returned with another scope since the write.
+    pub(super) fn may_be_in(&self, cache: &Attached) -> bool {
+        let only = cache.key.namespace.as_ref();
+        match (cache.served.identity.scope, &self.namespace) {
+            (Scope::Cluster, namespace) => namespace.is_none(),
+            (Scope::Namespaced, None) => self.name.is_none(),
+            (Scope::Namespaced, Some(namespace)) => only.is_none_or(|only| only == namespace),
+        }
     }
 
     /// Returns the target of an API path; the path of a subresource addresses its object.
@@ -129,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_no_target() {
+    fn path_without_an_object_has_no_target() {
         for path in ["/", "/healthz", "/api", "/apis/example.com", "/apis/example.com/v1"] {
             check(path, None);
         }

@@ -1,0 +1,171 @@
+//! Settlement: requeues or forgets a request after its reconcile, and reports the result.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tracing::{debug, error, info, warn};
+
+use super::Run;
+use crate::{
+    controller::{
+        Request,
+        queue::retry_gate::{Pace, Wait},
+        queue::{Add, Item},
+        run::outcome::Next,
+    },
+    manager::BoxError,
+};
+
+/// Retries of requests that the API server throttled: ten by their own back-offs, then at most one
+/// a second for each controller. No probes, since other clients keep the server informed.
+const THROTTLED: Pace =
+    Pace { gap: Duration::from_secs(1), burst: 10, probe: None, longest: Duration::MAX };
+
+/// Pause between comparisons of the caches from which on the last error shows that they are behind.
+const LONG_WAIT: Duration = Duration::from_secs(1);
+
+impl Run {
+    /// Requeues or forgets a request after its reconcile.
+    pub(super) fn settle(&mut self, item: Item<Request>, next: Next) {
+        let Item { key, priority, failures: attempt } = item;
+        let again = Add { priority, ..Add::default() };
+        self.update_gate(&key, &next);
+        match next {
+            Next::Done => {
+                self.queue.forget(&key);
+                self.succeeded(&key);
+            }
+            Next::Gone => {
+                self.queue.forget(&key);
+                self.gone(&key);
+            }
+            Next::After(after) => {
+                self.queue.forget(&key);
+                self.queue.add_with(key.clone(), Add { after, ..again });
+                self.succeeded(&key);
+            }
+            Next::Postponed(after) => {
+                self.queue.forget(&key);
+                self.queue.add_with(key.clone(), Add { after, ..again });
+            }
+            Next::Retry(None) => {
+                debug!(attempt, "conflict, reconciling again");
+                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
+            }
+            Next::Retry(Some(error)) => {
+                self.spec.series.errors.inc();
+                self.queue.add_with(key.clone(), Add { rate_limited: true, ..again });
+                if self.cancel.is_cancelled() {
+                    debug!(%error, attempt, "reconcile failed while stopping");
+                } else {
+                    warn!(%error, attempt, "reconcile failed");
+                    self.failed(&key, &error, false);
+                }
+            }
+            Next::RetryAfter(error, after) => {
+                self.spec.series.errors.inc();
+                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
+                if self.cancel.is_cancelled() {
+                    debug!(%error, attempt, "reconcile failed while stopping");
+                } else {
+                    warn!(%error, attempt, "reconcile failed");
+                    self.failed(&key, &error, false);
+                }
+            }
+            Next::Throttled(error, at_least) => {
+                info!(%error, attempt, "request throttled by the API server");
+                let backoff = self.spec.queue.backoff.delay(attempt);
+                let after = self.refused(&key, backoff, at_least);
+                self.queue.add_with(key.clone(), Add { after, failed: true, ..again });
+                if !self.cancel.is_cancelled() {
+                    self.failed(&key, &error, false);
+                }
+            }
+            Next::GiveUp(error) => {
+                self.spec.series.errors.inc();
+                self.spec.series.terminal.inc();
+                error!(%error, attempt, "reconcile failed and is not repeated");
+                self.failed(&key, &error, true);
+            }
+            Next::Wait(behind) => {
+                debug!(error = %behind, "reconcile waits for the caches");
+                let after = match behind.unanswered() {
+                    // The read is retried through the gate, as are throttled writes.
+                    Some(at_least) => self.refused(&key, behind.after, at_least),
+                    None => behind.after,
+                };
+                self.queue.add_with(key.clone(), Add { after, ..again });
+                if after >= LONG_WAIT {
+                    self.failed(&key, &behind.into(), false);
+                }
+            }
+            Next::Abandon => {
+                debug!("reconcile aborted");
+                self.queue.add_with(key.clone(), again);
+            }
+        }
+        self.queue.done(&key);
+    }
+
+    /// Records that the API server throttled a request; returns the time until the retry.
+    fn refused(&mut self, key: &Request, backoff: Duration, at_least: Duration) -> Duration {
+        let now = Instant::now();
+        let pace = Pace { longest: self.spec.queue.backoff.max, ..THROTTLED };
+        let wait = Wait { backoff, at_least };
+        self.throttled.failed(key.clone(), wait, &pace, fastrand::f64(), now)
+    }
+
+    /// Records the result in the retry gate: a success may admit throttled requests.
+    fn update_gate(&mut self, key: &Request, next: &Next) {
+        match next {
+            Next::Done | Next::After(_) if self.throttled.holds(key) => {
+                for (next, after) in self.throttled.answered(key, Instant::now()) {
+                    self.queue.add_with(next, Add { after, ..Add::default() });
+                }
+            }
+            Next::Gone
+            | Next::Retry(_)
+            | Next::RetryAfter(..)
+            | Next::GiveUp(_)
+            | Next::Postponed(_) => {
+                self.throttled.forget(key);
+            }
+            Next::Done | Next::After(_) | Next::Throttled(..) | Next::Wait(_) | Next::Abandon => {}
+        }
+    }
+
+    fn failed(&mut self, key: &Request, error: &BoxError, last: bool) {
+        self.streak.failed(key, Instant::now());
+        if self.last_error.failed(key, last, Instant::now()) {
+            let message = format!("{key}: {error}");
+            self.epoch.report(|report| report.last_error = Some(message));
+        }
+    }
+
+    /// Clears the error of a request, and ends the failure streak.
+    fn succeeded(&mut self, key: &Request) {
+        let was_reported = self.streak.succeeded();
+        self.streak_ended(was_reported);
+        self.clear_error(key);
+    }
+
+    /// Clears the error of a request whose object is gone.
+    fn gone(&mut self, key: &Request) {
+        let was_reported = self.streak.gone(key);
+        self.streak_ended(was_reported);
+        self.clear_error(key);
+    }
+
+    fn streak_ended(&self, was_reported: bool) {
+        if was_reported {
+            info!("reconciles no longer fail");
+            self.epoch.report(|report| report.failing = false);
+        }
+    }
+
+    fn clear_error(&mut self, key: &Request) {
+        if self.last_error.succeeded(key) {
+            self.epoch.report(|report| report.last_error = None);
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Expectation: what a cache must hold of a written object.
+
+use std::{collections::HashMap, time::Duration};
+
+use kube::Client;
+use tokio::time::Instant;
+
+use super::{
+    read::{self, ReadError},
+    state::{Comparison, ObjectState},
+    target::Target,
+};
+use crate::{
+    controller::run::input_status::Attached,
+    informer::{InformerKey, ObjectKey},
+    kind::{TypeIdentity, VersionOrder},
+    manager::retry_after,
+};
+
+/// Time after a write, and first time between two reads, in which a cache may be behind before the
+/// server is read: its selectors may exclude the object, or another client may have deleted it.
+/// Later times between reads are as long as the wait so far.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest time between two reads, five minutes, so that many waiting requests add little load.
+const LONGEST_PATIENCE: Duration = Duration::from_secs(300);
+
+/// Expected state of a written object or collection.
+#[derive(Debug)]
+pub(super) struct Expectation {
+    // As the answer reported it; `None` if the server has to be read.
+    pub(super) answered: Option<ObjectState>,
+    // Newer than the answer. By cache, since each read applies the selectors of one.
+    reads: HashMap<InformerKey, LiveRead>,
+    since: Instant,
+}
+
+#[derive(Debug)]
+struct LiveRead {
+    state: ObjectState,
+    next: Instant,
+}
+
+/// Error: the caches could not be shown to hold a write.
+#[derive(Debug, thiserror::Error)]
+pub(in crate::controller) enum Unconfirmed {
+    /// Wait for the watch to deliver the change.
+    #[error("the cache of {resource} has not caught up with {key}")]
+    Behind { resource: TypeIdentity, key: ObjectKey },
+    /// Fix what the reason names; the read is retried.
+    #[error("{resource} cannot be read from the server: {source}")]
+    Unread { resource: TypeIdentity, source: ReadError },
+}
+
+impl Unconfirmed {
+    /// Returns the wait that the server asked for if it could not be read; zero if it asked for
+    /// none.
+    pub(super) fn unanswered(&self) -> Option<Duration> {
+        match self {
+            Self::Behind { .. } => None,
+            Self::Unread { source: ReadError::Server(kube::Error::Api(status)), .. } => {
+                Some(retry_after(status).unwrap_or_default())
+            }
+            Self::Unread { .. } => Some(Duration::ZERO),
+        }
+    }
+}
+
+impl Expectation {
+    /// Creates the expectation of a write; without a state, the server has to be read.
+    pub(super) fn new(answered: Option<ObjectState>) -> Self {
+        Self { answered, reads: HashMap::new(), since: Instant::now() }
+    }
+
+    /// Returns the time since the write.
+    pub(super) fn age(&self) -> Duration {
+        self.since.elapsed()
+    }
+
+    /// Replaces the expectation by that of a later write of the same target.
+    ///
+    /// A target that has to be read stays so. Of two answers to concurrent writes, the newer version
+    /// counts, which may not be the one that arrived last.
+    pub(super) fn replace(&mut self, new: Self) {
+        let Some(old) = &self.answered else {
+            *self = Self::new(None);
+            return;
+        };
+        let is_older = new
+            .answered
+            .as_ref()
+            .is_some_and(|new| VersionOrder::Comparable.is_older(new.version(), old.version()));
+        if !is_older {
+            *self = new;
+        }
+    }
+
+    /// Checks a cache, and reads the server if that is due. Returns those objects of a collection
+    /// that the cache lacks. `waited` is the time for which the request has waited.
+    ///
+    /// # Errors
+    ///
+    /// The cache is behind a single object, or the server cannot be read.
+    pub(super) async fn check(
+        &mut self,
+        target: &Target,
+        cache: &Attached,
+        client: &Client,
+        waited: Duration,
+    ) -> Result<Vec<(ObjectKey, ObjectState)>, Unconfirmed> {
+        let resource = || cache.served.identity.clone();
+        let unread = |source| Unconfirmed::Unread { resource: resource(), source };
+        let Some(key) = target.key() else {
+            return read::missing(target, cache, client).await.map_err(unread);
+        };
+        let (known, next) = match self.reads.get(&cache.key) {
+            Some(read) => (Some(&read.state), Some(read.next)),
+            None => (self.answered.as_ref(), None),
+        };
+        let due = match known.map(|state| state.compare(&key, cache)) {
+            Some(Comparison::Held) => return Ok(Vec::new()),
+            None => self.since,
+            Some(Comparison::Undecided) => next.unwrap_or(self.since),
+            Some(Comparison::Behind) => next.unwrap_or(self.since + PATIENCE),
+        };
+        let now = Instant::now();
+        if due <= now {
+            let state = read::object(target, &key, cache, client).await.map_err(unread)?;
+            let comparison = state.compare(&key, cache);
+            let next = Instant::now() + waited.clamp(PATIENCE, LONGEST_PATIENCE);
+            self.reads.insert(cache.key.clone(), LiveRead { state, next });
+            if comparison == Comparison::Held {
+                return Ok(Vec::new());
+            }
+        }
+        Err(Unconfirmed::Behind { resource: resource(), key })
+    }
+}

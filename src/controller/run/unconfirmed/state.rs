@@ -1,0 +1,259 @@
+//! State of a written object on the server, and its comparison with a cache.
+
+use std::sync::Arc;
+
+use http::Method;
+use serde::Deserialize;
+
+use crate::{
+    controller::run::input_status::Attached,
+    informer::{Object, ObjectKey},
+    kind::VersionOrder,
+};
+
+/// State of an object on the server.
+#[derive(Clone, Debug)]
+pub(super) enum ObjectState {
+    /// The object exists at a version. An object without a version is compared by its content.
+    Stored { uid: Arc<str>, version: Arc<str>, content: Option<Object> },
+    /// The object has been deleted, so that it is gone or terminating.
+    Deleted { uid: Arc<str> },
+    /// A read at this version did not find the object.
+    Absent { version: Arc<str> },
+    /// The object exists, but cannot be decoded, so that no cache has its current state.
+    Unreadable,
+}
+
+/// Result of a comparison of a state with a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// The cache has this state or a newer one.
+    Held,
+    /// The cache has an older state.
+    Behind,
+    /// The cache has another state, and the versions cannot be compared.
+    Undecided,
+}
+
+/// Content of the answer to a write.
+#[derive(Debug, Default)]
+pub(super) struct WriteAnswer {
+    /// Name of the object, which the server may have generated.
+    pub(super) name: Option<String>,
+    /// State of the object; `None` if the answer does not report it.
+    pub(super) state: Option<ObjectState>,
+}
+
+/// AnswerFields of an answer, decoded as far as the identity of the object.
+#[derive(Default, Deserialize)]
+struct AnswerFields {
+    #[serde(default)]
+    kind: String,
+    metadata: Option<AnsweredObject>,
+    // In the `Status` that answers a deletion.
+    details: Option<AnsweredObject>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct AnsweredObject {
+    name: Option<String>,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+impl WriteAnswer {
+    /// Decodes the body of a success.
+    pub(super) fn decode(method: &Method, body: &[u8]) -> Self {
+        let body = serde_json::from_slice::<AnswerFields>(body).unwrap_or_default();
+        let is_status = body.kind == "Status";
+        let identity = if is_status { body.details } else { body.metadata };
+        let AnsweredObject { name, uid, resource_version } = identity.unwrap_or_default();
+        let known = |text: Option<String>| text.filter(|it| !it.is_empty()).map(Arc::from);
+        let (uid, version) = (known(uid), known(resource_version));
+        let state = match (uid, version) {
+            (Some(uid), _) if *method == Method::DELETE => Some(ObjectState::Deleted { uid }),
+            (Some(uid), Some(version)) if !is_status => {
+                Some(ObjectState::Stored { uid, version, content: None })
+            }
+            _ => None,
+        };
+        Self { name, state }
+    }
+}
+
+impl ObjectState {
+    /// Returns the version; empty if there is none.
+    pub(super) fn version(&self) -> &str {
+        match self {
+            Self::Stored { version, .. } | Self::Absent { version } => version,
+            Self::Deleted { .. } | Self::Unreadable => "",
+        }
+    }
+
+    /// Compares the state with a cache.
+    pub(super) fn compare(&self, key: &ObjectKey, cache: &Attached) -> Comparison {
+        let reached = cache.store.version();
+        if self.version().parse().is_ok_and(|version| (1..=reached).contains(&version)) {
+            return Comparison::Held;
+        }
+        self.compare_object(cache.store.get(key).as_ref(), cache.served.version_order)
+    }
+
+    fn compare_object(&self, cached: Option<&Object>, order: VersionOrder) -> Comparison {
+        match (self, cached) {
+            (Self::Unreadable, _) | (Self::Deleted { .. } | Self::Absent { .. }, None) => {
+                Comparison::Held
+            }
+            (Self::Stored { .. }, None) => Comparison::Behind,
+            (Self::Deleted { uid }, Some(cached)) => {
+                let cached = cached.header();
+                match cached.uid != *uid || cached.deletion_timestamp.is_some() {
+                    true => Comparison::Held,
+                    false => Comparison::Behind,
+                }
+            }
+            (Self::Stored { .. } | Self::Absent { .. }, Some(cached)) => {
+                let cached_version = &cached.header().resource_version;
+                if self.is_state_of(cached) || order.is_older(self.version(), cached_version) {
+                    Comparison::Held
+                } else if order.is_older(cached_version, self.version()) {
+                    Comparison::Behind
+                } else {
+                    Comparison::Undecided
+                }
+            }
+        }
+    }
+
+    /// Returns whether a cached object has this state.
+    fn is_state_of(&self, cached: &Object) -> bool {
+        let Self::Stored { uid, version, content } = self else { return false };
+        let header = cached.header();
+        (uid, version) == (&header.uid, &header.resource_version)
+            && content.as_ref().is_none_or(|content| content.json() == cached.json())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::controller::fixture::widget;
+
+    fn object(uid: &str, version: &str) -> Object {
+        widget(json!({"name": "a", "uid": uid, "resourceVersion": version}))
+    }
+
+    fn stored(uid: &str, version: &str) -> ObjectState {
+        ObjectState::Stored { uid: uid.into(), version: version.into(), content: None }
+    }
+
+    fn absent(version: &str) -> ObjectState {
+        ObjectState::Absent { version: version.into() }
+    }
+
+    #[track_caller]
+    fn check(state: ObjectState, cached: Option<Object>, expected: Comparison) {
+        check_by(VersionOrder::Comparable, state, cached, expected);
+    }
+
+    #[track_caller]
+    fn check_by(
+        order: VersionOrder,
+        state: ObjectState,
+        cached: Option<Object>,
+        expected: Comparison,
+    ) {
+        assert_eq!(state.compare_object(cached.as_ref(), order), expected, "{state:?}");
+    }
+
+    #[test]
+    fn cache_holds_what_it_has_at_the_same_or_a_newer_version() {
+        check(stored("a", "7"), Some(object("a", "7")), Comparison::Held);
+        check(stored("a", "7"), Some(object("a", "12")), Comparison::Held);
+        check(stored("a", "7"), Some(object("b", "12")), Comparison::Held);
+        check(stored("a", "x"), Some(object("a", "x")), Comparison::Held);
+        check(absent("10"), None, Comparison::Held);
+        // Created after the read.
+        check(absent("10"), Some(object("a", "11")), Comparison::Held);
+        check(ObjectState::Unreadable, Some(object("a", "6")), Comparison::Held);
+    }
+
+    #[test]
+    fn cache_is_behind_what_it_does_not_have() {
+        check(stored("a", "7"), None, Comparison::Behind);
+        check(stored("a", "7"), Some(object("a", "6")), Comparison::Behind);
+        check(stored("b", "7"), Some(object("a", "6")), Comparison::Behind);
+        check(absent("10"), Some(object("a", "6")), Comparison::Behind);
+    }
+
+    #[test]
+    fn deleted_object_is_gone_or_terminating() {
+        let deleted = || ObjectState::Deleted { uid: "a".into() };
+        let terminating = json!({
+            "name": "a", "uid": "a", "resourceVersion": "9",
+            "deletionTimestamp": "2020-01-01T00:00:00Z",
+        });
+        check(deleted(), Some(object("a", "7")), Comparison::Behind);
+        check(deleted(), Some(widget(terminating)), Comparison::Held);
+        check(deleted(), Some(object("b", "8")), Comparison::Held);
+        check(deleted(), None, Comparison::Held);
+    }
+
+    #[test]
+    fn opaque_versions_are_not_compared() {
+        let check = |state, cached, expected| {
+            check_by(VersionOrder::Opaque, state, cached, expected);
+        };
+        check(stored("a", "7"), Some(object("a", "7")), Comparison::Held);
+        check(stored("a", "7"), Some(object("a", "12")), Comparison::Undecided);
+        check(stored("a", "7"), None, Comparison::Behind);
+        check(absent("10"), Some(object("a", "11")), Comparison::Undecided);
+        let bare = |labels: Value| {
+            widget(json!({"name": "a", "uid": "a", "resourceVersion": "", "labels": labels}))
+        };
+        let (plain, labelled) = (bare(json!({})), bare(json!({"x": "y"})));
+        let state = |content: &Object| ObjectState::Stored {
+            uid: "a".into(),
+            version: "".into(),
+            content: Some(content.clone()),
+        };
+        check(state(&labelled), Some(plain), Comparison::Undecided);
+        check(state(&labelled), Some(labelled.clone()), Comparison::Held);
+    }
+
+    #[track_caller]
+    fn check_answer(method: Method, body: Value, name: Option<&str>, expected: &str) {
+        let answer = WriteAnswer::decode(&method, body.to_string().as_bytes());
+
+        let state = match answer.state {
+            Some(ObjectState::Stored { uid, version, .. }) => format!("{uid} at {version}"),
+            Some(ObjectState::Deleted { uid }) => format!("{uid} deleted"),
+            Some(other) => panic!("{other:?}"),
+            None => "read".to_owned(),
+        };
+        assert_eq!((answer.name.as_deref(), &*state), (name, expected), "{method} {body}");
+    }
+
+    #[test]
+    fn answer_reports_the_state_or_has_to_be_read() {
+        let object = json!({
+            "kind": "Widget", "metadata": {"name": "a", "uid": "u", "resourceVersion": "7"},
+        });
+        let status = json!({"kind": "Status", "details": {"name": "a", "uid": "u"}});
+        for method in [Method::POST, Method::PUT, Method::PATCH] {
+            check_answer(method.clone(), object.clone(), Some("a"), "u at 7");
+            check_answer(method, status.clone(), Some("a"), "read");
+        }
+        check_answer(Method::DELETE, status, Some("a"), "u deleted");
+        check_answer(Method::DELETE, object, Some("a"), "u deleted");
+        let bare = json!({"kind": "Widget", "metadata": {"name": "a", "uid": "u"}});
+        check_answer(Method::PUT, bare, Some("a"), "read");
+        for body in [json!({}), json!([]), json!({"metadata": null}), json!({"kind": "Status"})] {
+            check_answer(Method::DELETE, body.clone(), None, "read");
+            check_answer(Method::POST, body, None, "read");
+        }
+    }
+}

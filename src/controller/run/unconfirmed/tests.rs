@@ -1,0 +1,72 @@
+use http::Response;
+use kube::{Client, client::Body};
+use serde_json::json;
+use tokio::time::advance;
+use tower::service_fn;
+
+use super::*;
+use crate::manager::Fence;
+
+/// Sends a create request whose answer has this status code, in the name of a request.
+async fn create(unconfirmed: &Arc<UnconfirmedWrites>, code: u16) {
+    let service = service_fn(move |_request: http::Request<Body>| {
+        let object = json!({ "metadata": { "name": "b", "uid": "u", "resourceVersion": "7" } });
+        let body = Body::from(object.to_string().into_bytes());
+        let response = Response::builder().status(code).body(body).unwrap();
+        std::future::ready(Ok::<_, std::io::Error>(response))
+    });
+    let client = Client::new(service, "default");
+    let client = Fence::new().observed_client(&client, unconfirmed.observer());
+    let reconciling = unconfirmed.begin(&Request::namespaced("ns", "a"));
+    let request = http::Request::post("/api/v1/namespaces/ns/pods").body(Vec::new()).unwrap();
+    drop(reconciling.run(client.request::<serde_json::Value>(request)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_write_is_not_recorded() {
+    let unconfirmed = Arc::default();
+
+    create(&unconfirmed, 409).await;
+
+    assert!(unconfirmed.state().open.is_empty());
+    assert_eq!(unconfirmed.expiry(), None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answered_write_is_removed_after_ten_minutes_and_one_of_unknown_outcome_is_not() {
+    let unconfirmed = Arc::default();
+    create(&unconfirmed, 201).await;
+    assert!(unconfirmed.requests().is_empty() && unconfirmed.is_needed());
+
+    advance(RETENTION).await;
+    assert_eq!(unconfirmed.expiry(), Some(Instant::now()));
+    unconfirmed.expire();
+
+    assert!(unconfirmed.state().open.is_empty() && !unconfirmed.is_needed());
+    assert_eq!(unconfirmed.expiry(), None);
+    create(&unconfirmed, 500).await;
+    advance(RETENTION).await;
+    unconfirmed.expire();
+    assert_eq!(unconfirmed.requests(), [Request::namespaced("ns", "a")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn newer_of_two_answers_counts_and_a_lost_one_is_read_in_any_case() {
+    let stored = |version: &str| {
+        let (uid, version) = ("u".into(), version.into());
+        Expectation::new(Some(state::ObjectState::Stored { uid, version, content: None }))
+    };
+    for (old, new, expected) in [
+        (stored("7"), stored("9"), Some("9")),
+        (stored("9"), stored("7"), Some("9")),
+        (stored("x"), stored("a"), Some("a")),
+        (stored("7"), Expectation::new(None), None),
+        (Expectation::new(None), stored("7"), None),
+    ] {
+        let mut expectation = old;
+
+        expectation.replace(new);
+
+        assert_eq!(expectation.answered.as_ref().map(state::ObjectState::version), expected);
+    }
+}

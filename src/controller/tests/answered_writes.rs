@@ -1,0 +1,161 @@
+//! Answered writes: a reconcile waits until the caches hold what the last one wrote.
+
+use kube::{Api, api::DeleteParams, core::DynamicObject};
+
+use super::{server::Server, unknown_outcome::part_resource, *};
+use crate::testing::Action;
+
+/// Longest time between two reconciles that nothing delays.
+const SOON: Duration = Duration::from_millis(20);
+
+/// Reconciler that deletes each part in its cache that is not terminating.
+struct Deleter {
+    log: Log,
+}
+
+impl Reconciler for Deleter {
+    async fn reconcile(
+        &self,
+        request: Request,
+        context: Context,
+    ) -> Result<Outcome, ReconcileError> {
+        let parts = context.store(&parts()).unwrap().list();
+        let names: Vec<_> = parts.iter().map(|part| part.key().name.to_string()).collect();
+        self.log.lock().unwrap().push(format!("{request} {}", names.join(" ")));
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(context.client().clone(), "ns", &part_resource());
+        for name in names {
+            api.delete(&name, &DeleteParams::default()).await?;
+        }
+        Ok(Outcome::Done)
+    }
+}
+
+/// Returns the number of list requests of both types.
+fn lists(server: &Server) -> usize {
+    server.lists("parts") + server.lists("widgets")
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_waits_until_the_cache_holds_an_answered_create() {
+    for apart in [false, true] {
+        let harness = Harness::with_maker(apart).await;
+        let silence = harness.server.withhold("parts");
+        harness.server.apply(widget("a", "a"));
+        assert_eq!(harness.log().await, ["ns/a 0 false"]);
+
+        harness.server.apply(widget("a", "a"));
+        sleep(Duration::from_secs(30)).await;
+
+        assert_eq!((harness.log().await, harness.server.creations()), (Vec::new(), 1), "{apart}");
+        harness.server.release("parts", silence);
+        sleep(Duration::from_secs(30)).await;
+        assert_eq!(harness.log().await, ["ns/a 1 false"], "{apart}");
+        assert_eq!(harness.server.creations(), 1);
+        harness.shutdown().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lost_answer_costs_one_list_of_its_collection_and_one_of_the_own_object() {
+    let harness = Harness::with_maker(false).await;
+    let (parts, widgets) = (harness.server.lists("parts"), harness.server.lists("widgets"));
+    harness.server.mishap(Action::Lose);
+    let silence = harness.server.withhold("parts");
+    // A watch that has lived for some seconds is replaced without a back-off.
+    sleep(Duration::from_secs(5)).await;
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_millis(100)).await;
+
+    harness.server.release("parts", silence);
+    sleep(Duration::from_secs(200)).await;
+
+    assert_eq!(harness.log().await, ["ns/a 0 false", "ns/a 1 true"]);
+    assert_eq!(harness.server.list_queries("parts")[parts..], ["&limit=500"]);
+    assert_eq!(
+        harness.server.list_queries("widgets")[widgets..],
+        ["&fieldSelector=metadata.name%3Da"]
+    );
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_the_selectors_of_a_cache_exclude_costs_one_read_after_a_second() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    let builder = builder().for_type(widgets()).owns_type(parts()).labels("mark=x");
+    harness.make(builder, false).await;
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    let before = lists(&harness.server);
+
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, [""; 0]);
+    sleep(Duration::from_millis(1500)).await;
+
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    assert_eq!(lists(&harness.server) - before, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn reconcile_waits_until_the_cache_lacks_an_object_that_it_deleted() {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(object("Part", "p", "p"));
+    let deleter = Deleter { log: Arc::clone(&harness.log) };
+    let controller = builder().for_type(widgets()).owns_type(parts());
+    let controller = Arc::new(controller.build(&harness.cluster, deleter).unwrap());
+    harness.manager.add(NAME, controller, RunnableOptions::default()).await.unwrap();
+    harness.state(ControllerState::Running).await;
+    let silence = harness.server.withhold("parts");
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a p"]);
+
+    harness.server.apply(widget("a", "a"));
+    sleep(Duration::from_secs(30)).await;
+
+    assert_eq!(harness.log().await, [""; 0]);
+    harness.server.release("parts", silence);
+    sleep(Duration::from_secs(30)).await;
+    assert_eq!(harness.log().await, ["ns/a "]);
+    assert_eq!(harness.status().report.last_error, None);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn object_that_another_client_deleted_is_not_waited_for() {
+    let harness = Harness::with_maker(false).await;
+    harness.server.apply(widget("a", "a"));
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    let before = lists(&harness.server);
+
+    harness.server.delete_all("Part");
+    sleep(SOON).await;
+    harness.server.apply(widget("a", "a"));
+
+    assert_eq!(harness.log().await, ["ns/a 0 false"]);
+    assert_eq!(lists(&harness.server), before);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_that_the_caches_hold_cost_no_request_and_no_time() {
+    let harness = Harness::with_maker(false).await;
+    let before = lists(&harness.server);
+
+    for round in 0..3 {
+        for number in 0..20 {
+            harness.server.apply(widget(&format!("w{number:02}"), "a"));
+        }
+        let log = harness.log().await;
+        let note = |number| format!("ns/w{number:02} {} false", usize::from(round > 0));
+        assert_eq!(log.len(), 20, "{log:?}");
+        assert!((0..20).all(|number| log.contains(&note(number))), "{log:?}");
+    }
+
+    assert_eq!((lists(&harness.server), harness.server.creations()), (before, 20));
+    harness.shutdown().await;
+}
