@@ -67,7 +67,7 @@ mod type_changes;
 
 pub use builder::{BuildError, Builder};
 pub use cluster::{Cluster, ClusterOptions, ClusterRunnable};
-pub use context::{Context, Lister, ListerError};
+pub use context::{Context, FetchError, Lister, ListerError, LookupError};
 pub use handler::{DeltaFn, Enqueue, Handler, MapFn};
 pub use instance::Controller;
 pub use metrics::ControllerMetrics;

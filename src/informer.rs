@@ -8,17 +8,24 @@ mod classify;
 mod decode;
 #[cfg(all(feature = "meta", any(test, feature = "fuzzing")))]
 pub(crate) mod fuzzing;
+mod index;
+mod interest;
+mod mailbox;
 mod metrics;
 mod object;
+mod objects;
 mod options;
 mod pending;
 mod reader;
 mod reflector;
 mod resume_version;
+mod retention;
+mod selector;
 mod set;
 mod shared_informer;
 mod store;
 mod string_map;
+mod subscriber;
 mod subscription;
 mod wire;
 
@@ -29,14 +36,19 @@ mod schedule;
 #[cfg(test)]
 mod script;
 
+pub use index::Index;
+pub(crate) use index::IndexPanic;
+pub(crate) use interest::InterestIndex;
+pub use interest::{Interest, Interests, Selection};
 pub use metrics::InformerMetrics;
 pub use object::{Header, Object, ObjectError, ObjectKey, OwnerReference};
 pub use options::{InformerOptions, OnMissing};
+pub use selector::{Selector, SelectorError};
+pub(crate) use selector::{is_label, is_value};
 pub use set::{InformerSet, InformerStatus};
-pub(crate) use store::IndexPanic;
-pub use store::{Index, Store};
+pub use store::{KeepsEntries, Store};
 pub use string_map::StringMap;
-pub use subscription::{Delta, Ended, Linger, Progress, Subscription};
+pub use subscription::{Delta, Ended, Linger, MovingInterests, Progress, Subscription};
 
 use std::sync::Arc;
 

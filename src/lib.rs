@@ -72,9 +72,10 @@
 //! 2. The reader cuts its bytes into lines within a budget (`src/informer/reader.rs`).
 //! 3. The reflector reads each line (`src/informer/reflector/watch.rs::line`), parses the header of
 //!    the object (`src/informer/decode.rs`) and compares resourceVersions (`src/informer/resume_version.rs`).
-//! 4. The shared informer stores the object and adds the change to the mailbox of each subscriber
-//!    (`src/informer/shared_informer.rs::put`). A mailbox merges the unseen changes of one object
-//!    (`src/informer/pending.rs`).
+//! 4. The shared informer stores the object (`src/informer/shared_informer.rs::put`): whole, or as a
+//!    metadata entry (`src/informer/retention.rs::keeps`). It finds the subscribers that the change
+//!    concerns (`src/informer/interest.rs::visit`) and adds it to their mailboxes, which merge the
+//!    unseen changes of one object (`src/informer/pending.rs`).
 //! 5. The source of a controller receives the change
 //!    (`src/controller/source/kind/run.rs::deliver`), applies predicates (`src/controller/predicate.rs`)
 //!    and maps it to requests (`src/controller/handler.rs`).
@@ -133,6 +134,9 @@
 //! | writes are fenced | `src/manager/fence.rs::pass`, called by the client of `src/manager/fence.rs::observed_client` |
 //! | watch is resumed or listed again | `src/informer/reflector.rs::run`; after a failure `src/informer/reflector.rs::recover`, by `src/informer/classify.rs::classify` |
 //! | watch is shared, and closed after its last subscriber | `src/informer/set.rs::find_or_start`, `src/informer/set.rs::release` |
+//! | change finds its subscribers, and a child its parents | `src/informer/interest.rs::visit`, `src/meta/parent_index.rs::concerned` |
+//! | object is kept whole, or reduced to its metadata | `src/informer/retention.rs::keeps`, `src/informer/shared_informer.rs::reduce` |
+//! | subscriber that joins receives what exists | `src/informer/subscriber.rs::scan` |
 //! | queue orders requests, without starvation | `src/controller/queue/core.rs::pop`, `src/controller/queue/core.rs::promote_aged` |
 //! | request is retried | `src/controller/run/settlement.rs::settle` |
 //! | caches are waited for after a write, or a lost answer | `src/controller/run/unconfirmed.rs::confirm` |
@@ -154,8 +158,9 @@
 //!    `src/discovery/catalog/judgement.rs`.
 //! 2. `src/manager/runnable.rs`, `src/manager/condition.rs`, `src/manager/verdict.rs`,
 //!    `src/manager/epoch.rs`, `src/manager/lifecycle.rs`, `src/manager/owner.rs`, `src/manager/fence.rs`.
-//! 3. `src/informer.rs`, `src/informer/set.rs`, `src/informer/shared_informer.rs`,
-//!    `src/informer/subscription.rs`, `src/informer/reflector.rs`.
+//! 3. `src/informer.rs`, `src/informer/interest.rs`, `src/informer/set.rs`,
+//!    `src/informer/shared_informer.rs`, `src/informer/subscriber.rs`, `src/informer/store.rs`,
+//!    `src/informer/reflector.rs`.
 //! 4. `src/controller/builder.rs`, `src/controller/source.rs`, `src/controller/source/kind.rs`,
 //!    `src/controller/queue.rs`, `src/controller/run.rs`.
 //! 5. `src/meta/composite_controller.rs`, `src/meta/supervisor.rs`, `src/meta/composite.rs`,

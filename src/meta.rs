@@ -38,6 +38,7 @@ use composite_controller::{
     LabelSelector, StatusCondition, WatchStatus, WebhookSpec,
 };
 
+pub use crate::informer::{Selector, SelectorError};
 pub use budget::{AnswerBudget, AnswerLimits, ControllerBudget};
 pub use crds::crds;
 pub use definition::{
@@ -53,7 +54,6 @@ pub(crate) use parent_index::ParentIndex;
 pub(crate) use parent_writes::ParentWrites;
 pub(crate) use parents::Parents;
 pub use protocol::{MAX_CHILD_BYTES, MAX_CHILDREN, MAX_STATUS_BYTES};
-pub use selection::{Selector, SelectorError};
 pub use supervisor::{
     DeclaredController, DeclaredControllers, HookFactory, MetaOptions, PAUSED, SUPERVISOR,
     Supervisor,

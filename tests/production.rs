@@ -7,14 +7,13 @@ const FEATURES: &str = "cli,meta,signals,tls";
 
 /// Direct dependencies of the production binary. A new one makes the image larger and adds a
 /// licence: list it here deliberately.
-const DEPENDENCIES: [&str; 32] = [
+const DEPENDENCIES: [&str; 31] = [
     "anyhow",
     "axum",
     "base64",
     "bytes",
     "clap",
     "clap_complete",
-    "dashmap",
     "fastrand",
     "futures",
     "h2",

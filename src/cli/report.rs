@@ -121,6 +121,8 @@ pub(super) struct InformerRow {
     pub(super) namespace: Option<String>,
     pub(super) state: String,
     pub(super) objects: usize,
+    pub(super) entries: usize,
+    pub(super) accounted_bytes: usize,
     pub(super) bytes: usize,
     pub(super) subscribers: usize,
 }
@@ -392,6 +394,8 @@ impl From<&InformerStatus> for InformerRow {
             namespace: status.key.namespace.as_deref().map(str::to_owned),
             state: progress(&status.progress).to_owned(),
             objects: status.objects,
+            entries: status.entries,
+            accounted_bytes: status.accounted,
             bytes: status.bytes,
             subscribers: status.subscribers,
         }

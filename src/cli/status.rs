@@ -162,17 +162,28 @@ fn render_report(report: &StatusReport, now: Timestamp) -> String {
             or_dash(row.last_error.as_deref().or(Some(row.message.as_str()))),
         ]);
     }
-    let mut informers =
-        Table::new(["WATCH", "NAMESPACE", "STATE", "OBJECTS", "BYTES", "SUBSCRIBERS"]);
-    for InformerRow { type_, namespace, state, objects, bytes, subscribers } in
-        report.informers.iter().flatten()
-    {
+    let columns =
+        ["WATCH", "NAMESPACE", "STATE", "OBJECTS", "ENTRIES", "BYTES", "MEMORY", "SUBSCRIBERS"];
+    let mut informers = Table::new(columns);
+    for informer in report.informers.iter().flatten() {
+        let InformerRow {
+            type_,
+            namespace,
+            state,
+            objects,
+            entries,
+            bytes,
+            accounted_bytes,
+            subscribers,
+        } = informer;
         informers.row([
             type_.clone(),
             namespace.clone().unwrap_or_else(|| "all".to_owned()),
             state.clone(),
             objects.to_string(),
+            entries.to_string(),
             bytes.to_string(),
+            accounted_bytes.to_string(),
             subscribers.to_string(),
         ]);
     }

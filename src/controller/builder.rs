@@ -11,12 +11,12 @@ use super::{
     queue::{Backoff, Limit, QueueOptions},
     run::input::{Input, InputSource},
     run::input_status::InputMode,
-    source::kind::{Filter, KindSource, Mapping},
+    source::kind::{Delivery, Filter, KindSource, Mapping},
     spec::{Spec, erase},
 };
 use crate::{
     guard::{self, Held},
-    informer::{Index, Projection},
+    informer::{Index, Interest, ObjectKey, Projection, Selection, Selector},
     kind::TypeRef,
     manager::{Condition, ControllerName, RunnableGroup},
 };
@@ -53,6 +53,11 @@ pub enum BuildError {
     /// Call `metadata_only` instead.
     #[error("{0}: keys_only keeps no {2} of {1}; call metadata_only instead")]
     NotKept(ControllerName, TypeRef, &'static str),
+    /// Call `matching` and `named` after `watches`.
+    #[error(
+        "{0}: matching and named narrow a watched type, which {1} is not; call them after watches"
+    )]
+    NotWatched(ControllerName, TypeRef),
     /// Call `every_owner` after `owns`.
     #[error("{0}: every_owner applies to an owned type, which {1} is not; call it after owns")]
     NotOwned(ControllerName, TypeRef),
@@ -102,13 +107,20 @@ struct KindOptions {
     predicates: Vec<Predicate>,
     indexes: Vec<Index>,
     synced: Option<OnSynced>,
+    /// Interests that narrow what is delivered and kept whole; none for all.
+    interests: Vec<Interest>,
+    whole: bool,
 }
 
 #[derive(Debug)]
 enum Role {
     Primary,
-    Owned { only_controller: bool },
+    Owned {
+        only_controller: bool,
+    },
     Watched(Handler),
+    /// Objects that the reconciler names while it runs.
+    Claimed(Handler),
 }
 
 impl Builder {
@@ -158,6 +170,15 @@ impl Builder {
     /// Like [`Builder::watches`], for a type known at run time only.
     pub fn watches_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
         self.kind(type_ref.into(), Role::Watched(handler), false)
+    }
+
+    /// Adds a type whose objects the reconciler names by [`Context::moving_interests`]. Only objects
+    /// with an owner of the primary kind are kept whole.
+    ///
+    /// [`Context::moving_interests`]: super::Context::moving_interests
+    #[cfg(feature = "meta")]
+    pub(crate) fn claims_type(self, type_ref: impl Into<TypeRef>, handler: Handler) -> Self {
+        self.kind(type_ref.into(), Role::Claimed(handler), false)
     }
 
     /// Adds a custom source.
@@ -213,7 +234,32 @@ impl Builder {
         self.last("managed_fields", |kind| kind.filter.managed_fields = true)
     }
 
-    /// Watches only objects that match a label selector, which the server applies.
+    /// Delivers, and keeps whole, only objects that a selector selects; all others are kept as
+    /// metadata entries. For `watches`; called twice, either selector counts.
+    ///
+    /// The watch is shared with all controllers that watch the type. An object that stops matching
+    /// is delivered once more, with its old and its new state.
+    pub fn matching(self, selector: Selector) -> Self {
+        self.last("matching", |kind| {
+            kind.interests.push(Interest::Selected(Selection { namespace: None, selector }));
+        })
+    }
+
+    /// Delivers, and keeps whole, only the object of this name; all others are kept as metadata
+    /// entries. For `watches`; may be called for several names.
+    pub fn named(self, key: ObjectKey) -> Self {
+        self.last("named", |kind| kind.interests.push(Interest::Named(key)))
+    }
+
+    /// Keeps all objects of this input whole, so that its lister can list them, not only those that
+    /// are delivered: for `owns`, `matching` and `named`.
+    pub fn whole(self) -> Self {
+        self.last("whole", |kind| kind.whole = true)
+    }
+
+    /// Watches only objects that match a label selector, which the server applies: a watch of its
+    /// own, which sends only these objects. Use `matching` where other controllers watch the type
+    /// too.
     ///
     /// An object that stops matching arrives as a deletion.
     pub fn labels(self, selector: impl Into<Arc<str>>) -> Self {
@@ -343,15 +389,32 @@ impl Builder {
                 },
                 InputKind::Kind(kind) => {
                     kind.check(&name, &self.event_filters)?;
-                    let KindOptions { mut filter, role, predicates, indexes, synced, .. } = *kind;
+                    let KindOptions {
+                        mut filter,
+                        role,
+                        predicates,
+                        indexes,
+                        synced,
+                        interests,
+                        whole,
+                        ..
+                    } = *kind;
                     filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
-                    let mapping = match (role, &primary) {
-                        (Role::Primary, _) => Mapping::Handler(Held::new(Handler::Object)),
-                        (Role::Watched(handler), _) => Mapping::Handler(Held::new(handler)),
-                        (Role::Owned { only_controller }, Some(primary)) => {
-                            Mapping::OwnerOf { primary: primary.clone(), only_controller }
+                    let of = |handler| Mapping::Handler(Held::new(handler));
+                    let (mapping, delivery) = match (role, &primary) {
+                        (Role::Primary, _) => (of(Handler::Object), Delivery::Everything),
+                        (Role::Watched(handler), _) if interests.is_empty() => {
+                            (of(handler), Delivery::Everything)
                         }
-                        (Role::Owned { .. }, None) => {
+                        (Role::Watched(handler), _) => (of(handler), Delivery::Of(interests)),
+                        (Role::Owned { only_controller }, Some(primary)) => (
+                            Mapping::OwnerOf { primary: primary.clone(), only_controller },
+                            Delivery::OwnedBy(primary.clone()),
+                        ),
+                        (Role::Claimed(handler), Some(primary)) => {
+                            (of(handler), Delivery::Moving(primary.clone()))
+                        }
+                        (Role::Owned { .. } | Role::Claimed(_), None) => {
                             return Err(BuildError::OwnsWithoutFor(name, filter.type_ref));
                         }
                     };
@@ -360,6 +423,8 @@ impl Builder {
                         filter,
                         predicates: predicates.collect(),
                         mapping,
+                        delivery,
+                        whole,
                         indexes,
                         panics: watch::Sender::default(),
                         synced,
@@ -397,7 +462,10 @@ impl Builder {
             managed_fields: false,
         };
         let (predicates, indexes) = (Vec::new(), Vec::new());
-        let kind = KindOptions { filter, role, typed, predicates, indexes, synced: None };
+        let (interests, whole) = (Vec::new(), false);
+        let synced = None;
+        let kind =
+            KindOptions { filter, role, typed, predicates, indexes, synced, interests, whole };
         self.inputs
             .push(InputOptions { kind: InputKind::Kind(Box::new(kind)), mode: InputMode::Plain });
         self
@@ -434,6 +502,9 @@ impl KindOptions {
     /// Checks that the projection keeps the fields that its uses need.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();
+        if !self.interests.is_empty() && !matches!(self.role, Role::Watched(_)) {
+            return Err(BuildError::NotWatched(name.clone(), type_ref()));
+        }
         let method = match self.filter.projection {
             Projection::Full => return Ok(()),
             Projection::Metadata => "metadata_only",
@@ -448,9 +519,11 @@ impl KindOptions {
         let mut predicates = event_filters.iter().chain(&self.predicates);
         let field = match &self.role {
             Role::Owned { .. } | Role::Watched(Handler::Owner { .. }) => Some("owner references"),
+            _ if self.interests.iter().any(Interest::reads_labels) => Some("labels"),
             _ if self.filter.managed_fields => Some("managedFields"),
             _ if !self.indexes.is_empty() => Some("fields to index"),
             Role::Primary
+            | Role::Claimed(_)
             | Role::Watched(Handler::Object | Handler::Map(_) | Handler::Delta(_)) => {
                 predicates.find_map(Predicate::reads)
             }

@@ -2,7 +2,11 @@
 
 use std::{fmt, marker::PhantomData, sync::Arc};
 
-use kube::Client;
+use kube::{
+    Client,
+    api::GetParams,
+    core::{Request as HttpRequest, request},
+};
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 
@@ -12,7 +16,7 @@ use super::{
     run::unconfirmed,
 };
 use crate::{
-    informer::{InformerKey, Object, ObjectKey, Projection, Store},
+    informer::{InformerKey, KeepsEntries, MovingInterests, ObjectKey, Projection, Store},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchState},
 };
@@ -59,7 +63,7 @@ impl Context {
     pub fn with_input(self, type_ref: TypeRef, served: Arc<ServedType>, store: Store) -> Self {
         let mut input = InputStatus::new(type_ref.to_string(), Some(type_ref), InputMode::Plain);
         let key = InformerKey::new(served.identity.clone());
-        input.attached = Some(Attached { served, store, key, status: None });
+        input.attached = Some(Attached { served, store, key, status: None, moving: None });
         input.set(WatchState::Synced, None);
         self.shared.statuses.push(input);
         self
@@ -160,6 +164,11 @@ impl Context {
         self.shared.statuses.attached(type_ref).map(|attached| attached.store)
     }
 
+    /// Returns the interests of an input whose objects the reconciler names while it runs.
+    pub(crate) fn moving_interests(&self, type_ref: &TypeRef) -> Option<MovingInterests> {
+        self.shared.statuses.moving_interests(type_ref)
+    }
+
     /// Returns a typed lister of an input's cache.
     ///
     /// # Errors
@@ -178,6 +187,41 @@ impl Context {
                 Err(ListerError::Projected(type_ref))
             }
             Some(attached) => Ok(Lister::of(attached.store)),
+        }
+    }
+
+    /// Reads an object of an input: from the cache if the input keeps it whole, from the server if
+    /// the input keeps only its metadata entry. `None` if the input has no such object.
+    ///
+    /// # Errors
+    ///
+    /// [`FetchError::Lister`] as for [`Context::lister`]; [`FetchError::Server`] if the server
+    /// cannot be read.
+    ///
+    /// # Cancel safety
+    ///
+    /// Cancel safe.
+    pub async fn fetch<
+        K: kube::Resource<DynamicType = ()> + Clone + fmt::Debug + DeserializeOwned,
+    >(
+        &self,
+        key: &ObjectKey,
+    ) -> Result<Option<K>, FetchError> {
+        let type_ref = TypeRef::of::<K>();
+        let attached = self.shared.statuses.attached(&type_ref);
+        let attached = attached.ok_or(ListerError::NoCache(type_ref))?;
+        match attached.store.get(key) {
+            None => Ok(None),
+            Some(object) if object.is_whole() => Ok(Some(object.decode()?)),
+            Some(_) => {
+                let path = attached.served.identity.path(key.namespace.as_deref());
+                let request = HttpRequest::new(path).get(&key.name, &GetParams::default())?;
+                match self.client().request(request).await {
+                    Ok(object) => Ok(Some(object)),
+                    Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
+            }
         }
     }
 
@@ -251,6 +295,39 @@ pub enum ListerError {
     Projected(TypeRef),
 }
 
+/// Error of a lookup in a cache.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookupError {
+    /// Build the input with `.whole()`, or read the object with [`Context::fetch`].
+    #[error(
+        "{0} does not concern this input, which keeps its metadata only: build the input with \
+         .whole(), or read the object with Context::fetch"
+    )]
+    Entry(ObjectKey),
+    /// The object does not have the shape of its Rust type; the error names the field.
+    #[error(transparent)]
+    Decode(#[from] serde_json::Error),
+}
+
+/// Error of [`Context::fetch`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FetchError {
+    /// The type is not readable as an input of this controller.
+    #[error(transparent)]
+    Lister(#[from] ListerError),
+    /// The object does not have the shape of its Rust type; the error names the field.
+    #[error(transparent)]
+    Decode(#[from] serde_json::Error),
+    /// The key is not valid in a path.
+    #[error(transparent)]
+    Path(#[from] request::Error),
+    /// The server cannot be read.
+    #[error(transparent)]
+    Server(#[from] kube::Error),
+}
+
 /// Typed lister of a cache; each read decodes.
 #[derive(Clone, Debug)]
 pub struct Lister<K> {
@@ -268,13 +345,23 @@ impl<K: DeserializeOwned> Lister<K> {
     ///
     /// # Errors
     ///
-    /// When the object does not have the shape of `K`; the error names the field.
-    pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, serde_json::Error> {
-        self.store.get(key).map(|it| it.decode()).transpose()
+    /// [`LookupError::Entry`] if the input keeps only its metadata entry; [`LookupError::Decode`] if
+    /// the object does not have the shape of `K`.
+    pub fn get(&self, key: &ObjectKey) -> Result<Option<K>, LookupError> {
+        match self.store.get(key) {
+            None => Ok(None),
+            Some(object) if object.is_whole() => Ok(Some(object.decode()?)),
+            Some(_) => Err(LookupError::Entry(key.clone())),
+        }
     }
 
     /// Returns all cached objects, each decoded by itself, so that a malformed one hides no other.
-    pub fn list(&self) -> Vec<Result<K, serde_json::Error>> {
-        self.store.list().into_iter().map(|object: Object| object.decode()).collect()
+    ///
+    /// # Errors
+    ///
+    /// [`KeepsEntries`] if the input keeps some objects as metadata entries.
+    pub fn list(&self) -> Result<Vec<Result<K, serde_json::Error>>, KeepsEntries> {
+        let objects = self.store.list()?;
+        Ok(objects.iter().map(|object| object.decode()).collect())
     }
 }

@@ -91,9 +91,7 @@ impl Handler {
                 for object in both() {
                     let header = object.header();
                     let owners = header.owners.iter().filter(|reference| {
-                        reference.group == owner.group
-                            && reference.kind == owner.kind
-                            && (reference.controller || !only_controller)
+                        *reference.kind == *owner && (reference.controller || !only_controller)
                     });
                     for reference in owners {
                         // A reference names no namespace: a namespaced owner is in the object's.

@@ -34,6 +34,7 @@ mod cluster;
 mod durations;
 mod flapping;
 mod handlers;
+mod interests;
 mod own_sources;
 mod panics;
 mod preparation;
@@ -208,7 +209,7 @@ async fn context_reads_inputs_by_either_name_and_decodes_them() {
                 "{} {} of {}, {}",
                 served.kind,
                 object.metadata.name.unwrap_or_default(),
-                lister.list().len(),
+                lister.list()?.len(),
                 match unknown {
                     ListerError::NoCache(type_ref) => type_ref,
                     ListerError::Projected(type_ref) => panic!("{type_ref} is kept in part"),

@@ -48,6 +48,9 @@ pub(super) enum Failure {
     /// A list is needed for another reason than a failed request.
     #[error("{0}")]
     Suspect(&'static str),
+    /// A subscriber needs objects whole that are kept as metadata entries.
+    #[error("a subscriber needs whole objects")]
+    Wanted,
 }
 
 impl Failure {
@@ -73,7 +76,8 @@ impl Failure {
             | Self::TooLong { .. }
             | Self::Endless
             | Self::Closed
-            | Self::Suspect(_)) => other,
+            | Self::Suspect(_)
+            | Self::Wanted) => other,
         }
     }
 }
@@ -128,10 +132,11 @@ pub(super) enum Cause {
     Undecodable,
     Refused,
     Suspect,
+    Wanted,
 }
 
 impl Cause {
-    pub(super) const ALL: [Self; 15] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Closed,
         Self::Expired,
         Self::NotFound,
@@ -147,6 +152,7 @@ impl Cause {
         Self::Undecodable,
         Self::Refused,
         Self::Suspect,
+        Self::Wanted,
     ];
 }
 
@@ -238,6 +244,7 @@ pub(super) fn classify(phase: Phase, failure: &Failure) -> Classified {
             Phase::List { .. } | Phase::Stream => verdict(again, Pace::Slow, Cause::Closed),
         },
         Failure::Suspect(_) => verdict(Step::Relist, Pace::Prompt, Cause::Suspect),
+        Failure::Wanted => verdict(Step::Relist, Pace::Prompt, Cause::Wanted),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     borrow::Cow,
     collections::{BTreeMap, HashSet},
     fmt,
+    hash::Hash,
     ops::Range,
     sync::Arc,
 };
@@ -21,7 +22,10 @@ use serde::{
 use serde_json::value::RawValue;
 
 use super::{Header, Object, ObjectError, ObjectKey, OwnerReference, Projection, StringMap};
-use crate::{kind::ServedType, redaction};
+use crate::{
+    kind::{GroupKind, ServedType},
+    redaction,
+};
 
 /// Annotation in which `kubectl apply` stores a copy of the whole object.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
@@ -40,8 +44,16 @@ pub(super) struct Decoder {
     kind: String,
     projection: Projection,
     managed_fields: bool,
-    // Shared by the objects of a namespace; unused names are removed at `sweep_at`.
-    namespaces: HashSet<Arc<str>>,
+    // Shared by the objects of a namespace.
+    namespaces: Interned<Arc<str>>,
+    // Shared by the objects with owners of a kind.
+    owner_kinds: Interned<Arc<GroupKind>>,
+}
+
+/// Values that objects share. Unused ones are removed at `sweep_at`.
+#[derive(Debug)]
+struct Interned<T> {
+    values: HashSet<T>,
     sweep_at: usize,
 }
 
@@ -56,12 +68,17 @@ impl Decoder {
             kind: format!("\"kind\":{kind},"),
             projection,
             managed_fields,
-            namespaces: HashSet::new(),
-            sweep_at: SWEEP_AT_LEAST,
+            namespaces: Interned::default(),
+            owner_kinds: Interned::default(),
         }
     }
 
-    pub(super) fn decode(&mut self, json: &str) -> Result<Object, ObjectError> {
+    /// Decodes an object; as a metadata entry if `keep` returns false for its header.
+    pub(super) fn decode(
+        &mut self,
+        json: &str,
+        keep: impl FnOnce(&Header) -> bool,
+    ) -> Result<Object, ObjectError> {
         let json = json.trim();
         let members: Members<'_> = serde_json::from_str(json).map_err(|error| syntax(&error))?;
         let Some(raw) = members.metadata else {
@@ -71,6 +88,9 @@ impl Decoder {
             serde_json::from_str(raw.get()).map_err(|error| failure("metadata", error))?;
 
         let header = self.header(&metadata)?;
+        if !keep(&header) {
+            return Ok(Object::entry(header));
+        }
         let cut = match metadata.managed_fields {
             Some(value) if !self.managed_fields => member(raw.get(), value.get(), "managedFields"),
             Some(_) | None => None,
@@ -96,7 +116,7 @@ impl Decoder {
                 namespace: namespace
                     .as_ref()
                     .filter(|namespace| !namespace.0.is_empty())
-                    .map(|namespace| self.namespace(&namespace.0)),
+                    .map(|namespace| self.namespaces.get(&*namespace.0)),
                 name: name.0.as_ref().into(),
             }),
             (Err(_), _) | (_, Err(_)) => None,
@@ -131,21 +151,8 @@ impl Decoder {
         if self.projection == Projection::Keys {
             return Ok(header);
         }
-        details(metadata, &mut header).map_err(identified)?;
+        details(metadata, &mut header, &mut self.owner_kinds).map_err(identified)?;
         Ok(header)
-    }
-
-    fn namespace(&mut self, name: &str) -> Arc<str> {
-        if let Some(known) = self.namespaces.get(name) {
-            return known.clone();
-        }
-        if self.namespaces.len() >= self.sweep_at {
-            self.namespaces.retain(|name| Arc::strong_count(name) > 1);
-            self.sweep_at = (self.namespaces.len() * 2).max(SWEEP_AT_LEAST);
-        }
-        let name: Arc<str> = name.into();
-        self.namespaces.insert(name.clone());
-        name
     }
 
     /// Returns the object's JSON, without the cut span of its metadata, and with its type added.
@@ -172,7 +179,39 @@ impl Decoder {
     }
 }
 
-fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectError> {
+impl<T: ?Sized + Hash + Eq> Interned<Arc<T>> {
+    fn get(&mut self, value: &T) -> Arc<T>
+    where
+        Arc<T>: for<'a> From<&'a T>,
+    {
+        self.get_or(value, || Arc::from(value))
+    }
+
+    fn get_or(&mut self, value: &T, create: impl FnOnce() -> Arc<T>) -> Arc<T> {
+        if let Some(known) = self.values.get(value) {
+            return known.clone();
+        }
+        if self.values.len() >= self.sweep_at {
+            self.values.retain(|value| Arc::strong_count(value) > 1);
+            self.sweep_at = (self.values.len() * 2).max(SWEEP_AT_LEAST);
+        }
+        let value = create();
+        self.values.insert(value.clone());
+        value
+    }
+}
+
+impl<T> Default for Interned<T> {
+    fn default() -> Self {
+        Self { values: HashSet::new(), sweep_at: SWEEP_AT_LEAST }
+    }
+}
+
+fn details(
+    metadata: &Metadata<'_>,
+    header: &mut Header,
+    kinds: &mut Interned<Arc<GroupKind>>,
+) -> Result<(), ObjectError> {
     header.generation = read("metadata.generation", metadata.generation)?.unwrap_or(0);
     let deleted = read::<Text<'_>>("metadata.deletionTimestamp", metadata.deletion_timestamp)?;
     header.deletion_timestamp = deleted
@@ -183,7 +222,8 @@ fn details(metadata: &Metadata<'_>, header: &mut Header) -> Result<(), ObjectErr
     header.annotations = strings("metadata.annotations", metadata.annotations)?;
     let owners: Option<Vec<Owner<'_>>> =
         read("metadata.ownerReferences", metadata.owner_references)?;
-    header.owners = owners.unwrap_or_default().into_iter().map(OwnerReference::from).collect();
+    let reference = |owner| owner_reference(owner, kinds);
+    header.owners = owners.unwrap_or_default().into_iter().map(reference).collect();
     header.owners.shrink_to_fit();
     header.finalizers = read("metadata.finalizers", metadata.finalizers)?.unwrap_or_default();
     header.finalizers.shrink_to_fit();
@@ -284,17 +324,16 @@ struct Owner<'a> {
     controller: Option<bool>,
 }
 
-impl From<Owner<'_>> for OwnerReference {
-    fn from(owner: Owner<'_>) -> Self {
-        let api_version = owner.api_version.unwrap_or_default();
-        let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);
-        Self {
-            group: group.to_owned(),
-            kind: owner.kind.unwrap_or_default().0.into_owned(),
-            name: text_or_empty(owner.name.as_ref()),
-            uid: text_or_empty(owner.uid.as_ref()),
-            controller: owner.controller.unwrap_or(false),
-        }
+fn owner_reference(owner: Owner<'_>, kinds: &mut Interned<Arc<GroupKind>>) -> OwnerReference {
+    let api_version = owner.api_version.unwrap_or_default();
+    let group = api_version.0.rsplit_once('/').map_or("", |(group, _)| group);
+    let kind = owner.kind.unwrap_or_default().0.into_owned();
+    let kind = GroupKind { group: group.to_owned(), kind };
+    OwnerReference {
+        kind: kinds.get_or(&kind, || Arc::new(kind.clone())),
+        name: text_or_empty(owner.name.as_ref()),
+        uid: text_or_empty(owner.uid.as_ref()),
+        controller: owner.controller.unwrap_or(false),
     }
 }
 

@@ -75,7 +75,9 @@ fn reference(data: &[u8], budget: usize) -> (Vec<Vec<u8>>, bool) {
 fn object(text: &str) {
     let served = widgets();
     let decoded = |projection| {
-        Decoder::new(&served, projection, false).decode(text).map_err(|error| error.to_string())
+        Decoder::new(&served, projection, false)
+            .decode(text, |_| true)
+            .map_err(|error| error.to_string())
     };
     let full = decoded(Projection::Full);
     if let Ok(keys) = decoded(Projection::Keys) {

@@ -31,6 +31,8 @@ pub struct InformerMetrics {
     events: Family<EventLabels, Counter>,
     objects: Family<TypeLabels, Gauge>,
     bytes: Family<TypeLabels, Gauge>,
+    entries: Family<TypeLabels, Gauge>,
+    accounted: Family<TypeLabels, Gauge>,
     tasks: OwnerGauge<TypeLabels>,
     timers: OwnerGauge<TimerLabels>,
     /// Number of informers per type.
@@ -138,6 +140,16 @@ impl InformerMetrics {
             self.bytes.clone(),
         );
         registry.register(
+            "pilotlight_informer_entries",
+            "Objects cached as metadata entries, since they concern no subscriber",
+            self.entries.clone(),
+        );
+        registry.register(
+            "pilotlight_informer_accounted_bytes",
+            "Estimated bytes of memory that cached objects and metadata entries take",
+            self.accounted.clone(),
+        );
+        registry.register(
             "pilotlight_informer_tasks",
             "Tasks of informers that are alive",
             self.tasks.clone(),
@@ -170,9 +182,11 @@ impl InformerMetrics {
             relists: self.relists.get_or_create_owned(&labels),
             objects: self.objects.get_or_create_owned(&labels),
             bytes: self.bytes.get_or_create_owned(&labels),
+            entries: self.entries.get_or_create_owned(&labels),
+            accounted: self.accounted.get_or_create_owned(&labels),
             events,
             state: Mutex::new(None),
-            cached: [AtomicU64::new(0), AtomicU64::new(0)],
+            cached: [const { AtomicU64::new(0) }; 4],
             _task: self.tasks.of(labels.clone()).count(),
             labels,
             all: self.clone(),
@@ -199,10 +213,12 @@ pub(super) struct TypeMetrics {
     relists: Counter,
     objects: Gauge,
     bytes: Gauge,
+    entries: Gauge,
+    accounted: Gauge,
     events: [Counter; EventKind::ALL.len()],
     state: Mutex<Option<StateLabel>>,
-    /// Objects and bytes that this informer has added to the gauges.
-    cached: [AtomicU64; 2],
+    /// Values that this informer has added to the gauges: objects, bytes, entries, accounted bytes.
+    cached: [AtomicU64; 4],
     // Dropped with the informer's task.
     _task: Counted<TypeLabels>,
 }
@@ -226,7 +242,8 @@ impl TypeMetrics {
     }
 
     pub(super) fn cached(&self, store: &Store) {
-        self.set_cached([store.len() as u64, store.bytes() as u64]);
+        let values = [store.len(), store.bytes(), store.entries(), store.accounted()];
+        self.set_cached(values.map(|value| value as u64));
     }
 
     pub(super) fn state(&self, progress: &Progress) {
@@ -267,10 +284,9 @@ impl TypeMetrics {
         *known = state;
     }
 
-    fn set_cached(&self, now: [u64; 2]) {
-        for ((gauge, known), now) in
-            [&self.objects, &self.bytes].into_iter().zip(&self.cached).zip(now)
-        {
+    fn set_cached(&self, now: [u64; 4]) {
+        let gauges = [&self.objects, &self.bytes, &self.entries, &self.accounted];
+        for ((gauge, known), now) in gauges.into_iter().zip(&self.cached).zip(now) {
             let before = known.swap(now, Ordering::Relaxed);
             gauge.inc_by(now.wrapping_sub(before).cast_signed());
         }
@@ -280,7 +296,7 @@ impl TypeMetrics {
 impl Drop for TypeMetrics {
     fn drop(&mut self) {
         self.set_state(None);
-        self.set_cached([0, 0]);
+        self.set_cached([0; 4]);
         let mut live = self.all.lock();
         let Some(count) = live.get_mut(&self.labels) else { return };
         *count -= 1;
@@ -292,6 +308,8 @@ impl Drop for TypeMetrics {
         self.all.relists.remove(&self.labels);
         self.all.objects.remove(&self.labels);
         self.all.bytes.remove(&self.labels);
+        self.all.entries.remove(&self.labels);
+        self.all.accounted.remove(&self.labels);
         for event in EventKind::ALL {
             let (group, resource) = (group.clone(), resource.clone());
             self.all.events.remove(&EventLabels { group, resource, event });
@@ -330,7 +348,7 @@ mod tests {
     fn the_series_of_a_type_go_with_its_last_informer() {
         let metrics = InformerMetrics::default();
         let store = Store::new();
-        store.put(&Fixture::new("a").object());
+        store.put(&Fixture::new("a").object(), 0);
         let first = metrics.join(&widgets().identity);
         let second = metrics.join(&widgets().identity);
 

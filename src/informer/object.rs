@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use serde::de::DeserializeOwned;
 
 use super::{Projection, StringMap, decode::Decoder};
-use crate::kind::ServedType;
+use crate::kind::{GroupKind, ServedType};
 
 /// Namespace and name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -21,10 +21,8 @@ pub struct ObjectKey {
 /// Owner reference of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerReference {
-    /// API group, without the version.
-    pub group: String,
-    /// Kind.
-    pub kind: String,
+    /// Group and kind, without the version.
+    pub kind: Arc<GroupKind>,
     /// Name.
     pub name: Arc<str>,
     /// uid.
@@ -65,8 +63,9 @@ pub struct Object {
 
 struct Inner {
     header: Header,
-    // Always has apiVersion and kind, even if the list omitted them.
+    // Always has apiVersion and kind, even if the list omitted them. Empty in a metadata entry.
     json: Bytes,
+    whole: bool,
 }
 
 /// Error of an object that cannot be cached. It names the field and the readable parts of the
@@ -108,11 +107,50 @@ impl Object {
     /// If a part that the header needs is missing or has the wrong type.
     pub fn from_json(json: impl AsRef<[u8]>, served: &ServedType) -> Result<Self, ObjectError> {
         let text = super::decode::text(json.as_ref());
-        Decoder::new(served, Projection::Full, false).decode(&text)
+        Decoder::new(served, Projection::Full, false).decode(&text, |_| true)
     }
 
     pub(super) fn new(header: Header, json: Bytes) -> Self {
-        Self { inner: Arc::new(Inner { header, json }) }
+        Self { inner: Arc::new(Inner { header, json, whole: true }) }
+    }
+
+    /// Returns the metadata entry of an object, without its JSON.
+    pub(super) fn entry(mut header: Header) -> Self {
+        header.generation = 0;
+        header.annotations = StringMap::default();
+        header.finalizers = Vec::new();
+        Self { inner: Arc::new(Inner { header, json: Bytes::new(), whole: false }) }
+    }
+
+    /// Returns whether this is all that the informer fetches of the object. A metadata entry has
+    /// key, uid, resourceVersion, labels, owners and deletionTimestamp only.
+    pub fn is_whole(&self) -> bool {
+        self.inner.whole
+    }
+
+    /// Returns an estimate of the memory that the object takes, in bytes: its allocations, and its
+    /// places in the store.
+    pub(super) fn accounted(&self) -> usize {
+        // Header of an allocation, rounding and reference counts.
+        const ALLOCATION: usize = 24;
+        // Pointer, list number and spare room of the store's map.
+        const PLACE: usize = 24;
+        let Inner { header, json, whole: _ } = &*self.inner;
+        let text = |text: &str| if text.is_empty() { 0 } else { text.len() + ALLOCATION };
+        let owner = |owner: &OwnerReference| {
+            size_of::<OwnerReference>() + text(&owner.name) + text(&owner.uid)
+        };
+        let strings = text(&header.key.name) + text(&header.uid) + text(&header.resource_version);
+        let maps = header.labels.memory() + header.annotations.memory();
+        let owners = header.owners.iter().map(owner).sum::<usize>();
+        let finalizers = header.finalizers.iter().map(|it| size_of::<String>() + text(it));
+        let fixed = size_of::<Inner>() + ALLOCATION + PLACE;
+        fixed + strings + maps + owners + finalizers.sum::<usize>() + json.len()
+    }
+
+    /// Returns the metadata entry of this object.
+    pub(super) fn reduced(&self) -> Self {
+        if self.is_whole() { Self::entry(self.header().clone()) } else { self.clone() }
     }
 
     /// Returns whether both are the same version of the same object: same uid and resourceVersion.
@@ -124,7 +162,8 @@ impl Object {
         mine.uid == theirs.uid
             && mine.resource_version == theirs.resource_version
             // Without a resourceVersion, the content decides.
-            && (!mine.resource_version.is_empty() || self.json() == other.json())
+            && (!mine.resource_version.is_empty()
+                || mine == theirs && self.json() == other.json())
     }
 
     /// Returns the parsed header.
@@ -138,7 +177,7 @@ impl Object {
     }
 
     /// Returns the object as JSON, with apiVersion and kind. [`Projection::Metadata`] keeps only
-    /// these two and the metadata; [`Projection::Keys`] keeps nothing.
+    /// these two and the metadata; [`Projection::Keys`] and a metadata entry keep nothing.
     pub fn json(&self) -> &Bytes {
         &self.inner.json
     }

@@ -62,6 +62,14 @@ impl Pending {
         self.deltas.insert(arrival, Waiting { delta, unseen: false });
     }
 
+    /// Adds the deletion of an object that has no entry and that the subscriber has not seen.
+    pub(super) fn push_unseen(&mut self, key: &ObjectKey, old: Object) {
+        if !self.arrivals.contains_key(key) {
+            self.push(key, None, Some(old.clone()), false);
+        }
+        self.push(key, Some(old), None, false);
+    }
+
     fn merge(&mut self, arrival: u64, old: Option<Object>, new: Option<Object>) {
         let Some(Waiting { delta, unseen }) = self.deltas.get_mut(&arrival) else { return };
         match &new {

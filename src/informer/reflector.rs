@@ -19,13 +19,13 @@ use tokio::{
 use tracing::{debug, error, info, warn};
 
 use super::{
-    InformerOptions, ObjectError, ObjectKey, Progress,
+    InformerOptions, Object, ObjectError, ObjectKey, Progress,
     backoff::Backoff,
     classify::{Cause, Classified, Failure, Pace, Phase, Step, classify},
     decode::Decoder,
     metrics::{EventKind, TypeMetrics},
     resume_version::ResumeVersion,
-    shared_informer::SharedInformer,
+    shared_informer::{Change, SharedInformer},
     wire::{Slot, Wire},
 };
 use crate::{guard, kind::VersionOrder, redaction};
@@ -131,6 +131,12 @@ impl Reflector {
     }
 
     async fn recover(&mut self, phase: Phase, failure: Failure) {
+        if failure == Failure::Wanted {
+            // Not an error: neither delayed nor reported.
+            self.metrics.restarted(Cause::Wanted);
+            self.resume_version = None;
+            return;
+        }
         let mut verdict = classify(phase, &failure);
         let identity = &self.informer.key.identity;
         let failure = failure.redacted(redaction::is_secret(&identity.group, &identity.plural));
@@ -232,6 +238,23 @@ impl Reflector {
     /// Acquires a slot among the concurrent lists; released while waiting to retry.
     async fn slot(&self) -> Slot {
         Slot::acquire(self.lists.clone()).await
+    }
+
+    /// Decodes an object; as a metadata entry unless a subscriber needs it whole.
+    fn decode(&mut self, json: &str) -> Result<Object, ObjectError> {
+        self.decoder.decode(json, |header| self.informer.keeps(header))
+    }
+
+    /// Stores an object that was decoded from `json`.
+    fn put(&mut self, object: &Object, json: &str) -> Change {
+        match self.informer.put(object) {
+            // A subscriber has joined since.
+            Change::Incomplete => match self.decoder.decode(json, |_| true) {
+                Ok(whole) => self.informer.put(&whole),
+                Err(_) => Change::None,
+            },
+            change @ (Change::Applied | Change::None) => change,
+        }
     }
 
     fn quarantine(&self, error: &ObjectError) {

@@ -315,7 +315,7 @@ pub(super) async fn change(subscription: &mut Subscription) -> (String, u64, u64
 pub(super) fn stored(subscription: &Subscription) -> Vec<(String, u64)> {
     let mut stored: Vec<_> = subscription
         .store()
-        .list()
+        .all()
         .iter()
         .map(|object| (object.key().to_string(), object.header().resource_version.parse().unwrap()))
         .collect();

@@ -7,6 +7,7 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     sync::Arc,
+    time::Duration,
 };
 
 use futures::FutureExt;
@@ -20,9 +21,14 @@ use tokio_util::task::TaskTracker;
 use tracing::{Instrument, debug, error, info_span};
 
 use super::{
-    Ended, InformerKey, InformerMetrics, InformerOptions, Linger, ObjectError, Progress,
-    Subscription, decode::Decoder, reader::Room, reflector::Reflector,
-    shared_informer::SharedInformer, subscription::Mailbox, wire::Wire,
+    Ended, InformerKey, InformerMetrics, InformerOptions, Interests, Linger, ObjectError, Progress,
+    Subscription,
+    decode::Decoder,
+    mailbox::Mailbox,
+    reader::Room,
+    reflector::Reflector,
+    shared_informer::{Joined, SharedInformer, SubscriberId},
+    wire::Wire,
 };
 use crate::{
     duration::after,
@@ -37,10 +43,14 @@ pub struct InformerStatus {
     pub key: InformerKey,
     /// Progress of its list and watch.
     pub progress: Progress,
-    /// Number of cached objects.
+    /// Number of cached objects, metadata entries included.
     pub objects: usize,
+    /// Number of objects that are kept as metadata entries only.
+    pub entries: usize,
     /// Cached JSON bytes.
     pub bytes: usize,
+    /// Estimate of the memory that the objects take, in bytes.
+    pub accounted: usize,
     /// Number of subscribers.
     pub subscribers: usize,
     /// Objects that cannot be decoded, each with its latest error; at most one hundred. Subscribers
@@ -93,23 +103,37 @@ impl InformerSet {
         }
     }
 
-    /// Subscribes to the informer of `key`; starts it if there is none.
-    ///
-    /// The subscriber first receives every cached object, then every later change. After a shutdown
-    /// of the set it receives [`Ended::Shutdown`].
+    /// Subscribes to all objects of the informer of `key`; see [`InformerSet::subscribe_to`].
     ///
     /// # Panics
     ///
     /// Outside a tokio runtime, if the informer has to be started.
     pub fn subscribe(&self, served: &ServedType, key: InformerKey) -> Subscription {
+        self.subscribe_to(served, key, Interests::everything())
+    }
+
+    /// Subscribes to the informer of `key`; starts it if there is none.
+    ///
+    /// The subscriber receives the stored objects that it is interested in, and every later change
+    /// of one. Objects that no subscriber needs whole are kept as metadata entries; if this
+    /// subscriber needs such entries whole, the type is listed again first. After a shutdown
+    /// of the set it receives [`Ended::Shutdown`].
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime, if the informer has to be started.
+    pub fn subscribe_to(
+        &self,
+        served: &ServedType,
+        key: InformerKey,
+        interests: Interests,
+    ) -> Subscription {
         loop {
             let Some(informer) = self.shared.find_or_start(served, &key) else {
                 return Shared::late(&self.shared, key);
             };
-            // Not under the set's lock: the snapshot of a large store must not delay other
-            // subscribers.
-            if let Some(mailbox) = informer.join() {
-                return Subscription::new(self.shared.clone(), informer, mailbox);
+            if let Some(joined) = informer.join(interests.clone()) {
+                return Subscription::new(self.shared.clone(), informer, joined, interests);
             }
             // The informer has closed since the lookup and is no longer in the map.
         }
@@ -167,7 +191,9 @@ impl InformerSet {
                 key: informer.key.clone(),
                 progress: informer.progress().borrow().clone(),
                 objects: informer.store.len(),
+                entries: informer.store.entries(),
                 bytes: informer.store.bytes(),
+                accounted: informer.store.accounted(),
                 subscribers: informer.subscribers(),
                 quarantined: informer.quarantined(),
             })
@@ -215,7 +241,8 @@ impl Shared {
             }
             None => {}
         }
-        let informer = Arc::new(SharedInformer::new(key.clone(), served.kind.clone()));
+        let informer = SharedInformer::new(key.clone(), served.kind.clone(), self.options.linger);
+        let informer = Arc::new(informer);
         informers.live.insert(key.clone(), informer.clone());
         self.count(&informer.key.identity);
         self.start(&informer, served);
@@ -226,10 +253,10 @@ impl Shared {
     pub(super) fn release(
         &self,
         informer: &Arc<SharedInformer>,
-        mailbox: &Arc<Mailbox>,
+        subscriber: SubscriberId,
         linger: Linger,
     ) -> bool {
-        informer.leave(mailbox);
+        informer.leave(subscriber, linger);
         match linger {
             Linger::Default => {}
             Linger::None => {
@@ -275,11 +302,13 @@ impl Shared {
 
     /// Creates a subscription that has already ended.
     fn late(set: &Arc<Self>, key: InformerKey) -> Subscription {
-        let informer = Arc::new(SharedInformer::new(key, "".into()));
+        let informer = Arc::new(SharedInformer::new(key, "".into(), Duration::ZERO));
         informer.close(Ended::Shutdown);
         informer.finish(Ended::Shutdown);
+        let store = informer.store.clone();
         let mailbox = Arc::new(Mailbox::closed(Ended::Shutdown));
-        Subscription::new(set.clone(), informer, mailbox)
+        let joined = Joined { id: SubscriberId(0), mailbox, store };
+        Subscription::new(set.clone(), informer, joined, Interests::everything())
     }
 
     fn close(&self, condition: impl Fn(&SharedInformer) -> bool, reason: &Ended) {
@@ -350,6 +379,7 @@ async fn drive(ending: Ending, reflector: Reflector) {
         biased;
         () = ending.informer.stopped() => {}
         () = unused(&ending) => {}
+        () = reduce(&ending.informer) => {}
         end = &mut reflect => {
             let panic: Box<dyn Any + Send> = match end {
                 Err(panic) => panic,
@@ -364,6 +394,14 @@ async fn drive(ending: Ending, reflector: Reflector) {
     drop(reflect);
     debug!("informer ended");
     drop(ending);
+}
+
+/// Reduces objects to metadata entries that no subscriber has needed whole for the linger time.
+async fn reduce(informer: &SharedInformer) {
+    loop {
+        informer.retention_ends().await;
+        informer.reduce().await;
+    }
 }
 
 /// Closes the informer after it had no subscribers for the linger time.

@@ -1,23 +1,30 @@
 //! Shared informer: the state that an informer's task, its subscribers and its set share.
 //!
-//! Only the task changes the store. It does so under the informer's lock, so that a new subscriber
-//! gets exactly the store's content and then every later change.
+//! Only the task changes the store. It does so under the informer's lock, so that each subscriber's
+//! scan finds an object or a later change delivers it.
 
-use std::{collections::BTreeMap, mem, sync::Arc};
+use std::{collections::BTreeMap, future::pending, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, watch},
-    time::Instant,
+    task::yield_now,
+    time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Ended, InformerKey, Object, ObjectError, ObjectKey, Progress, Store, subscription::Mailbox,
+    Ended, Header, InformerKey, Interest, Interests, Linger, Object, ObjectError, ObjectKey,
+    Progress, Store, interest::InterestIndex, mailbox::Mailbox, objects::Generation,
+    retention::Retention, subscriber::Subscriber,
 };
+
+pub(super) use super::subscriber::SubscriberId;
 
 /// Maximum number of quarantined objects kept for the status; the log names all.
 const QUARANTINE_MAX: usize = 100;
+/// Objects that are reduced at most without a pause.
+const REDUCED: usize = 256;
 
 #[derive(Debug)]
 pub(super) struct SharedInformer {
@@ -35,13 +42,44 @@ pub(super) struct SharedInformer {
     done: watch::Sender<Option<Ended>>,
     /// Cuts the task's back-off short.
     pub(super) nudge: Notify,
+    /// True if a list is needed to make objects whole.
+    fill_wanted: watch::Sender<bool>,
+    /// Time at which the next objects may be reduced.
+    retained_until: watch::Sender<Option<Instant>>,
+    linger: Duration,
+}
+
+/// A subscription's part of an informer.
+#[derive(Debug)]
+pub(super) struct Joined {
+    pub(super) id: SubscriberId,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) store: Store,
+}
+
+/// A list in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct List {
+    /// Number of the list, which its objects are marked with.
+    pub(super) generation: Generation,
+    // Requests for whole objects that were made before it.
+    answers: u64,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    subscribers: Vec<Arc<Mailbox>>,
-    /// True once the first list is complete.
-    complete: bool,
+    subscribers: BTreeMap<SubscriberId, Subscriber>,
+    next_id: u64,
+    index: InterestIndex<SubscriberId>,
+    // Subscribers that a change concerns; kept for its capacity.
+    visited: Vec<SubscriberId>,
+    retention: Retention,
+    /// Number of the current list.
+    generation: Generation,
+    /// Requests for whole objects so far.
+    requested: u64,
+    /// Requests that the last complete list has answered; `None` before the first one.
+    complete: Option<u64>,
     closed: Option<Ended>,
     quarantine: BTreeMap<Named, ObjectError>,
 }
@@ -59,10 +97,12 @@ pub(super) enum Change {
     Applied,
     /// The store already held the object.
     None,
+    /// The object is to be kept whole since it was decoded: decode it again.
+    Incomplete,
 }
 
 impl SharedInformer {
-    pub(super) fn new(key: InformerKey, kind: Arc<str>) -> Self {
+    pub(super) fn new(key: InformerKey, kind: Arc<str>, linger: Duration) -> Self {
         Self {
             key,
             kind,
@@ -73,34 +113,195 @@ impl SharedInformer {
             stop: CancellationToken::new(),
             done: watch::Sender::new(None),
             nudge: Notify::new(),
+            fill_wanted: watch::Sender::new(false),
+            retained_until: watch::Sender::new(None),
+            linger,
         }
     }
 
-    /// Adds a subscriber with a snapshot of the store; `None` if the informer is closed.
-    pub(super) fn join(&self) -> Option<Arc<Mailbox>> {
+    /// Adds a subscriber; `None` if the informer is closed.
+    ///
+    /// Copies no object: the subscriber scans the store at its own pace. A list is requested if
+    /// objects that it needs whole are kept as metadata entries.
+    pub(super) fn join(&self, interests: Interests) -> Option<Joined> {
+        let Interests { deliver, mut whole } = interests;
+        // What is delivered first is scanned in the store, and so has to be there.
+        let also: Vec<_> = deliver.iter().filter(|it| !whole.contains(it)).cloned().collect();
+        whole.extend(also);
         let mut state = self.lock();
         if state.closed.is_some() {
             return None;
         }
-        let mailbox = Arc::new(Mailbox::new(self.store.list(), state.complete));
-        state.subscribers.push(mailbox.clone());
+        let id = SubscriberId(state.next_id);
+        state.next_id += 1;
+        let mut fill = 0;
+        if whole.iter().any(|interest| self.store.has_entries_of(interest)) {
+            state.requested += 1;
+            fill = state.requested;
+            self.fill_wanted.send_replace(true);
+        }
+        state.retention.join(&whole);
+        for interest in &deliver {
+            state.index.insert(interest, id);
+        }
+        let store = self.store.join(&whole);
+        let mut subscriber = Subscriber::new(deliver, whole, fill);
+        let mailbox = subscriber.mailbox.clone();
+        if let Some(filled) = state.complete {
+            subscriber.complete(filled, &self.store);
+        }
+        state.subscribers.insert(id, subscriber);
         self.idle.send_replace(None);
-        Some(mailbox)
+        drop(state);
+        Some(Joined { id, mailbox, store })
     }
 
-    /// Removes a subscriber; returns whether it was the last one. Frees the objects if the informer
-    /// is closed and has no subscribers left.
-    pub(super) fn leave(&self, mailbox: &Arc<Mailbox>) -> bool {
+    /// Removes a subscriber; returns whether it was the last one. Its objects stay whole for the
+    /// linger time. Frees the objects if the informer is closed and has no subscribers left.
+    pub(super) fn leave(&self, id: SubscriberId, linger: Linger) -> bool {
         let mut state = self.lock();
-        let before = state.subscribers.len();
-        state.subscribers.retain(|other| !Arc::ptr_eq(other, mailbox));
-        let last = state.subscribers.is_empty() && before > 0;
+        let left = state.subscribers.remove(&id);
+        let last = left.is_some() && state.subscribers.is_empty();
+        if let Some(left) = &left {
+            for interest in &left.deliver {
+                state.index.remove(interest, &id);
+            }
+            for interest in left.moving.values().flatten() {
+                self.remove_interest(&mut state, interest, id);
+            }
+            let linger = match linger {
+                Linger::Default => self.linger,
+                Linger::None => Duration::ZERO,
+            };
+            let next = state.retention.leave(left.whole.clone(), linger);
+            self.retained_until.send_replace(next);
+        }
         if last {
             self.idle.send_replace(Some(Instant::now()));
         }
         drop(state);
+        // Pending changes may be the last owners of objects.
+        drop(left);
         self.discard();
         last
+    }
+
+    /// Replaces the interests of one name; the new ones are in before the old ones are out.
+    pub(super) fn set_interests(&self, id: SubscriberId, name: &ObjectKey, new: Vec<Interest>) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(subscriber) = state.subscribers.get_mut(&id) else { return };
+        if subscriber.moving.get(name).map_or(&[][..], Vec::as_slice) == new {
+            return;
+        }
+        for interest in &new {
+            if let Some(label) = state.index.insert(interest, id) {
+                self.store.index_label(&label);
+            }
+        }
+        let old = match new.is_empty() {
+            true => subscriber.moving.remove(name),
+            false => subscriber.moving.insert(name.clone(), new),
+        };
+        for interest in old.iter().flatten() {
+            self.remove_interest(state, interest, id);
+        }
+    }
+
+    fn remove_interest(&self, state: &mut State, interest: &Interest, id: SubscriberId) {
+        if let Some(label) = state.index.remove(interest, &id) {
+            self.store.unindex_label(&label);
+        }
+    }
+
+    /// Continues the scan of a subscriber; returns whether it has moved.
+    pub(super) fn scan(&self, id: SubscriberId) -> bool {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let complete = state.complete.is_some();
+        let subscriber = state.subscribers.get_mut(&id);
+        subscriber.is_some_and(|subscriber| subscriber.scan(&self.store, complete))
+    }
+
+    /// Returns the stored objects that concern a subscriber now.
+    pub(super) fn concerned(&self, id: SubscriberId) -> Vec<Object> {
+        let state = self.lock();
+        let mut all = self.store.all();
+        all.retain(|object| {
+            let mut found = false;
+            state.index.visit(object.header(), |other| found |= *other == id);
+            found
+        });
+        all
+    }
+
+    /// Waits until a subscriber needs objects whole that are kept as metadata entries.
+    pub(super) async fn fill_wanted(&self) {
+        let mut wanted = self.fill_wanted.subscribe();
+        // This informer holds the sender.
+        drop(wanted.wait_for(|wanted| *wanted).await);
+    }
+
+    /// Begins a list; returns its number, and the requests for whole objects that it answers.
+    pub(super) fn begin_list(&self) -> List {
+        let mut state = self.lock();
+        state.generation = state.generation.wrapping_add(1);
+        self.fill_wanted.send_replace(false);
+        List { generation: state.generation, answers: state.requested }
+    }
+
+    /// Returns whether an object is kept whole.
+    pub(super) fn keeps(&self, object: &Header) -> bool {
+        self.lock().retention.keeps(object)
+    }
+
+    /// Waits until the linger time of a subscriber's whole objects is over.
+    pub(super) async fn retention_ends(&self) {
+        let mut until = self.retained_until.subscribe();
+        loop {
+            let end = *until.borrow_and_update();
+            let over = async {
+                match end {
+                    Some(end) => sleep_until(end).await,
+                    None => pending().await,
+                }
+            };
+            tokio::select! {
+                () = over => return,
+                // This informer holds the sender.
+                _changed = until.changed() => {}
+            }
+        }
+    }
+
+    /// Reduces the objects that no interest keeps whole any more; for the informer's own task.
+    pub(super) async fn reduce(&self) {
+        {
+            let mut state = self.lock();
+            let expired = state.retention.expire();
+            self.retained_until.send_replace(state.retention.next_end());
+            if !expired {
+                return;
+            }
+        }
+        let mut cursor = None;
+        loop {
+            {
+                let state = self.lock();
+                let everything = [Interest::Everything];
+                let scanned = self.store.after(cursor.as_ref(), &everything, REDUCED);
+                for object in scanned.objects {
+                    if object.is_whole() && !state.retention.keeps(object.header()) {
+                        self.store.reduce(&object);
+                    }
+                }
+                cursor = scanned.last;
+                if scanned.end || state.closed.is_some() {
+                    return;
+                }
+            }
+            yield_now().await;
+        }
     }
 
     /// Frees the objects of a closed informer without subscribers. Must not be called under a lock:
@@ -123,25 +324,37 @@ impl SharedInformer {
         self.idle.subscribe()
     }
 
-    /// Adds or replaces an object and notifies the subscribers. No effect once closed.
+    /// Adds or replaces an object, and delivers the change to those that it concerns. No effect once
+    /// closed.
     pub(super) fn put(&self, object: &Object) -> Change {
         let mut state = self.lock();
         if state.closed.is_some() {
             return Change::None;
         }
+        if !object.is_whole() && state.retention.keeps(object.header()) {
+            return Change::Incomplete;
+        }
         state.clear_quarantine(object.key());
         if !state.quarantine.is_empty() {
             state.quarantine.remove(&Named::Uid(object.header().uid.clone()));
         }
-        if self.store.get(object.key()).is_some_and(|old| old.is_same_version(object)) {
+        let generation = state.generation;
+        if let Some(old) = self.store.stored(object.key())
+            && old.is_same_version(object)
+        {
+            if object.is_whole() && !old.is_whole() {
+                // Only subscribers whose scan has still to come need the whole object.
+                self.store.put(object, generation);
+            } else {
+                self.store.touch(object.key(), generation);
+            }
             return Change::None;
         }
-        let old = self.store.put(object);
-        state.push(object.key(), old.as_ref(), Some(object));
+        let old = self.store.put(object, generation);
+        state.deliver(object.key(), old.as_ref(), Some(object));
         Change::Applied
     }
 
-    /// Removes an object and notifies the subscribers. No effect once closed.
     pub(super) fn remove(&self, key: &ObjectKey) -> Change {
         let mut state = self.lock();
         if state.closed.is_some() {
@@ -149,7 +362,7 @@ impl SharedInformer {
         }
         state.clear_quarantine(key);
         let Some(old) = self.store.remove(key) else { return Change::None };
-        state.push(key, Some(&old), None);
+        state.deliver(key, Some(&old), None);
         Change::Applied
     }
 
@@ -179,27 +392,26 @@ impl SharedInformer {
         });
     }
 
-    pub(super) fn has_quarantined(&self) -> bool {
-        !self.lock().quarantine.is_empty()
-    }
-
     pub(super) fn quarantined(&self) -> Vec<ObjectError> {
         self.lock().quarantine.values().cloned().collect()
     }
 
-    /// Marks the first list as complete: a subscriber that has popped all of it is in sync.
-    pub(super) fn complete(&self) {
-        let mut state = self.lock();
-        if mem::replace(&mut state.complete, true) {
-            return;
+    /// Records that a list is complete. A subscriber whose objects it has, and that has received all
+    /// of them, is in sync.
+    pub(super) fn complete(&self, list: List) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.complete = Some(list.answers);
+        for subscriber in state.subscribers.values_mut() {
+            subscriber.complete(list.answers, &self.store);
         }
-        for mailbox in &state.subscribers {
-            mailbox.complete();
+        if state.requested > list.answers {
+            self.fill_wanted.send_replace(true);
         }
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.lock().complete
+        self.lock().complete.is_some()
     }
 
     pub(super) fn publish(&self, progress: Progress) {
@@ -238,8 +450,8 @@ impl SharedInformer {
         }
         state.closed = Some(reason.clone());
         state.quarantine.clear();
-        for mailbox in &state.subscribers {
-            mailbox.end(reason.clone());
+        for subscriber in state.subscribers.values() {
+            subscriber.mailbox.end(reason.clone());
         }
         drop(state);
         self.progress.send_replace(Progress::Ended(reason));
@@ -290,9 +502,21 @@ impl State {
         }
     }
 
-    fn push(&self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
-        for mailbox in &self.subscribers {
-            mailbox.push(key, old.cloned(), new.cloned(), !self.complete);
+    /// Delivers a change to the subscribers that the old or the new object concerns.
+    fn deliver(&mut self, key: &ObjectKey, old: Option<&Object>, new: Option<&Object>) {
+        let visited = &mut self.visited;
+        for object in [old, new].into_iter().flatten() {
+            self.index.visit(object.header(), |id| visited.push(*id));
+        }
+        visited.sort_unstable();
+        visited.dedup();
+        for id in visited.drain(..) {
+            if let Some(subscriber) = self.subscribers.get(&id) {
+                subscriber.deliver(key, old, new, self.complete.is_none());
+            }
         }
     }
 }
+
+#[cfg(test)]
+mod model;

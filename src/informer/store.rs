@@ -1,142 +1,84 @@
 //! Store: read access to an informer's objects.
 //!
-//! Many readers, one writer: the informer's task, between two events.
+//! Many readers, one writer: the informer's task, between two events. What a reader returns depends
+//! on its own subscription alone, never on what others keep whole.
 
 use std::{
-    borrow::Borrow,
     collections::{BTreeMap, HashMap, HashSet},
     fmt,
     hash::{Hash, Hasher},
     mem,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
-use dashmap::DashMap;
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
-use tokio::sync::watch;
-use tracing::warn;
 
-use super::{Object, ObjectKey};
-use crate::guard::{self, Held};
-
-/// Shards of a store's map. Its readers seldom collide, and each informer would pay for the default
-/// of four shards per core.
-const SHARDS: usize = 8;
-
-type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
-
-/// A secondary index of a store: a name, and a function from an object to its index values.
-///
-/// To a subscriber, two indexes of the same name are the same one. Each subscriber has its own.
-#[derive(Clone)]
-pub struct Index {
-    name: Arc<str>,
-    values: Arc<Values>,
-    panics: Option<watch::Sender<Option<IndexPanic>>>,
-}
-
-/// Panic of an index function.
-#[derive(Clone, Debug)]
-pub(crate) struct IndexPanic {
-    /// Name of the index.
-    pub(crate) index: Arc<str>,
-    /// Object that the function was called with.
-    pub(crate) key: ObjectKey,
-    /// Message of the panic.
-    pub(crate) message: String,
-}
-
-impl Index {
-    /// Creates an index. The values must depend on the object alone, and the function must not read
-    /// the store. If it panics, the object has no values.
-    pub fn new(
-        name: impl Into<Arc<str>>,
-        values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
-    ) -> Self {
-        let values = Held::new(values);
-        Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
-    }
-
-    /// Returns the same index, with its panics sent to `panics`.
-    pub(crate) fn reporting(&self, panics: watch::Sender<Option<IndexPanic>>) -> Self {
-        Self { panics: Some(panics), ..self.clone() }
-    }
-
-    /// Returns the name.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn values(&self, object: &Object) -> Vec<String> {
-        guard::run(|| (self.values)(object)).unwrap_or_else(|message| {
-            warn!(index = %self.name, name = %object.key(), error = message, "index function panicked");
-            if let Some(panics) = &self.panics {
-                let (index, key) = (self.name.clone(), object.key().clone());
-                panics.send_replace(Some(IndexPanic { index, key, message }));
-            }
-            Vec::new()
-        })
-    }
-}
-
-impl PartialEq for Index {
-    fn eq(&self, other: &Self) -> bool {
-        self.name == other.name
-    }
-}
-
-impl Eq for Index {}
-
-impl Hash for Index {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.name.hash(state);
-    }
-}
-
-impl fmt::Debug for Index {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Index").field(&self.name).finish()
-    }
-}
+use super::{
+    Index, Interest, Object, ObjectKey,
+    interest::{InterestIndex, Selection},
+    objects::{Generation, Objects, Scanned},
+};
 
 /// Reader of an informer's objects. Cheap to clone. Does not keep the informer alive: once that has
 /// ended and has no subscribers, the store is empty. The indexes belong to the subscription that
 /// the reader comes from, and are dropped with it.
+///
+/// An object that the subscription does not keep whole is returned as a metadata entry, which
+/// [`Object::is_whole`] tells apart.
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
-    reader: Option<Reader>,
+    reader: Option<Arc<Reader>>,
+    // Objects that the subscription keeps whole.
+    whole: Arc<InterestIndex<()>>,
 }
 
-/// Identifies a subscriber of one informer.
-type Reader = u64;
+/// Error: a subscription keeps some objects as metadata entries, so that it cannot return all
+/// objects whole.
+///
+/// Build the input with `.whole()`, or read one object by its name with `Context::fetch`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "this input keeps objects that do not concern it as metadata entries: build it with .whole() \
+     to list all objects"
+)]
+pub struct KeepsEntries;
+
+/// Identity of a subscription in the store of its informer.
+struct Reader {
+    id: u64,
+    // Set under the store's lock.
+    left: AtomicBool,
+}
 
 struct Shared {
-    objects: DashMap<ObjectKey, Object>,
-    // Locked for every write, before `objects`, so that building an index sees no partial change.
-    indexes: RwLock<Indexes>,
+    state: RwLock<State>,
+    len: AtomicUsize,
+    entries: AtomicUsize,
     bytes: AtomicUsize,
+    accounted: AtomicUsize,
     // Version up to which the objects include every change; 0 if it is not known.
     version: AtomicU64,
 }
 
 #[derive(Default)]
-struct Indexes {
-    namespaces: HashMap<Arc<str>, Bucket>,
-    owners: HashMap<Arc<str>, Bucket>,
-    orphans: HashMap<Option<Arc<str>>, Bucket>,
-    // Indexes of each current subscriber.
-    custom: BTreeMap<Reader, Vec<Custom>>,
-    next_reader: Reader,
+struct State {
+    objects: Objects,
+    // Indexes of the subscribers that have any.
+    custom: BTreeMap<u64, Custom>,
+    next_reader: u64,
+}
+
+/// Indexes of one subscriber.
+struct Custom {
+    whole: Arc<InterestIndex<()>>,
+    indexes: Vec<(Index, HashMap<String, Bucket>)>,
 }
 
 type Bucket = HashSet<ByKey>;
-
-/// A subscriber's index, with the objects under each value.
-type Custom = (Index, HashMap<String, Bucket>);
 
 /// An object that is hashed and compared by its key, so that a bucket entry is one pointer.
 struct ByKey(Object);
@@ -144,80 +86,102 @@ struct ByKey(Object);
 impl Store {
     /// Returns the cached object of that name.
     pub fn get(&self, key: &ObjectKey) -> Option<Object> {
-        self.shared.objects.get(key).map(|entry| entry.value().clone())
+        let object = self.read().objects.get(key).cloned();
+        object.map(|object| self.view(object))
     }
 
-    /// Returns all objects; not a consistent snapshot while the informer runs.
-    pub fn list(&self) -> Vec<Object> {
-        self.shared.objects.iter().map(|entry| entry.value().clone()).collect()
+    /// Returns all objects, in the order of their keys.
+    ///
+    /// # Errors
+    ///
+    /// [`KeepsEntries`] if the subscription keeps some objects as metadata entries.
+    pub fn list(&self) -> Result<Vec<Object>, KeepsEntries> {
+        self.keeps_all()?;
+        Ok(self.all())
     }
 
-    /// Returns the objects of a namespace, by index.
-    pub fn in_namespace(&self, namespace: &str) -> Vec<Object> {
-        objects(self.read().namespaces.get(namespace))
+    /// Returns the objects of a namespace, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// [`KeepsEntries`] if the subscription keeps some objects as metadata entries.
+    pub fn in_namespace(&self, namespace: &str) -> Result<Vec<Object>, KeepsEntries> {
+        self.keeps_all()?;
+        Ok(self.all_in(namespace))
     }
 
-    /// Returns the objects that name `uid` as their controller, by index.
+    /// Returns the whole objects that name `uid` as their controller, by index.
     pub fn controlled_by(&self, uid: &str) -> Vec<Object> {
-        let mut owned = self.owned_by(uid);
-        owned.retain(|object| object.controller().is_some_and(|owner| &*owner.uid == uid));
-        owned
+        let is_controlled =
+            |object: &&Object| object.controller().is_some_and(|owner| *owner.uid == *uid);
+        let state = self.read();
+        let owned = state.objects.owned_by(uid).iter().filter(is_controlled);
+        owned.filter(|object| self.keeps(object)).cloned().collect()
     }
 
-    /// Returns the objects that name `uid` as an owner, controller or not, by index.
+    /// Returns the whole objects that name `uid` as an owner, controller or not, by index.
     pub fn owned_by(&self, uid: &str) -> Vec<Object> {
-        objects(self.read().owners.get(uid))
-    }
-
-    /// Returns the objects without a controller, in one namespace or all, by index.
-    pub fn orphans(&self, namespace: Option<&str>) -> Vec<Object> {
-        let indexes = self.read();
-        match namespace {
-            Some(namespace) => objects(indexes.orphans.get(&Some(Arc::from(namespace)))),
-            None => indexes.orphans.values().flatten().map(|entry| entry.0.clone()).collect(),
-        }
+        let state = self.read();
+        let owned = state.objects.owned_by(uid).iter();
+        owned.filter(|object| self.keeps(object)).cloned().collect()
     }
 
     /// Returns the objects under `value` in an index added by [`Store::add_index`]. Empty if this
     /// subscriber has no index of that name, or has left.
     pub fn by_index(&self, name: &str, value: &str) -> Vec<Object> {
-        let indexes = self.read();
-        let mut own = self.reader.iter().filter_map(|it| indexes.custom.get(it)).flatten();
-        let index = own.find(|(index, _)| index.name() == name);
-        objects(index.and_then(|(_, buckets)| buckets.get(value)))
+        let state = self.read();
+        let own = self.reader.as_ref().and_then(|it| state.custom.get(&it.id));
+        let index = own.and_then(|own| own.indexes.iter().find(|(it, _)| it.name() == name));
+        let bucket = index.and_then(|(_, buckets)| buckets.get(value));
+        bucket.into_iter().flatten().map(|entry| entry.0.clone()).collect()
     }
 
-    /// Adds an index, over current and future objects, until the subscription of this store ends.
-    /// No effect after that, or if an index of that name exists. Blocks the informer while the
-    /// index is built.
+    /// Adds an index, over the current and future objects that the subscription keeps whole, until
+    /// it ends. No effect after that, or if an index of that name exists. Blocks the informer while
+    /// the index is built.
     pub fn add_index(&self, index: Index) {
-        let mut indexes = self.write();
-        let own = self.reader.and_then(|reader| indexes.custom.get_mut(&reader));
-        let Some(own) = own.filter(|own| own.iter().all(|(known, _)| *known != index)) else {
+        let mut state = self.write();
+        let State { objects, custom, .. } = &mut *state;
+        let reader = self.reader.as_ref().filter(|it| !it.left.load(Ordering::Relaxed));
+        let Some(reader) = reader else { return };
+        let own = custom
+            .entry(reader.id)
+            .or_insert_with(|| Custom { whole: self.whole.clone(), indexes: Vec::new() });
+        if own.indexes.iter().any(|(known, _)| *known == index) {
             return;
-        };
+        }
         let mut buckets = HashMap::new();
-        for entry in &self.shared.objects {
-            for value in index.values(entry.value()) {
-                insert(&mut buckets, value, entry.value());
+        for object in objects.iter().filter(|object| self.keeps(object)) {
+            for value in index.values(object) {
+                insert(&mut buckets, value, object);
             }
         }
-        own.push((index, buckets));
+        own.indexes.push((index, buckets));
     }
 
-    /// Returns the number of objects.
+    /// Returns the number of objects, metadata entries included.
     pub fn len(&self) -> usize {
-        self.shared.objects.len()
+        self.shared.len.load(Ordering::Relaxed)
     }
 
     /// Returns whether there are no objects.
     pub fn is_empty(&self) -> bool {
-        self.shared.objects.is_empty()
+        self.len() == 0
+    }
+
+    /// Returns the number of metadata entries.
+    pub fn entries(&self) -> usize {
+        self.shared.entries.load(Ordering::Relaxed)
     }
 
     /// Returns the cached JSON bytes, without headers.
     pub fn bytes(&self) -> usize {
         self.shared.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Returns an estimate of the memory that the objects take, in bytes.
+    pub fn accounted(&self) -> usize {
+        self.shared.accounted.load(Ordering::Relaxed)
     }
 
     /// Returns the resourceVersion up to which the objects include every change; 0 if it is not
@@ -231,53 +195,140 @@ impl Store {
         self.shared.version.store(version, Ordering::Release);
     }
 
+    /// Returns all objects; those that the subscription does not keep as entries.
+    pub(crate) fn all(&self) -> Vec<Object> {
+        let all: Vec<_> = self.read().objects.iter().cloned().collect();
+        all.into_iter().map(|object| self.view(object)).collect()
+    }
+
+    /// Returns all objects of a namespace, like [`Store::all`].
+    pub(crate) fn all_in(&self, namespace: &str) -> Vec<Object> {
+        let all: Vec<_> = self.read().objects.in_namespace(&namespace.into()).cloned().collect();
+        all.into_iter().map(|object| self.view(object)).collect()
+    }
+
+    /// Returns the objects without a controller that a selection selects, perhaps as entries.
+    pub(crate) fn orphans(&self, selection: &Selection) -> Vec<Object> {
+        self.read().objects.orphans(selection)
+    }
+
+    fn keeps_all(&self) -> Result<(), KeepsEntries> {
+        if self.whole.is_everything() { Ok(()) } else { Err(KeepsEntries) }
+    }
+
+    /// Returns whether the subscription keeps an object whole.
+    fn keeps(&self, object: &Object) -> bool {
+        self.whole.concerns(object.header())
+    }
+
+    fn view(&self, object: Object) -> Object {
+        if object.is_whole() && !self.keeps(&object) { object.reduced() } else { object }
+    }
+
+    /// Creates an empty store, with a reader of everything.
     pub(super) fn new() -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                objects: DashMap::with_shard_amount(SHARDS),
-                indexes: RwLock::default(),
-                bytes: AtomicUsize::new(0),
-                version: AtomicU64::new(0),
-            }),
-            reader: None,
-        }
+        let mut whole = InterestIndex::default();
+        whole.insert(&Interest::Everything, ());
+        let shared = Shared {
+            state: RwLock::default(),
+            len: AtomicUsize::new(0),
+            entries: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            accounted: AtomicUsize::new(0),
+            version: AtomicU64::new(0),
+        };
+        Self { shared: Arc::new(shared), reader: None, whole: Arc::new(whole) }
     }
 
     /// Returns a reader of the same objects for a new subscriber, with its own indexes.
-    pub(super) fn join(&self) -> Self {
-        let mut indexes = self.write();
-        let reader = indexes.next_reader;
-        indexes.next_reader += 1;
-        indexes.custom.insert(reader, Vec::new());
-        Self { shared: self.shared.clone(), reader: Some(reader) }
+    pub(super) fn join(&self, whole: &[Interest]) -> Self {
+        let mut index = InterestIndex::default();
+        for interest in whole {
+            index.insert(interest, ());
+        }
+        let mut state = self.write();
+        let id = state.next_reader;
+        state.next_reader += 1;
+        let reader = Some(Arc::new(Reader { id, left: AtomicBool::new(false) }));
+        Self { shared: self.shared.clone(), reader, whole: Arc::new(index) }
     }
 
     /// Drops the subscriber's indexes.
     pub(super) fn leave(&self) {
-        let left = self.reader.and_then(|reader| self.write().custom.remove(&reader));
+        let left = self.reader.as_ref().and_then(|reader| {
+            let mut state = self.write();
+            reader.left.store(true, Ordering::Relaxed);
+            state.custom.remove(&reader.id)
+        });
         // Not under the lock: dropping a user's function may call this store.
         drop(left);
     }
 
+    /// Returns an object as it is stored.
+    pub(super) fn stored(&self, key: &ObjectKey) -> Option<Object> {
+        self.read().objects.get(key).cloned()
+    }
+
     /// Adds or replaces an object; returns the old one.
-    pub(super) fn put(&self, object: &Object) -> Option<Object> {
-        let mut indexes = self.write();
-        let old = self.shared.objects.insert(object.key().clone(), object.clone());
+    pub(super) fn put(&self, object: &Object, generation: Generation) -> Option<Object> {
+        let mut state = self.write();
+        let old = state.objects.put(object, generation);
         if let Some(old) = &old {
-            indexes.remove(old);
-            self.shared.bytes.fetch_sub(old.json().len(), Ordering::Relaxed);
+            state.unindex(old);
+            self.discount(old);
         }
-        indexes.insert(object);
+        state.index(object);
+        drop(state);
+        self.shared.len.fetch_add(1, Ordering::Relaxed);
+        self.shared.entries.fetch_add(usize::from(!object.is_whole()), Ordering::Relaxed);
         self.shared.bytes.fetch_add(object.json().len(), Ordering::Relaxed);
+        self.shared.accounted.fetch_add(object.accounted(), Ordering::Relaxed);
         old
     }
 
+    /// Replaces a whole object by its metadata entry.
+    pub(super) fn reduce(&self, object: &Object) {
+        let generation = self.read().objects.generation(object.key());
+        let Some(generation) = generation else { return };
+        self.put(&object.reduced(), generation);
+    }
+
+    pub(super) fn touch(&self, key: &ObjectKey, generation: Generation) {
+        self.write().objects.touch(key, generation);
+    }
+
     pub(super) fn remove(&self, key: &ObjectKey) -> Option<Object> {
-        let mut indexes = self.write();
-        let (_, old) = self.shared.objects.remove(key)?;
-        indexes.remove(&old);
-        self.shared.bytes.fetch_sub(old.json().len(), Ordering::Relaxed);
+        let mut state = self.write();
+        let old = state.objects.remove(key)?;
+        state.unindex(&old);
+        self.discount(&old);
         Some(old)
+    }
+
+    pub(super) fn not_in(&self, generation: Generation) -> Vec<ObjectKey> {
+        self.read().objects.not_in(generation)
+    }
+
+    pub(super) fn after(
+        &self,
+        key: Option<&ObjectKey>,
+        interests: &[Interest],
+        examine: usize,
+    ) -> Scanned {
+        self.read().objects.after(key, interests, examine)
+    }
+
+    /// Returns whether the store may have metadata entries of objects that an interest concerns.
+    pub(super) fn has_entries_of(&self, interest: &Interest) -> bool {
+        self.read().objects.has_entries_of(interest, self.entries())
+    }
+
+    pub(super) fn index_label(&self, key: &str) {
+        self.write().objects.index_label(key);
+    }
+
+    pub(super) fn unindex_label(&self, key: &str) {
+        self.write().objects.unindex_label(key);
     }
 
     /// Drops all objects and the maps' memory.
@@ -285,94 +336,76 @@ impl Store {
         if self.is_empty() && self.bytes() == 0 {
             return;
         }
-        // Freed last, outside the store's locks: these vectors keep the objects alive until then.
-        let objects = self.list();
-        let mut freed = Indexes::default();
         let mut values = Vec::new();
-        {
-            let mut indexes = self.write();
-            self.shared.objects.clear();
-            self.shared.objects.shrink_to_fit();
-            for (_, buckets) in indexes.custom.values_mut().flatten() {
-                values.push(mem::take(buckets));
+        let objects = {
+            let mut state = self.write();
+            for custom in state.custom.values_mut() {
+                values.extend(custom.indexes.iter_mut().map(|(_, buckets)| mem::take(buckets)));
             }
-            mem::swap(&mut *indexes, &mut freed);
-            indexes.custom = mem::take(&mut freed.custom);
-            indexes.next_reader = freed.next_reader;
+            self.shared.len.store(0, Ordering::Relaxed);
+            self.shared.entries.store(0, Ordering::Relaxed);
             self.shared.bytes.store(0, Ordering::Relaxed);
+            self.shared.accounted.store(0, Ordering::Relaxed);
             self.set_version(0);
-        }
-        drop((freed, values, objects));
+            mem::take(&mut state.objects)
+        };
+        // Freed outside the lock: a large store takes long.
+        drop((values, objects));
+    }
+
+    fn discount(&self, old: &Object) {
+        self.shared.len.fetch_sub(1, Ordering::Relaxed);
+        self.shared.entries.fetch_sub(usize::from(!old.is_whole()), Ordering::Relaxed);
+        self.shared.bytes.fetch_sub(old.json().len(), Ordering::Relaxed);
+        self.shared.accounted.fetch_sub(old.accounted(), Ordering::Relaxed);
     }
 
     // No code under this lock panics, and an index is consistent between two statements.
-    fn read(&self) -> RwLockReadGuard<'_, Indexes> {
-        self.shared.indexes.read()
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.shared.state.read()
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Indexes> {
-        self.shared.indexes.write()
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.shared.state.write()
     }
 }
 
-impl Indexes {
-    fn insert(&mut self, object: &Object) {
-        let header = object.header();
-        if let Some(namespace) = &header.key.namespace {
-            insert(&mut self.namespaces, namespace.clone(), object);
-        }
-        for owner in &header.owners {
-            insert(&mut self.owners, owner.uid.clone(), object);
-        }
-        if object.controller().is_none() {
-            insert(&mut self.orphans, header.key.namespace.clone(), object);
-        }
-        for (index, buckets) in self.custom.values_mut().flatten() {
-            for value in index.values(object) {
-                insert(buckets, value, object);
+impl State {
+    fn index(&mut self, object: &Object) {
+        for custom in self.custom.values_mut() {
+            if custom.whole.concerns(object.header()) {
+                for (index, buckets) in &mut custom.indexes {
+                    for value in index.values(object) {
+                        insert(buckets, value, object);
+                    }
+                }
             }
         }
     }
 
-    fn remove(&mut self, object: &Object) {
-        let header = object.header();
-        if let Some(namespace) = &header.key.namespace {
-            remove(&mut self.namespaces, namespace, object);
-        }
-        for owner in &header.owners {
-            remove(&mut self.owners, &owner.uid, object);
-        }
-        if object.controller().is_none() {
-            remove(&mut self.orphans, &header.key.namespace, object);
-        }
-        for (index, buckets) in self.custom.values_mut().flatten() {
-            for value in index.values(object) {
-                remove(buckets, &value, object);
+    fn unindex(&mut self, object: &Object) {
+        for custom in self.custom.values_mut() {
+            if custom.whole.concerns(object.header()) {
+                for (index, buckets) in &mut custom.indexes {
+                    for value in index.values(object) {
+                        remove(buckets, &value, object);
+                    }
+                }
             }
         }
     }
 }
 
-fn insert<K: Eq + Hash>(buckets: &mut HashMap<K, Bucket>, value: K, object: &Object) {
+fn insert(buckets: &mut HashMap<String, Bucket>, value: String, object: &Object) {
     buckets.entry(value).or_default().replace(ByKey(object.clone()));
 }
 
-fn remove<K: Eq + Hash>(buckets: &mut HashMap<K, Bucket>, value: &K, object: &Object) {
+fn remove(buckets: &mut HashMap<String, Bucket>, value: &str, object: &Object) {
     if let Some(bucket) = buckets.get_mut(value) {
-        bucket.remove(object.key());
+        bucket.remove(&ByKey(object.clone()));
         if bucket.is_empty() {
             buckets.remove(value);
         }
-    }
-}
-
-fn objects(bucket: Option<&Bucket>) -> Vec<Object> {
-    bucket.into_iter().flatten().map(|entry| entry.0.clone()).collect()
-}
-
-impl Borrow<ObjectKey> for ByKey {
-    fn borrow(&self) -> &ObjectKey {
-        self.0.key()
     }
 }
 
@@ -394,6 +427,7 @@ impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Store")
             .field("objects", &self.len())
+            .field("entries", &self.entries())
             .field("bytes", &self.bytes())
             .finish_non_exhaustive()
     }
@@ -402,11 +436,19 @@ impl fmt::Debug for Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::informer::fixture::Fixture;
+    use crate::informer::{Selector, fixture::Fixture};
 
     fn names(mut objects: Vec<Object>) -> Vec<String> {
         objects.sort_by_key(|object| object.key().clone());
         objects.iter().map(|object| object.key().to_string()).collect()
+    }
+
+    fn all(namespace: Option<&str>) -> Selection {
+        Selection { namespace: namespace.map(Arc::from), selector: Selector::default() }
+    }
+
+    fn put(store: &Store, object: &Object) -> Option<Object> {
+        store.put(object, 0)
     }
 
     fn fixture(name: &str) -> Fixture {
@@ -416,57 +458,57 @@ mod tests {
     #[test]
     fn objects_are_found_by_namespace_owner_and_orphanhood() {
         let store = Store::new();
-        store.put(&fixture("a").controller("p").object());
-        store.put(&fixture("b").owner("p").object());
-        store.put(&fixture("c").object());
-        store.put(&Fixture::new("d").namespace("other").object());
+        put(&store, &fixture("a").controller("p").object());
+        put(&store, &fixture("b").owner("p").object());
+        put(&store, &fixture("c").object());
+        put(&store, &Fixture::new("d").namespace("other").object());
 
-        assert_eq!(names(store.in_namespace("ns")), ["ns/a", "ns/b", "ns/c"]);
+        assert_eq!(names(store.in_namespace("ns").unwrap()), ["ns/a", "ns/b", "ns/c"]);
         assert_eq!(names(store.controlled_by("p")), ["ns/a"]);
         assert_eq!(names(store.owned_by("p")), ["ns/a", "ns/b"]);
-        assert_eq!(names(store.orphans(Some("ns"))), ["ns/b", "ns/c"]);
-        assert_eq!(names(store.orphans(None)), ["ns/b", "ns/c", "other/d"]);
-        assert!(store.in_namespace("nowhere").is_empty());
+        assert_eq!(names(store.orphans(&all(Some("ns")))), ["ns/b", "ns/c"]);
+        assert_eq!(names(store.orphans(&all(None))), ["ns/b", "ns/c", "other/d"]);
+        assert_eq!(names(store.in_namespace("nowhere").unwrap()), [""; 0]);
     }
 
     #[test]
     fn a_changed_object_moves_between_buckets() {
         let store = Store::new();
-        store.put(&fixture("a").controller("p").object());
+        put(&store, &fixture("a").controller("p").object());
 
-        store.put(&fixture("a").controller("q").object());
+        put(&store, &fixture("a").controller("q").object());
         assert!(store.controlled_by("p").is_empty());
         assert_eq!(names(store.controlled_by("q")), ["ns/a"]);
 
-        store.put(&fixture("a").object());
+        put(&store, &fixture("a").object());
         assert!(store.controlled_by("q").is_empty());
-        assert_eq!(names(store.orphans(None)), ["ns/a"]);
+        assert_eq!(names(store.orphans(&all(None))), ["ns/a"]);
     }
 
     #[test]
     fn a_bucket_reads_the_newest_object() {
         let store = Store::new();
-        store.put(&fixture("a").version(1).object());
+        put(&store, &fixture("a").version(1).object());
 
-        store.put(&fixture("a").version(2).object());
+        put(&store, &fixture("a").version(2).object());
 
-        assert_eq!(&*store.in_namespace("ns")[0].header().resource_version, "2");
+        assert_eq!(&*store.in_namespace("ns").unwrap()[0].header().resource_version, "2");
     }
 
     #[test]
     fn an_index_finds_objects_put_before_and_after_it() {
-        let store = Store::new().join();
-        store.put(&fixture("a").label("app", "x").object());
+        let store = Store::new().join(&[Interest::Everything]);
+        put(&store, &fixture("a").label("app", "x").object());
 
         let index = Index::new("app", |object| {
             object.header().labels.get("app").map(str::to_owned).into_iter().collect()
         });
         store.add_index(index.clone());
         store.add_index(index);
-        store.put(&fixture("b").label("app", "x").object());
+        put(&store, &fixture("b").label("app", "x").object());
         assert_eq!(names(store.by_index("app", "x")), ["ns/a", "ns/b"]);
 
-        store.put(&fixture("a").label("app", "y").object());
+        put(&store, &fixture("a").label("app", "y").object());
         store.remove(&ObjectKey::namespaced("ns", "b"));
         assert!(store.by_index("app", "x").is_empty());
         assert_eq!(names(store.by_index("app", "y")), ["ns/a"]);
@@ -475,12 +517,12 @@ mod tests {
 
     #[test]
     fn a_panicking_index_function_hurts_only_its_index() {
-        let store = Store::new().join();
+        let store = Store::new().join(&[Interest::Everything]);
         store.add_index(Index::new("bad", |_object| panic!("no index for you")));
 
-        store.put(&fixture("a").object());
+        put(&store, &fixture("a").object());
 
-        assert_eq!(names(store.list()), ["ns/a"]);
+        assert_eq!(names(store.list().unwrap()), ["ns/a"]);
         assert!(store.by_index("bad", "x").is_empty());
     }
 
@@ -489,17 +531,16 @@ mod tests {
         let store = Store::new();
         let (small, large) = (fixture("a").object(), fixture("a").label("x", "yyyy").object());
 
-        store.put(&small);
+        put(&store, &small);
         assert_eq!(store.bytes(), small.json().len());
-        store.put(&large);
+        put(&store, &large);
         assert_eq!(store.bytes(), large.json().len());
         store.remove(large.key());
         assert_eq!(store.bytes(), 0);
 
-        store.put(&large);
+        put(&store, &large);
         store.clear();
         assert_eq!((store.bytes(), store.len()), (0, 0));
-        let indexes = store.read();
-        assert!(indexes.namespaces.is_empty() && indexes.orphans.is_empty());
+        assert!(!store.read().objects.has_indexes());
     }
 }

@@ -46,6 +46,11 @@ impl StringMap {
         self.ends.len() / 2
     }
 
+    /// Returns an estimate of the allocated bytes.
+    pub(super) fn memory(&self) -> usize {
+        if self.is_empty() { 0 } else { self.text.len() + 4 * self.ends.len() + 32 }
+    }
+
     /// Returns whether there are no entries.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()

@@ -1,13 +1,14 @@
 //! Subscription: keeps an informer alive, and delivers its changes to one subscriber.
 
-use std::{fmt, future::pending, mem, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use super::{
-    InformerKey, Object, ObjectKey, Store, pending::Pending, set::Shared,
-    shared_informer::SharedInformer,
+    InformerKey, Interest, Interests, Object, ObjectKey, Store,
+    mailbox::{Extent, Mailbox},
+    set::Shared,
+    shared_informer::{Joined, SharedInformer, SubscriberId},
 };
 
 /// Change of one object for one subscriber. Changes of the same object between two calls of
@@ -80,23 +81,39 @@ pub enum Linger {
 pub struct Subscription {
     informer: Arc<SharedInformer>,
     set: Arc<Shared>,
+    id: SubscriberId,
     mailbox: Arc<Mailbox>,
     store: Store,
+    interests: Interests,
+}
+
+/// Interests of a subscription that come and go while it lasts. Cheap to clone; without effect once
+/// the subscription has ended.
+#[derive(Clone, Debug)]
+pub struct MovingInterests {
+    informer: Arc<SharedInformer>,
+    id: SubscriberId,
 }
 
 impl Subscription {
     pub(super) fn new(
         set: Arc<Shared>,
         informer: Arc<SharedInformer>,
-        mailbox: Arc<Mailbox>,
+        joined: Joined,
+        interests: Interests,
     ) -> Self {
-        let store = informer.store.join();
-        Self { informer, set, mailbox, store }
+        let Joined { id, mailbox, store } = joined;
+        Self { informer, set, id, mailbox, store, interests }
     }
 
     /// Returns the informer's key.
     pub fn key(&self) -> &InformerKey {
         &self.informer.key
+    }
+
+    /// Returns the interests that the subscription began with.
+    pub fn interests(&self) -> &Interests {
+        &self.interests
     }
 
     #[cfg(test)]
@@ -109,7 +126,8 @@ impl Subscription {
         self.store.clone()
     }
 
-    /// Returns the next change; the initial ones come first.
+    /// Returns the next change. Objects that exist arrive as initial changes, in the order of their
+    /// keys; later changes of other objects may arrive between them.
     ///
     /// # Errors
     ///
@@ -123,10 +141,19 @@ impl Subscription {
         // A long backlog must not starve other tasks.
         tokio::task::coop::consume_budget().await;
         loop {
+            let scanned = self.mailbox.wants_scan() && self.informer.scan(self.id);
             match self.mailbox.take() {
-                Some(result) => return result,
+                Some(result) => {
+                    // One step ahead, so that the last initial change is known to be the last.
+                    if self.mailbox.wants_scan() {
+                        self.informer.scan(self.id);
+                    }
+                    return result;
+                }
+                // A scan of many objects that do not concern the subscriber.
+                None if scanned => tokio::task::coop::consume_budget().await,
                 // A push since `take` has left a permit.
-                None => self.mailbox.notify.notified().await,
+                None => self.mailbox.woken().await,
             }
         }
     }
@@ -141,14 +168,24 @@ impl Subscription {
         self.mailbox.reaches(Extent::Complete)
     }
 
-    /// Waits until the first list is complete and [`Subscription::next`] has returned every initial
-    /// change. Never resolves if the informer ends or the subscription is dropped first.
+    /// Waits until the first list is complete and [`Subscription::next`], which is to be called
+    /// meanwhile, has returned every initial change. Never resolves if the informer ends or the subscription is dropped first.
     ///
     /// # Cancel safety
     ///
     /// Cancel safe.
     pub fn drained(&self) -> impl Future<Output = ()> + Send + use<> {
         self.mailbox.reaches(Extent::Drained)
+    }
+
+    /// Returns the interests that can be changed while the subscription lasts.
+    pub fn moving_interests(&self) -> MovingInterests {
+        MovingInterests { informer: self.informer.clone(), id: self.id }
+    }
+
+    /// Returns the stored objects that concern the subscription now.
+    pub(crate) fn concerned(&self) -> Vec<Object> {
+        self.informer.concerned(self.id)
     }
 
     /// Subscribes to the progress of the informer.
@@ -170,7 +207,7 @@ impl Subscription {
     /// Once polled, the subscription is released even if this future is dropped.
     pub async fn release(self, linger: Linger) {
         let done = self.informer.done();
-        let ending = self.set.release(&self.informer, &self.mailbox, linger);
+        let ending = self.set.release(&self.informer, self.id, linger);
         // Drops this reference to the informer and the store before waiting.
         drop(self);
         if ending {
@@ -179,9 +216,25 @@ impl Subscription {
     }
 }
 
+impl MovingInterests {
+    /// Sets the interests of one name, such as those of one parent, in place of its earlier ones.
+    ///
+    /// From then on, each change is delivered if the old or the new object concerns one of them.
+    /// Objects that exist are not delivered: read them from the store after this call, so that no
+    /// change between the two is lost. They are not kept whole by these interests.
+    pub fn set(&self, name: &ObjectKey, interests: Vec<Interest>) {
+        self.informer.set_interests(self.id, name, interests);
+    }
+
+    /// Removes the interests of one name.
+    pub fn remove(&self, name: &ObjectKey) {
+        self.informer.set_interests(self.id, name, Vec::new());
+    }
+}
+
 impl Drop for Subscription {
     fn drop(&mut self) {
-        self.informer.leave(&self.mailbox);
+        self.informer.leave(self.id, Linger::Default);
         self.store.leave();
     }
 }
@@ -189,122 +242,5 @@ impl Drop for Subscription {
 impl fmt::Debug for Subscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Subscription").field("key", &self.informer.key).finish_non_exhaustive()
-    }
-}
-
-/// Mailbox of one subscriber, filled by the informer. Bounded by the number of objects, plus a
-/// limit of unseen deletions, so that a slow subscriber delays no other.
-#[derive(Debug)]
-pub(super) struct Mailbox {
-    state: Mutex<MailboxState>,
-    // At most one waiter: `next` takes the subscription by `&mut`.
-    notify: Notify,
-    extent: watch::Sender<Extent>,
-}
-
-/// Part of the first list that has arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Extent {
-    Partial,
-    /// The whole list is in the store.
-    Complete,
-    /// The whole list was returned by [`Subscription::next`].
-    Drained,
-}
-
-#[derive(Debug)]
-struct MailboxState {
-    pending: Pending,
-    /// True once the first list is complete: no more initial changes follow.
-    complete: bool,
-    ended: Option<Ended>,
-}
-
-impl Mailbox {
-    pub(super) fn new(snapshot: Vec<Object>, complete: bool) -> Self {
-        let mut pending = Pending::default();
-        for object in snapshot {
-            let key = object.key().clone();
-            pending.push(&key, None, Some(object), true);
-        }
-        let state = MailboxState { pending, complete, ended: None };
-        let extent = watch::Sender::new(state.extent());
-        Self { state: Mutex::new(state), notify: Notify::new(), extent }
-    }
-
-    /// Creates the mailbox of a subscriber of a closed informer.
-    pub(super) fn closed(reason: Ended) -> Self {
-        let mailbox = Self::new(Vec::new(), false);
-        mailbox.end(reason);
-        mailbox
-    }
-
-    pub(super) fn push(
-        &self,
-        key: &ObjectKey,
-        old: Option<Object>,
-        new: Option<Object>,
-        initial: bool,
-    ) {
-        let mut state = self.lock();
-        state.pending.push(key, old, new, initial);
-        self.publish(&state);
-        drop(state);
-        self.notify.notify_one();
-    }
-
-    pub(super) fn complete(&self) {
-        let mut state = self.lock();
-        state.complete = true;
-        self.publish(&state);
-    }
-
-    pub(super) fn end(&self, reason: Ended) {
-        let mut state = self.lock();
-        state.pending.clear();
-        state.ended = Some(reason);
-        drop(state);
-        self.notify.notify_one();
-    }
-
-    fn take(&self) -> Option<Result<Delta, Ended>> {
-        let mut state = self.lock();
-        if let Some(ended) = &state.ended {
-            return Some(Err(ended.clone()));
-        }
-        let delta = state.pending.pop()?;
-        self.publish(&state);
-        Some(Ok(delta))
-    }
-
-    fn publish(&self, state: &MailboxState) {
-        let extent = state.extent();
-        self.extent.send_if_modified(|known| mem::replace(known, extent.max(*known)) < extent);
-    }
-
-    /// Never resolves if the mailbox is dropped first.
-    fn reaches(&self, extent: Extent) -> impl Future<Output = ()> + Send + use<> {
-        let mut known = self.extent.subscribe();
-        async move {
-            if known.wait_for(|known| *known >= extent).await.is_err() {
-                pending::<()>().await;
-            }
-        }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, MailboxState> {
-        #[cfg(test)]
-        super::schedule::before(&self.state);
-        self.state.lock()
-    }
-}
-
-impl MailboxState {
-    fn extent(&self) -> Extent {
-        match (self.complete, self.pending.initial()) {
-            (false, _) => Extent::Partial,
-            (true, 0) => Extent::Drained,
-            (true, _) => Extent::Complete,
-        }
     }
 }

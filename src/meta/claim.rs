@@ -80,7 +80,12 @@ pub(crate) fn selector_of(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::informer::{ObjectKey, OwnerReference, StringMap};
+    use std::sync::Arc;
+
+    use crate::{
+        informer::{ObjectKey, OwnerReference, StringMap},
+        kind::GroupKind,
+    };
 
     fn object(owner: Option<&str>, labelled: bool, terminating: bool) -> Header {
         Header {
@@ -93,8 +98,7 @@ mod tests {
             annotations: StringMap::default(),
             owners: owner
                 .map(|uid| OwnerReference {
-                    group: "example.com".into(),
-                    kind: "Thing".into(),
+                    kind: Arc::new(GroupKind { group: "example.com".into(), kind: "Thing".into() }),
                     name: "p".into(),
                     uid: uid.into(),
                     controller: true,

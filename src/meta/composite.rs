@@ -66,8 +66,7 @@ impl Reconciler for Composite {
             .get(&request)
             .filter(|object| self.definition.parent_selector.matches(&object.header().labels));
         let Some(object) = object else {
-            self.parents.forget(&request);
-            self.hook.forget(&request);
+            self.forget(&request, &context);
             return Err(ReconcileError::Terminal(ObjectGone.into()));
         };
         let parent = Parent {
@@ -132,6 +131,17 @@ impl Reconciler for Composite {
 }
 
 impl Composite {
+    /// Forgets a parent that is gone, or that the controller no longer selects.
+    fn forget(&self, key: &Request, context: &Context) {
+        for rule in &self.definition.children {
+            if let Some(moving) = context.moving_interests(&rule.type_ref) {
+                moving.remove(key);
+            }
+        }
+        self.parents.forget(key);
+        self.hook.forget(key);
+    }
+
     async fn sync(
         &self,
         parent: &Parent,
@@ -141,8 +151,6 @@ impl Composite {
         let definition = &*self.definition;
         let selector = claim::selector_of(object.json(), &parent.uid, definition.generate_selector)
             .map_err(SyncError::Failed)?;
-        // Before any child is read, so that each later change of a child finds its parent.
-        self.parents.index.insert(&parent.key, &parent.uid, &selector);
         self.parents.writes.track(&parent.key, &parent.uid);
         let observation = self.observe(parent, &selector, context).await?;
         let rules = Rules {

@@ -5,56 +5,48 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{Selector, claim::UID_LABEL};
-use crate::informer::{Delta, Object, ObjectKey};
 use parking_lot::{Mutex, MutexGuard};
 
-/// Parents of one controller, by key and by uid.
+use super::Selector;
+use crate::informer::{Delta, Interest, InterestIndex, ObjectKey, Selection};
+
+/// Parents of one controller, each with the children that concern it.
 #[derive(Debug, Default)]
 pub(crate) struct ParentIndex(Mutex<Parents>);
 
 #[derive(Debug, Default)]
 struct Parents {
-    by_key: HashMap<ObjectKey, IndexedParent>,
-    by_uid: HashMap<Arc<str>, ObjectKey>,
-}
-
-#[derive(Debug)]
-struct IndexedParent {
-    uid: Arc<str>,
-    selector: Selector,
+    interests: HashMap<ObjectKey, [Interest; 2]>,
+    index: InterestIndex<ObjectKey>,
 }
 
 impl ParentIndex {
-    /// Adds a parent, or replaces its uid and selector.
+    /// Returns the children that concern a parent: its own, and the orphans that it could adopt.
+    pub(crate) fn interests(key: &ObjectKey, uid: &Arc<str>, selector: &Selector) -> [Interest; 2] {
+        let orphans = Selection { namespace: key.namespace.clone(), selector: selector.clone() };
+        [Interest::OwnerUid(uid.clone()), Interest::Orphans(orphans)]
+    }
+
+    /// Adds a parent, or replaces its interests.
     ///
     /// Called before its children are read, so that a later change of a child finds it.
-    pub(crate) fn insert(&self, key: &ObjectKey, uid: &Arc<str>, selector: &Selector) {
+    pub(crate) fn insert(&self, key: &ObjectKey, interests: &[Interest; 2]) {
         let mut parents = self.lock();
-        match parents.by_key.get_mut(key) {
-            Some(entry) if entry.uid == *uid => {
-                if entry.selector != *selector {
-                    entry.selector = selector.clone();
-                }
-                return;
-            }
-            Some(entry) => {
-                let old = entry.uid.clone();
-                parents.by_uid.remove(&old);
-            }
-            None => {}
+        if parents.interests.get(key) == Some(interests) {
+            return;
         }
-        let entry = IndexedParent { uid: uid.clone(), selector: selector.clone() };
-        parents.by_uid.insert(uid.clone(), key.clone());
-        parents.by_key.insert(key.clone(), entry);
+        for interest in interests {
+            parents.index.insert(interest, key.clone());
+        }
+        let old = parents.interests.insert(key.clone(), interests.clone());
+        parents.unindex(key, old);
     }
 
     /// Removes a parent that is gone, or that the controller no longer selects.
     pub(crate) fn remove(&self, key: &ObjectKey) {
         let mut parents = self.lock();
-        if let Some(entry) = parents.by_key.remove(key) {
-            parents.by_uid.remove(&entry.uid);
-        }
+        let old = parents.interests.remove(key);
+        parents.unindex(key, old);
     }
 
     /// Removes all parents.
@@ -64,21 +56,30 @@ impl ParentIndex {
 
     /// Keys of all parents.
     pub(crate) fn keys(&self) -> Vec<ObjectKey> {
-        self.lock().by_key.keys().cloned().collect()
+        self.lock().interests.keys().cloned().collect()
     }
 
-    /// Parents that a change of a child concerns: its owner before and after the change; for an
+    /// Parents that a change of a child concerns: its owners before and after the change; for an
     /// orphan, the parents that could adopt it.
     pub(crate) fn concerned(&self, delta: &Delta) -> Vec<ObjectKey> {
         let parents = self.lock();
         let mut keys = Vec::new();
         for object in [&delta.old, &delta.new].into_iter().flatten() {
-            match object.controller() {
-                Some(owner) => keys.extend(parents.by_uid.get(&owner.uid).cloned()),
-                None if delta.new.is_some() => parents.adopters(object, &mut keys),
-                None => {}
-            }
+            let header = object.header();
+            let is_orphan = object.controller().is_none();
+            // An orphan that is deleted, or being deleted, cannot be adopted.
+            let adoptable = delta.new.is_some() && header.deletion_timestamp.is_none();
+            parents.index.visit(header, |key| {
+                let owned = || {
+                    let uid = parents.interests.get(key).map(|[owned, _]| owned);
+                    uid.is_some_and(|owned| owned.concerns(header))
+                };
+                if !is_orphan || adoptable || owned() {
+                    keys.push(key.clone());
+                }
+            });
         }
+        keys.sort_unstable();
         keys.dedup();
         keys
     }
@@ -89,25 +90,10 @@ impl ParentIndex {
 }
 
 impl Parents {
-    fn adopters(&self, orphan: &Object, keys: &mut Vec<ObjectKey>) {
-        let header = orphan.header();
-        if header.deletion_timestamp.is_some() {
-            return;
+    fn unindex(&mut self, key: &ObjectKey, interests: Option<[Interest; 2]>) {
+        for interest in interests.iter().flatten() {
+            self.index.remove(interest, key);
         }
-        let could_adopt = |key: &ObjectKey, entry: &IndexedParent| {
-            (key.namespace.is_none() || key.namespace == header.key.namespace)
-                && entry.selector.matches(&header.labels)
-        };
-        // The label of a generated selector names the one parent that it belongs to.
-        let named = header.labels.get(UID_LABEL).and_then(|uid| self.by_uid.get_key_value(uid));
-        if let Some((_, key)) = named
-            && self.by_key.get(key).is_some_and(|entry| could_adopt(key, entry))
-        {
-            keys.push(key.clone());
-            return;
-        }
-        let adopters = self.by_key.iter().filter(|(key, entry)| could_adopt(key, entry));
-        keys.extend(adopters.map(|(key, _)| key.clone()));
     }
 }
 
@@ -115,8 +101,11 @@ impl Parents {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{super::children::fixtures::served, *};
-    use crate::kind::Scope;
+    use super::{
+        super::{children::fixtures::served, claim::UID_LABEL},
+        *,
+    };
+    use crate::{informer::Object, kind::Scope};
 
     fn object(labels: Value, owner: Option<&str>) -> Object {
         let owners: Vec<Value> = owner
@@ -144,10 +133,14 @@ mod tests {
         index.concerned(&delta).iter().map(ToString::to_string).collect()
     }
 
+    fn insert(index: &ParentIndex, key: &ObjectKey, uid: &str, selector: &Selector) {
+        index.insert(key, &ParentIndex::interests(key, &uid.into(), selector));
+    }
+
     fn index() -> ParentIndex {
         let index = ParentIndex::default();
         let parent = |namespace: &str, name: &str, selector: Selector| {
-            index.insert(&ObjectKey::namespaced(namespace, name), &name.into(), &selector);
+            insert(&index, &ObjectKey::namespaced(namespace, name), name, &selector);
         };
         parent("ns", "a", Selector::label("app", "x"));
         parent("ns", "b", Selector::label(UID_LABEL, "b"));
@@ -180,7 +173,7 @@ mod tests {
     fn a_parent_of_the_same_name_replaces_the_one_before() {
         let (index, key) = (index(), ObjectKey::namespaced("ns", "a"));
 
-        index.insert(&key, &"new".into(), &Selector::label("app", "x"));
+        insert(&index, &key, "new", &Selector::label("app", "x"));
 
         assert!(concerned(&index, None, Some(object(json!({}), Some("a")))).is_empty());
         assert_eq!(concerned(&index, None, Some(object(json!({}), Some("new")))), ["ns/a"]);

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::{
     discovery::TypeStatus,
-    informer::{InformerKey, Store, Subscription},
+    informer::{InformerKey, MovingInterests, Store, Subscription},
     kind::{ServedType, TypeRef},
     manager::{Epoch, WatchReport, WatchState as State},
 };
@@ -70,6 +70,8 @@ pub(in crate::controller) struct Attached {
     pub(in crate::controller) store: Store,
     /// Informer key, which says which objects the cache holds.
     pub(in crate::controller) key: InformerKey,
+    /// Interests that the reconciler sets; `None` for a context from `Context::new`.
+    pub(in crate::controller) moving: Option<MovingInterests>,
     /// Current status of the type.
     pub(in crate::controller) status: Option<watch::Receiver<TypeStatus>>,
 }
@@ -127,6 +129,16 @@ impl InputStatuses {
             })
         });
         found.and_then(|input| input.attached.clone())
+    }
+
+    /// Returns the interests of the input of a type whose objects the reconciler names.
+    pub(in crate::controller) fn moving_interests(
+        &self,
+        type_ref: &TypeRef,
+    ) -> Option<MovingInterests> {
+        let inputs = self.inputs();
+        let attached = inputs.iter().filter(|input| input.type_ref.as_ref() == Some(type_ref));
+        attached.filter_map(|input| input.attached.as_ref()?.moving.clone()).next()
     }
 
     /// Returns the caches of a type, at any version.

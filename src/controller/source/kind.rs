@@ -20,7 +20,8 @@ use crate::{
     discovery::{TypeChange, TypeRegistry},
     guard::Held,
     informer::{
-        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Linger, Projection, Subscription,
+        Delta, Ended, Index, IndexPanic, InformerKey, InformerSet, Interest, Interests, Linger,
+        Projection, Subscription,
     },
     kind::{GroupKind, Scope, ServedType, TypeIdentity, TypeName, TypeRef},
     manager::{Readiness, type_served},
@@ -31,6 +32,9 @@ pub(in crate::controller) struct KindSource {
     pub(in crate::controller) filter: Filter,
     pub(in crate::controller) predicates: Vec<Predicate>,
     pub(in crate::controller) mapping: Mapping,
+    pub(in crate::controller) delivery: Delivery,
+    /// True to keep all objects whole, not only those that are delivered.
+    pub(in crate::controller) whole: bool,
     pub(in crate::controller) indexes: Vec<Index>,
     /// Last panic of an index function, with index, object and message.
     pub(in crate::controller) panics: watch::Sender<Option<IndexPanic>>,
@@ -58,6 +62,20 @@ pub(in crate::controller) enum Mapping {
     /// Request for the owner, which is of the primary type. The kind of that type is known only
     /// while it is served.
     OwnerOf { primary: TypeRef, only_controller: bool },
+}
+
+/// Objects whose changes are delivered.
+#[derive(Clone, Debug)]
+pub(in crate::controller) enum Delivery {
+    Everything,
+    /// Objects with an owner of the primary kind.
+    OwnedBy(TypeRef),
+    /// Objects that the reconciler names while it runs, by [`MovingInterests`]. Those with an owner
+    /// of the primary kind are kept whole.
+    ///
+    /// [`MovingInterests`]: crate::informer::MovingInterests
+    Moving(TypeRef),
+    Of(Vec<Interest>),
 }
 
 /// Reason to leave an informer.
@@ -91,12 +109,45 @@ impl KindSource {
 
     /// Subscribes to the informer, and adds the indexes to its store.
     pub(in crate::controller) fn subscribe(&self, served: &ServedType) -> Subscription {
-        let subscription = self.informers.subscribe(served, self.key(served));
+        let (key, interests) = (self.key(served), self.interests());
+        let subscription = self.informers.subscribe_to(served, key, interests);
         self.panics.send_replace(None);
         for index in &self.indexes {
             subscription.store().add_index(index.reporting(self.panics.clone()));
         }
         subscription
+    }
+
+    /// Returns whether a subscription is the one that [`KindSource::subscribe`] would return.
+    fn is_current(&self, subscription: &Subscription, served: &ServedType) -> bool {
+        *subscription.key() == self.key(served) && *subscription.interests() == self.interests()
+    }
+
+    fn interests(&self) -> Interests {
+        let (deliver, whole) = match &self.delivery {
+            Delivery::Everything => (vec![Interest::Everything], Vec::new()),
+            Delivery::OwnedBy(primary) => (vec![self.owned_by(primary)], Vec::new()),
+            Delivery::Moving(primary) => match self.owned_by(primary) {
+                kind @ Interest::OwnerKind(_) => (Vec::new(), vec![kind]),
+                other => (vec![other], Vec::new()),
+            },
+            Delivery::Of(interests) => (interests.clone(), Vec::new()),
+        };
+        let whole = if self.whole { vec![Interest::Everything] } else { whole };
+        Interests { deliver, whole }
+    }
+
+    /// Returns the interest in objects with an owner of a type: everything, while its kind is not
+    /// known.
+    fn owned_by(&self, owner: &TypeRef) -> Interest {
+        let kind = match (self.types.served(owner), &owner.name) {
+            (Some(served), _) => Some(served.group_kind()),
+            (None, TypeName::Kind(kind)) => {
+                Some(GroupKind { group: owner.group.clone(), kind: kind.clone() })
+            }
+            (None, TypeName::Resource(_)) => None,
+        };
+        kind.map_or(Interest::Everything, Interest::OwnerKind)
     }
 
     async fn run(&self, context: SourceContext, synced: oneshot::Sender<()>) -> SourceEnd {
@@ -106,12 +157,16 @@ impl KindSource {
         };
         let prepared = context.statuses.change(context.input, |input| input.prepared.take());
         let mut subscription = prepared
-            .filter(|prepared| *prepared.key() == self.key(&served))
+            .filter(|prepared| self.is_current(prepared, &served))
             .unwrap_or_else(|| self.subscribe(&served));
         let identity = served.identity.clone();
         let (store, key) = (subscription.store(), subscription.key().clone());
         let status = Some(self.types.subscribe(self.type_ref()));
-        let attached = Attached { served, store, key, status };
+        let moving = match &self.delivery {
+            Delivery::Moving(_) => Some(subscription.moving_interests()),
+            Delivery::Everything | Delivery::OwnedBy(_) | Delivery::Of(_) => None,
+        };
+        let attached = Attached { served, store, key, status, moving };
         let mut run = KindRun::new(self, context);
         let ended = run.deliver_changes(&mut subscription, attached, synced).await;
         let context = run.context().clone();
@@ -127,7 +182,7 @@ impl KindSource {
                 context.released().await;
                 drop(context.statuses.change(context.input, InputStatus::detach));
             }
-            Leave::TypeGone => run.delete_all(),
+            Leave::TypeGone => run.delete_all(&subscription),
             Leave::TypeServed => {
                 // Reconciles continue over this cache until its replacement has synced.
                 drop(Self::hold(&context, subscription));

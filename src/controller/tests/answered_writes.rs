@@ -19,7 +19,7 @@ impl Reconciler for Deleter {
         request: Request,
         context: Context,
     ) -> Result<Outcome, ReconcileError> {
-        let parts = context.store(&parts()).unwrap().list();
+        let parts = context.store(&parts()).unwrap().all();
         let names: Vec<_> = parts.iter().map(|part| part.key().name.to_string()).collect();
         self.log.lock().unwrap().push(format!("{request} {}", names.join(" ")));
         let api: Api<DynamicObject> =

@@ -10,18 +10,18 @@ use super::*;
 
 /// Custom resource, as a user would derive it.
 #[derive(Clone, Debug, Deserialize)]
-struct Widget {
+pub(super) struct Widget {
     metadata: ObjectMeta,
     spec: Spec,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Spec {
+pub(super) struct Spec {
     size: u32,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct Part {
+pub(super) struct Part {
     metadata: ObjectMeta,
 }
 
@@ -74,7 +74,7 @@ impl Reconciler for Typed {
             self.0.lock().unwrap().push(format!("{request} gone"));
             return Ok(Outcome::Done);
         };
-        let parts = context.lister::<Part>()?.list().into_iter().collect::<Result<Vec<_>, _>>()?;
+        let parts = context.lister::<Part>()?.list()?.into_iter().collect::<Result<Vec<_>, _>>()?;
         self.0.lock().unwrap().push(format!("{request} {} {}", widget.spec.size, parts.len()));
         Ok(Outcome::Done)
     }
@@ -90,7 +90,7 @@ async fn harness() -> Harness {
     let harness = Harness::new();
     harness.install("Widget");
     harness.install("Part");
-    let builder = builder().for_::<Widget>().conditional().owns::<Part>().conditional();
+    let builder = builder().for_::<Widget>().conditional().owns::<Part>().whole().conditional();
     let controller = builder.build(&harness.cluster, Typed(Arc::clone(&harness.log))).unwrap();
     harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
     harness.state(ControllerState::Running).await;
@@ -116,7 +116,7 @@ async fn lister_without_a_cache_is_an_error_and_not_empty() {
     let harness = Harness::new();
     harness.install("Widget");
     harness.server.apply(sized("a", json!(1)));
-    let builder = builder().for_::<Widget>().conditional().owns::<Part>().optional();
+    let builder = builder().for_::<Widget>().conditional().owns::<Part>().whole().optional();
     let controller = builder.build(&harness.cluster, Typed(Arc::clone(&harness.log))).unwrap();
     harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
     harness.state(ControllerState::Running).await;
@@ -161,7 +161,7 @@ async fn list_of_typed_objects_has_an_error_for_each_misshapen_one() {
     struct Counter(Log);
     impl Reconciler for Counter {
         async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {
-            let all = context.lister::<Widget>()?.list();
+            let all = context.lister::<Widget>()?.list()?;
             let bad = all.iter().filter(|widget| widget.is_err()).count();
             self.0.lock().unwrap().push(format!("{bad} of {}", all.len()));
             Ok(Outcome::Done)

@@ -22,7 +22,7 @@ impl Reconciler for Maker {
     ) -> Result<Outcome, ReconcileError> {
         let parts = context.store(&parts()).unwrap();
         let have =
-            parts.list().iter().filter(|part| part.key().name.starts_with(&*request.name)).count();
+            parts.all().iter().filter(|part| part.key().name.starts_with(&*request.name)).count();
         let note = format!("{request} {have} {}", context.after_unknown());
         self.log.lock().unwrap().push(note);
         if have > 0 || request.name.starts_with("idle") {

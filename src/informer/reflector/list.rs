@@ -13,16 +13,19 @@ use crate::informer::{
     metrics::EventKind,
     reader::{LineReader, Whole},
     resume_version::ResumeVersion,
+    shared_informer::List,
     wire::{self, Bookmark, Event, Page, Slot, error_event},
 };
 
 /// Silence after which a streaming list counts as endless.
 const STREAM_IDLE: Duration = Duration::from_secs(10);
 
-/// State of a list in progress: the keys it has seen (`None` if there is nothing to delete), and
-/// the number of objects whose key cannot be read.
+/// State of a list in progress.
 struct Scan {
-    seen: Option<HashSet<ObjectKey>>,
+    list: List,
+    /// Objects that cannot be decoded, but named.
+    named: HashSet<ObjectKey>,
+    /// Number of objects whose key cannot be read.
     unreadable: usize,
 }
 
@@ -30,7 +33,7 @@ impl Reflector {
     /// Lists by pages.
     pub(super) async fn list(&mut self) -> Result<(), (Phase, Failure)> {
         let mut slot = self.slot().await;
-        let mut scan = self.scan();
+        let mut scan = self.begin();
         let mut token = String::new();
         loop {
             let phase = Phase::List { continued: !token.is_empty() };
@@ -72,24 +75,23 @@ impl Reflector {
         Ok((token, page.resource_version().to_owned()))
     }
 
-    fn scan(&self) -> Scan {
-        // A list cannot delete anything from an empty store.
-        let nothing = self.informer.store.is_empty() && !self.informer.has_quarantined();
-        let seen = (!nothing).then(HashSet::new);
-        Scan { seen, unreadable: 0 }
+    fn begin(&self) -> Scan {
+        Scan { list: self.informer.begin_list(), named: HashSet::new(), unreadable: 0 }
     }
 
     fn listed(&mut self, json: &str, scan: &mut Scan) {
-        match self.decoder.decode(json) {
+        match self.decode(json) {
             Ok(object) => {
                 self.metrics.event(EventKind::Listed);
-                scan.seen(object.key());
-                self.informer.put(&object);
+                self.put(&object, json);
             }
             Err(error) => {
                 match &error.key {
                     // The object exists, even if it cannot be decoded.
-                    Some(key) => scan.seen(key),
+                    Some(key) => {
+                        self.informer.store.touch(key, scan.list.generation);
+                        scan.named.insert(key.clone());
+                    }
                     None => scan.unreadable += 1,
                 }
                 self.quarantine(&error);
@@ -99,19 +101,15 @@ impl Reflector {
 
     /// Deletes the objects that a complete list lacks, and sets the resume version.
     fn complete(&mut self, version: &str, scan: Scan) {
-        if let Some(seen) = &scan.seen {
-            if scan.unreadable == 0 {
-                for object in self.informer.store.list() {
-                    if !seen.contains(object.key()) {
-                        self.informer.remove(object.key());
-                    }
-                }
-                self.informer.retain_quarantined(|key| seen.contains(key));
-            } else {
-                // Each unreadable object could be one of the missing ones.
-                let unreadable = scan.unreadable;
-                warn!(unreadable, "list has objects without a name; no object is deleted");
+        if scan.unreadable == 0 {
+            for key in self.informer.store.not_in(scan.list.generation) {
+                self.informer.remove(&key);
             }
+            self.informer.retain_quarantined(|key| scan.named.contains(key));
+        } else {
+            // Each unreadable object could be one of the missing ones.
+            let unreadable = scan.unreadable;
+            warn!(unreadable, "list has objects without a name; no object is deleted");
         }
         self.metrics.cached(&self.informer.store);
         self.metrics.listed();
@@ -126,7 +124,7 @@ impl Reflector {
             // A server without versions has no watch cache and no streaming lists.
             self.listing.never_stream = true;
         }
-        self.informer.complete();
+        self.informer.complete(scan.list);
         debug!(resource_version = version, objects = self.informer.store.len(), "list is complete");
     }
 
@@ -152,7 +150,7 @@ impl Reflector {
         lines: &mut LineReader,
         slot: &mut Slot,
     ) -> Result<(), Failure> {
-        let mut scan = self.scan();
+        let mut scan = self.begin();
         let mut count = 0;
         loop {
             let line = async {
@@ -175,7 +173,7 @@ impl Reflector {
             match &*event.kind {
                 "ADDED" | "MODIFIED" => self.listed(json, &mut scan),
                 // The object was deleted during the list.
-                "DELETED" => match self.decoder.decode(json) {
+                "DELETED" => match self.decoder.decode(json, |_| false) {
                     Ok(object) => self.unlisted(object.key(), &mut scan),
                     Err(ObjectError { key: Some(key), .. }) => self.unlisted(&key, &mut scan),
                     Err(_unreadable) => scan.unreadable += 1,
@@ -202,18 +200,8 @@ impl Reflector {
 
     fn unlisted(&self, key: &ObjectKey, scan: &mut Scan) {
         self.metrics.event(EventKind::Deleted);
-        if let Some(seen) = &mut scan.seen {
-            seen.remove(key);
-        }
+        scan.named.remove(key);
         self.informer.remove(key);
-    }
-}
-
-impl Scan {
-    fn seen(&mut self, key: &ObjectKey) {
-        if let Some(seen) = &mut self.seen {
-            seen.insert(key.clone());
-        }
     }
 }
 

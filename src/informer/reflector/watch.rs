@@ -1,8 +1,8 @@
 //! Watches of the reflector: later changes, from the position of a list or an earlier watch.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, trace, warn};
 
 use super::{BATCH, Deadline, Reflector, Suspicion};
@@ -24,6 +24,8 @@ const SILENT: Duration = Duration::from_secs(90);
 /// Wait before a watch counts as recovered: a server that cannot resume from the position reports
 /// it in the first line.
 const FIRST_LINE: Duration = Duration::from_millis(50);
+/// Time in which subscribers that need objects whole share one list.
+const FILL_DELAY: Duration = Duration::from_millis(100);
 
 impl Reflector {
     /// Watches from the resume version until the watch ends or fails.
@@ -64,9 +66,19 @@ impl Reflector {
             self.publish(Progress::Synced);
         }
         let mut count = 0;
+        let informer = self.informer.clone();
+        let mut wanted = pin!(async {
+            informer.fill_wanted().await;
+            sleep(FILL_DELAY).await;
+        });
         let failure = loop {
             let until = if announced { deadline.at } else { opened + FIRST_LINE };
-            match timeout_at(until, lines.next()).await {
+            let next = tokio::select! {
+                biased;
+                () = &mut wanted => break Failure::Wanted,
+                next = timeout_at(until, lines.next()) => next,
+            };
+            match next {
                 Ok(Ok(Some(line))) => {
                     if let Err(failure) = self.line(&decode::text(&line)) {
                         break failure;
@@ -121,7 +133,7 @@ impl Reflector {
     }
 
     fn changed(&mut self, json: &str) {
-        match self.decoder.decode(json) {
+        match self.decode(json) {
             Ok(object) => {
                 let version = &object.header().resource_version;
                 if self.is_past(version) {
@@ -130,9 +142,9 @@ impl Reflector {
                     return;
                 }
                 trace!(name = %object.key(), resource_version = %version, "object changed");
-                match self.informer.put(&object) {
+                match self.put(&object, json) {
                     Change::Applied => self.metrics.event(EventKind::Changed),
-                    Change::None => self.metrics.event(EventKind::Ignored),
+                    Change::None | Change::Incomplete => self.metrics.event(EventKind::Ignored),
                 }
                 self.advance(version);
             }
@@ -152,7 +164,7 @@ impl Reflector {
     }
 
     fn deleted(&mut self, json: &str) -> Result<(), Failure> {
-        let (key, uid, version) = match self.decoder.decode(json) {
+        let (key, uid, version) = match self.decoder.decode(json, |_| false) {
             Ok(object) => {
                 let header = object.header();
                 (header.key.clone(), header.uid.clone(), header.resource_version.clone())
@@ -167,7 +179,7 @@ impl Reflector {
         };
         // Compared with the object instead of the resume version: some servers send a deletion with
         // the version of the last change.
-        let is_stale = self.informer.store.get(&key).is_some_and(|cached| {
+        let is_stale = self.informer.store.stored(&key).is_some_and(|cached| {
             let cached = cached.header();
             let other = !uid.is_empty() && !cached.uid.is_empty() && uid != cached.uid;
             let newer = self.order.is_older(&version, &cached.resource_version);

@@ -13,10 +13,14 @@ use tokio::runtime::{Builder, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::informer::{
-    Delta, Object, ObjectKey,
-    fixture::{Fixture, widgets},
-    schedule::{Act, Scene, explore, wait},
+use crate::{
+    informer::{
+        Delta, Interest, Object, ObjectKey,
+        fixture::{Fixture, widgets},
+        schedule::{Act, Scene, explore, wait},
+        shared_informer::Change,
+    },
+    kind::GroupKind,
 };
 
 /// A set on a runtime that runs no tasks.
@@ -42,6 +46,11 @@ impl Model {
     fn subscribe(&self) -> Subscription {
         let _entered = self.runtime.enter();
         self.set.subscribe(&widgets(), self.key.clone())
+    }
+
+    fn subscribe_to(&self, interests: Interests) -> Subscription {
+        let _entered = self.runtime.enter();
+        self.set.subscribe_to(&widgets(), self.key.clone(), interests)
     }
 
     fn informer(&self) -> Option<Arc<SharedInformer>> {
@@ -110,7 +119,7 @@ impl View {
     fn check(&self, store: &crate::informer::Store) {
         let row =
             |object: &Object| (object.key().to_string(), object.header().resource_version.clone());
-        let mut stored: Vec<_> = store.list().iter().map(row).collect();
+        let mut stored: Vec<_> = store.all().iter().map(row).collect();
         stored.sort();
         assert_eq!(self.0.values().map(row).collect::<Vec<_>>(), stored);
     }
@@ -136,9 +145,10 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
         let writer = {
             let informer = informer.clone();
             model.act(move |_| {
+                let list = informer.begin_list();
                 informer.put(&object("a", 1));
                 informer.put(&object("b", 2));
-                informer.complete();
+                informer.complete(list);
                 informer.remove(&key("a"));
                 informer.put(&object("b", 3));
             })
@@ -167,6 +177,115 @@ fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
     eprintln!("late joiners: {schedules} schedules");
 }
 
+/// Widget with the owner `uid`.
+fn owned(name: &str, version: u64, uid: &str) -> Object {
+    Fixture::new(name).version(version).controller(uid).object()
+}
+
+#[test]
+fn an_interest_that_is_set_before_the_store_is_read_misses_no_change() {
+    let schedules = explore(2, || {
+        let model = Model::new();
+        let interests = Interests { deliver: Vec::new(), whole: vec![Interest::Everything] };
+        let subscription = model.subscribe_to(interests);
+        let informer = model.informer().unwrap();
+        informer.complete(informer.begin_list());
+        informer.put(&owned("a", 1, "p"));
+        let read: Arc<Mutex<Option<(Subscription, View)>>> = Arc::default();
+        let mover = {
+            let read = read.clone();
+            model.act(move |_| {
+                let moving = subscription.moving_interests();
+                moving.set(&key("parent"), vec![Interest::OwnerUid("p".into())]);
+                let mut view = View::default();
+                for object in subscription.store().owned_by("p") {
+                    let key = object.key().clone();
+                    view.see(Delta { key, old: None, new: Some(object), initial: true });
+                }
+                *read.lock() = Some((subscription, view));
+            })
+        };
+        let writer = {
+            let informer = informer.clone();
+            model.act(move |_| {
+                informer.put(&owned("b", 2, "p"));
+                informer.put(&owned("a", 3, "other"));
+                informer.put(&owned("c", 4, "p"));
+                informer.remove(&key("c"));
+            })
+        };
+        let after = move || {
+            let _runtime = model;
+            let (mut subscription, mut view) = read.lock().take().unwrap();
+            while let Some(delta) = subscription.next().now_or_never() {
+                let Delta { key, new, .. } = delta.unwrap();
+                let name = key.to_string();
+                let own = |new: &Object| new.controller().is_some_and(|it| &*it.uid == "p");
+                match new.filter(own) {
+                    Some(new) => view.0.insert(name, new),
+                    None => view.0.remove(&name),
+                };
+            }
+            assert_eq!(view.0.keys().collect::<Vec<_>>(), ["b"], "as the store has it");
+        };
+        Scene { acts: vec![mover, writer], after: Box::new(after) }
+    });
+
+    eprintln!("moved interest: {schedules} schedules");
+}
+
+#[test]
+fn a_late_interest_in_whole_objects_is_answered_by_a_list_whenever_it_comes() {
+    let schedules = explore(2, || {
+        let model = Model::new();
+        let kind = GroupKind { group: String::new(), kind: "Owner".to_owned() };
+        let of_owner =
+            || Interests { deliver: vec![Interest::OwnerKind(kind.clone())], whole: Vec::new() };
+        let _first = model.subscribe_to(Interests { deliver: Vec::new(), whole: Vec::new() });
+        let informer = model.informer().unwrap();
+        // The informer's task: it decodes an object before it stores it.
+        let put = |informer: &SharedInformer| {
+            let whole = owned("a", 1, "p");
+            let reduced =
+                if informer.keeps(whole.header()) { whole.clone() } else { whole.reduced() };
+            if informer.put(&reduced) == Change::Incomplete {
+                informer.put(&whole);
+            }
+        };
+        let writer = {
+            let informer = informer.clone();
+            model.act(move |_| {
+                let list = informer.begin_list();
+                put(&informer);
+                informer.complete(list);
+            })
+        };
+        let joined: Arc<Mutex<Option<Subscription>>> = Arc::default();
+        let joins = {
+            let (joined, interests) = (joined.clone(), of_owner());
+            model.act(move |model| *joined.lock() = Some(model.subscribe_to(interests)))
+        };
+        let after = move || {
+            let _runtime = model;
+            let mut subscription = joined.lock().take().unwrap();
+            if informer.fill_wanted().now_or_never().is_some() {
+                assert!(subscription.next().now_or_never().is_none(), "its objects are not whole");
+                assert!(subscription.complete().now_or_never().is_none(), "and not complete");
+                let list = informer.begin_list();
+                put(&informer);
+                informer.complete(list);
+            }
+            let delta = subscription.next().now_or_never().unwrap().unwrap();
+            assert!(delta.new.unwrap().is_whole());
+            assert!(subscription.drained().now_or_never().is_some());
+            assert!(informer.fill_wanted().now_or_never().is_none(), "no second list");
+        };
+        Scene { acts: vec![writer, joins], after: Box::new(after) }
+    });
+
+    eprintln!("late interest: {schedules} schedules");
+}
+
 #[test]
 fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
     let schedules = explore(1, || {
@@ -189,8 +308,9 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
         let waits = model.act(move |_| assert_eq!(wait(ended), Ended::TypeGone));
         let set = model.set.clone();
         let task = model.task(&informer, move |informer| {
+            let list = informer.begin_list();
             informer.put(&object("a", 1));
-            informer.complete();
+            informer.complete(list);
             informer.put(&object("last", 2));
             wait(see.cancelled());
             set.type_gone(&informer.key.identity);

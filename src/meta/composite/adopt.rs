@@ -58,10 +58,25 @@ impl Composite {
                     if !alive {
                         continue;
                     }
-                    let patch =
-                        owners_patch(&served.kind, object.header(), object.json(), |owners| {
-                            owners.push(owner_reference(parent))
-                        })?;
+                    let live = match resource.get(object.key()).await {
+                        Ok(live) => Object::from_json(live.json(), served),
+                        Err(error) if is_gone(&error) => continue,
+                        Err(error) => {
+                            let doing = format!("reading {} {}", served.kind, object.key());
+                            return Err(SyncError::of_write(&doing, &error));
+                        }
+                    };
+                    let object = live.map_err(|error| {
+                        SyncError::Failed(format!("{} {}: {error}", served.kind, object.key()))
+                    })?;
+                    // The cache may be behind: another controller may have adopted the object.
+                    let header = object.header();
+                    if claim::claim(header, &parent.uid, false, selector) != Claim::Adopt {
+                        continue;
+                    }
+                    let patch = owners_patch(&served.kind, header, object.json(), |owners| {
+                        owners.push(owner_reference(parent))
+                    })?;
                     match resource.merge_patch::<Box<RawValue>>(object.key(), None, &patch).await {
                         Ok(adopted) => {
                             let adopted = Object::from_json(adopted.get(), served);

@@ -3,10 +3,10 @@
 use super::{Composite, SyncError};
 use crate::{
     controller::Context,
-    informer::Object,
+    informer::{Object, Selection},
     kind::{Scope, TypeRef},
     meta::{
-        Selector,
+        ParentIndex, Selector,
         children::{Child, Group, Parent},
     },
 };
@@ -29,10 +29,16 @@ impl Composite {
         selector: &Selector,
         context: &Context,
     ) -> Result<ObservedState, SyncError> {
+        // Before any child is read, so that each later change of a child finds its parent.
+        let interests = ParentIndex::interests(&parent.key, &parent.uid, selector);
+        self.parents.index.insert(&parent.key, &interests);
         let (mut groups, mut stores, mut missing) = (Vec::new(), Vec::new(), Vec::new());
         for rule in &self.definition.children {
             match (context.served(&rule.type_ref), context.store(&rule.type_ref)) {
                 (Some(served), Some(store)) => {
+                    if let Some(moving) = context.moving_interests(&rule.type_ref) {
+                        moving.set(&parent.key, interests.to_vec());
+                    }
                     groups.push(Group { served, strategy: rule.strategy });
                     stores.push(store);
                 }
@@ -41,6 +47,8 @@ impl Composite {
                 _ => return Err(SyncError::Cancelled),
             }
         }
+        let matching =
+            Selection { namespace: parent.key.namespace.clone(), selector: selector.clone() };
         let mut candidates = Vec::new();
         for (group, store) in stores.iter().enumerate() {
             let own = parent.key.namespace.as_deref();
@@ -51,7 +59,8 @@ impl Composite {
             let owned = owned.filter(|child| own.is_none_or(|own| in_namespace(child, own)));
             candidates.extend(owned.map(|child| (group, child)));
             if !parent.terminating {
-                candidates.extend(store.orphans(own).into_iter().map(|child| (group, child)));
+                let orphans = store.orphans(&matching).into_iter();
+                candidates.extend(orphans.map(|child| (group, child)));
             }
         }
         let children = self.claim(parent, selector, &groups, candidates, context).await?;

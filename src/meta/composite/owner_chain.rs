@@ -34,8 +34,7 @@ pub(super) fn depth(
     while depth < limit
         && let Some(object) = next
         && let Some(owner) = object.controller()
-        && *owner.group == *parent.served.identity.group
-        && *owner.kind == *parent.served.kind
+        && *owner.kind == parent.served.group_kind()
     {
         depth += 1;
         let key = ObjectKey { namespace: parent.key.namespace.clone(), name: owner.name.clone() };

@@ -61,24 +61,20 @@ impl CompositeRunnable {
             .backoff(backoff)
             .max_concurrent_reconciles(workers);
         for rule in &definition.children {
-            let (parents, known) = (Arc::clone(&parents), Arc::clone(&parents));
+            let (parents, synced) = (Arc::clone(&parents), Arc::clone(&parents));
             let handler = Handler::delta(move |delta, enqueue| {
                 for parent in parents.index.concerned(delta) {
                     enqueue.add(parent);
                 }
             });
-            builder = builder.watches_type(rule.type_ref.clone(), handler);
-            builder = if rule.optional {
-                let parents = Arc::clone(&known);
-                // Children of this type were left out while it was missing.
-                builder.optional().on_synced(move |enqueue| {
-                    for parent in parents.index.keys() {
+            // A new watch delivers only what concerns the parents that are synced after it began.
+            builder =
+                builder.claims_type(rule.type_ref.clone(), handler).on_synced(move |enqueue| {
+                    for parent in synced.index.keys() {
                         enqueue.add(parent);
                     }
-                })
-            } else {
-                builder.conditional()
-            };
+                });
+            builder = if rule.optional { builder.optional() } else { builder.conditional() };
         }
         let reconciler = Composite {
             definition: Arc::clone(&definition),

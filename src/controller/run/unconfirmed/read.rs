@@ -68,8 +68,8 @@ pub(super) async fn missing(
 ) -> Result<Vec<(ObjectKey, ObjectState)>, ReadError> {
     let (mut states, version) = list(target, cache, client).await?;
     let cached = match &target.namespace {
-        Some(namespace) => cache.store.in_namespace(namespace),
-        None => cache.store.list(),
+        Some(namespace) => cache.store.all_in(namespace),
+        None => cache.store.all(),
     };
     for cached in cached {
         let absent = || ObjectState::Absent { version: Arc::clone(&version) };

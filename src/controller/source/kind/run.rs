@@ -138,7 +138,7 @@ impl<'a> KindRun<'a> {
             input.held.take()
         });
         if let Some(held) = held {
-            for old in held.store().list() {
+            for old in held.concerned() {
                 if store.get(old.key()).is_none() {
                     self.deliver(&gone(&old));
                 }
@@ -148,10 +148,9 @@ impl<'a> KindRun<'a> {
     }
 
     /// Delivers deletions for all objects of a type that is gone while the epoch continues.
-    pub(super) fn delete_all(&mut self) {
+    pub(super) fn delete_all(&mut self, subscription: &Subscription) {
         let (lost, held) = self.context.statuses.change(self.context.input, InputStatus::detach);
-        // Listed before the last subscriber leaves, which empties the store.
-        let objects: Vec<_> = lost.into_iter().flat_map(|attached| attached.store.list()).collect();
+        let objects = if lost.is_some() { subscription.concerned() } else { Vec::new() };
         drop(held);
         // Delivered after the detach, so that the reconciles find the type missing.
         for object in objects {

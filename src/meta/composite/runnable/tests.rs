@@ -11,7 +11,8 @@ use crate::{
     controller::ClusterOptions,
     informer::ObjectKey,
     meta::{
-        AnswerBudget, HookError, HookMetrics, children::fixtures::parent, hook_health::Failure,
+        AnswerBudget, HookError, HookMetrics, ParentIndex, children::fixtures::parent,
+        hook_health::Failure,
     },
 };
 
@@ -61,7 +62,8 @@ async fn a_run_that_is_dropped_after_its_grace_leaves_nothing_behind() {
     let key = ObjectKey::namespaced("ns", "a");
     let epoch = Epoch::new("a", 1, Duration::ZERO);
     let run = runnable.start(epoch.clone());
-    runnable.parents.index.insert(&key, &"u".into(), &Selector::default());
+    let interests = ParentIndex::interests(&key, &"u".into(), &Selector::default());
+    runnable.parents.index.insert(&key, &interests);
     runnable.parents.hook.failed(&key, Failure { reason: "HookTimeout", message: String::new() });
 
     drop(run);

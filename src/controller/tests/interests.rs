@@ -1,0 +1,222 @@
+//! Interests of inputs: which changes they are delivered, and which objects they keep whole.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::{
+    typed::{Part, Widget},
+    *,
+};
+use crate::informer::{InformerStatus, Selector};
+
+/// Reconciler that logs what it can read of the parts `own` and `foreign`.
+struct Reader(Log);
+
+impl Reconciler for Reader {
+    async fn reconcile(&self, _: Request, context: Context) -> Result<Outcome, ReconcileError> {
+        let lister = context.lister::<Part>()?;
+        let mut read = Vec::new();
+        for name in ["own", "foreign"] {
+            let key = Request::namespaced("ns", name);
+            let cached = match lister.get(&key) {
+                Ok(Some(_)) => "whole",
+                Ok(None) => "none",
+                Err(LookupError::Entry(_)) => "entry",
+                Err(LookupError::Decode(error)) => return Err(error.into()),
+            };
+            let fetched = context.fetch::<Part>(&key).await?.is_some();
+            read.push(format!("{name} {cached} {fetched}"));
+        }
+        let all = lister.list().map(|all| all.len()).map_err(|error| error.to_string());
+        self.0.lock().unwrap().push(format!("{} {all:?}", read.join(", ")));
+        Ok(Outcome::Done)
+    }
+}
+
+/// A harness with a widget, a part of it, and a part of no widget.
+fn harness() -> Harness {
+    let harness = Harness::new();
+    harness.install("Widget");
+    harness.install("Part");
+    harness.server.apply(widget("a", "a"));
+    harness.server.apply(part("own", "a"));
+    harness.server.apply(object("Part", "foreign", "x"));
+    harness
+}
+
+async fn add(harness: &Harness, name: &'static str, builder: Builder) {
+    let controller = builder.build(&harness.cluster, Reader(Arc::clone(&harness.log))).unwrap();
+    harness.manager.add(name, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+}
+
+/// Predicate that passes everything, and counts it.
+fn counting(count: &Arc<AtomicUsize>) -> Predicate {
+    let count = Arc::clone(count);
+    Predicate::new(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        true
+    })
+}
+
+fn informer_of_parts(harness: &Harness) -> InformerStatus {
+    let all = harness.cluster.informers.status();
+    all.into_iter().find(|informer| &*informer.key.identity.plural == "parts").unwrap()
+}
+
+const REFUSED: &str = "Err(\"this input keeps objects that do not concern it as metadata entries: \
+                       build it with .whole() to list all objects\")";
+
+#[tokio::test(start_paused = true)]
+async fn owned_type_keeps_whole_only_what_the_primary_kind_owns() {
+    let harness = harness();
+
+    add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
+
+    let log = harness.log().await;
+    assert_eq!(log, [format!("own whole true, foreign entry true {REFUSED}")]);
+    let parts = informer_of_parts(&harness);
+    assert_eq!((parts.objects, parts.entries), (2, 1));
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn lister_depends_on_its_own_input_and_not_on_who_else_watches_the_type() {
+    let harness = harness();
+    let all = || Controller::builder("all").watches::<Part>(Handler::Object);
+    harness
+        .manager
+        .add("all", Arc::new(harness.build(all())), RunnableOptions::default())
+        .await
+        .unwrap();
+    harness.log().await;
+    assert_eq!(informer_of_parts(&harness).entries, 0);
+
+    add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
+    let log = harness.log().await;
+    assert_eq!(log, [format!("own whole true, foreign entry true {REFUSED}")]);
+
+    let whole = Controller::builder("whole").for_::<Widget>().conditional().owns::<Part>().whole();
+    add(&harness, "whole", whole).await;
+    assert_eq!(harness.log().await, ["own whole true, foreign whole true Ok(2)"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_interest_in_whole_objects_costs_one_list_and_the_objects_shrink_when_it_is_gone() {
+    let harness = harness();
+    add(&harness, NAME, builder().for_::<Widget>().conditional().owns::<Part>()).await;
+    harness.log().await;
+    let asked = harness.server.asked(PARTS);
+
+    let whole = Controller::builder("whole").for_::<Widget>().conditional().owns::<Part>().whole();
+    add(&harness, "whole", whole).await;
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(harness.log().await, ["own whole true, foreign whole true Ok(2)"]);
+    assert_eq!(informer_of_parts(&harness).entries, 0);
+    assert_eq!(
+        harness.server.asked(PARTS),
+        asked + 1,
+        "one streaming list, which becomes the watch"
+    );
+
+    harness.manager.remove("whole").await;
+    sleep(Duration::from_secs(5)).await;
+    assert_eq!(informer_of_parts(&harness).entries, 0, "it lingers");
+    sleep(Duration::from_secs(10)).await;
+    assert_eq!(informer_of_parts(&harness).entries, 1);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_of_a_foreign_object_is_delivered_to_no_controller() {
+    let harness = harness();
+    let count = Arc::<AtomicUsize>::default();
+    let owned = builder().for_type(widgets()).owns_type(parts()).predicate(counting(&count));
+    harness.add(owned).await;
+    harness.log().await;
+    assert_eq!(count.swap(0, Ordering::Relaxed), 1, "its own part");
+
+    for mark in 0..10 {
+        harness.server.apply(object("Part", "foreign", &mark.to_string()));
+    }
+    harness.server.apply(part("other", "another"));
+    harness.log().await;
+    // The other part has an owner of the same kind, which this controller reconciles.
+    assert_eq!(count.swap(0, Ordering::Relaxed), 1);
+
+    // A part that loses its owner concerns the owner once more.
+    harness.server.apply(object("Part", "own", "x"));
+    assert_eq!(harness.log().await, ["ns/a a"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn selected_and_named_objects_are_delivered_and_others_are_entries() {
+    let harness = harness();
+    let selector: Selector = "mark in (x, y)".parse().unwrap();
+    let handler = || {
+        Handler::delta(|delta, enqueue| {
+            let mark = |object: Option<&crate::informer::Object>| match object {
+                Some(object) => object.header().labels.get("mark").unwrap_or("-").to_owned(),
+                None => "none".to_owned(),
+            };
+            let change = format!("{}-{}", mark(delta.old.as_ref()), mark(delta.new.as_ref()));
+            enqueue.add(Request::namespaced(&*delta.key.name, change));
+        })
+    };
+    struct Names(Log);
+    impl Reconciler for Names {
+        async fn reconcile(&self, request: Request, _: Context) -> Result<Outcome, ReconcileError> {
+            self.0.lock().unwrap().push(request.to_string());
+            Ok(Outcome::Done)
+        }
+    }
+    let input = builder()
+        .watches_type(parts(), handler())
+        .matching(selector)
+        .named(Request::namespaced("ns", "own"));
+    let controller = input.build(&harness.cluster, Names(Arc::clone(&harness.log))).unwrap();
+    harness.manager.add(NAME, Arc::new(controller), RunnableOptions::default()).await.unwrap();
+    let mut first = harness.log().await;
+    first.sort();
+    assert_eq!(first, ["foreign/none-x", "own/none-own"]);
+
+    harness.server.apply(object("Part", "foreign", "z"));
+    assert_eq!(harness.log().await, ["foreign/x-z"], "its end of the match, with both states");
+    harness.server.apply(object("Part", "foreign", "w"));
+    assert!(harness.log().await.is_empty());
+    assert_eq!(informer_of_parts(&harness).entries, 1);
+    harness.server.apply(object("Part", "foreign", "y"));
+    assert_eq!(harness.log().await, ["foreign/w-y"]);
+    harness.server.delete("Part", "own");
+    assert_eq!(harness.log().await, ["own/own-none"]);
+    harness.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_that_is_not_watched_by_a_handler_is_not_narrowed() {
+    let harness = Harness::new();
+    let name = || Request::namespaced("ns", "a");
+    let selector = || "a=b".parse().unwrap();
+    let wrong = [
+        builder().for_type(widgets()).named(name()),
+        builder().for_type(widgets()).owns_type(parts()).matching(selector()),
+        builder().watches_type(parts(), Handler::Object).matching(selector()).keys_only(),
+    ];
+
+    let errors = wrong.map(|builder| {
+        let log = Arc::clone(&harness.log);
+        builder.build(&harness.cluster, Recorder { log }).unwrap_err().to_string()
+    });
+
+    assert_eq!(
+        errors,
+        [
+            "widgets: matching and named narrow a watched type, which widgets.example.com/v1 is \
+             not; call them after watches",
+            "widgets: matching and named narrow a watched type, which parts.example.com/v1 is not; \
+             call them after watches",
+            "widgets: keys_only keeps no labels of parts.example.com/v1; call metadata_only instead",
+        ]
+    );
+    harness.shutdown().await;
+}

@@ -1,0 +1,89 @@
+//! Secondary index of a store, defined by a function of the user.
+
+use std::{
+    fmt,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{Object, ObjectKey};
+use crate::guard::{self, Held};
+
+type Values = dyn Fn(&Object) -> Vec<String> + Send + Sync;
+
+/// A secondary index of a store: a name, and a function from an object to its index values.
+///
+/// To a subscriber, two indexes of the same name are the same one. Each subscriber has its own.
+#[derive(Clone)]
+pub struct Index {
+    name: Arc<str>,
+    values: Arc<Values>,
+    panics: Option<watch::Sender<Option<IndexPanic>>>,
+}
+
+/// Panic of an index function.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexPanic {
+    /// Name of the index.
+    pub(crate) index: Arc<str>,
+    /// Object that the function was called with.
+    pub(crate) key: ObjectKey,
+    /// Message of the panic.
+    pub(crate) message: String,
+}
+
+impl Index {
+    /// Creates an index. The values must depend on the object alone, and the function must not read
+    /// the store. If it panics, the object has no values.
+    pub fn new(
+        name: impl Into<Arc<str>>,
+        values: impl Fn(&Object) -> Vec<String> + Send + Sync + 'static,
+    ) -> Self {
+        let values = Held::new(values);
+        Self { name: name.into(), values: Arc::new(move |object| values(object)), panics: None }
+    }
+
+    /// Returns the same index, with its panics sent to `panics`.
+    pub(crate) fn reporting(&self, panics: watch::Sender<Option<IndexPanic>>) -> Self {
+        Self { panics: Some(panics), ..self.clone() }
+    }
+
+    /// Returns the name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn values(&self, object: &Object) -> Vec<String> {
+        guard::run(|| (self.values)(object)).unwrap_or_else(|message| {
+            warn!(index = %self.name, name = %object.key(), error = message, "index function panicked");
+            if let Some(panics) = &self.panics {
+                let (index, key) = (self.name.clone(), object.key().clone());
+                panics.send_replace(Some(IndexPanic { index, key, message }));
+            }
+            Vec::new()
+        })
+    }
+}
+
+impl PartialEq for Index {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Index {}
+
+impl Hash for Index {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.name.hash(state);
+    }
+}
+
+impl fmt::Debug for Index {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Index").field(&self.name).finish()
+    }
+}

@@ -1,0 +1,379 @@
+//! Interest: the objects that concern a subscriber, and the index that routes a change by it.
+
+use std::{collections::HashMap, hash::Hash, slice, sync::Arc};
+
+use kube::core::Expression;
+
+use super::{Header, ObjectKey, Selector};
+use crate::kind::GroupKind;
+
+/// Objects that concern a subscriber.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// All objects.
+    Everything,
+    /// Objects with an owner of this kind, in any version.
+    OwnerKind(GroupKind),
+    /// Objects with the owner of this uid.
+    OwnerUid(Arc<str>),
+    /// Objects that a selection selects.
+    Selected(Selection),
+    /// Objects without a controlling owner that a selection selects.
+    Orphans(Selection),
+    /// The object of this name.
+    Named(ObjectKey),
+}
+
+/// Selection of objects by labels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selection {
+    /// Namespace of the objects; `None` for all, and for cluster-scoped objects.
+    pub namespace: Option<Arc<str>>,
+    /// Label selector.
+    pub selector: Selector,
+}
+
+/// Interests of a subscriber.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interests {
+    /// Objects whose changes are delivered; those in the store are delivered first.
+    pub deliver: Vec<Interest>,
+    /// Objects that are kept whole. All others are kept as metadata entries: key, uid,
+    /// resourceVersion, labels, owners and deletionTimestamp.
+    pub whole: Vec<Interest>,
+}
+
+/// Index of interests, each with the identity of its holder.
+#[derive(Clone, Debug)]
+pub(crate) struct InterestIndex<T> {
+    everything: Vec<T>,
+    owner_kinds: HashMap<GroupKind, Vec<T>>,
+    owner_uids: HashMap<Arc<str>, Vec<T>>,
+    named: HashMap<ObjectKey, Vec<T>>,
+    // By one positive requirement of the selector: label key, then value.
+    labelled: HashMap<Box<str>, HashMap<Box<str>, Vec<(Interest, T)>>>,
+    // Selectors without a positive requirement, which are compared with each object.
+    unindexed: Vec<(Interest, T)>,
+}
+
+impl Interest {
+    /// Returns whether an object concerns the subscriber.
+    pub(crate) fn concerns(&self, object: &Header) -> bool {
+        match self {
+            Self::Everything => true,
+            Self::OwnerKind(kind) => object.owners.iter().any(|owner| *owner.kind == *kind),
+            Self::OwnerUid(uid) => object.owners.iter().any(|owner| owner.uid == *uid),
+            Self::Selected(selection) => selection.selects(object),
+            Self::Orphans(selection) => {
+                !object.owners.iter().any(|owner| owner.controller) && selection.selects(object)
+            }
+            Self::Named(key) => object.key == *key,
+        }
+    }
+
+    /// Returns whether the labels of an object decide.
+    pub(crate) fn reads_labels(&self) -> bool {
+        match self {
+            Self::Selected(_) | Self::Orphans(_) => true,
+            Self::Everything | Self::OwnerKind(_) | Self::OwnerUid(_) | Self::Named(_) => false,
+        }
+    }
+}
+
+impl Selection {
+    fn selects(&self, object: &Header) -> bool {
+        (self.namespace.is_none() || self.namespace == object.key.namespace)
+            && self.selector.matches(&object.labels)
+    }
+
+    /// Returns the requirements that only objects with one of certain values of a label meet.
+    pub(super) fn positive(&self) -> impl Iterator<Item = (&str, Vec<&str>)> {
+        self.selector.expressions().iter().filter_map(|expression| match expression {
+            Expression::Equal(key, value) => Some((key.as_str(), vec![value.as_str()])),
+            Expression::In(key, values) => {
+                Some((key.as_str(), values.iter().map(String::as_str).collect()))
+            }
+            Expression::NotIn(..)
+            | Expression::NotEqual(..)
+            | Expression::Exists(_)
+            | Expression::DoesNotExist(_) => None,
+        })
+    }
+}
+
+impl Interests {
+    /// Returns the interests of a subscriber of everything.
+    pub fn everything() -> Self {
+        Self { deliver: vec![Interest::Everything], whole: vec![Interest::Everything] }
+    }
+}
+
+impl<T: Clone + PartialEq> InterestIndex<T> {
+    /// Adds an interest of a holder. An interest added twice is removed by two removals.
+    ///
+    /// Returns the label by which it is routed, if it is routed by one.
+    pub(crate) fn insert(&mut self, interest: &Interest, holder: T) -> Option<Box<str>> {
+        match interest {
+            Interest::Everything => self.everything.push(holder),
+            Interest::OwnerKind(kind) => add(&mut self.owner_kinds, kind, holder),
+            Interest::OwnerUid(uid) => add(&mut self.owner_uids, uid, holder),
+            Interest::Named(key) => add(&mut self.named, key, holder),
+            Interest::Selected(selection) | Interest::Orphans(selection) => {
+                // The requirement with the fewest interests so far: a label that all selectors
+                // share separates none of them.
+                let requirement =
+                    selection.positive().min_by_key(|(key, values)| self.crowd(key, values));
+                let Some((key, values)) = requirement else {
+                    self.unindexed.push((interest.clone(), holder));
+                    return None;
+                };
+                let by_value = self.labelled.entry(key.into()).or_default();
+                for value in values {
+                    let routed = (interest.clone(), holder.clone());
+                    by_value.entry(value.into()).or_default().push(routed);
+                }
+                return Some(key.into());
+            }
+        }
+        None
+    }
+
+    /// Removes an interest of a holder; returns the label by which it was routed.
+    pub(crate) fn remove(&mut self, interest: &Interest, holder: &T) -> Option<Box<str>> {
+        match interest {
+            Interest::Everything => take(&mut self.everything, |it| it == holder),
+            Interest::OwnerKind(kind) => subtract(&mut self.owner_kinds, kind, holder),
+            Interest::OwnerUid(uid) => subtract(&mut self.owner_uids, uid, holder),
+            Interest::Named(key) => subtract(&mut self.named, key, holder),
+            Interest::Selected(selection) | Interest::Orphans(selection) => {
+                let is_it = |(other, of): &(Interest, T)| of == holder && other == interest;
+                for (key, values) in selection.positive() {
+                    let Some(by_value) = self.labelled.get_mut(key) else { continue };
+                    let mut found = false;
+                    for value in values {
+                        let Some(routed) = by_value.get_mut(value) else { continue };
+                        let before = routed.len();
+                        take(routed, is_it);
+                        found |= routed.len() < before;
+                        if routed.is_empty() {
+                            by_value.remove(value);
+                        }
+                    }
+                    if by_value.is_empty() {
+                        self.labelled.remove(key);
+                    }
+                    if found {
+                        return Some(key.into());
+                    }
+                }
+                take(&mut self.unindexed, is_it);
+            }
+        }
+        None
+    }
+
+    /// Calls `visit` with the holder of each interest that an object concerns, perhaps twice.
+    pub(crate) fn visit(&self, object: &Header, mut visit: impl FnMut(&T)) {
+        self.everything.iter().for_each(&mut visit);
+        for owner in &object.owners {
+            if !self.owner_kinds.is_empty() {
+                self.owner_kinds.get(&*owner.kind).into_iter().flatten().for_each(&mut visit);
+            }
+            if !self.owner_uids.is_empty() {
+                self.owner_uids.get(&owner.uid).into_iter().flatten().for_each(&mut visit);
+            }
+        }
+        if !self.named.is_empty() {
+            self.named.get(&object.key).into_iter().flatten().for_each(&mut visit);
+        }
+        let mut compare = |routed: slice::Iter<'_, (Interest, T)>| {
+            for (interest, holder) in routed {
+                if interest.concerns(object) {
+                    visit(holder);
+                }
+            }
+        };
+        compare(self.unindexed.iter());
+        if !self.labelled.is_empty() {
+            for (key, value) in object.labels.iter() {
+                let by_value = self.labelled.get(key);
+                if let Some(routed) = by_value.and_then(|by_value| by_value.get(value)) {
+                    compare(routed.iter());
+                }
+            }
+        }
+    }
+
+    /// Returns whether an object concerns any holder.
+    pub(crate) fn concerns(&self, object: &Header) -> bool {
+        if !self.everything.is_empty() {
+            return true;
+        }
+        let mut found = false;
+        self.visit(object, |_| found = true);
+        found
+    }
+
+    /// Returns whether every object concerns a holder.
+    pub(crate) fn is_everything(&self) -> bool {
+        !self.everything.is_empty()
+    }
+
+    /// Number of interests that are routed by these values of a label.
+    fn crowd(&self, key: &str, values: &[&str]) -> usize {
+        let Some(by_value) = self.labelled.get(key) else { return 0 };
+        values.iter().filter_map(|value| by_value.get(*value)).map(Vec::len).sum()
+    }
+}
+
+impl<T> Default for InterestIndex<T> {
+    fn default() -> Self {
+        Self {
+            everything: Vec::new(),
+            owner_kinds: HashMap::new(),
+            owner_uids: HashMap::new(),
+            named: HashMap::new(),
+            labelled: HashMap::new(),
+            unindexed: Vec::new(),
+        }
+    }
+}
+
+fn add<K: Clone + Eq + Hash, T>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: T) {
+    match index.get_mut(key) {
+        Some(holders) => holders.push(holder),
+        // One allocation of one holder: most keys have no more.
+        None => drop(index.insert(key.clone(), Vec::from([holder]))),
+    }
+}
+
+fn subtract<K: Eq + Hash, T: PartialEq>(index: &mut HashMap<K, Vec<T>>, key: &K, holder: &T) {
+    if let Some(holders) = index.get_mut(key) {
+        take(holders, |it| it == holder);
+        if holders.is_empty() {
+            index.remove(key);
+        }
+    }
+}
+
+/// Removes one element.
+fn take<T>(list: &mut Vec<T>, is_it: impl Fn(&T) -> bool) {
+    if let Some(at) = list.iter().position(is_it) {
+        list.swap_remove(at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{prelude::*, sample::select};
+
+    use super::*;
+    use crate::informer::{Object, fixture::Fixture};
+
+    fn interest() -> impl Strategy<Value = Interest> {
+        let name = || select(vec!["a", "b", "c"]);
+        let selector = select(vec![
+            "app=x",
+            "app=y,tier=t",
+            "app in (x,y)",
+            "tier=t",
+            "app!=x",
+            "!tier",
+            "app",
+            "",
+        ]);
+        let selection = (prop::option::of(select(vec!["n", "m"])), selector).prop_map(
+            |(namespace, selector)| Selection {
+                namespace: namespace.map(Arc::from),
+                selector: selector.parse().unwrap(),
+            },
+        );
+        prop_oneof![
+            Just(Interest::Everything),
+            select(vec!["Owner", "Other"]).prop_map(|kind| Interest::OwnerKind(GroupKind {
+                group: String::new(),
+                kind: kind.to_owned(),
+            })),
+            name().prop_map(|uid| Interest::OwnerUid(uid.into())),
+            selection.clone().prop_map(Interest::Selected),
+            selection.prop_map(Interest::Orphans),
+            name().prop_map(|name| Interest::Named(ObjectKey::namespaced("n", name))),
+        ]
+    }
+
+    fn object() -> impl Strategy<Value = Object> {
+        let of = |values: Vec<&'static str>| prop::option::of(select(values));
+        let owner = prop::option::of((select(vec!["a", "b"]), any::<bool>()));
+        (select(vec!["a", "b"]), select(vec!["n", "m"]), of(vec!["x", "y"]), of(vec!["t"]), owner)
+            .prop_map(|(name, namespace, app, tier, owner)| {
+                let mut fixture = Fixture::new(name).namespace(namespace);
+                for (key, value) in [("app", app), ("tier", tier)] {
+                    if let Some(value) = value {
+                        fixture = fixture.label(key, value);
+                    }
+                }
+                match owner {
+                    Some((uid, true)) => fixture.controller(uid).object(),
+                    Some((uid, false)) => fixture.owner(uid).object(),
+                    None => fixture.object(),
+                }
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn a_change_visits_exactly_those_whose_interest_it_concerns(
+            held in prop::collection::vec((interest(), 0..4_u8, any::<bool>()), 0..12),
+            objects in prop::collection::vec(object(), 1..8),
+        ) {
+            let mut index = InterestIndex::default();
+            for (interest, holder, _) in &held {
+                index.insert(interest, *holder);
+            }
+            for (interest, holder, leaves) in &held {
+                if *leaves {
+                    index.remove(interest, holder);
+                }
+            }
+
+            let kept: Vec<_> = held.iter().filter(|(_, _, leaves)| !leaves).collect();
+            for object in &objects {
+                let header = object.header();
+                let mut visited = Vec::new();
+                index.visit(header, |holder| visited.push(*holder));
+                visited.sort_unstable();
+                visited.dedup();
+                let mut expected: Vec<_> = kept
+                    .iter()
+                    .filter(|(interest, _, _)| interest.concerns(header))
+                    .map(|(_, holder, _)| *holder)
+                    .collect();
+                expected.sort_unstable();
+                expected.dedup();
+                prop_assert_eq!(&visited, &expected);
+                prop_assert_eq!(index.concerns(header), !expected.is_empty());
+            }
+            for (interest, holder, leaves) in &held {
+                if !leaves {
+                    index.remove(interest, holder);
+                }
+            }
+            prop_assert!(index.labelled.is_empty() && index.unindexed.is_empty());
+            prop_assert!(index.owner_kinds.is_empty() && index.owner_uids.is_empty());
+            prop_assert!(index.named.is_empty() && index.everything.is_empty());
+        }
+    }
+
+    #[test]
+    fn selectors_that_share_a_label_are_routed_by_another() {
+        let mut index = InterestIndex::default();
+        for parent in 0..100 {
+            let selector: Selector = format!("app=x,parent=p{parent}").parse().unwrap();
+            let selection = Selection { namespace: None, selector };
+            index.insert(&Interest::Orphans(selection), parent);
+        }
+
+        // The first interest came before any other and is routed by the shared label.
+        assert_eq!(index.crowd("app", &["x"]), 1);
+    }
+}

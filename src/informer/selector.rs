@@ -1,0 +1,154 @@
+//! Label selectors: parsed once, then matched against labels without an allocation.
+
+use std::{fmt, str::FromStr};
+
+use kube::core::Expression;
+
+use super::StringMap;
+
+/// A parsed label selector; an empty one selects everything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selector(Vec<Expression>);
+
+impl Selector {
+    /// Returns the selector of these requirements, all of which must hold.
+    pub(crate) fn new(requirements: Vec<Expression>) -> Self {
+        Self(requirements)
+    }
+
+    /// Selects the objects with this label.
+    pub fn label(key: impl Into<String>, value: impl Into<String>) -> Self {
+        Self(vec![Expression::Equal(key.into(), value.into())])
+    }
+
+    /// Returns the requirements.
+    pub(crate) fn expressions(&self) -> &[Expression] {
+        &self.0
+    }
+
+    /// Returns whether an object with these labels is selected.
+    pub fn matches(&self, labels: &StringMap) -> bool {
+        self.0.iter().all(|expression| match expression {
+            Expression::In(key, values) => {
+                labels.get(key).is_some_and(|value| values.contains(value))
+            }
+            Expression::NotIn(key, values) => {
+                labels.get(key).is_none_or(|value| !values.contains(value))
+            }
+            Expression::Equal(key, value) => labels.get(key) == Some(value),
+            Expression::NotEqual(key, value) => labels.get(key) != Some(value),
+            Expression::Exists(key) => labels.contains_key(key),
+            Expression::DoesNotExist(key) => !labels.contains_key(key),
+        })
+    }
+}
+
+/// Format of a query: `app=web,tier in (a,b)`.
+impl fmt::Display for Selector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, expression) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{expression}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Invalid label selector; the message names the part and the problem.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{part:?} {problem}")]
+pub struct SelectorError {
+    pub(crate) part: String,
+    problem: &'static str,
+}
+
+/// Format of `kubectl --selector`: `app=web,tier in (a,b),!old`.
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.trim().is_empty() {
+            return Ok(Self::default());
+        }
+        requirements(text).into_iter().map(requirement).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+/// Splits at the commas outside of parentheses.
+fn requirements(text: &str) -> Vec<&str> {
+    let (mut parts, mut begin, mut inside) = (Vec::new(), 0, false);
+    for (at, character) in text.char_indices() {
+        match character {
+            '(' => inside = true,
+            ')' => inside = false,
+            ',' if !inside => {
+                parts.push(&text[begin..at]);
+                begin = at + 1;
+            }
+            _ => {}
+        }
+    }
+    parts.push(&text[begin..]);
+    parts
+}
+
+fn requirement(text: &str) -> Result<Expression, SelectorError> {
+    let text = text.trim();
+    let wrong = |problem| SelectorError { part: text.to_owned(), problem };
+    let key = |key: &str| match key.trim() {
+        "" => Err(wrong("has no label key")),
+        key if is_label(key) => Ok(key.to_owned()),
+        _ => {
+            Err(wrong("is not a requirement such as app=web, app!=web, app in (a,b), app or !app"))
+        }
+    };
+    let value = |value: &str| match value.trim() {
+        value if is_value(value) => Ok(value.to_owned()),
+        _ => Err(wrong("has an invalid label value")),
+    };
+    if let Some((left, values)) = text.split_once('(') {
+        let values =
+            values.strip_suffix(')').ok_or_else(|| wrong("lacks a closing parenthesis"))?;
+        let values = values.split(',').map(value).collect::<Result<_, _>>()?;
+        return match left.trim().rsplit_once(char::is_whitespace) {
+            Some((left, "in")) => Ok(Expression::In(key(left)?, values)),
+            Some((left, "notin")) => Ok(Expression::NotIn(key(left)?, values)),
+            _ => Err(wrong("has neither in nor notin before its values")),
+        };
+    }
+    if let Some((left, right)) = text.split_once("!=") {
+        return Ok(Expression::NotEqual(key(left)?, value(right)?));
+    }
+    if let Some((left, right)) = text.split_once('=') {
+        return Ok(Expression::Equal(key(left)?, value(right.strip_prefix('=').unwrap_or(right))?));
+    }
+    match text.strip_prefix('!') {
+        Some(absent) => Ok(Expression::DoesNotExist(key(absent)?)),
+        None => Ok(Expression::Exists(key(text)?)),
+    }
+}
+
+/// Returns whether this is a valid label key: `tier`, `example.com/tier`.
+pub(crate) fn is_label(key: &str) -> bool {
+    let part = |part: &str| {
+        let edge = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
+        edge(part.bytes().next())
+            && edge(part.bytes().next_back())
+            && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    let domain = |prefix: &str| {
+        prefix.len() <= 253
+            && prefix.split('.').all(part)
+            && !prefix.bytes().any(|byte| byte.is_ascii_uppercase() || byte == b'_')
+    };
+    let (prefix, name) = match key.split_once('/') {
+        Some((prefix, name)) => (Some(prefix), name),
+        None => (None, key),
+    };
+    name.len() <= 63 && part(name) && prefix.is_none_or(domain)
+}
+
+/// Returns whether this is a valid label value.
+pub(crate) fn is_value(value: &str) -> bool {
+    value.is_empty() || !value.contains('/') && is_label(value)
+}
