@@ -51,10 +51,12 @@ pub(crate) struct InterestIndex<T> {
     owner_uids: HashMap<Arc<str>, Vec<T>>,
     named: HashMap<ObjectKey, Vec<T>>,
     // By one positive requirement of the selector: label key, then value.
-    labelled: HashMap<Box<str>, HashMap<Box<str>, Vec<(Interest, T)>>>,
+    labelled: HashMap<Box<str>, ByValue<T>>,
     // Selectors without a positive requirement, which are compared with each object.
     unindexed: Vec<(Interest, T)>,
 }
+
+type ByValue<T> = HashMap<Box<str>, Vec<(Interest, T)>>;
 
 impl Interest {
     /// Returns whether an object concerns the subscriber.

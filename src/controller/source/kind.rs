@@ -128,8 +128,8 @@ impl KindSource {
             Delivery::Everything => (vec![Interest::Everything], Vec::new()),
             Delivery::OwnedBy(primary) => (vec![self.owned_by(primary)], Vec::new()),
             Delivery::Moving(primary) => match self.owned_by(primary) {
-                kind @ Interest::OwnerKind(_) => (Vec::new(), vec![kind]),
-                other => (vec![other], Vec::new()),
+                Interest::Everything => (vec![Interest::Everything], Vec::new()),
+                kind => (Vec::new(), vec![kind]),
             },
             Delivery::Of(interests) => (interests.clone(), Vec::new()),
         };
