@@ -389,49 +389,14 @@ impl Builder {
                 },
                 InputKind::Kind(kind) => {
                     kind.check(&name, &self.event_filters)?;
-                    let KindOptions {
-                        mut filter,
-                        role,
-                        predicates,
-                        indexes,
-                        synced,
-                        interests,
-                        whole,
-                        ..
-                    } = *kind;
-                    filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
-                    let of = |handler| Mapping::Handler(Held::new(handler));
-                    let (mapping, delivery) = match (role, &primary) {
-                        (Role::Primary, _) => (of(Handler::Object), Delivery::Everything),
-                        (Role::Watched(handler), _) if interests.is_empty() => {
-                            (of(handler), Delivery::Everything)
-                        }
-                        (Role::Watched(handler), _) => (of(handler), Delivery::Of(interests)),
-                        (Role::Owned { only_controller }, Some(primary)) => (
-                            Mapping::OwnerOf { primary: primary.clone(), only_controller },
-                            Delivery::OwnedBy(primary.clone()),
-                        ),
-                        (Role::Claimed(handler), Some(primary)) => {
-                            (of(handler), Delivery::Moving(primary.clone()))
-                        }
-                        (Role::Owned { .. } | Role::Claimed(_), None) => {
-                            return Err(BuildError::OwnsWithoutFor(name, filter.type_ref));
-                        }
-                    };
-                    let predicates = self.event_filters.iter().cloned().chain(predicates);
-                    InputSource::Kind(Arc::new(KindSource {
-                        filter,
-                        predicates: predicates.collect(),
-                        mapping,
-                        delivery,
-                        whole,
-                        indexes,
-                        panics: watch::Sender::default(),
-                        synced,
-                        mode: input.mode,
-                        types: cluster.types.clone(),
-                        informers: cluster.informers.clone(),
-                    }))
+                    let source = kind.source(
+                        &name,
+                        primary.as_ref(),
+                        &self.event_filters,
+                        input.mode,
+                        cluster,
+                    )?;
+                    InputSource::Kind(Arc::new(source))
                 }
             };
             inputs.push(Input { source, mode: input.mode });
@@ -499,6 +464,48 @@ impl Builder {
 }
 
 impl KindOptions {
+    /// Returns the source of an input of a controller with this primary type.
+    fn source(
+        self,
+        name: &ControllerName,
+        primary: Option<&TypeRef>,
+        event_filters: &[Predicate],
+        mode: InputMode,
+        cluster: &Cluster,
+    ) -> Result<KindSource, BuildError> {
+        let Self { mut filter, role, predicates, indexes, synced, interests, whole, .. } = self;
+        filter.namespace = filter.namespace.or_else(|| cluster.namespace.clone());
+        let of = |handler| Mapping::Handler(Held::new(handler));
+        let (mapping, delivery) = match (role, primary.cloned()) {
+            (Role::Primary, _) => (of(Handler::Object), Delivery::Everything),
+            (Role::Watched(handler), _) if interests.is_empty() => {
+                (of(handler), Delivery::Everything)
+            }
+            (Role::Watched(handler), _) => (of(handler), Delivery::Of(interests)),
+            (Role::Owned { only_controller }, Some(primary)) => {
+                let delivery = Delivery::OwnedBy(primary.clone());
+                (Mapping::OwnerOf { primary, only_controller }, delivery)
+            }
+            (Role::Claimed(handler), Some(primary)) => (of(handler), Delivery::Moving(primary)),
+            (Role::Owned { .. } | Role::Claimed(_), None) => {
+                return Err(BuildError::OwnsWithoutFor(name.clone(), filter.type_ref));
+            }
+        };
+        Ok(KindSource {
+            filter,
+            predicates: event_filters.iter().cloned().chain(predicates).collect(),
+            mapping,
+            delivery,
+            whole,
+            indexes,
+            panics: watch::Sender::default(),
+            synced,
+            mode,
+            types: cluster.types.clone(),
+            informers: cluster.informers.clone(),
+        })
+    }
+
     /// Checks that the projection keeps the fields that its uses need.
     fn check(&self, name: &ControllerName, event_filters: &[Predicate]) -> Result<(), BuildError> {
         let type_ref = || self.filter.type_ref.clone();

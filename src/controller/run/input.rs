@@ -131,7 +131,7 @@ impl Follower {
             match (end, self.input.mode) {
                 (SourceEnd::Failed(error), InputMode::Optional) => {
                     warn!(input = name, %error, "optional source failed");
-                    self.statuses.change(self.number, |row| row.wait(error));
+                    self.statuses.change(self.number, |input| input.wait(error));
                 }
                 (SourceEnd::Failed(error), InputMode::Required | InputMode::Plain) => {
                     return failed(&name, &error);
@@ -208,12 +208,55 @@ impl Follower {
                     messages(verdict.reasons())
                 }
             };
-            self.statuses.change(self.number, |row| row.wait(why));
+            self.statuses.change(self.number, |input| input.wait(why));
             select! {
                 biased;
                 () = self.feed.cancelled() => return None,
                 () = readiness.changed() => {}
             }
+        }
+    }
+
+    fn context(&self, stop: &CancellationToken, release: &CancellationToken) -> SourceContext {
+        SourceContext {
+            epoch: self.epoch.clone(),
+            queue: self.queue.clone(),
+            feed: self.feed.clone(),
+            stop: stop.clone(),
+            release: release.clone(),
+            statuses: Arc::clone(&self.statuses),
+            input: self.number,
+            series: Arc::clone(&self.series),
+            deliveries: Arc::clone(&self.deliveries),
+        }
+    }
+
+    /// Reports a change of the condition; returns whether the source must stop while the epoch
+    /// continues.
+    fn must_stop(&self, verdict: &Verdict, basis: &[Basis]) -> bool {
+        match (verdict.change_since(basis), self.input.mode) {
+            (TypeChange::Unchanged, _) => {
+                self.statuses.change(self.number, InputStatus::resume);
+                false
+            }
+            // Without proof of absence the source continues.
+            (TypeChange::Unknown, _) => false,
+            (_, InputMode::Required) => {
+                debug!("condition lost, the epoch is about to stop");
+                false
+            }
+            (TypeChange::Unavailable, InputMode::Plain) => {
+                let why = messages(verdict.reasons());
+                self.statuses.change(self.number, |input| input.interrupt(why));
+                false
+            }
+            (
+                TypeChange::OtherVersion
+                | TypeChange::Replaced
+                | TypeChange::Unavailable
+                | TypeChange::Absent,
+                InputMode::Plain | InputMode::Optional,
+            ) => true,
         }
     }
 
@@ -225,20 +268,10 @@ impl Follower {
         basis: &[Basis],
     ) -> SourceEnd {
         let (stop, release) = (self.feed.child_token(), self.release.child_token());
-        let context = SourceContext {
-            epoch: self.epoch.clone(),
-            queue: self.queue.clone(),
-            feed: self.feed.clone(),
-            stop: stop.clone(),
-            release: release.clone(),
-            statuses: Arc::clone(&self.statuses),
-            input: self.number,
-            series: Arc::clone(&self.series),
-            deliveries: Arc::clone(&self.deliveries),
-        };
+        let context = self.context(&stop, &release);
         let is_custom = self.input.is_custom();
         if is_custom {
-            self.statuses.change(self.number, |row| row.set(WatchState::Syncing, None));
+            self.statuses.change(self.number, |input| input.set(WatchState::Syncing, None));
         }
         let SourceStart { synced, done } = match guard::run(|| source.start_notify_done(context)) {
             Ok(started) => started,
@@ -267,7 +300,7 @@ impl Follower {
                         stop.cancel();
                         release.cancel();
                     } else if is_custom {
-                        self.statuses.change(self.number, |row| row.set(WatchState::Synced, None));
+                        self.statuses.change(self.number, |input| input.set(WatchState::Synced, None));
                     }
                 }
                 end = &mut done => {
@@ -275,31 +308,10 @@ impl Follower {
                     return failed.unwrap_or_else(|| end.unwrap_or_else(|panic| panicked(&panic)));
                 }
                 () = readiness.changed() => {
-                    let verdict = readiness.verdict();
-                    match (verdict.change_since(basis), self.input.mode) {
-                        (TypeChange::Unchanged, _) => {
-                            self.statuses.change(self.number, InputStatus::resume);
-                        }
-                        // Without proof of absence the source continues.
-                        (TypeChange::Unknown, _) => {}
-                        (_, InputMode::Required) => {
-                            debug!("condition lost, the epoch is about to stop");
-                        }
-                        (TypeChange::Unavailable, InputMode::Plain) => {
-                            let why = messages(verdict.reasons());
-                            self.statuses.change(self.number, |row| row.interrupt(why));
-                        }
-                        (
-                            TypeChange::OtherVersion
-                            | TypeChange::Replaced
-                            | TypeChange::Unavailable
-                            | TypeChange::Absent,
-                            InputMode::Plain | InputMode::Optional,
-                        ) => {
-                            deadline = deadline.or_else(grace);
-                            stop.cancel();
-                            release.cancel();
-                        }
+                    if self.must_stop(&readiness.verdict(), basis) {
+                        deadline = deadline.or_else(grace);
+                        stop.cancel();
+                        release.cancel();
                     }
                 }
                 // Returning drops the source, which stops it.
