@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tasks_that_outlive_whoever_spawned_them_are_still_named() {
+    async fn tasks_that_outlive_their_spawner_are_still_named() {
         let (owner_gauge, registry) = registered();
         let tracker = TaskTracker::new();
         let followed = owner_gauge.of(A).follow(&tracker);

@@ -399,7 +399,7 @@ async fn nothing_secret_leaves_the_process() {
 }
 
 #[tokio::test]
-async fn an_excerpt_of_a_hooks_error_is_shown_where_a_flag_asks_for_it() {
+async fn excerpt_of_a_hook_error_is_shown_if_a_flag_is_set() {
     let scene = Scene::start(&["--hook-error-excerpts"]).await;
     scene.reported().await;
     scene.until("the excerpt", || scene.events().contains("hush-body")).await;

@@ -19,7 +19,7 @@ use crate::support::{Carrier, Embedded, Harness, HarnessOptions, RecordingReconc
 
 /// Longer than the detection of a dead connection (PING after 30 s, 10 s for its answer) and the
 /// timeout of the new connection (5 s); shorter than the silence that a watch may have.
-const STANDSTILL: Duration = Duration::from_secs(65);
+const STALL: Duration = Duration::from_secs(65);
 
 /// Deadline for recovery: retries are at most half a minute apart.
 const FOUND_AGAIN: Duration = Duration::from_secs(40);
@@ -45,7 +45,7 @@ async fn a_stalled_api_server_stops_nothing() {
         Instant::now()
     };
     let stands = async {
-        time::sleep(STANDSTILL).await;
+        time::sleep(STALL).await;
         assert_eq!(harness.status("patient").state, ControllerState::Running);
         let informer = &harness.cluster.informers.status()[0];
         assert_eq!(informer.objects, 1, "the cache is unchanged");
@@ -80,7 +80,7 @@ async fn created(harness: &Harness<'_>, crd: &CrdBuilder, name: &str) {
         match api.create(&PostParams::default(), &object).await {
             Ok(_) => return,
             Err(kube::Error::Api(status)) if status.code == 409 => return,
-            Err(error) => assert!(begin.elapsed() < STANDSTILL + FOUND_AGAIN, "{error}"),
+            Err(error) => assert!(begin.elapsed() < STALL + FOUND_AGAIN, "{error}"),
         }
         time::sleep(Duration::from_millis(500)).await;
     }

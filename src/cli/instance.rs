@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_answers_while_it_runs_and_ends_when_it_is_asked_to() {
+    async fn server_answers_while_it_runs_and_ends_on_request() {
         let instance = instance();
         let probes = instance.probe_address.unwrap();
         let metrics = instance.metrics_address.unwrap();

@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_that_are_no_controller_count_when_asked_for() {
+    fn owners_that_are_no_controller_are_mapped_on_request() {
         let owners = [owner("Set", "a", false), owner("Set", "b", true)];
         let created = delta(None, Some(owned(&owners)));
 
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn map_is_asked_for_the_old_and_the_new_object() {
+    fn map_is_called_for_the_old_and_the_new_object() {
         let by_label = Handler::map(|object| {
             let name = object.header().labels.get("for").map(Arc::from);
             name.map(|name| ObjectKey { namespace: None, name }).into_iter().collect()

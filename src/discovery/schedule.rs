@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_endless_interval_asks_once_a_year() {
+    async fn endless_interval_causes_one_request_a_year() {
         let now = Instant::now();
         let mut schedule = Schedule::new(now, Duration::MAX);
         for unsettled in [Unsettled::Silent, Unsettled::Announced, Unsettled::Nothing] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_change_asks_at_once_and_a_burst_asks_once() {
+    async fn first_change_causes_a_request_at_once_and_a_burst_causes_one() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, INTERVAL);
         gaps(&mut schedule, Unsettled::Nothing, 1);

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_expired_position_asks_for_a_list() {
+    fn expired_position_requires_a_list() {
         check(Phase::Watch, status(410), Step::Relist, Pace::Prompt);
         check(LATER_PAGE, status(410), Step::ListWhole, Pace::Prompt);
         check(LIST, status(410), Step::Again, Pace::Slow);
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_ahead_of_the_server_asks_for_a_list() {
+    fn position_ahead_of_the_server_requires_a_list() {
         let failure = refused(504, "Too large resource version: 100, current: 50");
 
         check(Phase::Watch, failure, Step::Relist, Pace::After(Duration::from_secs(1)));
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_type_is_asked_for_again_and_never_relisted() {
+    fn missing_type_is_requested_again_and_not_listed() {
         check(Phase::Watch, status(404), Step::Again, Pace::Quick);
         check(LIST, status(404), Step::Again, Pace::Quick);
         check(LATER_PAGE, status(404), Step::Again, Pace::Quick);
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversion_webhook_that_fails_is_told_from_a_server_that_does() {
+    fn failing_conversion_webhook_is_distinguished_from_a_failing_server() {
         let failed = "conversion webhook for example.com/v1, Kind=Widget failed: Post ...";
         let filled = format!("storage is (re)initializing: failed to list widgets: {failed}");
         let cause = |phase, failure| classify(phase, &failure).cause;
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_knows_no_streaming_list_is_not_asked_again() {
+    fn streaming_list_is_not_requested_again_from_a_server_that_refuses_it() {
         for code in [400, 405, 406, 415, 422, 501] {
             check(Phase::Stream, status(code), Step::NeverStream, Pace::Prompt);
         }

@@ -308,7 +308,7 @@ mod tests {
     use crate::informer::script::{Harness, names, progress, settle, stored, widget};
 
     #[tokio::test(start_paused = true)]
-    async fn a_hook_for_missing_types_that_panics_ends_no_informer() {
+    async fn panic_of_the_callback_for_missing_types_ends_no_informer() {
         let on_missing = |_: &_| panic!("boom");
         let mut harness = Harness::with(InformerOptions {
             on_missing: Some(Arc::new(on_missing)),
@@ -327,12 +327,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_missing_type_is_asked_for_again_and_never_purged() {
+    async fn missing_type_is_requested_again_and_its_store_is_kept() {
         let hints = Arc::new(AtomicUsize::new(0));
-        let heard = hints.clone();
+        let counted = hints.clone();
         let mut harness = Harness::with(InformerOptions {
             on_missing: Some(Arc::new(move |_identity| {
-                heard.fetch_add(1, Ordering::Relaxed);
+                counted.fetch_add(1, Ordering::Relaxed);
             })),
             ..InformerOptions::default()
         });
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_forbidden_type_is_asked_for_rarely_and_names_the_rule() {
+    async fn forbidden_type_is_requested_rarely_and_the_missing_rule_is_named() {
         let mut harness = Harness::new();
         let subscription = harness.subscribe();
         let message = "widgets.example.com is forbidden: User \"u\" cannot list resource";
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_storage_that_is_initializing_is_asked_again_within_milliseconds() {
+    async fn initializing_storage_is_requested_again_within_milliseconds() {
         let mut harness = Harness::new();
         let (subscription, watch) = harness.synced(&[]).await;
         drop(watch);

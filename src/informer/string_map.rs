@@ -133,7 +133,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_reads_as_the_map_it_was_made_of(
+        fn string_map_reads_as_the_map_it_was_packed_from(
             given in proptest::collection::btree_map("[a-c/é]{0,3}", "[xyß]{0,3}", 0..12),
         ) {
             let map = StringMap::from(&given);

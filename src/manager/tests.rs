@@ -79,7 +79,7 @@ impl Probe {
         }
     }
 
-    fn prepares_when_told(mut self) -> Self {
+    fn prepares_on_request(mut self) -> Self {
         self.gate = true;
         self
     }

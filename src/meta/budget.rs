@@ -306,7 +306,7 @@ mod tests {
         assert!(newer.reserve(100).now_or_never().is_some());
         drop(newer);
         budget.controller("b");
-        assert_eq!(budget.shares.lock().len(), 1, "shares of nobody are forgotten");
+        assert_eq!(budget.shares.lock().len(), 1, "shares without an owner are forgotten");
     }
 
     #[test]

@@ -66,7 +66,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
     let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
     let tasks = LeakOracle::new().tasks("all processes", &Handle::current());
-    let nobody = tasks.baseline().await;
+    let baseline = tasks.baseline().await;
 
     let wire = Arc::new(Wire { crash, ..Wire::default() });
     let mut process = Process::start(wire.client(&server));
@@ -79,7 +79,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
         biased;
         () = wire.dead.cancelled() => {
             process.kill().await;
-            tasks.assert_baseline(&nobody).await;
+            tasks.assert_baseline(&baseline).await;
             let again = Wire { deletions: wire.deletions.clone(), ..Wire::default() };
             process = Process::start(Arc::new(again).client(&server));
             working.await;
@@ -87,7 +87,7 @@ async fn recorded(seed: u64, crash: Option<(When, usize)>) -> CrashOutcome {
         () = &mut working => {}
     }
     process.end().await;
-    tasks.assert_baseline(&nobody).await;
+    tasks.assert_baseline(&baseline).await;
     CrashOutcome {
         recording: recorder.finish().await.unwrap(),
         requests: wire.changes.load(Ordering::SeqCst),

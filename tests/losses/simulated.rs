@@ -78,7 +78,7 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> FaultOutcome {
     let (server, work) = Workload::simulated(seed).await;
     let recorder = work.recorder().await;
     let tasks = LeakOracle::new().tasks("the process", &Handle::current());
-    let nobody = tasks.baseline().await;
+    let baseline = tasks.baseline().await;
     let faults = Faults::default();
     // Faults apply from the process's first request on.
     let playing = faulty.map(|seed| faults.play(&Schedule::random(seed, &drawn())));
@@ -91,7 +91,7 @@ async fn recorded(seed: u64, faulty: Option<u64>) -> FaultOutcome {
 
     drop(playing);
     process.end().await;
-    tasks.assert_baseline(&nobody).await;
+    tasks.assert_baseline(&baseline).await;
     let fired = faults.fired().iter().map(ToString::to_string).collect();
     FaultOutcome { recording: recorder.finish().await.unwrap(), fired }
 }

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_asks_to_wait_is_no_error_however_deep_it_is() {
+    fn throttling_is_not_an_error_however_deeply_it_is_wrapped() {
         let after = |next: Next| {
             let Next::Throttled(_, after) = next else { panic!("{next:?}") };
             after.as_secs()

@@ -79,7 +79,7 @@ async fn owned_type_keeps_whole_only_what_the_primary_kind_owns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lister_depends_on_its_own_input_and_not_on_who_else_watches_the_type() {
+async fn lister_depends_on_its_own_input_and_not_on_other_watchers_of_the_type() {
     let harness = harness();
     let all = || Controller::builder("all").watches::<Part>(Handler::Object);
     harness

@@ -329,7 +329,7 @@ fn lists_are(refused: Action) -> Rule {
 }
 
 #[tokio::test(start_paused = true)]
-async fn read_that_confirms_a_write_waits_as_long_as_the_server_asks() {
+async fn read_that_confirms_a_write_waits_for_retry_after() {
     let (harness, silence) = Harness::unconfirmed(Action::Instead(later(503, 20))).await;
     let refusal = harness.server.fault(lists_are(Action::Reply(later(429, 20))));
     let before = harness.server.lists("parts");

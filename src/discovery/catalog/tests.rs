@@ -233,7 +233,7 @@ fn nothing_is_known_before_the_first_list() {
 }
 
 #[test]
-fn absence_needs_the_crds_and_the_knowledge_of_who_serves_the_group() {
+fn absence_needs_the_crds_and_the_server_of_the_group() {
     let mut catalog = Catalog::default();
 
     catalog.list(vec![]);

@@ -169,7 +169,7 @@ async fn stop_ends_the_task_and_its_watches_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_asked_before_the_task_runs() {
+async fn nothing_is_requested_before_the_task_runs() {
     let server = Server::new();
 
     let (registry, discovery) = TypeRegistry::new(server.client(), DiscoveryOptions::default());
@@ -182,7 +182,7 @@ async fn nothing_is_asked_before_the_task_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_report_shows_what_is_known_and_what_is_asked_for_and_forgets_the_rest() {
+async fn report_has_known_and_subscribed_types_only() {
     let harness = Harness::ready().await;
     harness.server.apply_crd("widgets", crd("widgets", "Widget", "a"));
     let mut first = harness.registry.subscribe(&widgets());

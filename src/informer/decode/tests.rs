@@ -66,7 +66,7 @@ fn managed_fields_with_an_escaped_name_stay() {
 }
 
 #[test]
-fn managed_fields_stay_when_asked_for() {
+fn managed_fields_stay_on_request() {
     let json = r#"{"apiVersion":"a","kind":"b","metadata":{"name":"a","managedFields":[1]}}"#;
 
     let object = Decoder::new(&widgets(), Projection::Full, true).decode(json, |_| true).unwrap();

@@ -39,7 +39,7 @@ fn with(field: &str) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_cannot_be_read_is_told_of_and_hurts_no_other() {
+async fn unreadable_object_is_reported_and_affects_no_other() {
     let deep = format!("{}{}", "[".repeat(500), "]".repeat(500));
     check(&with(r#""labels":["x"]"#), "metadata.labels", true).await;
     check(&with(&format!(r#""labels":{deep}"#)), "metadata.labels", true).await;
@@ -69,7 +69,7 @@ async fn check_odd(object: &[u8]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn object_that_is_odd_where_nobody_looks_is_applied() {
+async fn object_with_an_unusual_unused_field_is_applied() {
     let metadata = r#""name":"a","uid":"uid-a","resourceVersion":"11""#;
     let deep = format!("{}{}", r#"{"a":"#.repeat(500) + "1", "}".repeat(500));
     for spec in [deep.as_str(), "1e999", r#"{"a":1,"a":2}"#, r#""\ud800""#] {

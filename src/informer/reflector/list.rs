@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn metadata_alone_is_asked_for() {
+    async fn metadata_alone_is_requested() {
         let mut harness = Harness::new();
         harness.key.projection = Projection::Keys;
         let mut subscription = harness.subscribe();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_server_without_streaming_lists_is_asked_for_one_once() {
+    async fn streaming_list_is_requested_once_from_a_server_without_it() {
         for (code, reason) in [(400, "BadRequest"), (422, "Invalid")] {
             let mut harness = Harness::new();
             let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_page_over_budget_is_asked_for_in_smaller_ones() {
+    async fn page_over_budget_is_requested_in_smaller_pages() {
         let options = InformerOptions { max_page_bytes: 1000, ..InformerOptions::default() };
         let mut harness = Harness::with(options);
         let _subscription = harness.subscribe();
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn page_that_finds_no_room_is_asked_for_in_smaller_ones() {
+    async fn page_without_room_is_requested_in_smaller_pages() {
         let options = InformerOptions { max_list_bytes: 1000, ..InformerOptions::default() };
         let mut harness = Harness::with(options);
         let _subscription = harness.subscribe();
@@ -540,7 +540,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_list_that_is_never_answered_is_given_up_and_holds_up_nobody() {
+    async fn list_that_is_never_answered_is_cancelled_and_delays_no_other() {
         let options = InformerOptions { max_concurrent_lists: 1, ..InformerOptions::default() };
         let mut harness = Harness::with(options);
         let _first = harness.subscribe();

@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_that_nobody_can_read_is_made_up_for_at_once_and_not_when_the_watch_ends() {
+    async fn unreadable_event_is_replaced_by_a_list_at_once() {
         for line in [&b"{\"type\":\"MODIFIED\",\"object\":{\"metadata\n"[..], b"\xff\xfe\n"] {
             let mut harness = Harness::new();
             let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_bad_object_hurts_nobody_else_and_itself_only_until_it_is_good() {
+    async fn invalid_object_affects_itself_alone_until_it_is_valid_again() {
         let mut harness = Harness::new();
         let (mut subscription, watch) = harness.synced(&[widget("a", 1), widget("b", 2)]).await;
 

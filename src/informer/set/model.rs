@@ -126,7 +126,7 @@ impl View {
 }
 
 #[test]
-fn whoever_joins_whenever_sees_what_there_is_and_every_change_after_it() {
+fn subscriber_that_joins_at_any_time_receives_the_objects_and_every_later_change() {
     let schedules = explore(1, || {
         let model = Model::new();
         let first = model.subscribe();
@@ -327,7 +327,7 @@ fn a_waiting_subscriber_is_woken_for_each_change_and_for_the_end() {
 }
 
 #[test]
-fn nobody_is_left_with_an_informer_that_ends_when_the_last_one_leaves() {
+fn no_subscriber_keeps_an_informer_that_ends_when_the_last_one_leaves() {
     let schedules = explore(2, || {
         let model = Model::new();
         let last = model.subscribe();

@@ -52,7 +52,7 @@ async fn a_late_joiner_gets_everything_and_then_every_change_without_a_request()
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_joins_before_the_first_list_waits_for_its_end() {
+async fn subscriber_that_joins_before_the_first_list_waits_for_its_end() {
     let mut harness = Harness::new();
     let first = harness.subscribe();
     harness.script.list().await.page(10, "more", &[widget("a", 1)]);
@@ -70,7 +70,7 @@ async fn who_joins_before_the_first_list_waits_for_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_subscriber_holds_up_nobody_and_sees_the_last_state() {
+async fn slow_subscriber_delays_no_other_and_receives_the_last_state() {
     let mut harness = Harness::new();
     let (mut fast, watch) = harness.synced(&[widget("a", 1)]).await;
     let mut slow = harness.subscribe();
@@ -110,7 +110,7 @@ async fn the_last_to_leave_closes_the_watch_after_the_linger() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_joins_while_it_lingers_costs_no_request() {
+async fn subscriber_that_joins_during_the_linger_costs_no_request() {
     let mut harness = Harness::new();
     let (first, watch) = harness.synced(&[widget("a", 1)]).await;
 
@@ -162,7 +162,7 @@ async fn a_release_drops_a_request_that_was_not_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_joins_during_the_end_gets_another_informer() {
+async fn subscriber_that_joins_during_the_end_gets_another_informer() {
     let mut harness = Harness::new();
     let (first, watch) = harness.synced(&[widget("a", 1)]).await;
     let mut release = Box::pin(first.release(Linger::None));
@@ -179,7 +179,7 @@ async fn who_joins_during_the_end_gets_another_informer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_type_that_is_gone_ends_its_informers_whoever_listens() {
+async fn removal_of_a_type_ends_its_informers_with_their_subscribers() {
     let mut harness = Harness::new();
     let (mut subscription, watch) = harness.synced(&[widget("a", 1)]).await;
     let (store, progress) = (subscription.store(), subscription.progress());
@@ -204,7 +204,7 @@ async fn a_type_that_is_gone_ends_its_informers_whoever_listens() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_ends_one_informer_and_is_told() {
+async fn panic_ends_one_informer_and_is_reported() {
     let mut harness = Harness::new();
     let (mut first, watch) = harness.synced(&[widget("a", 1)]).await;
     drop(watch);
@@ -221,7 +221,7 @@ async fn a_panic_ends_one_informer_and_is_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_shutdown_ends_all_and_lets_nobody_in() {
+async fn shutdown_ends_all_informers_and_refuses_new_subscribers() {
     let mut harness = Harness::new();
     let (mut first, watch) = harness.synced(&[widget("a", 1)]).await;
     harness.key.namespace = Some("ns".into());
@@ -384,7 +384,7 @@ async fn indexes_of_one_name_are_each_subscribers_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_index_leaves_with_who_asked_for_it() {
+async fn index_is_removed_with_its_subscriber() {
     let mut harness = Harness::new();
     let (one, _watch) = harness.synced(&[widget("a", 1)]).await;
     let other = harness.subscribe();

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_other_answer_asks_to_wait() {
+    async fn no_other_answer_is_throttling() {
         for code in [400, 403, 404, 409, 422, 500, 502, 504] {
             let (_, _, _, after) = refused(code, Some("7"), status(code, Some(7))).await;
 

@@ -67,7 +67,7 @@ async fn a_replacement_whose_condition_is_lost_while_it_prepares_leaves_the_old_
     let mut harness = Harness::new();
     harness.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
     harness.until("widgets", ControllerState::Running).await;
-    let new = Probe::new(Body::UntilStopped).prepares_when_told().arc();
+    let new = Probe::new(Body::UntilStopped).prepares_on_request().arc();
     harness.handle.replace("widgets", new.clone(), RunnableOptions::default()).await.unwrap();
 
     new.verdict.send_replace(unmet());
@@ -130,7 +130,7 @@ async fn a_preparation_that_panics_when_it_is_given_up_is_given_up_all_the_same(
     harness.add("widgets", &Probe::new(Body::UntilStopped).arc()).await;
     harness.until("widgets", ControllerState::Running).await;
     let new = Probe::new(Body::UntilStopped)
-        .prepares_when_told()
+        .prepares_on_request()
         .preparing(Preparing::PanicsWhenDropped)
         .arc();
     harness.handle.replace("widgets", new, RunnableOptions::default()).await.unwrap();

@@ -392,7 +392,7 @@ async fn a_source_that_blocks_its_thread_shows_stuck_with_its_name() {
     stop.cancel();
 
     let stuck = statuses.wait_for(|all| all.get(&name).is_some_and(|status| status.stuck));
-    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("it is told").unwrap();
+    let stuck = timeout(Duration::from_secs(30), stuck).await.expect("it is reported").unwrap();
     let message = stuck[&name].message.clone();
     drop(stuck);
     assert!(message.contains("source scripted"), "{message}");

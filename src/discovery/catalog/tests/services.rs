@@ -120,7 +120,7 @@ fn a_new_api_service_is_unknown_until_discovery_names_it() {
 }
 
 #[test]
-fn an_api_service_of_crds_asks_for_nothing() {
+fn api_service_of_crds_causes_no_request() {
     let mut catalog = Catalog::complete();
 
     assert!(!catalog.serve(service("example.com", "v1", Backend::Crds)));

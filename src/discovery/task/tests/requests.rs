@@ -60,7 +60,7 @@ async fn a_backend_comes_fails_and_goes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn discovery_is_asked_at_growing_intervals_until_the_group_is_current() {
+async fn discovery_is_requested_at_growing_intervals_until_the_group_is_current() {
     let harness = Harness::ready().await;
     let before = harness.server.asked();
 
@@ -82,7 +82,7 @@ async fn discovery_is_asked_at_growing_intervals_until_the_group_is_current() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_discovery_that_hangs_is_given_up_and_asked_again() {
+async fn discovery_that_hangs_is_cancelled_and_requested_again() {
     let server = Server::new();
     server.fail("get /apis", 200, Duration::from_secs(3600));
     let harness = Harness::on(server);
@@ -115,7 +115,7 @@ async fn hints_request_discovery_of_types_that_no_watch_reports() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_old_server_is_asked_group_by_group_and_a_failing_one_keeps_its_state() {
+async fn old_server_is_requested_group_by_group_and_a_failing_group_keeps_its_state() {
     let server = Server::new();
     server.set_service("metrics.example.com", "v1", backend(Some(true)), false);
     server.set_document("/api", json!({ "kind": "APIVersions", "versions": ["v1"] }));

@@ -136,7 +136,7 @@ async fn a_lost_watch_freezes_the_last_state_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_ends_each_watch_at_once_is_not_asked_without_pause() {
+async fn server_that_ends_each_watch_at_once_is_requested_with_pauses() {
     let harness = Harness::ready().await;
 
     for _ in 0..600 {

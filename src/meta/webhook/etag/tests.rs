@@ -310,7 +310,7 @@ async fn etag_is_sent_while_its_answer_may_be_confirmed() {
     scene.ask("a", "v").await.unwrap();
     assert_eq!(scene.named(), None, "another epoch");
     scene.hook.call(Bytes::from_static(b"{}")).await.unwrap();
-    assert_eq!(scene.named(), None, "about nobody");
+    assert_eq!(scene.named(), None, "no parent is named");
 }
 
 #[tokio::test]
